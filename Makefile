@@ -1,0 +1,48 @@
+# Every target makes what it needs: `make demo` and `make test` work on a fresh clone.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench chaos clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+# A stamp is written last: an interrupted install is done again.
+.venv/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet -e .
+	touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/pip install --quiet -e '.[dev]'
+	touch $@
+
+setup: .venv/.installed  ## a virtual environment in .venv with everything a run needs
+
+demo: .venv/.installed  ## train the arithmetic example on this machine
+	$(BIN)/prefixrl launch deploy/examples/arithmetic/run.toml --fresh
+
+test: .venv/.installed-dev  ## the test suite
+	$(BIN)/pytest
+
+check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
+
+bench: .venv/.installed-dev  ## every benchmark, in full; results in benchmarks/results
+	@set -e; for file in benchmarks/[a-z]*.py; do \
+		name=$$(basename $$file .py); \
+		echo "== $$name"; \
+		$(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; \
+	done
+
+chaos: .venv/.installed-dev  ## kill and starve real processes, for minutes
+	$(BIN)/pytest tests/chaos -m chaos
+
+clean:  ## remove everything that make made
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

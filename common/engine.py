@@ -1,0 +1,103 @@
+"""What a worker asks of an engine, whatever stands behind it.
+
+An engine is driven by its worker's loop and owns no thread the loop must know of: `submit` queues a job, `step` does a bounded
+piece of work (or waits a bounded time for it) and returns what finished. A job is one forward's rows; the engine never mixes
+rows of two jobs in a way that changes their text.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from prefixrl.common.config import RunConfig
+from prefixrl.common.messages import Finish, Sampling
+
+TokenIds = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rows to continue.
+
+    Attributes:
+        key: Name of the job, the task it belongs to.
+        rows: Token ids each row starts from.
+        uniforms: Draws in [0, 1), shape (rows, max_new_tokens); unused when greedy.
+        sampling: Temperature and token limit.
+        stop_tokens: Ids that end a row; the one that did is the row's last token.
+        script: What the `simulated` engine "writes", one row each; None for real engines.
+    """
+
+    key: str
+    rows: tuple[TokenIds, ...]
+    uniforms: NDArray[np.float64]
+    sampling: Sampling
+    stop_tokens: frozenset[int]
+    script: tuple[TokenIds, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One row's continuation: ids as drawn, their logprobs under the sampling distribution, and what ended it."""
+
+    tokens: TokenIds
+    logprobs: NDArray[np.float32]
+    finish: Finish
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """A finished job; `rows` in the order of the job's."""
+
+    key: str
+    rows: tuple[Finished, ...]
+    elapsed_s: float
+
+
+class Engine(Protocol):
+    """A model that continues rows of tokens."""
+
+    name: str
+    slots: int
+    """Jobs that may run at once."""
+    progress: int
+    """Grows with every decoded token."""
+    busy_slot_s: float
+    """Slot-seconds spent on jobs so far."""
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+
+    def cancel(self, key: str) -> bool:
+        """Drop a job that has not started; False when it has, or is unknown."""
+
+    def step(self, timeout_s: float) -> list[JobResult]:
+        """Work for a bounded time; jobs that finished."""
+
+    def install(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Replace all weights. Only called while no job is open. Raises ValueError unless names and shapes fit."""
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights as installed, by name, tied ones once."""
+
+    def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+        """Logprob of every token but the first given those before it, shape (tokens - 1,)."""
+
+
+def make_engine(kind: str, model: str, role: str, config: RunConfig) -> Engine:
+    """The engine a worker of `role` ("rollout" or "scorer") uses; `auto` takes the best that is installed here."""
+    if kind == "simulated":
+        from prefixrl.common.engine_simulated import SimulatedEngine
+
+        return SimulatedEngine(role, config.simulated)
+    from prefixrl.common.engine_transformers import TransformersEngine
+
+    section = config.rollout if role == "rollout" else config.scorer
+    device = section.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = config.learner.dtype if role == "rollout" else "auto"
+    return TransformersEngine(model, device, dtype, section.threads)

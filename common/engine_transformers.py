@@ -1,0 +1,194 @@
+"""The embedded engine: transformers, one job at a time, one decoding step per `step`.
+
+Rows of a job are one padded forward (padding on the left), so a row's text depends on its job alone. Tokens are drawn by
+inverting the cumulative distribution at the job's own uniforms: no generator state, nothing a model's generation_config could
+change. Bitwise repeatable in fp32 with one thread on one CPU type.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from prefixrl.common.engine import Finished, Job, JobResult, TokenIds
+from prefixrl.common.messages import Finish
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": "auto"}
+
+
+@dataclass
+class _Running:
+    job: Job
+    cache: DynamicCache
+    attention: torch.Tensor
+    """(rows, tokens so far), 1 where a real token stands."""
+    last: torch.Tensor
+    """(rows, tokens fed next)."""
+    tokens: list[NDArray[np.int32]]
+    logprobs: list[NDArray[np.float32]]
+    alive: NDArray[np.bool_]
+    started_s: float
+
+
+class TransformersEngine:
+    """See the module text. `slots` is 1: a second job would only wait behind the first."""
+
+    name = "transformers"
+    slots = 1
+
+    def __init__(self, model: str, device: str, dtype: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._device = torch.device(device)
+        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=_DTYPES[dtype])
+        torch.nn.Module.to(self._model, self._device)
+        self._model.eval().requires_grad_(False)
+        self._queue: deque[Job] = deque()
+        self._running: _Running | None = None
+        self.progress = 0
+        self.busy_slot_s = 0.0
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        self._queue.append(job)
+
+    def cancel(self, key: str) -> bool:
+        """Drop a queued job; False when it runs or is unknown."""
+        for job in self._queue:
+            if job.key == key:
+                self._queue.remove(job)
+                return True
+        return False
+
+    @torch.inference_mode()
+    def step(self, timeout_s: float) -> list[JobResult]:
+        """One decoding step of the oldest job (`timeout_s` is not used: there is nothing to wait for)."""
+        if self._running is None and not self._queue:
+            return []
+        started_s = time.monotonic()
+        running = self._running = self._running or self._start(self._queue.popleft())
+        self._decode(running)
+        self.busy_slot_s += time.monotonic() - started_s
+        if running.alive.any() and len(running.tokens) < running.job.sampling.max_new_tokens:
+            return []
+        self._running = None
+        return [_result(running)]
+
+    def _start(self, job: Job) -> _Running:
+        longest = max(row.size for row in job.rows)
+        ids = np.zeros((len(job.rows), longest), dtype=np.int64)
+        attention = np.zeros_like(ids)
+        for index, row in enumerate(job.rows):
+            ids[index, longest - row.size :] = row
+            attention[index, longest - row.size :] = 1
+        return _Running(
+            job=job,
+            cache=DynamicCache(config=self._model.config),
+            attention=torch.from_numpy(attention).to(self._device),
+            last=torch.from_numpy(ids).to(self._device),
+            tokens=[],
+            logprobs=[],
+            alive=np.ones(len(job.rows), dtype=bool),
+            started_s=time.monotonic(),
+        )
+
+    def _decode(self, running: _Running) -> None:
+        positions = (running.attention.cumsum(-1) - 1).clamp(min=0)[:, -running.last.shape[1] :]
+        output = self._model(
+            input_ids=running.last,
+            attention_mask=running.attention,
+            position_ids=positions,
+            past_key_values=running.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        step = len(running.tokens)
+        chosen, logprobs = draw(
+            output.logits[:, -1], running.job.sampling.temperature, running.job.uniforms[:, step]
+        )
+        running.tokens.append(np.where(running.alive, chosen, -1).astype(np.int32))
+        running.logprobs.append(logprobs)
+        self.progress += int(running.alive.sum())
+        running.alive &= ~np.isin(chosen, list(running.job.stop_tokens))
+        running.last = torch.from_numpy(chosen.astype(np.int64)).to(self._device).unsqueeze(1)
+        running.attention = torch.cat(
+            [running.attention, running.attention.new_ones(len(chosen), 1)], dim=1
+        )
+
+    def install(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Copy every tensor in place; raises ValueError unless names and shapes are exactly the model's."""
+        assert self._running is None and not self._queue, "weights change only between jobs"
+        own = self.weights()
+        if own.keys() != tensors.keys():
+            raise ValueError(f"weights differ in names: {sorted(own.keys() ^ tensors.keys())[:4]}")
+        for name, tensor in tensors.items():
+            if own[name].shape != tensor.shape:
+                raise ValueError(
+                    f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}"
+                )
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                own[name].copy_(tensor)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's own parameters by name, tied ones once."""
+        return {name: parameter.data for name, parameter in self._model.named_parameters()}
+
+    @torch.inference_mode()
+    def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+        """Logprob of every token but the first, shape (tokens - 1,), at a temperature."""
+        ids = torch.from_numpy(tokens.astype(np.int64)).to(self._device).unsqueeze(0)
+        logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        table = torch.log_softmax(logits / temperature, dim=-1)
+        picked: NDArray[np.float32] = table.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
+        return picked
+
+
+def draw(
+    logits: torch.Tensor, temperature: float, uniforms: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Draw one token per row by inverting the cumulative distribution.
+
+    Args:
+        logits: (rows, vocabulary).
+        temperature: 0 takes the most likely token.
+        uniforms: (rows,) draws in [0, 1).
+
+    Returns:
+        Tokens (rows,) and their logprobs (rows,) under the distribution drawn from (at temperature 1 when greedy).
+    """
+    table = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+    if temperature == 0.0:
+        chosen = table.argmax(dim=-1)
+    else:
+        cumulative = table.double().exp().cumsum(dim=-1)
+        points = torch.from_numpy(uniforms).to(cumulative.device).unsqueeze(1) * cumulative[:, -1:]
+        chosen = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp(
+            max=table.shape[1] - 1
+        )
+    picked = table.gather(1, chosen.unsqueeze(1))[:, 0]
+    return chosen.cpu().numpy(), picked.clamp(max=0.0).cpu().numpy()
+
+
+def _result(running: _Running) -> JobResult:
+    tokens, logprobs = np.stack(running.tokens, axis=1), np.stack(running.logprobs, axis=1)
+    rows: list[Finished] = []
+    for row_tokens, row_logprobs in zip(tokens, logprobs, strict=True):
+        length = int((row_tokens >= 0).sum())
+        kept = row_tokens[:length].astype(np.int32)
+        rows.append(
+            Finished(
+                kept,
+                row_logprobs[:length].astype(np.float32),
+                _finish(kept, running.job.stop_tokens),
+            )
+        )
+    return JobResult(running.job.key, tuple(rows), time.monotonic() - running.started_s)
+
+
+def _finish(tokens: Sequence[int] | NDArray[np.int32], stop_tokens: frozenset[int]) -> Finish:
+    return "eos" if len(tokens) and int(tokens[-1]) in stop_tokens else "length"

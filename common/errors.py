@@ -1,0 +1,50 @@
+"""The errors a person may meet, what each means for the process, and its exit code.
+
+    PrefixRLError
+    ├── UserError          exit 2: something the user gave is wrong; one message, no stack trace
+    │   ├── ConfigError    the run's TOML, a --set or a flag
+    │   └── DataError      a data file or a model folder
+    ├── Refusal            exit 3: a peer said no (another target model, another protocol, the probe failed)
+    ├── PeerLost           exit 4: a wait ran past its deadline; names what was awaited and from whom
+    └── TrainingFault      exit 5: the learner cannot go on (non-finite weights, nothing left to train)
+
+None of them is retried by the process that raises it: retrying is the supervisor's decision (launch, systemd, SLURM).
+"""
+
+
+class PrefixRLError(Exception):
+    """Base of every error this software raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(PrefixRLError):
+    """Something the user gave is wrong; the message says what, the value got, the values allowed, what to do."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """The run file, a `--set` or a flag is wrong."""
+
+
+class DataError(UserError):
+    """A data file or a model folder is missing or malformed."""
+
+
+class Refusal(PrefixRLError):
+    """A peer refused this process for good; doing the same again would be refused again."""
+
+    exit_code = 3
+
+
+class PeerLost(PrefixRLError):
+    """A wait ran past its deadline; the message names what was awaited and from whom."""
+
+    exit_code = 4
+
+
+class TrainingFault(PrefixRLError):
+    """Training cannot go on; the message names the iteration and the cause."""
+
+    exit_code = 5

@@ -1,0 +1,87 @@
+"""What must survive a crash: an append-only MessagePack stream of [checksum, record].
+
+The writer syncs before anybody is told that a result is held. A torn last record (the machine died while it was written) is cut
+off at the next start; a damaged record before the end is an error: silently skipping it would lose accepted work.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgpack
+import msgspec
+import xxhash
+
+from prefixrl.common.errors import DataError
+from prefixrl.common.records import JournalRecord
+
+MAX_RECORD_BYTES = 1 << 30
+
+
+class Journal:
+    """An open journal. `offset_bytes` is where the next record goes."""
+
+    def __init__(self, path: Path) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._file = path.open("ab")
+        self.offset_bytes = self._file.tell()
+
+    def append(self, records: Sequence[JournalRecord]) -> None:
+        """Write records and sync them to disk."""
+        if not records:
+            return
+        for record in records:
+            body = self._encoder.encode(record)
+            self._file.write(msgpack.packb([xxhash.xxh3_64_intdigest(body), body]))
+        self._file.flush()
+        os.fdatasync(self._file.fileno())
+        self.offset_bytes = self._file.tell()
+
+    def close(self) -> None:
+        """Close the file; everything appended is already on disk."""
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[JournalRecord]:
+    """Every intact record, oldest first.
+
+    Raises:
+        DataError: a record before the last one is damaged.
+    """
+    for record, _ in _scan(path):
+        yield record
+
+
+def cut_torn_tail(path: Path) -> int:
+    """Cut an incomplete last record off; returns the bytes removed."""
+    end = max((after for _, after in _scan(path)), default=0)
+    size = path.stat().st_size
+    if end < size:
+        with path.open("r+b") as file:
+            file.truncate(end)
+            os.fsync(file.fileno())
+    return size - end
+
+
+def _scan(path: Path) -> Iterator[tuple[JournalRecord, int]]:
+    decoder = msgspec.msgpack.Decoder(JournalRecord)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        unpacker = msgpack.Unpacker(
+            file, max_buffer_size=MAX_RECORD_BYTES, max_bin_len=MAX_RECORD_BYTES
+        )
+        while True:
+            start = unpacker.tell()
+            try:
+                checksum, body = unpacker.unpack()
+            except msgpack.OutOfData:
+                return
+            except (ValueError, TypeError) as error:
+                raise DataError(f"{path} is damaged at byte {start}: {error}") from None
+            if not isinstance(body, bytes) or xxhash.xxh3_64_intdigest(body) != checksum:
+                if unpacker.tell() == size:
+                    return
+                raise DataError(
+                    f"{path} is damaged at byte {start}: checksum differs; restore the file or start a new run"
+                )
+            yield decoder.decode(body), unpacker.tell()

@@ -1,0 +1,491 @@
+"""Every type that crosses a socket or stands in the journal, one tagged union per link and direction.
+
+Token ids travel as little-endian int32 bytes, logprobs as little-endian float32 bytes (`packing.py` reads and checks them).
+A worker of any role talks like this (W worker, B broker):
+
+    W Hello ─▶ B Welcome | Reject      the worker learns the run's resolved config, loads its model
+    W Ready ─▶ B                       digests are compared, slots become credit
+    B PrefixTask | ScoreTask ─▶ W      a lease; Heartbeat renews it by progress, Prefixes | Scores | Refused ends it
+    B Ack ─▶ W                         the result is held (Scores: in the journal); until then the worker sends it again
+    B Beat ─▶ W                        answers each Heartbeat with the newest published version
+    W Staged ─▶ B Swap ─▶ W Installed  a rollout has the new weights in memory, may swap, has proved them by the probe
+
+Learner ranks and operators use the same socket: GetBatch, IterationDone, Published, Evaluate, GetStatus.
+"""
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL = 1
+"""Raised whenever a message changes; both sides must hold the same number."""
+
+Role = Literal["rollout", "scorer", "rank", "operator"]
+Finish = Literal["eos", "length", "error"]
+VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "error"]
+Kind = Literal["train", "eval"]
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A message of one of the unions below; its tag is its class name."""
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A piece of a message."""
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+class Sampling(_Part, frozen=True):
+    """How an engine draws tokens. Everything not named here is off: a model's generation_config never leaks in."""
+
+    temperature: float
+    """0 means greedy."""
+    max_new_tokens: int
+
+
+class ModelDigests(_Part, frozen=True):
+    """What a worker loaded; two workers of one role must agree or the later one is refused."""
+
+    model: str
+    tokenizer: str
+    chat_template: str
+
+
+class Prompt(_Part, frozen=True):
+    """One problem as the broker hands it to workers; each renders it with its own tokenizer."""
+
+    prompt_id: str
+    question: str
+    gold: str
+
+
+class GroupTask(_Part, frozen=True):
+    """One group to sample: a prompt, the group's sequence number and the seed every row is derived from."""
+
+    seq: int
+    prompt: Prompt
+    seed: int
+
+
+class Row(_Part, frozen=True):
+    """One sampled prefix."""
+
+    tokens: bytes
+    """int32 ids exactly as sampled, an EOS that ended the prefix included."""
+    logprobs: bytes
+    """float32, under the sampling distribution, one per token."""
+    finish: Finish
+
+
+class GroupPrefixes(_Part, frozen=True):
+    """All rows of one group: one engine call, one version."""
+
+    seq: int
+    prompt: Prompt
+    seed: int
+    prompt_tokens: bytes
+    """int32 ids of the rendered prompt the adapter saw; empty for rows that no adapter wrote."""
+    rows: tuple[Row, ...]
+    error: str = ""
+    """Why the group could not be sampled (an over-long prompt, say); rows is then empty."""
+
+
+class Verdict(_Part, frozen=True):
+    """What became of one row: the target's completion, judged."""
+
+    reward: float
+    """In [0, 1]; meaningless when status is `error`: such a row is never trained."""
+    status: VerdictStatus
+    extracted: str
+    finish: Finish
+    completion_tokens: int
+    elapsed_ms: int
+    completion: str = ""
+    """The target's text, kept for evaluations and where `scorer.keep_completions` asks for it."""
+
+
+class ScoredGroup(_Part, frozen=True):
+    """A group with one verdict per row. Self-contained: it carries the prefixes it judged."""
+
+    prefixes: GroupPrefixes
+    version: int
+    """Version of the adapter that wrote the prefixes; -1 where no adapter did."""
+    weights_digest: str
+    verdicts: tuple[Verdict, ...]
+    scorer: str
+    sampled_s: float = 0.0
+    """Seconds the rollout spent on the task the group was in."""
+    scoring_s: float = 0.0
+    """Seconds the scorer spent on the task the group was in."""
+
+
+class WeightsNote(_Part, frozen=True):
+    """One published version: what a worker must fetch and how its installation is proved."""
+
+    version: int
+    digest: str
+    probe_tokens: bytes
+    probe_logprobs: bytes
+    """The learner's logprob of each probe token but the first, given those before it, under the published weights."""
+
+
+# --- worker to broker ------------------------------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True):
+    """First message of every connection, sent again whenever the broker does not know the sender."""
+
+    protocol: int
+    role: Role
+    incarnation: str
+    """Random per process: a restarted worker is another worker."""
+    host: str
+    pid: int
+
+
+class Ready(_Message, frozen=True):
+    """The model is loaded: how many tasks may run at once, and what exactly was loaded."""
+
+    slots: int
+    digests: ModelDigests
+    version: int
+    """Installed version; 0 is the initial adapter, -1 for scorers."""
+    weights_digest: str
+    engine: str
+
+
+class Heartbeat(_Message, frozen=True):
+    """Sent on a clock by the network thread; the figures come from the work loop, so a hung loop shows."""
+
+    progress: int
+    """Grows with every decoded token, finished verification or loading step."""
+    busy_slot_s: float
+    leases: tuple[str, ...]
+    state: str
+
+
+class Prefixes(_Message, frozen=True):
+    """Result of a PrefixTask."""
+
+    task: str
+    attempt: int
+    kind: Kind
+    version: int
+    weights_digest: str
+    groups: tuple[GroupPrefixes, ...]
+    elapsed_s: float
+
+
+class Scores(_Message, frozen=True):
+    """Result of a ScoreTask."""
+
+    task: str
+    attempt: int
+    kind: Kind
+    groups: tuple[ScoredGroup, ...]
+
+
+class Refused(_Message, frozen=True):
+    """The worker hands a lease back unworked (revoked, draining, wrong version)."""
+
+    task: str
+    attempt: int
+    reason: str
+
+
+class Staged(_Message, frozen=True):
+    """A rollout holds verified weights of this version in memory and asks to swap."""
+
+    version: int
+
+
+class Installed(_Message, frozen=True):
+    """A rollout installed a version and scored the probe with its engine."""
+
+    version: int
+    digest: str
+    probe_logprobs: bytes
+    pause_s: float
+
+
+class Goodbye(_Message, frozen=True):
+    """The peer leaves on purpose; its leases go back at once."""
+
+    reason: str
+
+
+# --- learner rank and operator to broker -----------------------------------------------------------------------------
+
+
+class GetBatch(_Message, frozen=True):
+    iteration: int
+    rank: int
+    ranks: int
+
+
+class IterationDone(_Message, frozen=True):
+    """Every rank finished the optimiser steps of this iteration; its groups are trained."""
+
+    iteration: int
+    optimizer_steps: int
+
+
+class Published(_Message, frozen=True):
+    note: WeightsNote
+
+
+class Evaluate(_Message, frozen=True):
+    """Judge every prompt once: with prefixes of a pinned adapter version, or with the given prefix."""
+
+    name: str
+    version: int
+    """-1: no adapter; `prefix_tokens` stands before every completion (and may be empty)."""
+    prefix_tokens: bytes
+    prompts: tuple[Prompt, ...]
+    prefix_sampling: Sampling
+    completion_sampling: Sampling
+
+
+class GetEvaluation(_Message, frozen=True):
+    name: str
+
+
+class GetStatus(_Message, frozen=True):
+    pass
+
+
+class Stop(_Message, frozen=True):
+    """Operator or rank 0: end the run; workers are told to go."""
+
+    reason: str
+
+
+# --- broker to peers -------------------------------------------------------------------------------------------------
+
+
+class Welcome(_Message, frozen=True):
+    protocol: int
+    run_id: str
+    worker: str
+    """The name the broker gives this process in logs and messages, for example rollout-3."""
+    config_json: str
+    weights_endpoint: str
+
+
+class Reject(_Message, frozen=True):
+    """The peer must not work in this run; the process ends with this reason."""
+
+    reason: str
+
+
+class Beat(_Message, frozen=True):
+    """Answer to a Heartbeat; level-triggered: losing one loses nothing."""
+
+    latest: WeightsNote | None
+
+
+class Unknown(_Message, frozen=True):
+    """The broker does not know the sender (it was restarted, or gave the sender up): say Hello again."""
+
+
+class PrefixTask(_Message, frozen=True):
+    task: str
+    attempt: int
+    kind: Kind
+    version: int
+    """The version the worker must have installed; anything else is refused."""
+    groups: tuple[GroupTask, ...]
+    rows_per_group: int
+    sampling: Sampling
+
+
+class ScoreTask(_Message, frozen=True):
+    task: str
+    attempt: int
+    kind: Kind
+    version: int
+    weights_digest: str
+    groups: tuple[GroupPrefixes, ...]
+    sampling: Sampling
+    sampled_s: float
+
+
+class Revoke(_Message, frozen=True):
+    """Hand this lease back if it has not started."""
+
+    task: str
+    attempt: int
+
+
+class Ack(_Message, frozen=True):
+    task: str
+    attempt: int
+
+
+class Swap(_Message, frozen=True):
+    """No lease is open on this worker and none will follow until it reports Installed."""
+
+    version: int
+
+
+class ProbeFailed(_Message, frozen=True):
+    """The installed weights do not reproduce the learner's probe: fetch and install again."""
+
+    version: int
+    difference: float
+    tolerance: float
+    failures: int
+
+
+class Done(_Message, frozen=True):
+    """The run is over (or the operator ended it): the worker leaves with exit code 0."""
+
+    reason: str
+
+
+class Batch(_Message, frozen=True):
+    """One rank's shard of an iteration. One payload frame per group in `rows_of`, each a ScoredGroup."""
+
+    iteration: int
+    total_iterations: int
+    seed: int
+    groups: tuple["BatchGroup", ...]
+    """Every group of the iteration, in training order."""
+    payload_groups: tuple[int, ...]
+    """Index into `groups` of each payload frame: the groups of which this rank trains at least one row."""
+
+
+class BatchGroup(_Part, frozen=True):
+    """What every rank must know of a group, its own or not: baselines and the plan need lengths and rewards."""
+
+    seq: int
+    prompt_id: str
+    version: int
+    weights_digest: str
+    lengths: tuple[tuple[int, int], ...]
+    """(prompt tokens, prefix tokens) per row that can be trained."""
+    rewards: tuple[float, ...]
+    """One per row that can be trained: rows whose verdict is `error` are not among them."""
+
+
+class NotYet(_Message, frozen=True):
+    """No batch yet; names what the broker waits for and from whom."""
+
+    iteration: int
+    waiting_for: str
+
+
+class RunOver(_Message, frozen=True):
+    """There is no such iteration: the data is used up."""
+
+    iterations: int
+
+
+class EvaluationProgress(_Message, frozen=True):
+    """Payload frames: the scored groups, once complete."""
+
+    name: str
+    total: int
+    done: int
+    failed: int
+
+
+class Status(_Message, frozen=True):
+    """A JSON document: what a person reads in the live view a program reads too."""
+
+    document: bytes
+
+
+class Accepted(_Message, frozen=True):
+    """The request was carried out."""
+
+
+ToBroker = (
+    Hello
+    | Ready
+    | Heartbeat
+    | Prefixes
+    | Scores
+    | Refused
+    | Staged
+    | Installed
+    | Goodbye
+    | GetBatch
+    | IterationDone
+    | Published
+    | Evaluate
+    | GetEvaluation
+    | GetStatus
+    | Stop
+)
+FromBroker = (
+    Welcome
+    | Reject
+    | Beat
+    | Unknown
+    | PrefixTask
+    | ScoreTask
+    | Revoke
+    | Ack
+    | Swap
+    | Done
+    | ProbeFailed
+    | Batch
+    | NotYet
+    | RunOver
+    | EvaluationProgress
+    | Status
+    | Accepted
+)
+
+
+# --- weight link -----------------------------------------------------------------------------------------------------
+
+
+class GetManifest(_Message, frozen=True):
+    version: int
+
+
+class GetChunk(_Message, frozen=True):
+    version: int
+    index: int
+
+
+class TensorEntry(_Part, frozen=True):
+    """Where one tensor stands in the snapshot's bytes."""
+
+    name: str
+    dtype: Literal["float32", "bfloat16"]
+    shape: tuple[int, ...]
+    offset_bytes: int
+    size_bytes: int
+    checksum: str
+
+
+class Manifest(_Message, frozen=True):
+    version: int
+    digest: str
+    """xxh3-128 of the whole snapshot."""
+    size_bytes: int
+    chunk_bytes: int
+    tensors: tuple[TensorEntry, ...]
+
+
+class Chunk(_Message, frozen=True):
+    """The bytes are the one payload frame."""
+
+    version: int
+    index: int
+
+
+class Gone(_Message, frozen=True):
+    """This version is no longer held (or never was); `latest` is, or -1 while nothing is published."""
+
+    version: int
+    latest: int
+
+
+ToWeights = GetManifest | GetChunk
+FromWeights = Manifest | Chunk | Gone

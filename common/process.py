@@ -1,0 +1,74 @@
+"""What every process of a run does the same way: logs, signals, dying with its parent, exit codes."""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import setproctitle
+
+from prefixrl.common.errors import PrefixRLError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def start_logging(title: str) -> None:
+    """Log lines to stderr as `time level title message`; the supervisor writes them to the run's log files."""
+    setproctitle.setproctitle(title)
+    logging.basicConfig(
+        level=os.environ.get("PREFIXRL_LOG", "INFO").upper(),
+        format=f"%(asctime)s %(levelname)-7s {title} %(message)s",
+        stream=sys.stderr,
+    )
+    logging.captureWarnings(True)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent dies; ends at once if that has happened already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def stop_event() -> threading.Event:
+    """An event that SIGTERM and SIGINT set; a second SIGINT ends the process the hard way."""
+    event = threading.Event()
+
+    def stop(number: int, _frame: object) -> None:
+        if event.is_set() and number == signal.SIGINT:
+            os._exit(130)
+        event.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    return event
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Turn the errors raised on purpose into one message and their exit code; others keep their stack trace."""
+    try:
+        yield
+    except PrefixRLError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.flush()
+        raise SystemExit(error.exit_code) from None
+
+
+def write_atomically(path: Path, content: str) -> None:
+    """Replace a small text file; a reader sees the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(content, encoding="utf-8")
+    temporary.replace(path)
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Run a daemon's main under `exit_codes`."""
+    with exit_codes():
+        main()

@@ -1,0 +1,83 @@
+"""Asks the broker and waits for the answer: what learner ranks and operators share."""
+
+import logging
+import os
+import secrets
+import socket
+import time
+from typing import TypeVar, cast
+
+from prefixrl.common.errors import PeerLost, Refusal
+from prefixrl.common.messages import (
+    PROTOCOL,
+    FromBroker,
+    Hello,
+    Reject,
+    Role,
+    ToBroker,
+    Unknown,
+    Welcome,
+)
+from prefixrl.common.transport import Client, Malformed
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+ANSWER_S = 60.0
+"""Longest wait for any answer: a restarted broker replays its journal meanwhile."""
+ASK_AGAIN_S = 5.0
+
+
+class Requester:
+    """One connection, used by one thread. Every request may be repeated: the broker treats a repetition as the same."""
+
+    def __init__(self, endpoint: str, role: Role, answer_s: float = ANSWER_S) -> None:
+        self._endpoint = endpoint
+        self._answer_s = answer_s
+        identity = secrets.token_hex(8)
+        self._hello = Hello(PROTOCOL, role, identity, socket.gethostname(), os.getpid())
+        self._client: Client[FromBroker, ToBroker] = Client(endpoint, FromBroker, identity.encode())
+        self.welcome = self.ask(self._hello, Welcome)[0]
+
+    def ask(self, request: ToBroker, wanted: type[Answer]) -> tuple[Answer, list[bytes]]:
+        """The answer of the wanted type (a union will do) with its payload frames.
+
+        Raises:
+            PeerLost: no such answer in time.
+            Refusal: the broker refuses this peer.
+        """
+        deadline_s = time.monotonic() + self._answer_s
+        while time.monotonic() < deadline_s:
+            try:
+                self._client.send(request, timeout_s=min(ASK_AGAIN_S, self._answer_s))
+                answer = self._answer(wanted)
+            except (PeerLost, Malformed) as error:
+                log.debug("%s", error)
+                continue
+            if answer is not None:
+                return cast("tuple[Answer, list[bytes]]", answer)
+        raise PeerLost(
+            f"the broker at {self._endpoint} did not answer {type(request).__name__} within {self._answer_s:g} s"
+        )
+
+    def _answer(self, wanted: type[Answer]) -> tuple[FromBroker, list[bytes]] | None:
+        """The wanted answer, or None when the request must be sent again."""
+        deadline_s = time.monotonic() + ASK_AGAIN_S
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            received = self._client.receive(left_s)
+            if received is None:
+                return None
+            message = received[0]
+            if isinstance(message, Reject):
+                raise Refusal(message.reason)
+            if isinstance(message, Unknown):
+                self._client.send(self._hello)
+                return None
+            if isinstance(message, wanted):
+                return received
+        return None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()

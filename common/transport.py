@@ -1,0 +1,207 @@
+"""The only importer of zmq: one ROUTER per server, one DEALER per client, one table of socket options.
+
+`Server` and `Client` carry typed messages plus raw payload frames. Wire form of a message: one MessagePack frame (a tagged
+union, validated on decode), then zero or more payload frames. What happens when a side is slow or gone: a server's send to a
+peer whose queue is full or that is not connected raises `Undeliverable` and never drops in silence (mandatory routing);
+a client's send waits at most its timeout, then raises `PeerLost`; a restarted peer takes its identity over; a half-open
+connection is found by heartbeats within `HEARTBEAT_TIMEOUT_MS`. A malformed message is counted and answered by nobody.
+
+Sockets belong to the thread that made them.
+"""
+
+import contextlib
+import ipaddress
+import socket as _socket
+from collections.abc import Sequence
+from typing import Generic, TypeVar, cast
+
+import msgspec
+import zmq
+
+from prefixrl.common.errors import ConfigError, PeerLost
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+MAX_HEADER_BYTES = 64 * 2**20
+"""Largest frame accepted from a peer."""
+HWM_MESSAGES = 4096
+"""Safety net only: credit bounds what is under way; never 0, which would mean unbounded memory."""
+HEARTBEAT_IVL_MS = 2_000
+HEARTBEAT_TIMEOUT_MS = 10_000
+
+_COMMON_OPTIONS = {
+    zmq.SNDHWM: HWM_MESSAGES,
+    zmq.RCVHWM: HWM_MESSAGES,
+    zmq.MAXMSGSIZE: MAX_HEADER_BYTES,
+    zmq.HEARTBEAT_IVL: HEARTBEAT_IVL_MS,
+    zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
+    zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
+    zmq.HANDSHAKE_IVL: 5_000,
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 30,
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+    zmq.LINGER: 0,
+}
+_SERVER_OPTIONS = {zmq.ROUTER_MANDATORY: 1, zmq.ROUTER_HANDOVER: 1, zmq.BACKLOG: 1024}
+# IMMEDIATE keeps unsent work in the application, where it is counted; the reconnect cap keeps recovery under seconds.
+_CLIENT_OPTIONS = {
+    zmq.IMMEDIATE: 1,
+    zmq.CONNECT_TIMEOUT: 3_000,
+    zmq.RECONNECT_IVL: 100,
+    zmq.RECONNECT_IVL_MAX: 2_000,
+}
+
+Payload = bytes | bytearray | memoryview
+
+
+class Undeliverable(Exception):
+    """The peer is not connected or its queue is full; the caller keeps the message or gives the peer up."""
+
+
+class Malformed(Exception):
+    """A peer sent bytes that are no message of the link; the message says from whom and what is wrong."""
+
+
+def is_local(endpoint: str) -> bool:
+    """True for ipc and loopback endpoints, where plaintext is allowed."""
+    if endpoint.startswith(("ipc://", "inproc://")):
+        return True
+    host = endpoint.removeprefix("tcp://").rsplit(":", 1)[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Return the endpoint, or raise ConfigError unless it is a tcp or ipc address this build may use."""
+    if not endpoint.startswith(("tcp://", "ipc://")):
+        raise ConfigError(f"endpoint {endpoint!r} is neither tcp://HOST:PORT nor ipc://PATH")
+    if endpoint.startswith("tcp://"):
+        port = endpoint.rsplit(":", 1)[-1]
+        if not port.isdigit() or not 0 <= int(port) <= 65535:
+            raise ConfigError(
+                f"endpoint {endpoint!r} needs a port between 1 and 65535, for example tcp://127.0.0.1:5555"
+            )
+    if not is_local(endpoint):
+        raise ConfigError(
+            f"endpoint {endpoint!r} is not loopback and no keys are in use; listen on 127.0.0.1 (or ipc://) and tunnel"
+        )
+    return endpoint
+
+
+class Server(Generic[In, Out]):
+    """A ROUTER: receives `In` from many clients, sends `Out` to one of them by identity.
+
+    Raises ConfigError when the endpoint cannot be bound.
+    """
+
+    def __init__(
+        self, endpoint: str, incoming: object, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
+        self._context = context or zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.ROUTER)
+        for option, value in {**_COMMON_OPTIONS, **_SERVER_OPTIONS}.items():
+            self._socket.setsockopt(option, value)
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._encoder = msgspec.msgpack.Encoder()
+        try:
+            self._socket.bind(check_endpoint(endpoint))
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(
+                f"cannot listen on {endpoint}: {error.strerror}; another process holds the port: choose another one"
+            ) from None
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def receive(self, timeout_s: float) -> tuple[bytes, In, list[bytes]] | None:
+        """Next message as (sender identity, message, payload frames), or None after `timeout_s`; raises Malformed."""
+        if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLIN):
+            return None
+        peer, *frames = self._socket.recv_multipart()
+        return peer, cast(In, _decode(self._decoder, frames, peer)), frames[1:]
+
+    def send(self, peer: bytes, message: Out, payload: Sequence[Payload] = ()) -> None:
+        """Queue a message for one peer; raises Undeliverable when it is gone or does not read."""
+        frames: list[Payload] = [peer, self._encoder.encode(message), *payload]
+        try:
+            self._socket.send_multipart(
+                frames, flags=zmq.NOBLOCK, copy=sum(len(part) for part in payload) < 65536
+            )
+        except zmq.ZMQError as error:
+            raise Undeliverable(f"peer {peer.hex()}: {error.strerror}") from None
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the socket; queued messages get `linger_s` to leave."""
+        self._socket.close(linger=int(linger_s * 1000))
+        self._context.term()
+
+
+class Client(Generic[In, Out]):
+    """A DEALER connected to one server. `wake` may be called from any thread to end a `receive` early."""
+
+    def __init__(self, endpoint: str, incoming: object, identity: bytes) -> None:
+        self._endpoint = check_endpoint(endpoint)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._incoming = incoming
+        self._identity = identity
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._wake_read, self._wake_write = _socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._socket = self._context.socket(zmq.DEALER)
+        for option, value in {**_COMMON_OPTIONS, **_CLIENT_OPTIONS}.items():
+            self._socket.setsockopt(option, value)
+        self._socket.setsockopt(zmq.IDENTITY, self._identity)
+        self._socket.connect(self._endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
+
+    def receive(self, timeout_s: float) -> tuple[In, list[bytes]] | None:
+        """Next message with its payload frames, or None after `timeout_s` or a wake; raises Malformed."""
+        ready = dict(self._poller.poll(max(0, int(timeout_s * 1000))))
+        if self._wake_read.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._wake_read.recv(4096)
+        if self._socket not in ready:
+            return None
+        frames = self._socket.recv_multipart()
+        return cast(In, _decode(self._decoder, frames, b"server")), frames[1:]
+
+    def send(self, message: Out, payload: Sequence[Payload] = (), timeout_s: float = 5.0) -> None:
+        """Hand a message to the connection; raises PeerLost when there is none within `timeout_s`."""
+        if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLOUT):
+            raise PeerLost(f"no connection to {self._endpoint} within {timeout_s:g} s")
+        self._socket.send_multipart([self._encoder.encode(message), *payload], flags=zmq.NOBLOCK)
+
+    def wake(self) -> None:
+        """End a `receive` that waits in another thread."""
+        with contextlib.suppress(BlockingIOError):
+            self._wake_write.send(b"w")
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close the connection; queued messages get `linger_s` to leave."""
+        self._socket.close(linger=int(linger_s * 1000))
+        self._context.term()
+        self._wake_read.close()
+        self._wake_write.close()
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[object], frames: list[bytes], peer: bytes) -> object:
+    try:
+        if not frames:
+            raise ValueError("no frame")
+        return decoder.decode(frames[0])
+    # msgspec raises UnicodeDecodeError (a ValueError) for invalid UTF-8 and RecursionError for deep nesting:
+    # catching only DecodeError would let one hostile message end the process.
+    except (ValueError, RecursionError, MemoryError, OverflowError, msgspec.MsgspecError) as error:
+        raise Malformed(f"peer {peer.hex()}: {error}") from None

@@ -1,0 +1,125 @@
+"""Snapshots of weights: one file of raw tensor bytes, one manifest, checked tensor by tensor.
+
+    <directory>/v00000012/manifest.msgpack   what stands where, with a checksum per tensor and one digest of the whole
+    <directory>/v00000012/weights.bin        tensors by name, back to back
+
+A snapshot is written beside and renamed, so that whoever sees its folder sees all of it.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+import xxhash
+
+from prefixrl.common.messages import Manifest, TensorEntry
+
+CHUNK_BYTES = 4 * 2**20
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class BadSnapshot(Exception):
+    """Bytes do not match their manifest, or a manifest does not describe its bytes; ask again."""
+
+
+def describe(version: int, tensors: Mapping[str, torch.Tensor]) -> Manifest:
+    """Manifest of tensors in the order of their names; raises ValueError for a dtype that is not fp32 or bf16."""
+    entries, offset, whole = [], 0, xxhash.xxh3_128()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in _DTYPES:
+            raise ValueError(f"weight {name} has dtype {dtype}; allowed are {', '.join(_DTYPES)}")
+        data = as_bytes(tensor)
+        checksum = xxhash.xxh3_64_hexdigest(data)
+        shape = tuple(tensor.shape)
+        whole.update(f"{name}:{dtype}:{shape}:{checksum};".encode())
+        entries.append(
+            TensorEntry(
+                name,
+                "float32" if dtype == "float32" else "bfloat16",
+                shape,
+                offset,
+                data.nbytes,
+                checksum,
+            )
+        )
+        offset += data.nbytes
+    return Manifest(version, whole.hexdigest(), offset, CHUNK_BYTES, tuple(entries))
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a CPU tensor, without a copy where it is contiguous."""
+    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raise BadSnapshot unless entries are back to back, sizes fit shapes, and the digest fits the entries."""
+    offset, whole = 0, xxhash.xxh3_128()
+    for entry in manifest.tensors:
+        count = 1
+        for dimension in entry.shape:
+            if dimension < 0:
+                raise BadSnapshot(f"weight {entry.name} has a negative dimension in {entry.shape}")
+            count *= dimension
+        if (
+            entry.offset_bytes != offset
+            or entry.size_bytes != count * _DTYPES[entry.dtype].itemsize
+        ):
+            raise BadSnapshot(
+                f"weight {entry.name} does not fit its place: {entry.size_bytes} bytes at {entry.offset_bytes}"
+            )
+        whole.update(f"{entry.name}:{entry.dtype}:{tuple(entry.shape)}:{entry.checksum};".encode())
+        offset += entry.size_bytes
+    if offset != manifest.size_bytes or whole.hexdigest() != manifest.digest:
+        raise BadSnapshot(f"manifest of version {manifest.version} does not match its own digest")
+
+
+def rebuild(manifest: Manifest, data: bytearray) -> dict[str, torch.Tensor]:
+    """Tensors that share `data`, every checksum verified; raises BadSnapshot naming the first tensor that differs."""
+    if len(data) != manifest.size_bytes:
+        raise BadSnapshot(f"{len(data)} bytes for a snapshot of {manifest.size_bytes}")
+    view, tensors = memoryview(data), {}
+    for entry in manifest.tensors:
+        piece = view[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
+        if xxhash.xxh3_64_hexdigest(piece) != entry.checksum:
+            raise BadSnapshot(f"weight {entry.name} of version {manifest.version} arrived damaged")
+        if entry.size_bytes:
+            tensors[entry.name] = torch.frombuffer(piece, dtype=_DTYPES[entry.dtype]).reshape(
+                entry.shape
+            )
+        else:
+            tensors[entry.name] = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
+    return tensors
+
+
+def write_snapshot(
+    directory: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Write a snapshot's folder, beside and renamed; one of the same version is replaced."""
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / f"v{manifest.version:08d}"
+    temporary = directory / f".v{manifest.version:08d}.{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    with (temporary / "weights.bin").open("wb") as file:
+        for entry in manifest.tensors:
+            file.write(as_bytes(tensors[entry.name]))
+    (temporary / "manifest.msgpack").write_bytes(msgspec.msgpack.encode(manifest))
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+
+
+def versions(directory: Path) -> list[int]:
+    """Versions of the snapshots there, oldest first."""
+    return sorted(int(path.name[1:]) for path in directory.glob("v????????"))
+
+
+def prune(directory: Path, keep: set[int]) -> None:
+    """Remove every snapshot whose version is not kept; a server that has it open serves it to the end."""
+    for version in versions(directory):
+        if version not in keep:
+            shutil.rmtree(directory / f"v{version:08d}", ignore_errors=True)

@@ -1,0 +1,66 @@
+"""How every worker starts: say hello, learn the run's config, load the model, say what was loaded, work, leave."""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from prefixrl.common.config import RunConfig, from_json
+from prefixrl.common.errors import DataError
+from prefixrl.common.link import Link
+from prefixrl.common.messages import Welcome
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What may differ per host."""
+
+    model: str | None = None
+    engine: str | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A worker known to the broker, its model not loaded yet."""
+
+    link: Link
+    welcome: Welcome
+    config: RunConfig
+    model: str
+
+
+def join(endpoint: str, role: Literal["rollout", "scorer"], overrides: Overrides) -> Joined:
+    """Connect and learn the run; raises PeerLost, Refusal, ConfigError, DataError."""
+    link = Link(endpoint, role)
+    welcome = link.welcome()
+    link.name = welcome.worker
+    config = from_json(welcome.config_json)
+    link.use_heartbeat(config.broker.heartbeat_s)
+    section = config.rollout if role == "rollout" else config.scorer
+    changed = {
+        key: value
+        for key, value in (("engine", overrides.engine), ("device", overrides.device))
+        if value
+    }
+    config = config.model_copy(update={role: section.model_copy(update=changed)})
+    model = overrides.model or (config.adapter if role == "rollout" else config.target).model
+    if os.path.isabs(model) and not os.path.isdir(model):
+        raise DataError(
+            f"{welcome.worker}: there is no model folder {model} on this host; give its place here with --model"
+        )
+    log.info("joined run %s as %s; loading %s", welcome.run_id, welcome.worker, model)
+    return Joined(link, welcome, config, model)
+
+
+def work(link: Link, run: Callable[[], str]) -> None:
+    """Run a worker's loop and leave in order, whatever ends it."""
+    reason = "failed"
+    try:
+        reason = run()
+        log.info("leaving: %s", reason)
+    finally:
+        link.close(reason)

@@ -1,0 +1,72 @@
+"""`prefixrl`: the operator's commands. Each imports what it needs only when it runs, so that --help is quick."""
+
+from pathlib import Path
+
+import click
+
+from prefixrl.common.process import exit_codes
+
+
+@click.group()
+def main() -> None:
+    """Train small adapters that write the first tokens of a large frozen model's answers."""
+
+
+@main.command()
+@click.argument("run_file", type=click.Path(path_type=Path))
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, e.g. algorithm.kl=1e-3.",
+)
+@click.option("--fresh", is_flag=True, help="Throw the run directory away and start anew.")
+def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
+    """Run everything on this machine: learner, rollouts and scorers, with a live view. Resumes what it finds."""
+    with exit_codes():
+        from prefixrl.deploy.launch import launch as run
+
+        raise SystemExit(run(run_file, settings, fresh))
+
+
+@main.command()
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="The whole document, for programs.")
+def status(run_directory: Path, as_json: bool) -> None:
+    """Show the state of the run in RUN_DIRECTORY now."""
+    with exit_codes():
+        from prefixrl.deploy.status import fetch, render
+
+        document = fetch(run_directory)
+        if as_json:
+            click.echo(document)
+        else:
+            render(document, run_directory)
+
+
+@main.command()
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per trained group.")
+def inspect(run_directory: Path, as_json: bool) -> None:
+    """List every trained group of the run in RUN_DIRECTORY: what it was trained on, and when."""
+    with exit_codes():
+        from prefixrl.deploy.inspect import inspect as run
+
+        for line in run(run_directory, as_json):
+            click.echo(line)
+
+
+@main.command()
+@click.argument("run_directory", type=click.Path(path_type=Path))
+def report(run_directory: Path) -> None:
+    """Write reward.png and report.html into RUN_DIRECTORY and print its table."""
+    with exit_codes():
+        from prefixrl.deploy.report import print_table, write_report
+
+        write_report(run_directory)
+        print_table(run_directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What a run was trained on, read from its journal: one line per trained group."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from prefixrl.common import journal
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.messages import ScoredGroup
+from prefixrl.common.packing import logprobs, token_ids
+from prefixrl.common.records import Batched, GroupScored
+
+
+class TrainedRow(msgspec.Struct, frozen=True):
+    """One trained prefix."""
+
+    prefix_ids: list[int]
+    behaviour_logprobs: list[float]
+    reward: float
+    status: str
+    extracted: str
+    advantage: float | None
+    """Mean whitened advantage over its tokens; None for a row that was left out."""
+
+
+class TrainedGroup(msgspec.Struct, frozen=True):
+    """One trained group."""
+
+    seq: int
+    prompt_id: str
+    version_sampled: int
+    version_trained: int
+    weights_digest: str
+    scorer: str
+    rows: list[TrainedRow]
+
+
+class _AdvantageLine(msgspec.Struct):
+    seq: int
+    advantages: list[float]
+
+
+def inspect(directory: Path, as_json: bool) -> Iterator[str]:
+    """Lines for people or for programs; raises ConfigError where there is no journal, DataError where it is damaged."""
+    for group in trained_groups(directory):
+        if as_json:
+            yield msgspec.json.encode(group).decode()
+        else:
+            rewards = " ".join(f"{row.reward:g}" for row in group.rows)
+            yield (
+                f"iteration {group.version_trained:5d}  group {group.seq:7d}  sampled at version {group.version_sampled:5d}  "
+                f"rewards {rewards}  {group.prompt_id}"
+            )
+
+
+def trained_groups(directory: Path) -> Iterator[TrainedGroup]:
+    """Every group that was batched for training, in training order."""
+    path = directory / "journal.msgpack"
+    if not path.exists():
+        raise ConfigError(f"{directory} holds no run (no file {path})")
+    advantages = _advantages(directory / "advantages.jsonl")
+    waiting: dict[int, ScoredGroup] = {}
+    for record in journal.read(path):
+        if isinstance(record, GroupScored):
+            waiting[record.group.prefixes.seq] = record.group
+        elif isinstance(record, Batched):
+            for seq in record.seqs:
+                yield _trained(waiting.pop(seq), record.iteration, advantages.get(seq, []))
+
+
+def _advantages(path: Path) -> dict[int, list[float]]:
+    if not path.exists():
+        return {}
+    lines = [
+        msgspec.json.decode(line, type=_AdvantageLine) for line in path.read_bytes().splitlines()
+    ]
+    return {line.seq: line.advantages for line in lines}
+
+
+def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> TrainedGroup:
+    worth, rows = iter(advantages), []
+    for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
+        tokens = token_ids(row.tokens)
+        rows.append(
+            TrainedRow(
+                prefix_ids=tokens.tolist(),
+                behaviour_logprobs=logprobs(row.logprobs, tokens.size).tolist(),
+                reward=verdict.reward,
+                status=verdict.status,
+                extracted=verdict.extracted,
+                advantage=None if verdict.status == "error" else next(worth, None),
+            )
+        )
+    prefixes = group.prefixes
+    return TrainedGroup(
+        prefixes.seq,
+        prefixes.prompt.prompt_id,
+        group.version,
+        iteration,
+        group.weights_digest,
+        group.scorer,
+        rows,
+    )

@@ -1,0 +1,236 @@
+"""Everything on one machine: starts learner, rollouts and scorers, watches them, starts again what dies, cleans up.
+
+    launch ─┬─ learner ─┬─ broker
+            │           └─ weight server
+            ├─ rollout-0 ..            each with a log of its own in <run directory>/logs
+            └─ scorer-0 ..
+
+The learner is the run: when it ends, the launch ends with its exit code. A worker that dies is started again; a learner that
+is killed is started again and resumes from its last checkpoint while the workers stay warm.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from prefixrl.common.config import RunConfig, load
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.process import stop_event
+from prefixrl.deploy.report import print_table, write_report
+from prefixrl.deploy.status import View
+
+log = logging.getLogger(__name__)
+
+LEARNER_RESTARTS = 3
+WORKER_RESTARTS = 10
+STOP_LEARNER_S = 60.0
+STOP_WORKER_S = 10.0
+TICK_S = 0.2
+TAIL_LINES = 12
+
+
+@dataclass
+class Child:
+    """One process and how to start it again."""
+
+    name: str
+    command: list[str]
+    log_path: Path
+    environment: dict[str, str]
+    restarts: int = 0
+    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+
+    def start(self) -> None:
+        """Start it; its output is appended to its log."""
+        with self.log_path.open("ab") as output:
+            # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
+            self.process = subprocess.Popen(
+                self.command,
+                stdout=output,
+                stderr=output,
+                env=self.environment,
+                start_new_session=True,
+            )
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, None while it runs."""
+        return self.process.poll() if self.process else None
+
+    def stop(self, patience_s: float) -> None:
+        """SIGTERM, then SIGKILL to its whole group when the patience is over."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def tail(self) -> str:
+        """What it said last."""
+        return "\n".join(
+            self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+        )
+
+
+def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
+    """Run to the end; returns the exit code.
+
+    Raises:
+        ConfigError: the run file, a setting or the run directory.
+    """
+    config = load(run_file, settings)
+    directory = Path(config.directory)
+    if fresh:
+        _throw_away(directory)
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    stop = stop_event()
+    launcher = Launcher(config, directory, run_file, settings)
+    try:
+        code = launcher.run(stop.is_set)
+    finally:
+        launcher.stop()
+    if stop.is_set():
+        click.echo(f"stopped; `prefixrl launch {run_file}` goes on where it stands ({directory})")
+        return 130
+    if code == 0:
+        write_report(directory)
+        print_table(directory)
+    else:
+        click.echo(
+            f"the learner ended with exit code {code}; the end of {launcher.learner.log_path}:",
+            err=True,
+        )
+        click.echo(launcher.learner.tail(), err=True)
+    return code
+
+
+def _throw_away(directory: Path) -> None:
+    """Remove a run directory; refuses to remove anything else."""
+    if directory.exists() and any(directory.iterdir()):
+        if not ((directory / "config.json").exists() or (directory / "logs").exists()):
+            raise ConfigError(
+                f"--fresh: {directory} is not empty and holds no run; remove it yourself if you mean it"
+            )
+        shutil.rmtree(directory)
+
+
+class Launcher:
+    """The children of one launch."""
+
+    def __init__(
+        self, config: RunConfig, directory: Path, run_file: Path, settings: tuple[str, ...]
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._devices = _Devices()
+        flags = [flag for setting in settings for flag in ("--set", setting)]
+        self.learner = self._child("learner", "prefixrl.learner", [str(run_file), *flags])
+        self.workers: list[Child] = []
+        self._view = View(directory)
+
+    def _child(self, name: str, module: str, arguments: list[str]) -> Child:
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            **self._devices.next(),
+        }
+        command = [sys.executable, "-m", module, *arguments]
+        return Child(name, command, self._directory / "logs" / f"{name}.log", environment)
+
+    def run(self, stopped: "object") -> int:
+        """Watch until the learner ends for good or a stop is asked for; returns the learner's exit code."""
+        assert callable(stopped)
+        known = _modified(self._directory / "endpoint")
+        self.learner.start()
+        with self._view:
+            while not stopped():
+                code = self.learner.code
+                if code is not None:
+                    if code >= 0 or self.learner.restarts >= LEARNER_RESTARTS:
+                        return code
+                    self._restart(self.learner, code)
+                if not self.workers and _modified(self._directory / "endpoint") != known:
+                    self._start_workers(
+                        (self._directory / "endpoint").read_text(encoding="utf-8").strip()
+                    )
+                for worker in self.workers:
+                    if worker.code is not None:
+                        self._worker_ended(worker, worker.code)
+                self._view.refresh()
+                time.sleep(TICK_S)
+        return 130
+
+    def _start_workers(self, endpoint: str) -> None:
+        for role, count in (
+            ("rollout", self._config.launch.rollouts),
+            ("scorer", self._config.launch.scorers),
+        ):
+            for index in range(count):
+                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", ["--connect", endpoint])
+                worker.start()
+                self.workers.append(worker)
+
+    def _worker_ended(self, worker: Child, code: int) -> None:
+        if code == 0:
+            return  # sent home: the run is over, the learner ends next
+        if code in (2, 3) or worker.restarts >= WORKER_RESTARTS:
+            raise ConfigError(
+                f"{worker.name} ended with exit code {code} and would again:\n{worker.tail()}"
+            )
+        self._restart(worker, code)
+
+    def _restart(self, child: Child, code: int) -> None:
+        child.restarts += 1
+        self._view.say(
+            f"{child.name} ended with exit code {code}: starting it again ({child.restarts})"
+        )
+        child.start()
+
+    def stop(self) -> None:
+        """Stop everything: the learner first, so that it can save."""
+        self.learner.stop(STOP_LEARNER_S)
+        for worker in self.workers:
+            if worker.process is not None and worker.process.poll() is None:
+                worker.process.terminate()
+        for worker in self.workers:
+            worker.stop(STOP_WORKER_S)
+
+
+class _Devices:
+    """Deals the machine's GPUs out, one process after the other; without GPUs there is nothing to deal."""
+
+    def __init__(self) -> None:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = Path("/proc/driver/nvidia/gpus")
+        self._all = (
+            given.split(",")
+            if given
+            else [str(index) for index in range(len(list(gpus.iterdir())))]
+            if gpus.is_dir()
+            else []
+        )
+        self._next = 0
+
+    def next(self) -> dict[str, str]:
+        """Environment that gives the next process its GPU."""
+        if not self._all:
+            return {}
+        device = self._all[self._next % len(self._all)]
+        self._next += 1
+        return {"CUDA_VISIBLE_DEVICES": device}
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0

@@ -1,0 +1,171 @@
+"""What a run amounts to: a table, the reward curve, a page that holds both. Made from files alone, so it can be made again."""
+
+import base64
+import html
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from prefixrl.common.errors import ConfigError
+
+ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
+SMOOTHED_OVER = 8
+
+
+class Line(msgspec.Struct):
+    """What a report needs of a line of metrics.jsonl."""
+
+    iteration: int
+    figures: dict[str, float]
+    ages: dict[str, int]
+    waited_s: float
+    trained_s: float
+    since_start_s: float
+
+
+class Summary(msgspec.Struct):
+    """What a report needs of summary.json."""
+
+    run_id: str
+    accuracy: dict[str, float]
+    accuracy_ci95: dict[str, tuple[float, float]]
+    accuracy_sampled: dict[str, float]
+    accuracy_by_family: dict[str, dict[str, float]]
+    fixed_prefix: str
+    eval_problems: int
+    groups: dict[str, int]
+    staleness: dict[str, object]
+    versions: int
+    optimizer_steps: int
+    busy_fraction: dict[str, float]
+    engine: dict[str, str]
+    wall_s: float
+
+
+def read(directory: Path) -> tuple[Summary | None, list[Line]]:
+    """The summary, None while the run is not finished, and every metrics line; raises ConfigError where there is no run."""
+    path, metrics = directory / "summary.json", directory / "metrics.jsonl"
+    if not metrics.exists():
+        raise ConfigError(f"{directory} holds no run that trained anything (no file {metrics})")
+    summary = msgspec.json.decode(path.read_bytes(), type=Summary) if path.exists() else None
+    return summary, [
+        msgspec.json.decode(line, type=Line) for line in metrics.read_bytes().splitlines()
+    ]
+
+
+def write_report(directory: Path) -> None:
+    """Write reward.png and report.html."""
+    summary, lines = read(directory)
+    _draw(lines, directory / "reward.png")
+    (directory / "report.html").write_text(_page(summary, directory), encoding="utf-8")
+
+
+def print_table(directory: Path) -> None:
+    """Print the arms and where everything lies."""
+    summary, lines = read(directory)
+    console = Console()
+    if summary is None:
+        console.print(
+            f"{len(lines)} iterations trained, not finished; {directory}", highlight=False
+        )
+        return
+    table = Table(
+        "arm",
+        "greedy",
+        "95% interval",
+        "sampled",
+        *next(iter(summary.accuracy_by_family.values()), {}),
+    )
+    for row in _arm_rows(summary):
+        table.add_row(*row)
+    console.print(table)
+    for name, value in _facts(summary):
+        console.print(f"{name}: {value}", highlight=False, markup=False)
+    console.print(f"everything is in {directory}", highlight=False, markup=False)
+
+
+def _arm_rows(summary: Summary) -> list[list[str]]:
+    rows = []
+    for arm in (arm for arm in ARMS if arm in summary.accuracy):
+        low, high = summary.accuracy_ci95[arm]
+        sampled = f"{summary.accuracy_sampled[arm]:.3f}" if arm in summary.accuracy_sampled else ""
+        families = [f"{share:.2f}" for share in summary.accuracy_by_family.get(arm, {}).values()]
+        rows.append(
+            [arm, f"{summary.accuracy[arm]:.3f}", f"{low:.3f} to {high:.3f}", sampled, *families]
+        )
+    return rows
+
+
+def _facts(summary: Summary) -> list[tuple[str, str]]:
+    groups = ", ".join(f"{count} {name}" for name, count in summary.groups.items())
+    busy = ", ".join(f"{role} {share:.0%}" for role, share in summary.busy_fraction.items())
+    ages = summary.staleness
+    engines = ", ".join(f"{role} {engine}" for role, engine in summary.engine.items())
+    return [
+        ("held-out problems", str(summary.eval_problems)),
+        ("best fixed prefix", repr(summary.fixed_prefix)),
+        ("groups", groups),
+        ("trained groups by age in versions", f"{ages.get('histogram')} (window {ages.get('window')})"),
+        ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
+        ("busy", busy),
+        ("engines", engines),
+        ("time", f"{summary.wall_s:.0f} s"),
+    ]  # fmt: skip
+
+
+def _draw(lines: list[Line], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 1))
+    iterations = [line.iteration for line in lines]
+    rewards = [line.figures["reward"] for line in lines]
+    smooth = [
+        sum(rewards[max(0, end - SMOOTHED_OVER) : end]) / (end - max(0, end - SMOOTHED_OVER))
+        for end in range(1, len(rewards) + 1)
+    ]
+    top.plot(iterations, rewards, color="0.75", linewidth=1, label="mean reward of an iteration")
+    top.plot(iterations, smooth, color="tab:blue", label=f"mean of the last {SMOOTHED_OVER}")
+    top.set_ylim(0, 1.02)
+    top.set_ylabel("reward")
+    top.legend(loc="lower right")
+    ages = [
+        sum(int(age) * count for age, count in line.ages.items()) / sum(line.ages.values())
+        for line in lines
+    ]
+    bottom.plot(iterations, ages, color="tab:orange")
+    bottom.set_ylabel("mean age, versions")
+    bottom.set_xlabel("iteration")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _page(summary: Summary | None, directory: Path) -> str:
+    image = base64.b64encode((directory / "reward.png").read_bytes()).decode()
+    body = [f"<h1>{html.escape(directory.name)}</h1>"]
+    if summary is not None:
+        families = next(iter(summary.accuracy_by_family.values()), {})
+        head = "".join(
+            f"<th>{html.escape(name)}</th>"
+            for name in ("arm", "greedy", "95% interval", "sampled", *families)
+        )
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in _arm_rows(summary)
+        )
+        body.append(f"<table><tr>{head}</tr>{rows}</table>")
+        body.append(
+            "<ul>"
+            + "".join(f"<li>{name}: {html.escape(value)}</li>" for name, value in _facts(summary))
+            + "</ul>"
+        )
+    body.append(f'<img alt="reward" src="data:image/png;base64,{image}">')
+    title = html.escape(directory.name)
+    style = "body{font:16px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}img{max-width:100%}"
+    head = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{style}</style>"
+    return head + "".join(body)

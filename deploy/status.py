@@ -1,0 +1,206 @@
+"""What goes on in a run: fetched from its broker, shown live on a terminal and as plain lines elsewhere."""
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from prefixrl.common.errors import ConfigError, PeerLost, Refusal
+from prefixrl.common.messages import GetStatus, Status
+from prefixrl.common.requester import Requester
+
+PLAIN_EVERY_S = 5.0
+LIVE_EVERY_S = 0.5
+
+
+class WorkerLine(msgspec.Struct):
+    """What the view shows of a worker."""
+
+    name: str
+    role: str
+    phase: str
+    engine: str
+    version: int
+    slots: int
+    leases: int
+    busy_fraction: float | None
+    tasks_done: int
+    state: str
+
+
+class Document(msgspec.Struct):
+    """What the view shows of a run."""
+
+    iteration: int
+    total_iterations: int
+    groups: dict[str, int]
+    queues: dict[str, int]
+    window: int
+    age_histogram: dict[str, int]
+    workers: list[WorkerLine]
+    busy_fraction: dict[str, float]
+    waiting_for: str
+
+
+class Figures(msgspec.Struct):
+    """What the view shows of the newest line of metrics.jsonl."""
+
+    figures: dict[str, float]
+    since_start_s: float
+    iteration: int
+
+
+def fetch(directory: Path, answer_s: float = 10.0) -> bytes:
+    """The status document of the run in a directory, JSON.
+
+    Raises:
+        ConfigError: no run there.
+        PeerLost: its broker does not answer.
+    """
+    endpoint = directory / "endpoint"
+    if not endpoint.exists():
+        raise ConfigError(f"{directory} holds no run that was ever started (no file {endpoint})")
+    requester = Requester(endpoint.read_text(encoding="utf-8").strip(), "operator", answer_s)
+    try:
+        return requester.ask(GetStatus(), Status)[0].document
+    finally:
+        requester.close()
+
+
+def newest_figures(directory: Path) -> Figures | None:
+    """The last line of metrics.jsonl."""
+    path = directory / "metrics.jsonl"
+    if not path.exists():
+        return None
+    lines = path.read_bytes().splitlines()
+    try:
+        return msgspec.json.decode(lines[-1], type=Figures) if lines else None
+    except msgspec.MsgspecError:
+        return None  # the line is being written
+
+
+def render(document: bytes, directory: Path) -> None:
+    """Print a status document."""
+    Console().print(
+        _picture(msgspec.json.decode(document, type=Document), newest_figures(directory))
+    )
+
+
+def plain_line(document: Document, figures: Figures | None) -> str:
+    """The run in one line."""
+    busy = ", ".join(f"{role} {share:.0%}" for role, share in document.busy_fraction.items())
+    queues = ", ".join(f"{count} {state}" for state, count in sorted(document.queues.items()))
+    reward = f"reward {figures.figures['reward']:.3f}, " if figures else ""
+    waiting = f", waiting for {document.waiting_for}" if document.waiting_for else ""
+    return f"iteration {document.iteration}/{document.total_iterations}: {reward}busy: {busy}; groups: {queues}{waiting}"
+
+
+def _picture(document: Document, figures: Figures | None) -> Group:
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        "iteration",
+        f"{document.iteration} of {document.total_iterations}",
+        "time left",
+        _eta(document, figures),
+    )
+    if figures:
+        head.add_row(
+            "reward",
+            f"{figures.figures['reward']:.3f}",
+            "entropy",
+            f"{figures.figures['entropy']:.3f}",
+        )
+    ages = ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items())
+    head.add_row("trained groups by age", ages, "window", str(document.window))
+    head.add_row(
+        "groups", ", ".join(f"{count} {state}" for state, count in sorted(document.queues.items()))
+    )
+    if document.waiting_for:
+        head.add_row("the learner waits for", document.waiting_for)
+    workers = Table(box=None, padding=(0, 2))
+    for column in ("worker", "phase", "engine", "version", "leases", "busy", "tasks", "state"):
+        workers.add_column(column)
+    for each in document.workers:
+        busy = "" if each.busy_fraction is None else f"{each.busy_fraction:.0%}"
+        version = str(each.version) if each.role == "rollout" else ""
+        workers.add_row(
+            each.name, each.phase, each.engine, version, f"{each.leases}/{each.slots}", busy, str(each.tasks_done), each.state
+        )  # fmt: skip
+    return Group(head, workers)
+
+
+def _eta(document: Document, figures: Figures | None) -> str:
+    if not figures or not document.iteration:
+        return "?"
+    per_iteration_s = figures.since_start_s / (figures.iteration + 1)
+    left_s = per_iteration_s * (document.total_iterations - document.iteration)
+    return f"{left_s / 60:.0f} min" if left_s > 90 else f"{left_s:.0f} s"
+
+
+class View:
+    """Shows a run while it goes on: a live picture on a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._console = Console()
+        self._live = (
+            Live(console=self._console, auto_refresh=False) if sys.stdout.isatty() else None
+        )
+        self._requester: Requester | None = None
+        self._next_s = 0.0
+        self._last_line = ""
+
+    def __enter__(self) -> "View":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+        if self._requester:
+            self._requester.close()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def refresh(self) -> None:
+        """Show the newest state, at most every so often; a broker that does not answer is no error here."""
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + (LIVE_EVERY_S if self._live else PLAIN_EVERY_S)
+        document = self._document()
+        if document is None:
+            return
+        figures = newest_figures(self._directory)
+        if self._live:
+            self._live.update(_picture(document, figures), refresh=True)
+        elif (line := plain_line(document, figures)) != self._last_line:
+            self._last_line = line
+            self.say(line)
+
+    def _document(self) -> Document | None:
+        endpoint = self._directory / "endpoint"
+        if self._requester is None and not endpoint.exists():
+            return None
+        try:
+            if self._requester is None:
+                self._requester = Requester(
+                    endpoint.read_text(encoding="utf-8").strip(), "operator", answer_s=1.0
+                )
+            return msgspec.json.decode(
+                self._requester.ask(GetStatus(), Status)[0].document, type=Document
+            )
+        except (PeerLost, Refusal):
+            return None

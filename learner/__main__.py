@@ -1,0 +1,48 @@
+"""`prefixrl-learner run.toml`: trains the adapter, owns the run. The only daemon that reads the run file."""
+
+import os
+from pathlib import Path
+
+import click
+
+from prefixrl.common.process import exit_codes, start_logging, stop_event
+
+
+@click.command()
+@click.argument("run_file", type=click.Path(path_type=Path))
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, e.g. algorithm.kl=1e-3.",
+)
+@click.option(
+    "--check", is_flag=True, help="Print the resolved config and what follows from it, then stop."
+)
+def main(run_file: Path, settings: tuple[str, ...], check: bool) -> None:
+    """Train the run described by RUN_FILE; resumes where its directory stands."""
+    with exit_codes():
+        from prefixrl.common.config import load
+
+        config = load(run_file, settings)
+        if check:
+            from prefixrl.learner.forecast import forecast
+
+            click.echo(config.model_dump_json(indent=2))
+            click.echo(forecast(config))
+            return
+        start_logging("prefixrl-learner")
+        stop = stop_event()
+        from prefixrl.learner.start import start
+
+        start(
+            config,
+            int(os.environ.get("RANK", "0")),
+            int(os.environ.get("WORLD_SIZE", "1")),
+            stop.is_set,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Scored prefixes to padded tensors: pure, the same rows in give the same tensors out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from prefixrl.learner.plan import MicroBatch
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled prefix (in direct mode: one answer) with its verdict."""
+
+    prompt_tokens: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    """As sampled, an EOS that ended them included."""
+    logprobs: NDArray[np.float32]
+    """Of each token under the distribution it was sampled from."""
+    reward: float
+    group: int
+    """Index of its group in the iteration."""
+    version: int
+    """Version of the adapter that wrote it."""
+
+
+@dataclass(frozen=True)
+class IterationData:
+    """One rank's view of an iteration: the shape of every row, the contents of its own."""
+
+    iteration: int
+    seed: int
+    lengths: tuple[tuple[int, int], ...]
+    """(prompt tokens, sampled tokens) of every row of the iteration, in training order, all ranks."""
+    rewards: tuple[float, ...]
+    groups: tuple[int, ...]
+    samples: Mapping[int, Sample]
+    """By row index: at least the rows the plan gives this rank."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Rows padded on the right. `width` = longest prompt + tokens, `tokens` = longest sampled part."""
+
+    input_ids: Tensor
+    """(rows, width) int64."""
+    attention_mask: Tensor
+    """(rows, width) int64, 1 on prompt and sampled tokens."""
+    position_ids: Tensor
+    """(rows, width) int64."""
+    action_positions: Tensor
+    """(rows, tokens) int64: where token t is predicted, the first at the last prompt token; 0 under padding."""
+    mask: Tensor
+    """(rows, tokens) bool: sampled tokens that count."""
+    tokens: Tensor
+    """(rows, tokens) int64, 0 under padding."""
+    behaviour: Tensor
+    """(rows, tokens) float32 logprobs of the engine, 0 under padding."""
+    rewards: Tensor
+    """(rows,) float32."""
+
+    def to(self, device: torch.device) -> "Padded":
+        """The same rows on another device."""
+        return Padded(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One micro-batch of this rank with everything that stays fixed during the iteration; tensors are (rows, tokens)."""
+
+    rows: MicroBatch
+    batch: Padded
+    proximal: Tensor
+    reference: Tensor | None
+    old_values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+
+def pad(samples: Sequence[Sample], pad_id: int) -> Padded:
+    """Stack rows of any lengths.
+
+    Raises:
+        ValueError: on no rows, an empty prompt, a row without sampled tokens, or logprobs that do not match the tokens.
+    """
+    if not samples:
+        raise ValueError("there are no rows to pad")
+    for row, sample in enumerate(samples):
+        _check(row, sample)
+    prompts = [len(sample.prompt_tokens) for sample in samples]
+    sampled = [len(sample.tokens) for sample in samples]
+    width = max(prompt + tokens for prompt, tokens in zip(prompts, sampled, strict=True))
+    input_ids = np.full((len(samples), width), pad_id, dtype=np.int64)
+    tokens = np.zeros((len(samples), max(sampled)), dtype=np.int64)
+    behaviour = np.zeros(tokens.shape, dtype=np.float32)
+    for row, sample in enumerate(samples):
+        input_ids[row, : prompts[row]] = sample.prompt_tokens
+        input_ids[row, prompts[row] : prompts[row] + sampled[row]] = sample.tokens
+        tokens[row, : sampled[row]] = sample.tokens
+        behaviour[row, : sampled[row]] = sample.logprobs
+    prompt_lengths, sampled_lengths = torch.tensor(prompts)[:, None], torch.tensor(sampled)[:, None]
+    steps, places = torch.arange(max(sampled))[None, :], torch.arange(width)[None, :]
+    mask = steps < sampled_lengths
+    return Padded(
+        input_ids=torch.from_numpy(input_ids),
+        attention_mask=(places < prompt_lengths + sampled_lengths).long(),
+        position_ids=places.expand(len(samples), -1).contiguous(),
+        action_positions=torch.where(mask, prompt_lengths - 1 + steps, 0),
+        mask=mask,
+        tokens=torch.from_numpy(tokens),
+        behaviour=torch.from_numpy(behaviour),
+        rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
+    )
+
+
+def weightless(pad_id: int) -> Padded:
+    """One row of which no token counts, for a rank that must run a forward without having rows for it."""
+    one = np.full(1, pad_id, dtype=np.int32)
+    row = pad(
+        [Sample(one, one, np.zeros(1, dtype=np.float32), reward=0.0, group=0, version=0)], pad_id
+    )
+    return replace(row, mask=torch.zeros_like(row.mask))
+
+
+def _check(row: int, sample: Sample) -> None:
+    if len(sample.prompt_tokens) == 0:
+        raise ValueError(
+            f"row {row} of group {sample.group} has an empty prompt: nothing predicts its first token"
+        )
+    if len(sample.tokens) == 0:
+        raise ValueError(
+            f"row {row} of group {sample.group} has no sampled token: leave such rows out of the batch"
+        )
+    if len(sample.logprobs) != len(sample.tokens):
+        raise ValueError(
+            f"row {row} of group {sample.group} has {len(sample.logprobs)} logprobs for {len(sample.tokens)} tokens"
+        )

@@ -1,0 +1,121 @@
+"""`python -m prefixrl.learner.broker`: started by learner rank 0, never by hand; ends with its parent."""
+
+import secrets
+import time
+from pathlib import Path
+
+import click
+
+from prefixrl.common import journal as journals
+from prefixrl.common.config import RunConfig, from_json
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.messages import PROTOCOL, FromBroker, ToBroker
+from prefixrl.common.process import (
+    die_with_parent,
+    exit_codes,
+    start_logging,
+    stop_event,
+    write_atomically,
+)
+from prefixrl.common.records import Record, RunHeader, VersionPublished
+from prefixrl.common.transport import Server
+from prefixrl.learner import problems
+from prefixrl.learner.broker.dispatch import Dispatcher
+from prefixrl.learner.broker.identity import IdentityCheck
+from prefixrl.learner.broker.ledger import Ledger, Limits
+from prefixrl.learner.broker.prompts import PromptOrder
+from prefixrl.learner.broker.server import Broker, RunState
+from prefixrl.learner.broker.window import Window
+
+REBIND_S = 10.0
+
+
+@click.command()
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Run directory with config.json.",
+)
+@click.option("--iteration", type=int, required=True, help="Iterations the learner has completed.")
+@click.option("--weights-endpoint", required=True, help="Where workers fetch published weights.")
+@click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
+def main(directory: Path, iteration: int, weights_endpoint: str, parent: int) -> None:
+    """Serve one run until told to stop."""
+    die_with_parent(parent)
+    start_logging("prefixrl-broker")
+    stop = stop_event()
+    with exit_codes():
+        config = from_json((directory / "config.json").read_text(encoding="utf-8"))
+        server: Server[ToBroker, FromBroker] = _bind(config, directory)
+        broker = build(config, directory, iteration, weights_endpoint, server)
+        write_atomically(directory / "endpoint", server.endpoint)
+        broker.serve(stop.is_set)
+        broker.journal.close()
+        server.close(linger_s=2.0)
+
+
+def _bind(config: RunConfig, directory: Path) -> Server[ToBroker, FromBroker]:
+    """Bind the configured endpoint; a restarted broker takes the address the workers know."""
+    endpoint, known = config.broker.listen, directory / "endpoint"
+    if endpoint.endswith(":0") and known.exists():
+        endpoint = known.read_text(encoding="utf-8").strip()
+    deadline_s = time.monotonic() + (REBIND_S if known.exists() else 0.0)
+    while True:
+        try:
+            return Server(endpoint, ToBroker)
+        except ConfigError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.1)
+
+
+def build(
+    config: RunConfig,
+    directory: Path,
+    iteration: int,
+    weights_endpoint: str,
+    server: Server[ToBroker, FromBroker],
+) -> Broker:
+    """A broker as the run directory describes it, its journal replayed."""
+    loaded = problems.load(config.data.train, config.data)
+    order = PromptOrder([problem.prompt() for problem in loaded], config.seed, config.data.epochs)
+    limits = Limits(
+        config.rollout.groups_per_task,
+        config.broker.attempts,
+        config.broker.requeues,
+        config.algorithm.iterations,
+    )
+    window = Window(config.algorithm.groups_per_iteration, config.algorithm.max_staleness)
+    ledger = Ledger(window, limits, order)
+    path = directory / "journal.msgpack"
+    run_id, identity, newest = "", IdentityCheck(config), None
+    if path.exists():
+        journals.cut_torn_tail(path)
+        events: list[Record] = []
+        for record in journals.read(path):
+            if isinstance(record, RunHeader):
+                run_id = record.run_id
+            elif isinstance(record, VersionPublished):
+                identity.publish(record.note.version, record.note.digest)
+                newest = record.note
+            else:
+                events.append(record)
+        ledger.replay(events, iteration)
+        ledger.check()
+    journal = journals.Journal(path)
+    if not run_id:
+        run_id = secrets.token_hex(6)
+        journal.append([RunHeader(run_id, PROTOCOL)])
+    state = RunState(run_id, weights_endpoint, len(loaded), identity)
+    broker = Broker(
+        config, state, Dispatcher(config, ledger, order, secrets.token_hex(3)), journal, server
+    )
+    # Only a broker that died alone takes its announcement up again; a learner that went back publishes anew.
+    if newest is not None and newest.version == iteration:
+        broker.announce(newest)
+    return broker
+
+
+if __name__ == "__main__":
+    main()

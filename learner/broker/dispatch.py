@@ -1,0 +1,256 @@
+"""Who gets which task, and what a result, a refusal or a loss means for ledger and evaluations.
+
+Pure in the sense that counts: time is passed in, messages to send are collected in `outgoing`, records in the ledger.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from prefixrl.common.config import RunConfig
+from prefixrl.common.messages import (
+    FromBroker,
+    GroupTask,
+    Kind,
+    Prefixes,
+    PrefixTask,
+    Refused,
+    Revoke,
+    Sampling,
+    Scores,
+    ScoreTask,
+)
+from prefixrl.common.packing import check_prefixes, check_scores
+from prefixrl.common.seeds import derive
+from prefixrl.learner.broker.evaluations import Evaluations
+from prefixrl.learner.broker.ledger import Ledger, SampleItem, ScoreItem
+from prefixrl.learner.broker.prompts import PromptOrder
+from prefixrl.learner.broker.workers import Lease, Registry, Worker
+
+EVALUATION_SHARE = 4
+"""While training work is there too, one score task in this many is an evaluation's: low priority, yet never starved."""
+
+LOST_TASK_S = 15.0
+
+
+class Dispatcher:
+    """Turns free slots into leases and results into ledger events."""
+
+    def __init__(self, config: RunConfig, ledger: Ledger, prompts: PromptOrder, epoch: str) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._epoch = epoch
+        self._numbers = 0
+        self._score_tasks = 0
+        self.ledger = ledger
+        self.evaluations = Evaluations(config.seed, config.broker.attempts)
+        self.registry = Registry(config.broker.silence_s, config.broker.stall_s)
+        self.outgoing: list[tuple[bytes, FromBroker]] = []
+        self.losses: Counter[str] = Counter()
+        self.paused = False
+
+    # --- giving work -------------------------------------------------------------------------------------------------
+
+    def dispatch(self, now_s: float) -> None:
+        """Fill every free slot that the window and the data allow."""
+        if self.paused:
+            return
+        for worker in sorted(self.registry.of("rollout"), key=lambda each: -each.free):
+            while (
+                worker.phase in ("ready", "draining")
+                and worker.free > 0
+                and self._give_sampling(worker, now_s)
+            ):
+                pass
+        while (
+            scorer := self.registry.pick("scorer", lambda each: True, prefetch=True)
+        ) is not None:
+            if not self._give_scoring(scorer, now_s):
+                if scorer.free > 0:
+                    self._revoke_for(now_s)
+                break
+
+    def _give_sampling(self, worker: Worker, now_s: float) -> bool:
+        item = self.evaluations.start_sampling(worker.version)
+        if item is not None:
+            request = self.evaluations.run_of(item.seqs[0]).request
+            groups = tuple(self.evaluations.group_task(seq) for seq in item.seqs)
+            task = PrefixTask(
+                self._name(), 0, "eval", item.version, groups, 1, request.prefix_sampling
+            )
+            self._lease(worker, item, task, now_s)
+            return True
+        # A draining rollout only finishes what evaluations still need of its version.
+        item = self.ledger.start_sampling(worker.version) if worker.phase == "ready" else None
+        if item is None:
+            return False
+        groups = tuple(
+            GroupTask(
+                seq,
+                self._prompts.prompt(self.ledger.place(seq)),
+                derive(self._config.seed, "group", seq),
+            )
+            for seq in item.seqs
+        )
+        rollout = self._config.rollout
+        sampling = Sampling(rollout.temperature, rollout.prefix_tokens)
+        rows = self._config.algorithm.samples_per_prompt
+        self._lease(
+            worker,
+            item,
+            PrefixTask(self._name(), 0, "train", item.version, groups, rows, sampling),
+            now_s,
+        )
+        return True
+
+    def _give_scoring(self, worker: Worker, now_s: float) -> bool:
+        self._score_tasks += 1
+        evaluation_first = self._score_tasks % EVALUATION_SHARE == 0
+        item = self.evaluations.start_scoring() if evaluation_first else self.ledger.start_scoring()
+        is_evaluation = evaluation_first
+        if item is None:
+            item = (
+                self.ledger.start_scoring()
+                if evaluation_first
+                else self.evaluations.start_scoring()
+            )
+            is_evaluation = not evaluation_first
+        if item is None:
+            self._score_tasks -= 1
+            return False
+        if is_evaluation:
+            sampling = self.evaluations.run_of(item.seqs[0]).request.completion_sampling
+        else:
+            sampling = Sampling(self._config.scorer.temperature, self._config.scorer.max_new_tokens)
+        kind: Kind = "eval" if is_evaluation else "train"
+        task = ScoreTask(
+            self._name(),
+            0,
+            kind,
+            item.version,
+            item.weights_digest,
+            item.groups,
+            sampling,
+            item.sampled_s,
+        )
+        self._lease(worker, item, task, now_s)
+        return True
+
+    def _name(self) -> str:
+        self._numbers += 1
+        return f"{self._epoch}-{self._numbers}"
+
+    def _lease(
+        self,
+        worker: Worker,
+        item: SampleItem | ScoreItem,
+        task: PrefixTask | ScoreTask,
+        now_s: float,
+    ) -> None:
+        worker.add(Lease(task.task, task.attempt, task.kind, item, now_s, now_s), now_s)
+        self.outgoing.append((worker.identity, task))
+
+    def _revoke_for(self, now_s: float) -> None:
+        """A scorer has nothing to do: take back the youngest task that only waits behind another one."""
+        lease = self.registry.prefetched("scorer")
+        if lease is not None:
+            lease.revoking = True
+            holder = next(each for each in self.registry.of("scorer") if lease.task in each.leases)
+            self.outgoing.append((holder.identity, Revoke(lease.task, lease.attempt)))
+
+    # --- taking results ----------------------------------------------------------------------------------------------
+
+    def take_prefixes(self, worker: Worker, result: Prefixes) -> None:
+        """Accept a rollout's result; raises ValueError when it is not what a rollout may send."""
+        lease = worker.leases.pop(result.task, None)
+        rows = 1 if result.kind == "eval" else self._config.algorithm.samples_per_prompt
+        try:
+            for group in result.groups:
+                check_prefixes(group, rows)
+            if (
+                lease
+                and isinstance(lease.item, SampleItem)
+                and result.version != lease.item.version
+            ):
+                raise ValueError(
+                    f"prefixes of version {result.version} for a task at version {lease.item.version}"
+                )
+        except ValueError:
+            if lease:
+                self._return(lease, died=True)
+            raise
+        worker.tasks_done += 1
+        if result.kind == "train":
+            self.ledger.take_prefixes(
+                result.groups, result.version, result.weights_digest, result.elapsed_s
+            )
+        elif lease and isinstance(lease.item, SampleItem):
+            self.evaluations.take_prefixes(
+                lease.item, result.groups, result.weights_digest, result.elapsed_s
+            )
+
+    def take_scores(self, worker: Worker, result: Scores) -> None:
+        """Accept a scorer's result; raises ValueError when it is not what a scorer may send."""
+        lease = worker.leases.pop(result.task, None)
+        rows = 1 if result.kind == "eval" else self._config.algorithm.samples_per_prompt
+        try:
+            for group in result.groups:
+                check_scores(group, rows)
+        except ValueError:
+            if lease:
+                self._return(lease, died=True)
+            raise
+        worker.tasks_done += 1
+        if result.kind == "eval":
+            if lease:
+                self.evaluations.take_scores(result.groups)
+            return
+        # Not leased here (any more): the groups carry all it takes to judge whether they may still be used.
+        self.ledger.take_scores(result.groups)
+        if lease:
+            self._return_missing(lease, result)
+
+    def _return_missing(self, lease: Lease, result: Scores) -> None:
+        """Groups of the lease that the result leaves out go back to the queue, counted against their attempts."""
+        delivered = {group.prefixes.seq for group in result.groups}
+        assert isinstance(lease.item, ScoreItem)
+        missing = tuple(group for group in lease.item.groups if group.seq not in delivered)
+        if missing:
+            item = lease.item
+            self.ledger.give_back(
+                ScoreItem(missing, item.version, item.weights_digest, item.sampled_s), died=True
+            )
+
+    def take_refusal(self, worker: Worker, refusal: Refused) -> None:
+        """A worker hands a lease back unworked."""
+        lease = worker.leases.pop(refusal.task, None)
+        if lease is not None:
+            self._return(lease, died=False)
+
+    def reconcile(self, worker: Worker, held: Sequence[str], now_s: float) -> None:
+        """Take back leases a worker does not hold although it should: the task or its result was lost on the way.
+
+        The patience is longer than a worker takes to send an unacknowledged result again.
+        """
+        for lease in list(worker.leases.values()):
+            if lease.task in held:
+                lease.held_s = now_s
+            elif now_s - lease.held_s > LOST_TASK_S:
+                del worker.leases[lease.task]
+                self.losses[f"{worker.role}: task lost on the way"] += 1
+                self._return(lease, died=False)
+
+    def lose(self, worker: Worker, reason: str, died: bool) -> Sequence[str]:
+        """Give a worker up: its leases go back. Returns the names of the tasks it held."""
+        self.registry.by_identity.pop(worker.identity, None)
+        self.losses[f"{worker.role}: {'lost' if died else 'left'}"] += 1
+        held = list(worker.leases)
+        for lease in worker.leases.values():
+            self._return(lease, died)
+        worker.leases.clear()
+        return held
+
+    def _return(self, lease: Lease, died: bool) -> None:
+        if lease.kind == "eval":
+            self.evaluations.give_back(lease.item, died)
+        else:
+            self.ledger.give_back(lease.item, died)

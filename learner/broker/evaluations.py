@@ -1,0 +1,142 @@
+"""Evaluations in progress: the same workers, apart from the ledger, pinned to one version.
+
+An evaluation group has a number of its own and can never enter a batch. Problems are cut into items of a fixed size in their
+order, so that the text of an evaluation depends on nothing but the version. A rollout is not offered newer weights while an
+evaluation still needs the version it has. Pure: no sockets, no clock.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from prefixrl.common.messages import Evaluate, GroupPrefixes, GroupTask, Row, ScoredGroup
+from prefixrl.common.packing import pack_logprobs, token_ids
+from prefixrl.common.seeds import derive
+from prefixrl.learner.broker.ledger import SampleItem, ScoreItem
+
+GROUPS_PER_ITEM = 64
+
+
+@dataclass
+class EvaluationRun:
+    """One evaluation: groups `first .. first + len(request.prompts)`."""
+
+    request: Evaluate
+    first: int
+    to_sample: list[SampleItem] = field(default_factory=list)
+    to_score: list[ScoreItem] = field(default_factory=list)
+    results: dict[int, ScoredGroup] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Groups in all."""
+        return len(self.request.prompts)
+
+    @property
+    def finished(self) -> bool:
+        """Every group has a result or a cause."""
+        return len(self.results) + len(self.failed) == self.total
+
+
+class Evaluations:
+    """Every evaluation the learner asked for since this broker started."""
+
+    def __init__(self, run_seed: int, attempts: int) -> None:
+        self._run_seed = run_seed
+        self._attempts = attempts
+        self._deaths: Counter[tuple[int, ...]] = Counter()
+        self._runs: dict[str, EvaluationRun] = {}
+        self._next = 0
+
+    def add(self, request: Evaluate) -> None:
+        """Start an evaluation; asking again for a known name changes nothing."""
+        if request.name in self._runs:
+            return
+        run = EvaluationRun(request, self._next)
+        self._next += len(request.prompts)
+        self._runs[request.name] = run
+        for start in range(0, run.total, GROUPS_PER_ITEM):
+            seqs = tuple(
+                range(run.first + start, run.first + min(start + GROUPS_PER_ITEM, run.total))
+            )
+            if request.version >= 0:
+                run.to_sample.append(SampleItem(seqs, request.version))
+            else:
+                groups = tuple(self._given_prefix(run, seq) for seq in seqs)
+                run.to_score.append(ScoreItem(groups, -1, "", 0.0))
+
+    def _given_prefix(self, run: EvaluationRun, seq: int) -> GroupPrefixes:
+        tokens = run.request.prefix_tokens
+        row = Row(tokens, pack_logprobs([0.0] * len(token_ids(tokens))), "length")
+        task = self.group_task(seq)
+        return GroupPrefixes(seq, task.prompt, task.seed, b"", (row,))
+
+    def get(self, name: str) -> EvaluationRun | None:
+        """The evaluation of that name."""
+        return self._runs.get(name)
+
+    def run_of(self, seq: int) -> EvaluationRun:
+        """The evaluation a group belongs to."""
+        return next(run for run in self._runs.values() if run.first <= seq < run.first + run.total)
+
+    def group_task(self, seq: int) -> GroupTask:
+        """Prompt and seed of an evaluation group."""
+        run = self.run_of(seq)
+        index = seq - run.first
+        return GroupTask(
+            seq,
+            run.request.prompts[index],
+            derive(self._run_seed, "evaluation", run.request.name, index),
+        )
+
+    def needs_version(self, version: int) -> bool:
+        """Whether some evaluation still has prefixes of this version to sample (leased ones are not asked for here)."""
+        return any(item.version == version for run in self._runs.values() for item in run.to_sample)
+
+    def start_sampling(self, version: int) -> SampleItem | None:
+        """The next item for a rollout that has `version`."""
+        for run in self._runs.values():
+            if run.to_sample and run.to_sample[0].version == version:
+                return run.to_sample.pop(0)
+        return None
+
+    def start_scoring(self) -> ScoreItem | None:
+        """The next item for a scorer."""
+        for run in self._runs.values():
+            if run.to_score:
+                return run.to_score.pop(0)
+        return None
+
+    def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
+        """A lease ended without a result; an item that ended too many workers is given up, named in `failed`."""
+        run = self.run_of(item.seqs[0])
+        self._deaths[item.seqs] += died
+        if self._deaths[item.seqs] >= self._attempts:
+            run.failed.update(
+                dict.fromkeys(item.seqs, f"lost with its worker {self._attempts} times")
+            )
+            return
+        if isinstance(item, SampleItem):
+            run.to_sample.insert(0, item)
+        else:
+            run.to_score.insert(0, item)
+
+    def take_prefixes(
+        self,
+        item: SampleItem,
+        groups: Sequence[GroupPrefixes],
+        weights_digest: str,
+        sampled_s: float,
+    ) -> None:
+        """Accept the prefixes of a leased item."""
+        run = self.run_of(item.seqs[0])
+        good = tuple(group for group in groups if not group.error)
+        run.failed.update({group.seq: group.error for group in groups if group.error})
+        if good:
+            run.to_score.append(ScoreItem(good, item.version, weights_digest, sampled_s))
+
+    def take_scores(self, groups: Sequence[ScoredGroup]) -> None:
+        """Accept scored groups; a group judged twice keeps its first verdict."""
+        for group in groups:
+            self.run_of(group.prefixes.seq).results.setdefault(group.prefixes.seq, group)

@@ -1,0 +1,412 @@
+"""The ledger: what became of every group, and what may happen to it next. Pure: no sockets, no clock, no files.
+
+    queued ─▶ sampling ─▶ sampled ─▶ scoring ─▶ scored ─▶ batched ─▶ trained
+       ▲          │                     │          └─▶ filtered
+       └──────────┴──── worker lost ────┘   any of them ─▶ failed(cause) | expired(cause), prompt requeued as a new group
+
+Groups are issued, leased and delivered in *work items*: runs of groups that share one forward, so that a group's text depends
+on its item and never on arrival or worker count. Results are taken group by group: the first complete result for a group wins,
+whichever lease it came from; it is matched by what it carries (sequence number *and* prompt), never by a task name alone.
+
+Every change that a restart must know is appended to `records`; the shell writes them down before it answers anyone.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from prefixrl.common.messages import GroupPrefixes, ScoredGroup
+from prefixrl.common.records import Batched, Ended, GroupScored, Issued, Record
+from prefixrl.learner.broker.window import Choice, Wait, Window, choose
+
+State = Literal["queued", "sampling", "sampled", "scoring", "scored", "batched"]
+
+
+class PromptSource(Protocol):
+    """Order of prompts: `identity(place)` names the problem at a place of the order."""
+
+    @property
+    def places(self) -> int | None:
+        """Number of places, None when the order repeats for ever."""
+
+    def identity(self, place: int) -> str:
+        """Prompt id at this place."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How a run is cut into work and how often a failure is retried."""
+
+    groups_per_item: int
+    attempts: int
+    requeues: int
+    total_iterations: int | None
+    """Iterations of the run where `algorithm.iterations` sets them; None: until the prompts are used up."""
+
+
+@dataclass
+class Group:
+    """One live group."""
+
+    seq: int
+    prompt: int
+    requeues: int
+    state: State = "queued"
+    version: int | None = None
+    deaths: int = 0
+    result: ScoredGroup | None = None
+
+
+@dataclass(frozen=True)
+class SampleItem:
+    """Groups to sample in one forward at `version`."""
+
+    seqs: tuple[int, ...]
+    version: int
+
+
+@dataclass(frozen=True)
+class ScoreItem:
+    """Prefixes to complete and judge in one forward."""
+
+    groups: tuple[GroupPrefixes, ...]
+    version: int
+    weights_digest: str
+    sampled_s: float
+
+    @property
+    def seqs(self) -> tuple[int, ...]:
+        """Sequence numbers of the item's groups."""
+        return tuple(group.seq for group in self.groups)
+
+
+@dataclass
+class Counts:
+    """Where issued groups went. Live ones are counted from the ledger itself."""
+
+    issued: int = 0
+    trained: int = 0
+    filtered: int = 0
+    failed: int = 0
+    expired: int = 0
+    duplicates_ignored: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    age_histogram: Counter[int] = field(default_factory=Counter)
+
+
+class Ledger:
+    """All live groups of a run; see the module's picture."""
+
+    def __init__(self, window: Window, limits: Limits, prompts: PromptSource) -> None:
+        self.window = window
+        self.limits = limits
+        self.counts = Counts()
+        self.records: list[Record] = []
+        self.completed = 0
+        """Iterations every rank has finished; also the newest version."""
+        self.batches: dict[int, tuple[int, ...]] = {}
+        """Recorded iterations that are not trained yet."""
+        self._prompts = prompts
+        self._live: dict[int, Group] = {}
+        self._resample: deque[tuple[int, ...]] = deque()
+        self._unscored_items: list[ScoreItem] = []
+        self._requeued: deque[tuple[int, int]] = deque()
+        self._next_seq = 0
+        self._next_place = 0
+
+    # --- sampling ----------------------------------------------------------------------------------------------------
+
+    def start_sampling(self, version: int) -> SampleItem | None:
+        """Lease groups to a worker that has `version` installed, or None where the window or the data end allow none."""
+        if self._resample:
+            return self._resample_item(version)
+        size = self._new_item_size(version)
+        if not size:
+            return None
+        seqs = tuple(self._issue() for _ in range(size))
+        for seq in seqs:
+            self._begin_sampling(seq, version)
+        return SampleItem(seqs, version)
+
+    def _resample_item(self, version: int) -> SampleItem | None:
+        seqs = tuple(
+            seq
+            for seq in self._resample[0]
+            if seq in self._live and self._live[seq].state == "queued"
+        )
+        # The item itself is among the outstanding: it may start if it would fit were it new.
+        if seqs and self.window.room(version, self.completed, self.outstanding - len(seqs)) < len(
+            seqs
+        ):
+            return None
+        self._resample.popleft()
+        if not seqs:
+            return self.start_sampling(version)
+        for seq in seqs:
+            self._begin_sampling(seq, version)
+        return SampleItem(seqs, version)
+
+    def _new_item_size(self, version: int) -> int:
+        room = self.window.room(version, self.completed, self.outstanding)
+        to_boundary = self.window.batch_groups - self._next_seq % self.window.batch_groups
+        return max(0, min(self.limits.groups_per_item, to_boundary, room, self._issuable()))
+
+    def _issuable(self) -> int:
+        """Groups that may still be issued as far as the data and the length of the run go."""
+        if self.limits.total_iterations is not None:
+            in_all = self.limits.total_iterations * self.window.batch_groups
+            return in_all - self.completed * self.window.batch_groups - self.outstanding
+        assert self._prompts.places is not None
+        return self._prompts.places - self._next_place + len(self._requeued)
+
+    def _issue(self) -> int:
+        seq = self._next_seq
+        place, requeues = self._requeued.popleft() if self._requeued else (self._next_place, 0)
+        self._append(Issued(seq, place, requeues))
+        return seq
+
+    def _begin_sampling(self, seq: int, version: int) -> None:
+        group = self._live[seq]
+        group.state, group.version = "sampling", version
+
+    def take_prefixes(
+        self, groups: Sequence[GroupPrefixes], version: int, weights_digest: str, sampled_s: float
+    ) -> list[int]:
+        """Accept sampled groups; returns the sequence numbers taken, the others are counted duplicates."""
+        taken = [
+            group for group in groups if self._may_take(group, version, ("queued", "sampling"))
+        ]
+        self.counts.duplicates_ignored += len(groups) - len(taken)
+        good = []
+        for group in taken:
+            if group.error:
+                self.end(group.seq, "failed", group.error)
+                continue
+            self._live[group.seq].state, self._live[group.seq].version = "sampled", version
+            good.append(group)
+        if good:
+            self._unscored_items.append(ScoreItem(tuple(good), version, weights_digest, sampled_s))
+            self._unscored_items.sort(key=lambda item: (item.version, item.seqs))
+        return [group.seq for group in taken]
+
+    # --- scoring -----------------------------------------------------------------------------------------------------
+
+    def start_scoring(self) -> ScoreItem | None:
+        """Lease the sampled groups that are due first, or None."""
+        while self._unscored_items:
+            item = self._unscored_items.pop(0)
+            groups = tuple(group for group in item.groups if self._state(group.seq) == "sampled")
+            if groups:
+                for group in groups:
+                    self._live[group.seq].state = "scoring"
+                return ScoreItem(groups, item.version, item.weights_digest, item.sampled_s)
+        return None
+
+    def take_scores(self, groups: Sequence[ScoredGroup]) -> list[int]:
+        """Accept scored groups; returns the sequence numbers taken, the others are counted duplicates."""
+        taken = []
+        for group in groups:
+            if not self._may_take(
+                group.prefixes, group.version, ("queued", "sampling", "sampled", "scoring")
+            ):
+                self.counts.duplicates_ignored += 1
+                continue
+            taken.append(group.prefixes.seq)
+            if all(verdict.status == "error" for verdict in group.verdicts):
+                self.expire(group.prefixes.seq, "verifier error on every row")
+            else:
+                self._append(GroupScored(group))
+        return taken
+
+    def _may_take(self, group: GroupPrefixes, version: int, states: tuple[State, ...]) -> bool:
+        live = self._live.get(group.seq)
+        if (
+            live is None
+            or live.state not in states
+            or self._prompts.identity(live.prompt) != group.prompt.prompt_id
+        ):
+            return False
+        if live.version == version:
+            return True
+        # A late result of an earlier lease may be older than the present one: it must still fit its own, earlier deadline.
+        others = [
+            other.version
+            for other in self._live.values()
+            if other.seq != live.seq and other.version is not None
+        ]
+        deadlines = [self.window.deadline(other) for other in (*others, version)]
+        return self.window.overfull(self.completed, deadlines) is None
+
+    # --- losses ------------------------------------------------------------------------------------------------------
+
+    def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
+        """A lease ended without a result. `died`: its worker was lost with it, which counts against the groups."""
+        survivors = []
+        stage = "sampling" if isinstance(item, SampleItem) else "scoring"
+        for seq in item.seqs:
+            group = self._live.get(seq)
+            if group is None or group.state != stage or group.version != item.version:
+                continue
+            group.deaths += died
+            if group.deaths >= self.limits.attempts:
+                self.expire(seq, f"{stage} lost with its worker {group.deaths} times")
+            else:
+                survivors.append(seq)
+        if isinstance(item, SampleItem):
+            for seq in survivors:
+                self._live[seq].state, self._live[seq].version = "queued", None
+            if survivors:
+                self._resample.append(tuple(survivors))
+            return
+        for seq in survivors:
+            self._live[seq].state = "sampled"
+        if survivors:
+            groups = tuple(group for group in item.groups if group.seq in survivors)
+            self._unscored_items.insert(
+                0, ScoreItem(groups, item.version, item.weights_digest, item.sampled_s)
+            )
+            self._unscored_items.sort(key=lambda entry: (entry.version, entry.seqs))
+
+    def expire(self, seq: int, cause: str) -> None:
+        """End a group that cannot come; its prompt gets a new group, or fails for good after the last requeue."""
+        requeue = self._live[seq].requeues < self.limits.requeues
+        self._append(Ended(seq, "expired" if requeue else "failed", cause, requeued=requeue))
+
+    def end(self, seq: int, state: Literal["filtered", "failed"], cause: str) -> None:
+        """End a live group untrained and without another try."""
+        self._append(Ended(seq, state, cause))
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def batch(self, iteration: int) -> Choice | Wait | None:
+        """The groups of an iteration: recorded, chosen now, to be waited for, or None when the run is over."""
+        if iteration in self.batches:
+            return Choice(self.batches[iteration])
+        assert iteration == self.completed, "batches are asked for in order"
+        size = self._batch_size()
+        if size == 0:
+            return None
+        scored: list[tuple[int, int]] = []
+        unscored: list[tuple[int, int]] = []
+        for group in self._live.values():
+            if group.version is not None and group.state != "batched":
+                entry = (self.window.deadline(group.version), group.seq)
+                (scored if group.state == "scored" else unscored).append(entry)
+        choice = choose(self.window, iteration, size, scored, unscored)
+        if isinstance(choice, Choice):
+            self._append(Batched(iteration, choice.seqs))
+        return choice
+
+    def _batch_size(self) -> int:
+        limit = self.limits.total_iterations
+        if limit is not None:
+            return 0 if self.completed >= limit else self.window.batch_groups
+        if self._issuable() > 0:
+            return self.window.batch_groups
+        return min(self.window.batch_groups, self.outstanding)
+
+    def results(self, seqs: Iterable[int]) -> list[ScoredGroup]:
+        """The scored groups of a batch, in the order given."""
+        found = [self._live[seq].result for seq in seqs]
+        assert all(result is not None for result in found)
+        return [result for result in found if result is not None]
+
+    def trained(self, iteration: int) -> bool:
+        """Every rank finished `iteration`; False where that was known already."""
+        if iteration < self.completed:
+            return False
+        assert iteration == self.completed and iteration in self.batches, (
+            "an iteration is trained after it was batched"
+        )
+        for seq in self.batches.pop(iteration):
+            group = self._live.pop(seq)
+            assert group.version is not None
+            assert iteration - group.version <= self.window.max_staleness
+            self.counts.trained += 1
+            self.counts.age_histogram[iteration - group.version] += 1
+        self.completed += 1
+        return True
+
+    # --- views -------------------------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """Every live group, batched ones included."""
+        return len(self._live)
+
+    def live(self) -> Iterator[Group]:
+        """Every live group."""
+        return iter(self._live.values())
+
+    def states(self) -> dict[str, int]:
+        """Live groups by state."""
+        return dict(Counter(group.state for group in self._live.values()))
+
+    def place(self, seq: int) -> int:
+        """Place of a live group's prompt in the order of prompts."""
+        return self._live[seq].prompt
+
+    def _state(self, seq: int) -> State | None:
+        group = self._live.get(seq)
+        return group.state if group else None
+
+    def check(self) -> None:
+        """Assert the invariants that hold between any two events."""
+        counts = self.counts
+        assert (
+            counts.issued
+            == counts.trained + counts.filtered + counts.failed + counts.expired + self.outstanding
+        )
+        deadlines = [
+            self.window.deadline(group.version)
+            for group in self.live()
+            if group.version is not None
+        ]
+        assert self.window.overfull(self.completed, deadlines) is None
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def _append(self, record: Record) -> None:
+        self._apply(record)
+        self.records.append(record)
+
+    def _apply(self, record: Record) -> None:
+        match record:
+            case Issued(seq, prompt, requeues):
+                self._live[seq] = Group(seq, prompt, requeues)
+                self._next_seq = max(self._next_seq, seq + 1)
+                self._next_place = max(self._next_place, prompt + 1)
+                self.counts.issued += 1
+            case GroupScored(scored):
+                group = self._live[scored.prefixes.seq]
+                group.state, group.version, group.result = "scored", scored.version, scored
+            case Batched(iteration, seqs):
+                self.batches[iteration] = seqs
+                for seq in seqs:
+                    self._live[seq].state = "batched"
+            case Ended(seq, state, cause, requeued):
+                group = self._live.pop(seq)
+                setattr(self.counts, state, getattr(self.counts, state) + 1)
+                self.counts.causes[f"{state}: {cause}"] += 1
+                if requeued:
+                    self._requeued.append((group.prompt, group.requeues + 1))
+
+    def replay(self, records: Iterable[Record], completed: int) -> None:
+        """Rebuild after a restart from what was written down, the learner standing at iteration `completed`.
+
+        Batches before `completed` are trained; later recorded ones are served again, same groups, same order. Groups that were
+        sampling or scoring when the broker died are queued again; the workers that still hold them deliver as usual.
+        """
+        for record in records:
+            if isinstance(record, Issued) and record.requeues:
+                self._requeued.remove((record.prompt, record.requeues))
+            self._apply(record)
+            while self.completed < completed and self.completed in self.batches:
+                self.trained(self.completed)
+        assert self.completed == completed, f"the journal ends before iteration {completed}"
+        waiting = [group.seq for group in self._live.values() if group.state == "queued"]
+        size = self.limits.groups_per_item
+        self._resample.extend(
+            tuple(waiting[start : start + size]) for start in range(0, len(waiting), size)
+        )

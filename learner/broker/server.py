@@ -1,0 +1,391 @@
+"""The broker: the one process that holds a run's state, behind the one address every worker knows.
+
+    rollout ◀─ PrefixTask ── broker ── ScoreTask ─▶ scorer          ranks ── GetBatch ─▶ broker ── Batch | NotYet ─▶ ranks
+       └────── Prefixes ───▶   │  ◀── Scores ─────────┘
+
+What waits for what: a rollout with free slots waits for the window to open (the learner publishes a version and finishes an
+iteration); a scorer waits for prefixes; a rank waits for groups it is told the names of. What ends a wait: a result, a
+refusal, a worker given up for silence or lack of progress, the operator. Results are acknowledged after the journal holds them.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from prefixrl.common.config import RunConfig
+from prefixrl.common.journal import Journal
+from prefixrl.common.messages import (
+    PROTOCOL,
+    Accepted,
+    Ack,
+    Beat,
+    Done,
+    Evaluate,
+    EvaluationProgress,
+    FromBroker,
+    GetBatch,
+    GetEvaluation,
+    GetStatus,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Installed,
+    IterationDone,
+    Prefixes,
+    ProbeFailed,
+    Published,
+    Ready,
+    Refused,
+    Reject,
+    Scores,
+    Staged,
+    Status,
+    Stop,
+    Swap,
+    ToBroker,
+    Unknown,
+    WeightsNote,
+    Welcome,
+)
+from prefixrl.common.packing import logprobs, token_ids
+from prefixrl.common.records import VersionPublished
+from prefixrl.common.transport import Malformed, Payload, Server, Undeliverable
+from prefixrl.learner.broker.batches import BatchDesk
+from prefixrl.learner.broker.dispatch import Dispatcher
+from prefixrl.learner.broker.identity import IdentityCheck
+from prefixrl.learner.broker.ledger import Ledger
+from prefixrl.learner.broker.status import document
+from prefixrl.learner.broker.workers import Worker
+
+log = logging.getLogger(__name__)
+
+PROBE_FAILURES_ALLOWED = 3
+CHECK_EVERY_S = 0.1
+MESSAGES_PER_SYNC = 64
+NOTES_KEPT = 4
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What the broker knows of the run besides the ledger."""
+
+    run_id: str
+    weights_endpoint: str
+    problems: int
+    identity: IdentityCheck
+
+
+class Broker:
+    """State of one run and the handlers of every message; `serve` is the only method that waits."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: "RunState",
+        dispatcher: Dispatcher,
+        journal: Journal,
+        server: Server[ToBroker, FromBroker],
+    ) -> None:
+        self.config = config
+        self.run = run
+        self.dispatcher = dispatcher
+        self.ledger: Ledger = dispatcher.ledger
+        self.journal = journal
+        self.latest: WeightsNote | None = None
+        self.started_s = time.monotonic()
+        self.malformed = 0
+        self._server = server
+        self._identity = run.identity
+        self._peers: dict[bytes, str] = {}
+        self.batches = BatchDesk(config, dispatcher, run.problems)
+        self._acks: list[tuple[bytes, Ack]] = []
+        self._stopping: str | None = None
+        self._notes: dict[int, WeightsNote] = {}
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def serve(self, stopped: Callable[[], bool]) -> None:
+        """Handle messages until stopped; workers are sent home only when the run is over, not when the learner restarts."""
+        while not stopped() and self._stopping is None:
+            self._receive_some()
+            now_s = time.monotonic()
+            self._give_up_lost(now_s)
+            self.dispatcher.dispatch(now_s)
+            answers = self.batches.answers(now_s)
+            self._write_down()
+            for peer, (message, payload) in answers.items():
+                self._send(peer, message, payload)
+            self._flush()
+        if self._stopping is not None:
+            for worker in self.dispatcher.registry.by_identity.values():
+                self._send(worker.identity, Done(self._stopping))
+
+    def _receive_some(self) -> None:
+        """Take what is there, up to a bound, so that one sync to disk serves many results."""
+        timeout_s = CHECK_EVERY_S
+        for _ in range(MESSAGES_PER_SYNC):
+            try:
+                received = self._server.receive(timeout_s)
+            except Malformed as error:
+                self.malformed += 1
+                log.warning("ignored a malformed message: %s", error)
+                continue
+            if received is None:
+                return
+            timeout_s = 0.0
+            peer, message, _ = received
+            self._handle(peer, message)
+
+    def _write_down(self) -> None:
+        records, self.ledger.records = self.ledger.records, []
+        self.journal.append(records)
+        for peer, ack in self._acks:
+            self._send(peer, ack)
+        self._acks.clear()
+
+    def _flush(self) -> None:
+        outgoing, self.dispatcher.outgoing = self.dispatcher.outgoing, []
+        for peer, message in outgoing:
+            self._send(peer, message)
+
+    def _send(self, peer: bytes, message: FromBroker, payload: list[Payload] | None = None) -> None:
+        try:
+            self._server.send(peer, message, payload or [])
+        except Undeliverable as error:
+            # A lease that could not be delivered comes back when its worker is given up for silence.
+            log.debug("could not deliver %s: %s", type(message).__name__, error)
+
+    def _give_up_lost(self, now_s: float) -> None:
+        for worker, reason in self.dispatcher.registry.lost(now_s):
+            held = self.dispatcher.lose(worker, reason, died=True)
+            log.warning(
+                "gave up %s (%s pid %d): %s; it held %s",
+                worker.name,
+                worker.host,
+                worker.pid,
+                reason,
+                held or "nothing",
+            )
+            self._send(worker.identity, Unknown())
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _handle(self, peer: bytes, message: ToBroker) -> None:
+        now_s = time.monotonic()
+        worker = self.dispatcher.registry.by_identity.get(peer)
+        if worker is not None:
+            worker.heard_s = now_s
+        match message:
+            case Hello():
+                self._hello(peer, message, now_s)
+            case (
+                GetBatch()
+                | IterationDone()
+                | Published()
+                | Evaluate()
+                | GetEvaluation()
+                | GetStatus()
+                | Stop()
+            ):
+                if peer in self._peers:
+                    self._handle_learner(peer, message, now_s)
+                else:
+                    self._send(peer, Unknown())
+            case _ if worker is None:
+                # A result of a worker given up meanwhile: it says Hello again and sends the result again.
+                self._send(peer, Unknown())
+            case _:
+                self._handle_worker(worker, message, now_s)
+
+    def _hello(self, peer: bytes, hello: Hello, now_s: float) -> None:
+        if hello.protocol != PROTOCOL:
+            theirs = f"{hello.role} on {hello.host} speaks {hello.protocol}"
+            reason = f"this run speaks protocol {PROTOCOL}, {theirs}; use one release"
+            self._send(peer, Reject(reason))
+            return
+        if hello.role in ("rank", "operator"):
+            self._peers[peer] = name = str(hello.role)
+        else:
+            known = self.dispatcher.registry.by_identity.get(peer)
+            if known is not None:
+                self.dispatcher.lose(known, "said Hello again", died=False)
+            assert hello.role == "rollout" or hello.role == "scorer"
+            name = self.dispatcher.registry.add(peer, hello.role, hello.host, hello.pid, now_s).name
+            log.info("%s joined from %s pid %d", name, hello.host, hello.pid)
+        self._send(
+            peer,
+            Welcome(
+                PROTOCOL,
+                self.run.run_id,
+                name,
+                self.config.model_dump_json(),
+                self.run.weights_endpoint,
+            ),
+        )
+
+    def _handle_worker(self, worker: Worker, message: ToBroker, now_s: float) -> None:
+        try:
+            match message:
+                case Heartbeat(progress, busy_slot_s, leases, state):
+                    worker.heartbeat(progress, busy_slot_s, state, now_s)
+                    self.dispatcher.reconcile(worker, leases, now_s)
+                    self._send(worker.identity, Beat(self.latest))
+                case Ready():
+                    self._ready(worker, message, now_s)
+                case Prefixes():
+                    self._check_digest(message.version, message.weights_digest, worker)
+                    self.dispatcher.take_prefixes(worker, message)
+                    self._acks.append((worker.identity, Ack(message.task, message.attempt)))
+                case Scores():
+                    self.dispatcher.take_scores(worker, message)
+                    self._acks.append((worker.identity, Ack(message.task, message.attempt)))
+                case Refused():
+                    self.dispatcher.take_refusal(worker, message)
+                case Staged(version):
+                    worker.phase, worker.wanted_version = "draining", version
+                case Installed():
+                    self._installed(worker, message)
+                case Goodbye(reason):
+                    log.info("%s left: %s", worker.name, reason)
+                    self.dispatcher.lose(worker, reason, died=False)
+                case _:
+                    raise ValueError(f"a {worker.role} may not send {type(message).__name__}")
+        except ValueError as error:
+            self.malformed += 1
+            self._reject(worker, str(error))
+        self._grant_swap(worker)
+
+    def _reject(self, worker: Worker, reason: str) -> None:
+        log.error("refused %s (%s pid %d): %s", worker.name, worker.host, worker.pid, reason)
+        self._send(worker.identity, Reject(reason))
+        self.dispatcher.lose(worker, reason, died=True)
+
+    def _ready(self, worker: Worker, ready: Ready, now_s: float) -> None:
+        self._identity.check(worker.role, ready.digests)
+        if worker.role == "rollout":
+            self._identity.check_version(ready.version, ready.weights_digest)
+        worker.slots, worker.digests, worker.engine = ready.slots, ready.digests, ready.engine
+        worker.version, worker.weights_digest = ready.version, ready.weights_digest
+        worker.phase, worker.ready_s = "ready", now_s
+        log.info(
+            "%s is ready: %d slots, %s engine, version %d",
+            worker.name,
+            ready.slots,
+            ready.engine,
+            ready.version,
+        )
+
+    def _check_digest(self, version: int, digest: str, worker: Worker) -> None:
+        if worker.role != "rollout":
+            raise ValueError(f"a {worker.role} may not send Prefixes")
+        self._identity.check_version(version, digest)
+
+    def _grant_swap(self, worker: Worker) -> None:
+        """A draining rollout may swap once its last lease is in, unless an evaluation still needs the version it has."""
+        if (
+            worker.phase == "draining"
+            and not worker.leases
+            and not self.dispatcher.evaluations.needs_version(worker.version)
+        ):
+            worker.phase = "swapping"
+            self._send(worker.identity, Swap(worker.wanted_version))
+
+    def _installed(self, worker: Worker, report: Installed) -> None:
+        note = self._notes.get(report.version)
+        if note is None:
+            # Superseded so long ago that nothing proves it any more: the worker fetches the newest one next.
+            worker.phase, worker.version = "swapping", -1
+            return
+        expected = logprobs(note.probe_logprobs, len(token_ids(note.probe_tokens)) - 1)
+        got = np.frombuffer(report.probe_logprobs, dtype="<f4")
+        if got.shape != expected.shape:
+            raise ValueError(f"{got.size} probe logprobs for {expected.size}")
+        difference = float(np.abs(got - expected).max())
+        worker.engine_mismatch = difference
+        tolerance = self.config.rollout.probe_tolerance
+        if difference <= tolerance and report.digest == note.digest:
+            worker.phase, worker.version, worker.weights_digest = "ready", note.version, note.digest
+            worker.probe_failures = 0
+            return
+        worker.probe_failures += 1
+        log.warning(
+            "%s failed the probe of version %d: difference %.3g",
+            worker.name,
+            note.version,
+            difference,
+        )
+        if worker.probe_failures >= PROBE_FAILURES_ALLOWED:
+            raise ValueError(
+                f"the engine does not hold version {note.version} after {worker.probe_failures} installations: "
+                f"probe differs by {difference:.3g}, tolerance {tolerance:.3g} (rollout.probe_tolerance)"
+            )
+        worker.version = -1
+        self._send(
+            worker.identity, ProbeFailed(note.version, difference, tolerance, worker.probe_failures)
+        )
+
+    # --- learner and operator ----------------------------------------------------------------------------------------
+
+    def _handle_learner(self, peer: bytes, message: ToBroker, now_s: float) -> None:
+        match message:
+            case GetBatch():
+                self.batches.ask(peer, message, now_s)
+            case IterationDone(iteration):
+                self.ledger.trained(iteration)
+                self._send(peer, Accepted())
+            case Published(note):
+                self._published(note)
+                self._send(peer, Accepted())
+            case Evaluate():
+                self.dispatcher.evaluations.add(message)
+                self._send(peer, Accepted())
+            case GetEvaluation(name):
+                self._send_evaluation(peer, name)
+            case GetStatus():
+                self._send(peer, Status(msgspec.json.encode(document(self, now_s))))
+            case Stop(reason):
+                self._stopping = reason
+                self._send(peer, Accepted())
+
+    def announce(self, note: WeightsNote) -> None:
+        """Make a published version the one workers are told of."""
+        self.latest = note
+        self._notes[note.version] = note
+
+    def _published(self, note: WeightsNote) -> None:
+        if self.latest == note:
+            return
+        self.journal.append([VersionPublished(note)])
+        self.announce(note)
+        for old in sorted(self._notes)[:-NOTES_KEPT]:
+            del self._notes[old]
+        self._identity.publish(note.version, note.digest)
+        for worker in list(self.dispatcher.registry.of("rollout")):
+            if (
+                worker.version == note.version
+                and worker.weights_digest != note.digest
+                and note.version == 0
+            ):
+                self._reject(
+                    worker,
+                    f"its initial adapter has digest {worker.weights_digest}, the learner's {note.digest}",
+                )
+            else:
+                self._send(worker.identity, Beat(note))
+
+    def _send_evaluation(self, peer: bytes, name: str) -> None:
+        run = self.dispatcher.evaluations.get(name)
+        if run is None:
+            self._send(peer, EvaluationProgress(name, -1, 0, 0))
+            return
+        encode = msgspec.msgpack.Encoder().encode
+        payload: list[Payload] = (
+            [encode(run.results[seq]) for seq in sorted(run.results)] if run.finished else []
+        )
+        self._send(
+            peer, EvaluationProgress(name, run.total, len(run.results), len(run.failed)), payload
+        )

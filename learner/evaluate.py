@@ -1,0 +1,240 @@
+"""The arms every run reports: what the target does alone, with the best fixed prefix, with the adapter before and after.
+
+All arms go through the same workers, held-out problems, greedy and sampled. The fixed prefix is the best single one on training
+problems among the configured texts and the prefixes the untrained adapter writes most often. Requests are answered while
+training goes on; nothing here waits but `finish`, which has a deadline.
+"""
+
+import logging
+import math
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import msgspec
+
+from prefixrl.common.config import RunConfig
+from prefixrl.common.errors import PeerLost
+from prefixrl.common.messages import Evaluate, Prompt, Sampling, ScoredGroup
+from prefixrl.common.packing import pack_tokens, token_ids
+from prefixrl.common.rendering import ByteRenderer, Renderer
+from prefixrl.learner import problems
+from prefixrl.learner.client import BrokerClient
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
+GREEDY, SAMPLED = "greedy", "sampled"
+
+
+class EvaluatedRow(msgspec.Struct, frozen=True):
+    """One judged problem of one arm, a line of `evaluations/<arm>.<decoding>.jsonl`."""
+
+    prompt_id: str
+    family: str
+    version: int
+    prefix: str
+    completion: str
+    extracted: str
+    reward: float
+    status: str
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    """Share of problems right. Rows whose verifier failed are counted apart, never as wrong."""
+
+    accuracy: float
+    ci95: tuple[float, float]
+    problems: int
+    errors: int
+    by_family: dict[str, float]
+
+
+def wilson(right: float, of: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95% score interval for a proportion (Wilson 1927); (0, 1) where nothing was judged."""
+    if of == 0:
+        return 0.0, 1.0
+    share, spread = right / of, z * z / of
+    centre = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / of + spread / (4 * of))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def accuracy(rows: list[EvaluatedRow]) -> Accuracy:
+    """Accuracy of an arm with its interval and its families."""
+    judged = [row for row in rows if row.status != "error"]
+    families: dict[str, list[float]] = defaultdict(list)
+    for row in judged:
+        families[row.family].append(row.reward)
+    right = sum(row.reward for row in judged)
+    return Accuracy(
+        accuracy=right / max(1, len(judged)),
+        ci95=wilson(right, len(judged)),
+        problems=len(judged),
+        errors=len(rows) - len(judged),
+        by_family={
+            name: sum(rewards) / len(rewards) for name, rewards in sorted(families.items()) if name
+        },
+    )
+
+
+class Evaluator:
+    """Asks for the arms and gathers them; an arm whose file stands in the run directory already is not judged again."""
+
+    def __init__(self, config: RunConfig, client: BrokerClient, directory: Path) -> None:
+        self._config = config
+        self._client = client
+        self._directory = directory / "evaluations"
+        self._directory.mkdir(exist_ok=True)
+        simulated = config.rollout.engine == "simulated"
+        self._adapter_text = (
+            ByteRenderer()
+            if simulated
+            else Renderer(config.adapter.model, config.rollout.max_prompt_tokens)
+        )
+        held_out = problems.load(config.data.eval, config.data) if config.data.eval else []
+        self._held_out = held_out[: config.evaluation.problems]
+        training = problems.load(config.data.train, config.data)
+        self._selection = training[: config.evaluation.selection_problems]
+        self._family = {
+            problem.prompt_id: problem.family for problem in (*self._held_out, *training)
+        }
+        self._open: dict[str, Evaluate] = {}
+        self._rows: dict[str, list[EvaluatedRow]] = {}
+        self._candidates: dict[str, bytes] = {}
+        self.incomplete: list[str] = []
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def ask_before_training(self) -> None:
+        """The arms that need no training: the target alone and the adapter as it was given."""
+        self._ask_arm("no_prefix", -1, b"")
+        self._ask_arm("untrained_adapter", 0, b"")
+
+    def ask_candidates(self, first_batch: list[ScoredGroup]) -> None:
+        """Judge every candidate for the fixed prefix on training problems, once the first groups show what is written often."""
+        texts = {
+            text: pack_tokens(self._adapter_text.encode(text))
+            for text in self._config.evaluation.fixed_prefixes
+        }
+        seen = Counter(
+            self._adapter_text.without_stop(token_ids(row.tokens)).tobytes()
+            for group in first_batch
+            for row in group.prefixes.rows
+        )
+        for tokens, _ in seen.most_common(self._config.evaluation.sampled_candidates):
+            texts.setdefault(self._adapter_text.text(token_ids(tokens)), tokens)
+        for index, (text, tokens) in enumerate(texts.items()):
+            name = f"candidate-{index}"
+            self._candidates[name] = tokens
+            log.info("candidate for the fixed prefix: %r", text)
+            self._ask(name, -1, tokens, [problem.prompt() for problem in self._selection], 0.0)
+
+    def _ask_arm(self, arm: str, version: int, prefix: bytes) -> None:
+        prompts = [problem.prompt() for problem in self._held_out]
+        self._ask(f"{arm}.{GREEDY}", version, prefix, prompts, 0.0)
+        self._ask(f"{arm}.{SAMPLED}", version, prefix, prompts, 1.0)
+
+    def _ask(
+        self, name: str, version: int, prefix: bytes, prompts: list[Prompt], heat: float
+    ) -> None:
+        """`heat` 0 decodes greedily, 1 at the run's own temperatures."""
+        path = self._directory / f"{name}.jsonl"
+        if path.exists():
+            decoder = msgspec.json.Decoder(EvaluatedRow)
+            self._rows[name] = [decoder.decode(line) for line in path.read_bytes().splitlines()]
+            return
+        if not prompts:
+            return
+        rollout, scorer = self._config.rollout, self._config.scorer
+        limit = self._config.evaluation.max_new_tokens or scorer.max_new_tokens
+        self._open[name] = Evaluate(
+            name, version, prefix, tuple(prompts),
+            Sampling(heat * rollout.temperature, rollout.prefix_tokens), Sampling(heat * scorer.temperature, limit),
+        )  # fmt: skip
+        self._client.evaluate(self._open[name])
+
+    # --- gathering ---------------------------------------------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Take what is finished; ask again for what a restarted broker has forgotten."""
+        for name, request in list(self._open.items()):
+            progress, groups = self._client.evaluation(name)
+            if progress.total < 0:
+                self._client.evaluate(request)
+            elif groups and progress.done + progress.failed == progress.total:
+                self._keep(name, groups)
+            elif progress.failed == progress.total:
+                self._give_up(name, "every problem failed")
+
+    def _keep(self, name: str, groups: list[ScoredGroup]) -> None:
+        versions = {group.version for group in groups}
+        assert versions == {self._open[name].version}, (
+            f"evaluation {name} mixed versions {versions}"
+        )
+        rows = [self._row(group) for group in groups]
+        path = self._directory / f"{name}.jsonl"
+        path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        self._rows[name] = rows
+        del self._open[name]
+
+    def _row(self, group: ScoredGroup) -> EvaluatedRow:
+        row, verdict, prompt = group.prefixes.rows[0], group.verdicts[0], group.prefixes.prompt
+        return EvaluatedRow(
+            prompt_id=prompt.prompt_id,
+            family=self._family.get(prompt.prompt_id, ""),
+            version=group.version,
+            prefix=self._adapter_text.text(token_ids(row.tokens)),
+            completion=verdict.completion,
+            extracted=verdict.extracted,
+            reward=verdict.reward,
+            status=verdict.status,
+        )
+
+    def _give_up(self, name: str, reason: str) -> None:
+        log.warning("evaluation %s is incomplete: %s", name, reason)
+        self.incomplete.append(name)
+        self._open.pop(name, None)
+
+    def finish(self, version: int) -> None:
+        """Choose the fixed prefix, judge it and the trained adapter, wait for everything that is open."""
+        self._ask_arm("trained_adapter", version, b"")
+        deadline_s = time.monotonic() + self._config.evaluation.timeout_s
+        self._wait(deadline_s, lambda name: name.startswith("candidate-"))
+        best = max(self._candidates, key=lambda name: self._mean(name), default=None)
+        if best is not None and best in self._rows:
+            self._ask_arm("fixed_prefix", -1, self._candidates[best])
+        self._wait(deadline_s, lambda name: True)
+
+    def _mean(self, name: str) -> float:
+        return accuracy(self._rows[name]).accuracy if name in self._rows else -1.0
+
+    def _wait(self, deadline_s: float, concerns: "object") -> None:
+        assert callable(concerns)
+        while any(concerns(name) for name in self._open):
+            try:
+                self.gather()
+            except PeerLost as error:
+                log.warning("%s", error)
+            if time.monotonic() > deadline_s:
+                for name in list(self._open):
+                    self._give_up(
+                        name, f"not finished within {self._config.evaluation.timeout_s:g} s"
+                    )
+                return
+            time.sleep(POLL_S)
+
+    def arms(self) -> dict[str, dict[str, Accuracy]]:
+        """Accuracy per arm and decoding, of the arms that are complete."""
+        found: dict[str, dict[str, Accuracy]] = {}
+        for arm in ARMS:
+            for decoding in (GREEDY, SAMPLED):
+                if f"{arm}.{decoding}" in self._rows:
+                    found.setdefault(arm, {})[decoding] = accuracy(self._rows[f"{arm}.{decoding}"])
+        return found
+
+    def fixed_prefix(self) -> str:
+        """Text of the fixed prefix that was chosen, "" where none was."""
+        rows = self._rows.get(f"fixed_prefix.{GREEDY}")
+        return rows[0].prefix if rows else ""

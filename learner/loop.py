@@ -1,0 +1,146 @@
+"""The learner's loop: one iteration per turn.
+
+    broker ── Batch ──▶ advantages ─▶ minibatches ─▶ version v+1 ──▶ publisher thread ──▶ weight server, broker
+       ▲ IterationDone ─────────────────────┘                └──▶ checkpoint
+
+A turn waits for one thing only: this rank's shard of the next batch, with a deadline and the names of what it waits for.
+No collective begins before every rank holds its shard: each asks the broker itself, which answers all of them or none.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prefixrl.common.config import RunConfig
+from prefixrl.common.errors import PeerLost
+from prefixrl.common.messages import Batch, GetBatch, ScoredGroup
+from prefixrl.learner import checkpoint, summary
+from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.evaluate import Evaluator
+from prefixrl.learner.iteration import train_iteration
+from prefixrl.learner.metrics import MetricsLog, Times
+from prefixrl.learner.model import Models
+from prefixrl.learner.publish import Publisher, probe_tokens
+from prefixrl.learner.servers import Servers
+from prefixrl.learner.shard import iteration_data, steps_in_all
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RankZero:
+    """What only rank 0 has: the children, the publisher, evaluations, the log of metrics."""
+
+    servers: Servers
+    publisher: Publisher
+    evaluator: Evaluator
+    metrics: MetricsLog
+
+
+@dataclass
+class Learner:
+    """One rank of the learner, its models loaded at iteration `iteration`."""
+
+    config: RunConfig
+    directory: Path
+    client: BrokerClient
+    models: Models
+    zero: RankZero | None
+    problems: int
+    stopped: Callable[[], bool]
+    iteration: int = 0
+    started_s: float = field(default_factory=time.monotonic)
+    busy_s: float = 0.0
+    first_batch_s: float | None = None
+    waited_s: float = 0.0
+
+    def run(self) -> None:
+        """Train until the data is used up, then evaluate and write the summary; or save and go when asked to stop."""
+        self.publish()
+        while (batch := self.next_batch()) is not None:
+            self.train(*batch)
+            self.publish()
+            self.save_if_due()
+            self.look_around()
+        self.save()
+        if not self.stopped():
+            self.finish()
+
+    def next_batch(self) -> tuple[Batch, list[ScoredGroup]] | None:
+        """Wait for this rank's shard."""
+        waited_from_s = time.monotonic()
+        rank, ranks = self.models.rank, self.models.world_size
+        batch = self.client.next_batch(
+            GetBatch(self.iteration, rank, ranks), self.config.learner.batch_timeout_s, self.stopped
+        )
+        self.first_batch_s = self.first_batch_s or time.monotonic()
+        self.waited_s = time.monotonic() - waited_from_s
+        if batch is not None and self.zero and self.iteration == 0:
+            self.zero.evaluator.ask_candidates(batch[1])
+        return batch
+
+    def train(self, batch: Batch, shard: list[ScoredGroup]) -> None:
+        """The optimiser steps of one iteration; afterwards this version is one higher."""
+        started_s = time.monotonic()
+        data = iteration_data(batch, shard)
+        metrics = train_iteration(
+            self.models, data, self.config, steps_in_all(self.config, self.problems)
+        )
+        trained_s = time.monotonic() - started_s
+        self.busy_s += trained_s
+        self.iteration += 1
+        if self.zero:
+            self.zero.servers.completed = self.iteration
+            self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps)
+            times = Times(self.waited_s, trained_s, time.monotonic() - self.started_s)
+            self.zero.metrics.write(batch, shard, metrics, self.models.optimizer_steps, times)
+
+    def publish(self) -> None:
+        """Hand the current version to the publisher; a collective, so every rank calls it."""
+        probe = probe_tokens(self.config.seed, self.models.hf_config.get_text_config().vocab_size)
+        logprobs = self.models.probe_logprobs(probe, self.config.rollout.temperature)
+        tensors = self.models.state_dict_for_publication()
+        if self.zero:
+            self.zero.publisher.publish(self.iteration, tensors, logprobs)
+
+    def save_if_due(self) -> None:
+        """Checkpoint on the configured iterations."""
+        every = self.config.checkpoint.every
+        if every and self.iteration % every == 0:
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of this iteration; a collective."""
+        state = checkpoint.TrainerState(
+            iteration=self.iteration,
+            optimizer_steps=self.models.optimizer_steps,
+            journal_offset=0,
+            config_digest="",
+            world_size=self.models.world_size,
+        )
+        checkpoint.save(
+            self.directory / "checkpoints", self.models, state, self.config.checkpoint.keep
+        )
+
+    def look_around(self) -> None:
+        """Between iterations: finished evaluations, children that cannot be restarted."""
+        if self.zero:
+            self.zero.evaluator.gather()
+            if self.zero.servers.failure:
+                raise PeerLost(self.zero.servers.failure)
+
+    def finish(self) -> None:
+        """Evaluate the last version, write the summary, end the run."""
+        if not self.zero:
+            return
+        training_s = time.monotonic() - (self.first_batch_s or time.monotonic())
+        self.zero.evaluator.finish(self.iteration)
+        result = summary.summarise(
+            self.client.status(), self.zero.evaluator, self.models.optimizer_steps,
+            min(1.0, self.busy_s / training_s) if training_s else 0.0, time.monotonic() - self.started_s,
+        )  # fmt: skip
+        summary.write(result, self.directory)
+        log.info("finished after %d iterations", self.iteration)
+        self.client.stop("the run is finished")

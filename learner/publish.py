@@ -1,0 +1,85 @@
+"""Publishes a version: snapshot written, broker told; in a thread of its own, so that the next iteration never waits for it."""
+
+import logging
+import queue
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from prefixrl.common.errors import TrainingFault
+from prefixrl.common.messages import WeightsNote
+from prefixrl.common.packing import pack_logprobs, pack_tokens
+from prefixrl.common.seeds import derive
+from prefixrl.common.weights import describe, prune, write_snapshot
+from prefixrl.learner.client import BrokerClient
+
+log = logging.getLogger(__name__)
+
+PROBE_TOKENS = 64
+KEPT = 2
+QUEUED = 2
+"""Versions that may wait for the disk; the learner is held up only when it is that far ahead."""
+
+
+def probe_tokens(seed: int, vocabulary: int) -> list[int]:
+    """The tokens by which installed weights are proved: the same in every version of a run."""
+    generator = np.random.Generator(np.random.PCG64(derive(seed, "probe")))
+    tokens: list[int] = generator.integers(0, vocabulary, PROBE_TOKENS).tolist()
+    return tokens
+
+
+class Publisher:
+    """Rank 0's publisher. `pinned` versions are kept for evaluations besides the newest two."""
+
+    def __init__(self, endpoint: str, directory: Path, probe: list[int]) -> None:
+        self._endpoint = endpoint
+        self._directory = directory
+        self._probe = pack_tokens(probe)
+        self._queue: queue.Queue[tuple[int, dict[str, torch.Tensor], list[float]] | None] = (
+            queue.Queue(QUEUED)
+        )
+        self._failure: BaseException | None = None
+        self.pinned: set[int] = set()
+        self.newest = -1
+        self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
+        self._thread.start()
+
+    def publish(
+        self, version: int, tensors: dict[str, torch.Tensor], probe_logprobs: list[float]
+    ) -> None:
+        """Hand a version over; raises TrainingFault when its weights are not finite or an earlier publication failed."""
+        if self._failure is not None:
+            raise TrainingFault(
+                f"version {self.newest + 1} could not be published: {self._failure}"
+            ) from self._failure
+        bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+        if bad:
+            raise TrainingFault(
+                f"version {version} has non-finite weights in {', '.join(bad[:3])}; it is not published"
+            )
+        self._queue.put((version, tensors, probe_logprobs))
+
+    def close(self) -> None:
+        """Finish what was handed over."""
+        self._queue.put(None)
+        self._thread.join(timeout=60.0)
+
+    def _run(self) -> None:
+        try:
+            client = BrokerClient(self._endpoint)
+            while (item := self._queue.get()) is not None:
+                version, tensors, logprobs = item
+                manifest = describe(version, tensors)
+                write_snapshot(self._directory, manifest, tensors)
+                client.published(
+                    WeightsNote(version, manifest.digest, self._probe, pack_logprobs(logprobs))
+                )
+                self.newest = version
+                kept = {version - back for back in range(KEPT)} | self.pinned
+                prune(self._directory, kept)
+            client.close()
+        except BaseException as error:
+            self._failure = error
+            log.exception("publication failed")

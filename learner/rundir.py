@@ -1,0 +1,78 @@
+"""The run directory: one learner at a time, one config for its whole life."""
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from prefixrl.common.config import RunConfig, from_json
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.process import write_atomically
+
+FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
+"""What may differ when a run is resumed: nothing that changes what is trained."""
+
+
+class RunDirectory:
+    """Owns the directory of a run as long as the process lives."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.path = Path(config.directory)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / "lock").open("w")
+        except OSError as error:
+            raise ConfigError(
+                f"directory = {config.directory!r} cannot be used: {error.strerror}"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"another learner works in {self.path}; stop it or choose another directory"
+            ) from None
+        self._adopt(config)
+
+    def _adopt(self, config: RunConfig) -> None:
+        known = self.path / "config.json"
+        if known.exists():
+            _refuse_changes(from_json(known.read_text(encoding="utf-8")), config, self.path)
+        write_atomically(known, config.model_dump_json(indent=2))
+
+
+def _refuse_changes(known: RunConfig, given: RunConfig, path: Path) -> None:
+    before, after = known.model_dump(), given.model_dump()
+    changed = []
+    for section, value in after.items():
+        if section in FREE_SECTIONS or value == before[section]:
+            continue
+        if isinstance(value, dict):
+            was = before[section]
+            changed += [
+                f"  {section}.{key}: {was[key]!r} -> {new!r}"
+                for key, new in value.items()
+                if new != was[key]
+            ]
+        else:
+            changed.append(f"  {section}: {before[section]!r} -> {value!r}")
+    if changed:
+        raise ConfigError(
+            f"{path} holds a run with other settings; give them back, choose another directory, or start anew (--fresh)\n"
+            + "\n".join(changed)
+        )
+
+
+def check_port_is_free(endpoint: str) -> None:
+    """Raise ConfigError when a fixed TCP port of this host is taken; the broker would find out later and elsewhere."""
+    if not endpoint.startswith("tcp://") or endpoint.endswith(":0"):
+        return
+    host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), int(port)))
+        except OSError as error:
+            raise ConfigError(
+                f"broker.listen = {endpoint!r} cannot be bound: {os.strerror(error.errno or 0)}; "
+                "choose another port, or 0 for a free one"
+            ) from None

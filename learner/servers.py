@@ -1,0 +1,127 @@
+"""Broker and weight server: children of learner rank 0, started before anything heavy is imported, restarted when they die."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from prefixrl.common.config import RunConfig
+from prefixrl.common.errors import ConfigError, PeerLost
+
+log = logging.getLogger(__name__)
+
+START_S = 60.0
+RESTARTS_ALLOWED = 5
+WATCH_EVERY_S = 0.1
+
+
+class Servers:
+    """Runs both processes. `completed` must follow the learner, since a restarted broker is told where it stands."""
+
+    def __init__(self, config: RunConfig, directory: Path, completed: int) -> None:
+        self._config = config
+        self._directory = directory
+        self.completed = completed
+        self._restarts = 0
+        self._closing = False
+        self.failure: str | None = None
+        self._weights_endpoint_file = directory / "weights_endpoint"
+        listen = config.broker.listen
+        self._weights_listen = (
+            f"{listen}.weights" if listen.startswith("ipc://") else f"{listen.rsplit(':', 1)[0]}:0"
+        )
+        (directory / "weights").mkdir(exist_ok=True)
+        self._weights_endpoint_file.unlink(missing_ok=True)
+        self._weights = self._start_weight_server()
+        self.weights_endpoint = self._wait_for_file(
+            self._weights_endpoint_file, self._weights, "weight server"
+        )
+        endpoint_file = directory / "endpoint"
+        known = endpoint_file.stat().st_mtime_ns if endpoint_file.exists() else 0
+        self._broker = self._start_broker()
+        self.endpoint = self._wait_for_file(
+            endpoint_file, self._broker, "broker", newer_than_ns=known
+        )
+        threading.Thread(target=self._watch, name="servers", daemon=True).start()
+
+    def _start_weight_server(self) -> "subprocess.Popen[bytes]":
+        return _spawn(
+            "prefixrl.learner.weight_server",
+            ["--directory", str(self._directory / "weights"), "--listen", self._weights_listen,
+             "--endpoint-file", str(self._weights_endpoint_file)],
+        )  # fmt: skip
+
+    def _start_broker(self) -> "subprocess.Popen[bytes]":
+        return _spawn(
+            "prefixrl.learner.broker",
+            ["--directory", str(self._directory), "--iteration", str(self.completed),
+             "--weights-endpoint", self.weights_endpoint],
+        )  # fmt: skip
+
+    def _wait_for_file(
+        self, path: Path, process: "subprocess.Popen[bytes]", name: str, newer_than_ns: int = 0
+    ) -> str:
+        deadline_s = time.monotonic() + START_S
+        while not path.exists() or path.stat().st_mtime_ns <= newer_than_ns:
+            code = process.poll()
+            if code is not None:
+                # Its own message stands above in the log; a user's error stays a user's error.
+                error = ConfigError if code == 2 else PeerLost
+                raise error(f"the {name} ended with exit code {code} at its start")
+            if time.monotonic() > deadline_s:
+                raise PeerLost(
+                    f"the {name} (pid {process.pid}) did not open its socket within {START_S:g} s"
+                )
+            time.sleep(0.01)
+        return path.read_text(encoding="utf-8").strip()
+
+    def _watch(self) -> None:
+        while not self._closing:
+            time.sleep(WATCH_EVERY_S)
+            for name in ("broker", "weight server"):
+                process = self._broker if name == "broker" else self._weights
+                code = process.poll()
+                if code is None or self._closing:
+                    continue
+                self._restarts += 1
+                if self._restarts > RESTARTS_ALLOWED:
+                    self.failure = (
+                        f"the {name} died {self._restarts} times, last with exit code {code}"
+                    )
+                    return
+                log.warning(
+                    "the %s (pid %d) ended with exit code %d: starting it again",
+                    name,
+                    process.pid,
+                    code,
+                )
+                self._restart(name)
+
+    def _restart(self, name: str) -> None:
+        if name == "broker":
+            self._broker = self._start_broker()
+        else:
+            # Workers know the address from their Welcome: the new server must take the same one.
+            self._weights_listen = self.weights_endpoint
+            self._weights = self._start_weight_server()
+
+    def close(self, patience_s: float = 5.0) -> None:
+        """Stop both, the hard way after the patience is over."""
+        self._closing = True
+        for process in (self._broker, self._weights):
+            process.terminate()
+        for process in (self._broker, self._weights):
+            try:
+                process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _spawn(module: str, arguments: list[str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())]
+    )

@@ -1,0 +1,102 @@
+"""Brings a learner rank up: children first, so that workers load and score while DeepSpeed loads here."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from prefixrl.common.config import RunConfig
+from prefixrl.common.errors import PeerLost
+from prefixrl.learner import problems
+from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.rundir import RunDirectory, check_port_is_free
+from prefixrl.learner.servers import Servers
+
+log = logging.getLogger(__name__)
+
+RENDEZVOUS_S = 120.0
+
+
+def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool]) -> None:
+    """Run one learner rank to its end.
+
+    Raises:
+        UserError: config, data, model folder or run directory is wrong.
+        PeerLost: a wait ran past its deadline.
+        TrainingFault: training cannot go on.
+    """
+    training = problems.load(config.data.train, config.data)
+    if config.data.eval:
+        problems.load(config.data.eval, config.data)
+    if rank == 0:
+        run_directory = RunDirectory(config)
+        check_port_is_free(config.broker.listen)
+        completed = _completed(run_directory.path)
+        servers = Servers(config, run_directory.path, completed)
+        try:
+            _run(config, (rank, ranks), servers, len(training), stopped)
+        finally:
+            servers.close()
+    else:
+        _run(config, (rank, ranks), None, len(training), stopped)
+
+
+def _completed(directory: Path) -> int:
+    """Iterations the newest whole checkpoint holds; torch is imported only where there may be one."""
+    if not (directory / "checkpoints").is_dir():
+        return 0
+    from prefixrl.learner import checkpoint
+
+    newest = checkpoint.latest(directory / "checkpoints")
+    return checkpoint.read_manifest(newest).state.iteration if newest else 0
+
+
+def _run(
+    config: RunConfig,
+    place: tuple[int, int],
+    servers: Servers | None,
+    training: int,
+    stopped: Callable[[], bool],
+) -> None:
+    directory = Path(config.directory)
+    client = BrokerClient(servers.endpoint if servers else _endpoint(directory))
+    # Heavy imports from here on; the workers are loading their models at the same time.
+    from prefixrl.learner import checkpoint, distributed
+    from prefixrl.learner.evaluate import Evaluator
+    from prefixrl.learner.loop import Learner, RankZero
+    from prefixrl.learner.metrics import MetricsLog
+    from prefixrl.learner.model import Models
+    from prefixrl.learner.publish import Publisher, probe_tokens
+
+    evaluator = Evaluator(config, client, directory) if servers else None
+    if evaluator:
+        evaluator.ask_before_training()
+    models = Models.load(config, *place, config.adapter.model)
+    state = checkpoint.load(directory / "checkpoints", models)
+    iteration = state.iteration if state else 0
+    log.info("models are loaded at iteration %d", iteration)
+    zero = None
+    if servers and evaluator:
+        probe = probe_tokens(config.seed, models.hf_config.get_text_config().vocab_size)
+        publisher = Publisher(servers.endpoint, directory / "weights", probe)
+        zero = RankZero(servers, publisher, evaluator, MetricsLog(directory, iteration))
+    learner = Learner(config, directory, client, models, zero, training, stopped, iteration)
+    try:
+        learner.run()
+    finally:
+        if zero:
+            zero.publisher.close()
+        client.close()
+        distributed.stop()
+
+
+def _endpoint(directory: Path) -> str:
+    """Where rank 0's broker listens, from the run directory."""
+    deadline_s = time.monotonic() + RENDEZVOUS_S
+    while not (directory / "endpoint").exists():
+        if time.monotonic() > deadline_s:
+            raise PeerLost(
+                f"rank 0 wrote no broker endpoint to {directory} within {RENDEZVOUS_S:g} s"
+            )
+        time.sleep(0.1)
+    return (directory / "endpoint").read_text(encoding="utf-8").strip()

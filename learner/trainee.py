@@ -1,0 +1,208 @@
+"""One trained module behind DeepSpeed; the only file that knows DeepSpeed's engine and the insides of its optimisers."""
+
+import contextlib
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prefixrl.common.config import LearnerConfig
+from prefixrl.common.errors import ConfigError
+from prefixrl.learner import distributed
+from prefixrl.learner.schedule import lr_at
+
+GATHER_NUMEL = 64 * 1024 * 1024
+"""Elements gathered at a time when ZeRO-3 weights are put together for publication."""
+
+OWN_DEEPSPEED_KEYS = (
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "managed_gradient_accumulation",
+    "gradient_clipping", "optimizer", "scheduler", "fp16", "bf16", "data_types",
+)  # fmt: skip
+"""What the learner itself decides in DeepSpeed's config."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one optimiser step did."""
+
+    is_applied: bool
+    """False when a loss or gradient was not finite on some rank; no rank changed anything then."""
+    grad_norm: float
+    """Before clipping, over all ranks; inf when not finite."""
+
+
+class Trainee:
+    """One DeepSpeed engine: micro-batches of any number, then one step."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: LearnerConfig,
+        lr: float,
+        device: torch.device,
+        world_size: int,
+    ) -> None:
+        import deepspeed
+
+        module.eval()  # no dropout: logprobs of one batch must be the same function in every pass
+        optimizer = torch.optim.AdamW(
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
+            lr=lr, betas=config.adam_betas, weight_decay=config.weight_decay,
+        )  # fmt: skip
+        settings = deepspeed_settings(
+            config, sum(parameter.numel() for parameter in module.parameters())
+        )
+        self.stage: int = settings["zero_optimization"]["stage"]
+        # DeepSpeed's bf16 optimiser prints memory figures, unasked.
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.engine = deepspeed.initialize(
+                model=module.to(device), optimizer=optimizer, config=settings
+            )[0]
+        self.engine.eval()
+        self._peak_lr, self._config, self._world_size = lr, config, world_size
+        self._bad_losses = torch.zeros((), device=device)
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        """Accumulate the gradient of one micro-batch's share of the loss; `is_last` before the step.
+
+        The loss is already over the global denominator, and DeepSpeed averages over ranks, hence the factor. A loss that is
+        not finite on any rank makes the last one NaN on every rank, so every ZeRO stage drops the step by its own rule.
+        """
+        self._bad_losses += ~torch.isfinite(loss.detach())
+        if is_last and distributed.sum_over_ranks(self._bad_losses).item():
+            loss = loss * math.nan
+        self.engine.set_gradient_accumulation_boundary(is_last)
+        self.engine.backward(loss * self._world_size)
+
+    def step(self, step: int, total: int) -> StepReport:
+        """Take optimiser step number `step` of `total`, unless something was not finite."""
+        lr = lr_at(step, total, self._peak_lr, self._config.warmup_ratio, self._config.min_lr_ratio)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        self._bad_losses.zero_()
+        if self.stage == 0:
+            return self._plain_step()
+        self.engine.step()
+        is_applied = bool(self.engine.was_step_applied())
+        return StepReport(
+            is_applied, float(self.engine.get_global_grad_norm()) if is_applied else math.inf
+        )
+
+    def _plain_step(self) -> StepReport:
+        """Stage 0 has no check of its own; gradients are already averaged over ranks, so all ranks see the same norm."""
+        gradients = [
+            parameter.grad
+            for parameter in self.engine.module.parameters()
+            if parameter.grad is not None
+        ]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if not math.isfinite(norm):
+            self.engine.zero_grad()
+            return StepReport(False, math.inf)
+        self.engine.step()
+        return StepReport(True, norm)
+
+    @property
+    def adam(self) -> torch.optim.AdamW:
+        """The optimiser below DeepSpeed's, which holds the moments of `masters`."""
+        optimizer = self.engine.optimizer
+        adam: torch.optim.AdamW = optimizer if self.stage == 0 else optimizer.optimizer
+        return adam
+
+    def masters(self) -> dict[str, Tensor]:
+        """The fp32 weights this rank updates, as the optimiser sees them: whole at stage 0, else flat partitions."""
+        optimizer = self.engine.optimizer
+        if self.stage == 0:
+            return dict(self.engine.module.named_parameters())
+        if self.stage == 3:
+            partitions = optimizer.fp32_partitioned_groups_flat
+        elif hasattr(optimizer, "fp32_groups_flat_partition"):
+            # DeepSpeed's stage 1 for bf16 is a class of its own.
+            partitions = optimizer.fp32_groups_flat_partition
+        else:
+            partitions = optimizer.single_partition_of_fp32_groups
+        return {f"partition.{index}": partition for index, partition in enumerate(partitions)}
+
+    def masters_changed(self) -> None:
+        """Bring the weights the forward uses in line with `masters` after these were written to. A collective."""
+        optimizer = self.engine.optimizer
+        if self.stage in (1, 2):
+            optimizer.update_lp_params()
+        elif self.stage == 3:
+            optimizer.checkpoint_event_prologue()
+            for index in range(len(optimizer.fp32_partitioned_groups_flat)):
+                optimizer._reassign_or_swap_out_partitioned_parameters(index)
+            optimizer.checkpoint_event_epilogue()
+
+    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter, whole, by name; under ZeRO-3 a collective, bucket by bucket, and whole only while yielded."""
+        import deepspeed
+
+        for bucket in _buckets(list(self.engine.module.named_parameters())):
+            with deepspeed.zero.GatheredParameters(
+                [parameter for _, parameter in bucket], enabled=self.stage == 3
+            ):
+                for name, parameter in bucket:
+                    yield name, parameter.detach()
+
+
+def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]:
+    """DeepSpeed's config: the user's, with what the learner decides itself.
+
+    Raises:
+        ConfigError: on a key the learner decides, or an impossible ZeRO stage.
+    """
+    taken = sorted(set(config.deepspeed) & set(OWN_DEEPSPEED_KEYS))
+    if taken:
+        raise ConfigError(
+            f"learner.deepspeed sets {', '.join(taken)}, which follow from other settings (learner.dtype, "
+            "learner.grad_clip, algorithm.minibatches, learner.micro_batch_tokens); leave them out"
+        )
+    zero = dict(config.deepspeed.get("zero_optimization", {}))
+    for key in ("offload_optimizer", "offload_param"):
+        if (zero.get(key) or {}).get("device") == "nvme":
+            raise ConfigError(
+                f'learner.deepspeed.zero_optimization.{key}.device = "nvme": checkpoints could not see the weights '
+                'there; allowed are "cpu" and "none"'
+            )
+    stage = zero.setdefault("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise ConfigError(
+            f"learner.deepspeed.zero_optimization.stage = {stage!r}; allowed are 0, 1, 2 and 3"
+        )
+    if config.dtype == "bfloat16" and stage == 0:
+        # Stage 0 in bf16 keeps no fp32 weights, and steps of 5e-7 would round away; for one rank stage 1 is stage 0 with them.
+        zero["stage"] = 1
+    zero.setdefault("reduce_bucket_size", min(500_000_000, max(parameters, 1)))
+    settings: dict[str, Any] = {
+        "steps_per_print": 2**31,
+        "zero_force_ds_cpu_optimizer": False,
+        **config.deepspeed,
+    }
+    settings |= {
+        "zero_optimization": zero,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.grad_clip,
+    }
+    if config.dtype == "bfloat16":
+        settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    return settings
+
+
+def _buckets(named: list[tuple[str, nn.Parameter]]) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    bucket: list[tuple[str, nn.Parameter]] = []
+    numel = 0
+    for name, parameter in named:
+        size = int(getattr(parameter, "ds_numel", parameter.numel()))
+        if bucket and numel + size > GATHER_NUMEL:
+            yield bucket
+            bucket, numel = [], 0
+        bucket.append((name, parameter))
+        numel += size
+    if bucket:
+        yield bucket

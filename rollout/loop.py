@@ -1,0 +1,215 @@
+"""The rollout's loop: a group of prompts in, k-token prefixes with their logprobs out, weights swapped between groups.
+
+    broker ── PrefixTask ──▶ render ──▶ engine ──▶ Prefixes ──▶ broker
+    weight server ◀── pulled in the background ── Beat(latest)       Staged ─▶ broker ─▶ Swap ─▶ install, probe ─▶ Installed
+
+It waits for nothing but the next message or decoding step. A swap happens when the broker says so: it has taken care that no
+lease is open then, so every sample is of one version.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from prefixrl.common.config import RunConfig
+from prefixrl.common.engine import Engine, Job, JobResult, TokenIds
+from prefixrl.common.link import Link
+from prefixrl.common.messages import (
+    Beat,
+    Done,
+    FromBroker,
+    GroupPrefixes,
+    GroupTask,
+    Installed,
+    Manifest,
+    Prefixes,
+    PrefixTask,
+    ProbeFailed,
+    Refused,
+    Revoke,
+    Row,
+    Staged,
+    Swap,
+    WeightsNote,
+)
+from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids
+from prefixrl.common.rendering import ByteRenderer, Renderer
+from prefixrl.common.seeds import row_uniforms
+from prefixrl.rollout.weights import Fetcher
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 0.05
+
+
+class Rollout:
+    """An adapter engine at one version."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        link: Link,
+        engine: Engine,
+        renderer: Renderer | ByteRenderer,
+        fetcher: Fetcher,
+    ) -> None:
+        self._config = config
+        self._link = link
+        self._engine = engine
+        self._renderer = renderer
+        self._fetcher = fetcher
+        self._open: dict[str, tuple[PrefixTask, tuple[TokenIds | str, ...]]] = {}
+        self._staged: tuple[Manifest, dict[str, torch.Tensor]] | None = None
+        self._latest: WeightsNote | None = None
+        self.version = 0
+        self.weights_digest = ""
+
+    def run(self, stopping: Callable[[], bool]) -> str:
+        """Work until the run is over or the process is asked to stop; returns why it ended."""
+        while not stopping():
+            message = self._link.receive(0.0 if self._open else IDLE_S)
+            while message is not None:
+                if isinstance(message, Done):
+                    return message.reason
+                self._handle(message)
+                message = self._link.receive(0.0)
+            for result in self._engine.step(IDLE_S):
+                self._deliver(result)
+            self._offer_weights()
+            self._report()
+        return "asked to stop"
+
+    def _handle(self, message: FromBroker) -> None:
+        match message:
+            case PrefixTask():
+                self._start(message)
+            case Revoke(task, attempt):
+                if task in self._open and self._engine.cancel(task):
+                    del self._open[task]
+                    self._link.send(Refused(task, attempt, "revoked before it started"))
+            case Beat(latest) if latest is not None and latest.version > self.version:
+                self._latest = latest
+                self._fetcher.want(latest.version)
+            case Swap():
+                self._install()
+            case ProbeFailed():
+                log.warning(
+                    "probe of version %d differs by %.3g: fetching again",
+                    message.version,
+                    message.difference,
+                )
+                self._staged = None
+                self._fetcher.again()
+            case _:
+                pass
+
+    def _start(self, task: PrefixTask) -> None:
+        if task.version != self.version:
+            reason = f"version {self.version} is installed, the task wants {task.version}"
+            self._link.send(Refused(task.task, task.attempt, reason))
+            return
+        prompts = tuple(self._render(group) for group in task.groups)
+        self._open[task.task] = (task, prompts)
+        job = make_job(task, prompts, self._renderer.stop_tokens)
+        if job.rows:
+            self._engine.submit(job)
+        else:
+            self._deliver(JobResult(task.task, (), 0.0))
+
+    def _render(self, group: GroupTask) -> TokenIds | str:
+        try:
+            return self._renderer.prompt(group.prompt.question)
+        except ValueError as error:
+            return str(error)
+
+    def _deliver(self, result: JobResult) -> None:
+        task, prompts = self._open.pop(result.key)
+        rows = iter(result.rows)
+        groups = []
+        for group, prompt in zip(task.groups, prompts, strict=True):
+            if isinstance(prompt, str):
+                groups.append(
+                    GroupPrefixes(group.seq, group.prompt, group.seed, b"", (), error=prompt)
+                )
+                continue
+            finished = [next(rows) for _ in range(task.rows_per_group)]
+            packed = tuple(
+                Row(pack_tokens(row.tokens), pack_logprobs(row.logprobs), row.finish)
+                for row in finished
+            )
+            groups.append(
+                GroupPrefixes(group.seq, group.prompt, group.seed, pack_tokens(prompt), packed)
+            )
+        self._link.send(
+            Prefixes(
+                task.task,
+                task.attempt,
+                task.kind,
+                task.version,
+                self.weights_digest,
+                tuple(groups),
+                result.elapsed_s,
+            )
+        )
+
+    def _offer_weights(self) -> None:
+        staged = self._fetcher.take()
+        if staged is not None:
+            self._staged = staged
+            self._link.send(Staged(staged[0].version))
+
+    def _install(self) -> None:
+        assert not self._open, "the broker swaps only workers without leases"
+        if self._staged is None:
+            return
+        manifest, tensors = self._staged
+        self._staged = None
+        started_s = time.monotonic()
+        self._engine.install(tensors)
+        self.version, self.weights_digest = manifest.version, manifest.digest
+        probe = self._probe()
+        self._link.send(
+            Installed(
+                self.version,
+                self.weights_digest,
+                pack_logprobs(probe),
+                time.monotonic() - started_s,
+            )
+        )
+
+    def _probe(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        """Logprobs of the newest announced probe: the same tokens in every version of a run."""
+        assert self._latest is not None
+        return self._engine.logprobs(
+            token_ids(self._latest.probe_tokens), self._config.rollout.temperature
+        )
+
+    def _report(self) -> None:
+        vitals = self._link.vitals
+        vitals.progress, vitals.busy_slot_s = self._engine.progress, self._engine.busy_slot_s
+        vitals.leases = tuple(self._open)
+        vitals.state = f"version {self.version}"
+
+
+def make_job(
+    task: PrefixTask, prompts: tuple[TokenIds | str, ...], stop_tokens: frozenset[int]
+) -> Job:
+    """The engine job of a task: rows_per_group rows per renderable prompt, every row with draws of its own."""
+    rows: list[TokenIds] = []
+    uniforms = []
+    for group, prompt in zip(task.groups, prompts, strict=True):
+        if isinstance(prompt, str):
+            continue
+        rows.extend([prompt] * task.rows_per_group)
+        uniforms.append(
+            row_uniforms(group.seed, "prefix", task.rows_per_group, task.sampling.max_new_tokens)
+        )
+    draws = np.concatenate(uniforms) if uniforms else np.zeros((0, task.sampling.max_new_tokens))
+    # A simulated adapter writes its version into every token, so that tests read ages from the data itself.
+    script = tuple(
+        np.full(task.sampling.max_new_tokens, task.version, dtype=np.int32) for _ in rows
+    )
+    return Job(task.task, tuple(rows), draws, task.sampling, stop_tokens, script)

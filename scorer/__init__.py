@@ -1,0 +1,9 @@
+"""The scorer worker: lets the frozen target continue prefixes and judges the final answers; owns nothing else.
+
+Started as `prefixrl-scorer --connect tcp://host:port`, anywhere, any number of times; it may be killed at any time. It never
+receives weights: with its target loaded it is a pure throughput machine, so answers are verified in child processes while
+the engine goes on decoding.
+
+Read in this order: `loop.py` (receive, continue, judge, send), `extract.py` (which part of a text is the answer), `verify.py`
+(is it the gold answer), `verifier_pool.py` and `verifier_child.py` (the same, in processes that can be killed).
+"""

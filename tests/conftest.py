@@ -1,0 +1,17 @@
+"""One thread per process, no hub, and property tests that say the same thing twice."""
+
+import os
+
+# Set before anything imports torch: on few cores two threads per process are slower than one.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from hypothesis import HealthCheck, settings
+
+# No deadline: a busy machine is not a failure. Derandomised: a change is red or green, never both.
+settings.register_profile(
+    "prefixrl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("prefixrl")

@@ -1,0 +1,221 @@
+"""The four invariants of the ledger under random results, duplicates, deaths and restarts; planted faults must show."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from ledger_world import Shape, World
+from prefixrl.common.messages import GroupPrefixes, ScoredGroup
+from prefixrl.learner.broker import ledger as ledgers
+from prefixrl.learner.broker.ledger import Ledger
+from prefixrl.learner.broker.window import Choice, Wait, Window
+
+EXAMPLES = 2000
+STEPS = 40
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Drives a ledger the way unreliable workers and a crashing learner would."""
+
+    ledger_type: type[Ledger] = Ledger
+
+    @initialize(
+        batch_groups=st.integers(1, 4),
+        max_staleness=st.integers(0, 3),
+        groups_per_item=st.integers(1, 3),
+        by_iterations=st.booleans(),
+        length=st.integers(1, 6),
+    )
+    def begin(
+        self,
+        batch_groups: int,
+        max_staleness: int,
+        groups_per_item: int,
+        by_iterations: bool,
+        length: int,
+    ) -> None:
+        iterations = length if by_iterations else None
+        places = None if by_iterations else length * batch_groups - length % batch_groups + 1
+        shape = Shape(batch_groups, max_staleness, groups_per_item, iterations, places)
+        self.world = World(shape, self.ledger_type)
+
+    @rule(behind=st.integers(0, 3))
+    def a_rollout_asks_for_work(self, behind: int) -> None:
+        self.world.start_sampling(max(0, self.world.completed - behind))
+
+    @precondition(lambda self: self.world.sampling)
+    @rule(data=st.data(), twice=st.booleans())
+    def a_rollout_delivers(self, data: st.DataObject, twice: bool) -> None:
+        item = data.draw(st.sampled_from(self.world.sampling))
+        self.world.sampling.remove(item)
+        groups = self.world.sample(item)
+        self.world.deliver_prefixes(groups)
+        if twice:
+            self.world.deliver_prefixes(groups)
+
+    @rule()
+    def a_scorer_asks_for_work(self) -> None:
+        self.world.start_scoring()
+
+    @precondition(lambda self: self.world.scoring)
+    @rule(data=st.data(), twice=st.booleans(), error=st.integers(0, 9))
+    def a_scorer_delivers(self, data: st.DataObject, twice: bool, error: int) -> None:
+        item = data.draw(st.sampled_from(self.world.scoring))
+        self.world.scoring.remove(item)
+        self.world.deliver_scores(item.groups, error == 0)
+        if twice:
+            self.world.deliver_scores(item.groups)
+
+    @precondition(lambda self: self.world.sampling or self.world.scoring)
+    @rule(data=st.data(), died=st.booleans())
+    def a_worker_is_lost(self, data: st.DataObject, died: bool) -> None:
+        item = data.draw(st.sampled_from([*self.world.sampling, *self.world.scoring]))
+        (self.world.sampling if item in self.world.sampling else self.world.scoring).remove(item)  # type: ignore[arg-type]
+        self.world.lose(item, died)
+
+    @precondition(lambda self: self.world.ghosts)
+    @rule(data=st.data(), scored=st.booleans())
+    def a_lost_worker_delivers_after_all(self, data: st.DataObject, scored: bool) -> None:
+        groups = data.draw(st.sampled_from(self.world.ghosts))
+        if not groups:
+            return
+        if scored:
+            self.world.deliver_scores(groups)
+        else:
+            self.world.deliver_prefixes(groups)
+
+    @rule()
+    def the_learner_trains(self) -> None:
+        self.world.train()
+
+    @rule()
+    def a_batch_is_handed_out(self) -> None:
+        self.world.batch_only()
+
+    @rule(data=st.data())
+    def everything_restarts_from_a_checkpoint(self, data: st.DataObject) -> None:
+        self.world.restart(data.draw(st.integers(0, self.world.completed)))
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.finish()
+
+
+def run(machine: type[LedgerMachine], shrink: bool) -> None:
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
+            stateful_step_count=STEPS,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=checks,
+            print_blob=False,
+        ),
+    )
+
+
+@pytest.mark.timeout(900)
+def test_the_invariants_hold_under_results_duplicates_deaths_and_restarts() -> None:
+    run(LedgerMachine, shrink=True)
+
+
+class BatchedCountedOut(Ledger):
+    """Fault: groups that were handed out as a batch no longer count as outstanding."""
+
+    @property
+    def outstanding(self) -> int:
+        return sum(group.state != "batched" for group in self.live())
+
+
+class NewestVersionWindow(Window):
+    """Admits by the newest version, which is the number of completed iterations."""
+
+    def room(self, version: int, completed: int, outstanding: int) -> int:
+        return super().room(completed, completed, outstanding)
+
+
+class LearnersVersion(Ledger):
+    """Fault: admission looks at the learner's version instead of the one the worker has installed."""
+
+    def __init__(
+        self, window: Window, limits: ledgers.Limits, prompts: ledgers.PromptSource
+    ) -> None:
+        faulty = NewestVersionWindow(window.batch_groups, window.max_staleness)
+        super().__init__(faulty, limits, prompts)
+
+
+class FinishedFirst(Ledger):
+    """Fault: the batch is whatever is scored, in the order it was scored."""
+
+    def batch(self, iteration: int) -> Choice | Wait | None:
+        if iteration in self.batches:
+            return Choice(self.batches[iteration])
+        size = self._batch_size()
+        if size == 0:
+            return None
+        done = [
+            record.group.prefixes.seq
+            for record in self.history
+            if isinstance(record, ledgers.GroupScored)
+        ]
+        scored = [seq for seq in done if self._state(seq) == "scored"]
+        if len(scored) < size:
+            return Wait(())
+        self._append(ledgers.Batched(iteration, tuple(scored[:size])))
+        return Choice(tuple(scored[:size]))
+
+    @property
+    def history(self) -> list[ledgers.Record]:
+        if not hasattr(self, "_history"):
+            self._history: list[ledgers.Record] = []
+        return self._history
+
+    def _apply(self, record: ledgers.Record) -> None:
+        self.history.append(record)
+        super()._apply(record)
+
+
+class JoinedById(Ledger):
+    """Fault: verdicts are joined to the prefixes the ledger knows under the same number."""
+
+    def take_prefixes(
+        self, groups: "list[GroupPrefixes]", version: int, weights_digest: str, sampled_s: float
+    ) -> list[int]:  # type: ignore[override]
+        taken = super().take_prefixes(groups, version, weights_digest, sampled_s)
+        known = self.__dict__.setdefault("known", {})
+        known.update({group.seq: (group, version) for group in groups if group.seq in taken})
+        return taken
+
+    def take_scores(self, groups: "list[ScoredGroup]") -> list[int]:  # type: ignore[override]
+        known = self.__dict__.setdefault("known", {})
+        joined = []
+        for group in groups:
+            prefixes, version = known.get(group.prefixes.seq, (group.prefixes, group.version))
+            joined.append(
+                ScoredGroup(prefixes, version, group.weights_digest, group.verdicts, group.scorer)
+            )
+        return super().take_scores(joined)
+
+
+@pytest.mark.parametrize("fault", [BatchedCountedOut, LearnersVersion, FinishedFirst, JoinedById])
+def test_a_planted_fault_breaks_an_invariant(fault: type[Ledger]) -> None:
+    machine = type(f"{fault.__name__}Machine", (LedgerMachine,), {"ledger_type": fault})
+    with pytest.raises(AssertionError):
+        run(machine, shrink=False)

@@ -1,0 +1,65 @@
+"""Figures from sums."""
+
+import pytest
+import torch
+
+from prefixrl.learner.report import bin_counts, histogram, means, reward_figures
+
+
+def sums_of(importance: list[float], returns: list[float], values: list[float]) -> dict[str, float]:
+    error = [r - v for r, v in zip(returns, values, strict=True)]
+    zeros = (
+        "clipped",
+        "approx_kl",
+        "entropy",
+        "ratio",
+        "importance_capped",
+        "behaviour_gap",
+        "value_clipped",
+    )
+    return dict.fromkeys(zeros, 0.0) | {
+        "tokens": float(len(importance)),
+        "importance": sum(importance),
+        "importance_squared": sum(x * x for x in importance),
+        "value": sum(values),
+        "return": sum(returns),
+        "return_squared": sum(x * x for x in returns),
+        "value_error": sum(error),
+        "value_error_squared": sum(x * x for x in error),
+    }
+
+
+def test_equal_weights_keep_the_whole_sample_and_one_heavy_weight_keeps_one_of_it() -> None:
+    flat = means(sums_of([1.0] * 4, [0.0] * 4, [0.0] * 4), (0.0, 4.0, 4.0))
+    assert flat["importance_ess_fraction"] == pytest.approx(1.0)
+    heavy = means(sums_of([8.0, 0.0, 0.0, 0.0], [0.0] * 4, [0.0] * 4), (0.0, 4.0, 4.0))
+    assert heavy["importance_ess_fraction"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("values", "explained"),
+    [([0.0, 1.0, 0.0, 1.0], 1.0), ([0.5] * 4, 0.0), ([1.0, 0.0, 1.0, 0.0], -3.0)],
+)
+def test_explained_variance_is_1_for_a_perfect_critic_and_0_for_a_constant(
+    values: list[float], explained: float
+) -> None:
+    figures = means(sums_of([1.0] * 4, [0.0, 1.0, 0.0, 1.0], values), (2.0, 5.0, 4.0))
+    assert figures["explained_variance"] == pytest.approx(explained)
+    assert figures["advantage"] == 0.5
+    assert figures["advantage_deviation"] == pytest.approx(1.0)
+
+
+def test_equal_returns_have_no_variance_to_explain() -> None:
+    figures = means(sums_of([1.0], [1.0], [0.5]), (0.0, 0.0, 1.0))
+    assert figures["explained_variance"] == 0.0
+
+
+def test_a_value_on_an_edge_is_in_the_bin_below_and_all_values_are_counted() -> None:
+    edges = (0.0, 1.0)
+    counts = bin_counts(torch.tensor([-9.0, 0.0, 0.5, 1.0, 3.0]), edges)
+    assert histogram(edges, counts).counts == (2, 2, 1)
+
+
+def test_groups_that_all_passed_or_all_failed_are_uniform() -> None:
+    figures = reward_figures([1.0, 1.0, 0.0, 0.0, 1.0, 0.0], [0, 0, 1, 1, 2, 2])
+    assert figures == {"reward": 0.5, "uniform_groups_fraction": pytest.approx(2 / 3)}

@@ -1,0 +1,84 @@
+"""Two learner ranks, in processes of their own, against one."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
+
+from prefixrl.learner.iteration import train_iteration
+from prefixrl.learner.model import Models
+
+pytestmark = DEEPSPEED_WARNINGS
+
+STAGES = [0, 1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """What each rank wrote, by rank and stage."""
+    folder = tmp_path_factory.mktemp("ranks")
+    save_model(folder / "adapter", is_tied=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    tests = Path(__file__).parent.parent
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    meeting["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
+    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(tests / "learner" / "rank_process.py"), str(rank), str(folder)],
+            env=os.environ | meeting | {"PYTHONPATH": path, "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [process.wait(timeout=240) for process in processes] == [0, 0]
+        assert not (folder / "extensions").exists()  # a first start compiles nothing
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_train_what_one_trains(
+    told: list[list[dict[str, Any]]], stage: int, tmp_path: Path
+) -> None:
+    config = run_config(save_model(tmp_path / "adapter", is_tied=True))
+    models = Models.load(config, 0, 1, config.adapter.model)
+    for iteration in range(2):
+        alone = train_iteration(models, random_iteration(iteration), config, 20).steps
+        for mine, theirs in zip(alone, told[0][stage]["steps"][iteration], strict=True):
+            assert theirs == pytest.approx(mine, abs=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_all_ranks_see_the_same_figures(told: list[list[dict[str, Any]]], stage: int) -> None:
+    for name in ("steps", "went_on", "resumed", "poisoned", "probe"):
+        assert told[0][stage][name] == told[1][stage][name]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_resume_bitwise(told: list[list[dict[str, Any]]], stage: int) -> None:
+    assert told[0][stage]["resumed"] == told[0][stage]["went_on"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_bad_row_on_one_rank_drops_the_step_on_both(
+    told: list[list[dict[str, Any]]], stage: int
+) -> None:
+    assert sorted(told[0][stage]["poisoned"]) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_only_rank_0_holds_the_published_weights(
+    told: list[list[dict[str, Any]]], stage: int
+) -> None:
+    assert len(told[0][stage]["published"]) == 26
+    assert told[1][stage]["published"] == []
