@@ -158,7 +158,7 @@ def test_a_child_killed_during_a_job_is_replaced_and_the_answer_judged_by_anothe
 
 
 def test_an_answer_whose_children_die_twice_is_an_error_and_never_a_wrong_answer() -> None:
-    with pool_of(children=2) as pool:
+    with pool_of() as pool:
         pool.submit(1, *HANGS)
         until(lambda: is_at_work(pool), pool)
         killed = kill_all(pool)
@@ -168,7 +168,7 @@ def test_an_answer_whose_children_die_twice_is_an_error_and_never_a_wrong_answer
 
 
 def test_a_child_that_hears_no_alarm_is_killed_at_the_deadline() -> None:
-    with pool_of(timeout_s=1) as pool:
+    with pool_of(timeout_s=2) as pool:
         pool.submit(1, *EQUAL)
         verdicts(pool)
         (pid,) = pool.child_pids

@@ -58,7 +58,8 @@ rounding would choose the greedy answer."""
 
 TAUGHT_HABIT, TAUGHT_RIGHT = 0.60, 0.22
 """The adapter's share of the habitual and of the right opening; the others share what is left. It must
-look at the question from the start: an adapter that does not learns only which one opening pays best."""
+look at the question from the start: an adapter that does not learns only which one opening pays best.
+And habit must lead by far: were the two close, the first few updates would turn every greedy answer."""
 
 K_TOKENS = 8
 """The longest prefix: the longest opening and an EOS."""

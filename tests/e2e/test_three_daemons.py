@@ -1,0 +1,102 @@
+"""The real thing on real models: processes, sockets, DeepSpeed, transformers; and what happens when parts of it are killed."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from run_helper import SMALL, check_books, child, finish, inspect, launched, status, trained_iterations, wait_for
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def scorer(directory: Path) -> "subprocess.Popen[bytes]":
+    endpoint = (directory / "endpoint").read_text().strip()
+    command = [sys.executable, "-m", "prefixrl.scorer", "--connect", endpoint]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def test_a_killed_scorer_is_made_good_and_newcomers_get_work_at_once(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with launched(directory, *SMALL, "algorithm.iterations=80", "launch.scorers=2") as process:
+        wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
+        victim = wait_for(lambda: child(process, "prefixrl.scorer"), "a scorer")
+        victim.kill()
+        newcomers = [scorer(directory), scorer(directory)]
+        pids = {each.pid for each in newcomers}
+        waited: dict[int, float] = {}
+
+        def both_have_worked() -> bool:
+            for worker in status(directory)["workers"]:
+                if worker["pid"] in pids and worker["first_lease_after_ready_s"] is not None:
+                    waited[worker["pid"]] = worker["first_lease_after_ready_s"]
+            return len(waited) == 2
+
+        wait_for(both_have_worked, "work for both newcomers")
+        assert max(waited.values()) < 2.0
+        summary = finish(process, directory)
+        for each in newcomers:
+            assert each.wait(30) == 0
+    check_books(summary, directory)
+    assert summary["groups"]["trained"] == 80 * 16
+    assert summary["losses"]["scorer: lost"] == 1
+
+
+def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with launched(directory, *SMALL, "algorithm.iterations=16") as process:
+        wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
+        wait_for(lambda: child(process, "prefixrl.learner.broker"), "the broker").kill()
+        summary = finish(process, directory)
+    check_books(summary, directory)
+    assert summary["groups"]["trained"] == 16 * 16
+    assert "starting it again" in (directory / "logs/learner.log").read_text()
+
+
+def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with launched(directory, *SMALL, "algorithm.iterations=12", "checkpoint.every=4") as process:
+        wait_for(lambda: trained_iterations(directory) >= 7, "the seventh iteration")
+        learner = wait_for(lambda: child(process, "run.toml"), "the learner")
+        learner = next(each for each in [learner, *learner.children()] if "prefixrl.learner" in each.cmdline())
+        workers = [child(process, "prefixrl.rollout"), child(process, "prefixrl.scorer")]
+        recorded = (directory / "metrics.jsonl").read_text().splitlines()
+        learner.kill()
+        summary = finish(process, directory)
+        assert all(each is not None for each in workers)
+    check_books(summary, directory)
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 12
+    # Iterations 4 to 6 were trained twice over, on the same groups from the same state: bitwise the same figures.
+    for before, after in zip(recorded[4:7], lines[4:7], strict=True):
+        assert figures(before) == figures(after)
+
+
+def figures(line: str) -> str:
+    found = re.search(r'"figures":\{[^}]*\}', line)
+    assert found
+    return found.group()
+
+
+def test_ctrl_c_stops_everything_and_the_next_launch_goes_on(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with launched(directory, *SMALL, "algorithm.iterations=10", "checkpoint.every=0") as process:
+        wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        deadline_s = time.monotonic() + 5
+        while any(each.is_running() for each in family) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert not [each for each in family if each.is_running()]
+    done = trained_iterations(directory)
+    assert 3 <= done < 10
+    with launched(directory, *SMALL, "algorithm.iterations=10", "checkpoint.every=0") as process:
+        summary = finish(process, directory)
+    check_books(summary, directory)
+    assert trained_iterations(directory) == 10
+    assert {line["version_trained"] for line in inspect(directory)} == set(range(10))
