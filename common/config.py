@@ -108,7 +108,7 @@ class AlgorithmConfig(_Section):
     """Coefficient of the KL to the initial adapter; 0 drops the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     kl_placement: Literal["reward", "loss"] = "reward"
-    entropy: float = 1e-3
+    entropy: Annotated[float, Field(allow_inf_nan=False)] = 1e-3
     """Entropy bonus, added to the objective: positive keeps the policy random."""
     whiten_floor: PositiveFloat = 1e-4
     aggregation: Literal["token", "sequence"] = "token"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from prefixrl.common.engine import Finished, Job, JobResult, TokenIds
+from prefixrl.common.errors import DataError
 from prefixrl.common.messages import Finish
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": "auto"}
@@ -44,7 +45,14 @@ class TransformersEngine:
     def __init__(self, model: str, device: str, dtype: str, threads: int) -> None:
         torch.set_num_threads(threads)
         self._device = torch.device(device)
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=_DTYPES[dtype])
+        try:
+            self._model = AutoModelForCausalLM.from_pretrained(
+                model, dtype=_DTYPES[dtype], use_safetensors=True
+            )
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{model} is no model transformers can load from safetensors: {error}"
+            ) from error
         torch.nn.Module.to(self._model, self._device)
         self._model.eval().requires_grad_(False)
         self._queue: deque[Job] = deque()

@@ -16,6 +16,9 @@ from prefixrl.common.errors import DataError
 from prefixrl.common.records import JournalRecord
 
 MAX_RECORD_BYTES = 1 << 30
+_RECORD_START = b"\x92\xcf"
+"""An array of two whose first element is a 64-bit checksum."""
+_REMEDY = "restore the file or start a new run"
 
 
 class Journal:
@@ -64,6 +67,7 @@ def cut_torn_tail(path: Path) -> int:
 
 
 def _scan(path: Path) -> Iterator[tuple[JournalRecord, int]]:
+    """Every intact record with the byte after it; ends before a torn last record."""
     decoder = msgspec.msgpack.Decoder(JournalRecord)
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -75,13 +79,36 @@ def _scan(path: Path) -> Iterator[tuple[JournalRecord, int]]:
             try:
                 checksum, body = unpacker.unpack()
             except msgpack.OutOfData:
+                _check_nothing_follows(path, start, "its length runs past the end of the file")
                 return
             except (ValueError, TypeError) as error:
-                raise DataError(f"{path} is damaged at byte {start}: {error}") from None
+                raise DataError(f"{path} is damaged at byte {start}: {error}; {_REMEDY}") from None
             if not isinstance(body, bytes) or xxhash.xxh3_64_intdigest(body) != checksum:
-                if unpacker.tell() == size:
-                    return
+                if unpacker.tell() != size:
+                    raise DataError(
+                        f"{path} is damaged at byte {start}: checksum differs; {_REMEDY}"
+                    )
+                _check_nothing_follows(path, start, "checksum differs")
+                return
+            try:
+                record = decoder.decode(body)
+            except ValueError as error:
                 raise DataError(
-                    f"{path} is damaged at byte {start}: checksum differs; restore the file or start a new run"
-                )
-            yield decoder.decode(body), unpacker.tell()
+                    f"{path} holds a record at byte {start} that this release cannot read: {error}"
+                ) from None
+            yield record, unpacker.tell()
+
+
+def _check_nothing_follows(path: Path, start: int, reason: str) -> None:
+    """Raise DataError when an intact record stands after an unreadable one: a damaged length looks like a torn end."""
+    rest = path.read_bytes()[start:]
+    at = 0
+    while (at := rest.find(_RECORD_START, at + 1)) > 0:
+        unpacker = msgpack.Unpacker(max_buffer_size=MAX_RECORD_BYTES, max_bin_len=MAX_RECORD_BYTES)
+        unpacker.feed(memoryview(rest)[at:])
+        try:
+            checksum, body = unpacker.unpack()
+        except (msgpack.OutOfData, ValueError, TypeError):
+            continue
+        if isinstance(body, bytes) and xxhash.xxh3_64_intdigest(body) == checksum:
+            raise DataError(f"{path} is damaged at byte {start}: {reason}; {_REMEDY}")

@@ -20,6 +20,7 @@ from prefixrl.common.messages import (
     PROTOCOL,
     Ack,
     Beat,
+    Done,
     FromBroker,
     Goodbye,
     Heartbeat,
@@ -68,10 +69,10 @@ class Link:
         )
         self._outgoing: queue.SimpleQueue[ToBroker] = queue.SimpleQueue()
         self._unacknowledged: dict[tuple[str, int], tuple[Prefixes | Scores, float]] = {}
-        self._ready: Ready | None = None
         self._welcome: queue.SimpleQueue[Welcome | Reject] = queue.SimpleQueue()
         self._heartbeat_s = heartbeat_s
         self._known = False
+        self._greeted = False
         self._heard_s = time.monotonic()
         self._closing = threading.Event()
         self._failure: PrefixRLError | None = None
@@ -102,8 +103,6 @@ class Link:
 
     def send(self, message: ToBroker) -> None:
         """Hand a message over; results are kept and sent again until the broker holds them."""
-        if isinstance(message, Ready):
-            self._ready = message
         self._outgoing.put(message)
         self._client.wake()
 
@@ -175,6 +174,8 @@ class Link:
             if not self._try_send(message) and not isinstance(message, (Prefixes, Scores)):
                 self._outgoing.put(message)
                 break
+            if isinstance(message, Ready):
+                self._resend_all(now_s)
         if not self._known and self._closing.is_set():
             while not self._outgoing.empty():
                 self._outgoing.get_nowait()
@@ -208,16 +209,21 @@ class Link:
     def _take(self, message: FromBroker) -> None:
         match message:
             case Welcome():
-                if not self._known:
-                    self._known = True
+                first, self._known = not self._greeted, True
+                self._greeted = True
+                # The work loop answers a later Welcome with what it has loaded now.
+                if first:
                     self._welcome.put(message)
-                    if self._ready is not None:
-                        self._rejoin(self._ready)
-            case Unknown():
-                if self._known:
-                    log.info("the broker does not know this worker (any more): saying Hello again")
+                else:
+                    self.inbox.put(message)
+            case Unknown() if self._known:
+                log.info("the broker does not know this worker (any more): saying Hello again")
                 self._known = False
                 self._try_send(self._hello)
+            case Unknown():
+                pass  # an answer to what was sent before the Hello that is under way
+            case Done() if not self._greeted:
+                self._welcome.put(Reject(f"there is nothing to do: {message.reason}"))
             case Ack(task, attempt):
                 self._unacknowledged.pop((task, attempt), None)
             case Reject() if not self._known:
@@ -228,9 +234,8 @@ class Link:
             case _:
                 self.inbox.put(message)
 
-    def _rejoin(self, ready: Ready) -> None:
-        """Known again after the broker was restarted: say what is loaded, then deliver what it may have missed."""
-        self._try_send(ready)
+    def _resend_all(self, now_s: float) -> None:
+        """Known again after the broker was restarted: deliver what it may have missed."""
         for key, (result, _) in list(self._unacknowledged.items()):
-            self._unacknowledged[key] = (result, time.monotonic())
+            self._unacknowledged[key] = (result, now_s)
             self._try_send(result)

@@ -38,26 +38,42 @@ def logprobs(packed: bytes, tokens: int) -> NDArray[np.float32]:
     return values
 
 
-def check_prefixes(group: GroupPrefixes, rows_per_group: int) -> None:
-    """Raise ValueError naming the group when a received group of prefixes is not what was asked for."""
+def check_prefixes(group: GroupPrefixes, rows_per_group: int, is_by_adapter: bool = True) -> None:
+    """Raise ValueError naming the group when a received group of prefixes is not what was asked for.
+
+    Args:
+        group: As received.
+        rows_per_group: What the task asked for.
+        is_by_adapter: An adapter saw a prompt and wrote at least one token per row; without one both may be empty.
+    """
     where = f"group {group.seq} (prompt {group.prompt.prompt_id})"
     if group.error:
+        if group.rows:
+            raise ValueError(
+                f"{where} holds {len(group.rows)} rows beside its error: {group.error}"
+            )
         return
     if len(group.rows) != rows_per_group:
         raise ValueError(
             f"{where} holds {len(group.rows)} rows, the task asked for {rows_per_group}"
         )
-    token_ids(group.prompt_tokens)
-    for index, row in enumerate(group.rows):
-        try:
-            logprobs(row.logprobs, token_ids(row.tokens).size)
-        except ValueError as error:
-            raise ValueError(f"{where}, row {index}: {error}") from None
+    place = "prompt"
+    try:
+        sizes = [("prompt", token_ids(group.prompt_tokens).size)]
+        for index, row in enumerate(group.rows):
+            place = f"row {index}"
+            sizes.append((place, token_ids(row.tokens).size))
+            logprobs(row.logprobs, sizes[-1][1])
+    except ValueError as error:
+        raise ValueError(f"{where}, {place}: {error}") from None
+    for place, size in sizes:
+        if is_by_adapter and not size:
+            raise ValueError(f"{where}, {place}: there is no token")
 
 
 def check_scores(group: ScoredGroup, rows_per_group: int) -> None:
     """Raise ValueError naming the group when a received scored group is malformed."""
-    check_prefixes(group.prefixes, rows_per_group)
+    check_prefixes(group.prefixes, rows_per_group, is_by_adapter=group.version >= 0)
     where = f"group {group.prefixes.seq} (prompt {group.prefixes.prompt.prompt_id})"
     if len(group.verdicts) != len(group.prefixes.rows):
         raise ValueError(

@@ -145,7 +145,7 @@ class Client(Generic[In, Out]):
     """A DEALER connected to one server. `wake` may be called from any thread to end a `receive` early."""
 
     def __init__(self, endpoint: str, incoming: object, identity: bytes) -> None:
-        self._endpoint = check_endpoint(endpoint)
+        self.endpoint = check_endpoint(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._incoming = incoming
         self._identity = identity
@@ -161,7 +161,7 @@ class Client(Generic[In, Out]):
         for option, value in {**_COMMON_OPTIONS, **_CLIENT_OPTIONS}.items():
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.IDENTITY, self._identity)
-        self._socket.connect(self._endpoint)
+        self._socket.connect(self.endpoint)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
@@ -180,8 +180,14 @@ class Client(Generic[In, Out]):
     def send(self, message: Out, payload: Sequence[Payload] = (), timeout_s: float = 5.0) -> None:
         """Hand a message to the connection; raises PeerLost when there is none within `timeout_s`."""
         if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLOUT):
-            raise PeerLost(f"no connection to {self._endpoint} within {timeout_s:g} s")
-        self._socket.send_multipart([self._encoder.encode(message), *payload], flags=zmq.NOBLOCK)
+            raise PeerLost(f"no connection to {self.endpoint} within {timeout_s:g} s")
+        try:
+            self._socket.send_multipart(
+                [self._encoder.encode(message), *payload], flags=zmq.NOBLOCK
+            )
+        except zmq.Again:
+            # The connection went between the poll and the send.
+            raise PeerLost(f"the connection to {self.endpoint} was lost just now") from None
 
     def wake(self) -> None:
         """End a `receive` that waits in another thread."""

@@ -47,10 +47,13 @@ class Child:
     environment: dict[str, str]
     restarts: int = 0
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+    log_from_bytes: int = 0
+    """Where this start begins in the log, which may hold earlier runs."""
 
     def start(self) -> None:
         """Start it; its output is appended to its log."""
         with self.log_path.open("ab") as output:
+            self.log_from_bytes = output.tell()
             # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
             self.process = subprocess.Popen(
                 self.command,
@@ -78,9 +81,16 @@ class Child:
 
     def tail(self) -> str:
         """What it said last."""
-        return "\n".join(
-            self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-        )
+        return "\n".join(self._said().splitlines()[-TAIL_LINES:])
+
+    def error(self) -> str:
+        """The message of the error it ended with, "" where it left none."""
+        _, found, message = f"\n{self._said()}".rpartition("\nerror: ")
+        return message.strip() if found else ""
+
+    def _said(self) -> str:
+        said = self.log_path.read_bytes()[self.log_from_bytes :]
+        return said.decode(errors="replace")
 
 
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
@@ -106,6 +116,8 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
     if code == 0:
         write_report(directory)
         print_table(directory)
+    elif code == ConfigError.exit_code and launcher.learner.error():
+        raise ConfigError(launcher.learner.error())
     else:
         click.echo(
             f"the learner ended with exit code {code}; the end of {launcher.learner.log_path}:",

@@ -8,6 +8,7 @@ from pathlib import Path
 from prefixrl.common.config import RunConfig, from_json
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import write_atomically
+from prefixrl.common.transport import check_endpoint
 
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
 """What may differ when a run is resumed: nothing that changes what is trained."""
@@ -63,8 +64,8 @@ def _refuse_changes(known: RunConfig, given: RunConfig, path: Path) -> None:
 
 
 def check_port_is_free(endpoint: str) -> None:
-    """Raise ConfigError when a fixed TCP port of this host is taken; the broker would find out later and elsewhere."""
-    if not endpoint.startswith("tcp://") or endpoint.endswith(":0"):
+    """Raise ConfigError when the endpoint is none, or its fixed TCP port is taken; the broker would find out later."""
+    if not check_endpoint(endpoint).startswith("tcp://") or endpoint.endswith(":0"):
         return
     host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from prefixrl.common.config import RunConfig
+from prefixrl.common.digests import model_digests
 from prefixrl.common.engine import Engine, Job, JobResult, TokenIds
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
@@ -28,16 +29,19 @@ from prefixrl.common.messages import (
     Prefixes,
     PrefixTask,
     ProbeFailed,
+    Ready,
     Refused,
     Revoke,
     Row,
     Staged,
     Swap,
     WeightsNote,
+    Welcome,
 )
 from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.common.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
+from prefixrl.common.weights import describe
 from prefixrl.rollout.weights import Fetcher
 
 log = logging.getLogger(__name__)
@@ -55,6 +59,7 @@ class Rollout:
         engine: Engine,
         renderer: Renderer | ByteRenderer,
         fetcher: Fetcher,
+        model: str,
     ) -> None:
         self._config = config
         self._link = link
@@ -64,8 +69,21 @@ class Rollout:
         self._open: dict[str, tuple[PrefixTask, tuple[TokenIds | str, ...]]] = {}
         self._staged: tuple[Manifest, dict[str, torch.Tensor]] | None = None
         self._latest: WeightsNote | None = None
+        self._digests = model_digests(model)
         self.version = 0
-        self.weights_digest = ""
+        self.weights_digest = installed_digest(engine)
+
+    def say_ready(self) -> None:
+        """Tell the broker what is loaded and installed now; tasks of an earlier acquaintance are delivered as usual."""
+        self._link.send(
+            Ready(
+                self._engine.slots,
+                self._digests,
+                self.version,
+                self.weights_digest,
+                self._engine.name,
+            )
+        )
 
     def run(self, stopping: Callable[[], bool]) -> str:
         """Work until the run is over or the process is asked to stop; returns why it ended."""
@@ -95,6 +113,9 @@ class Rollout:
                 self._fetcher.want(latest.version)
             case Swap():
                 self._install()
+            case Welcome(weights_endpoint=endpoint):
+                self._fetcher.use(endpoint)
+                self.say_ready()
             case ProbeFailed():
                 log.warning(
                     "probe of version %d differs by %.3g: fetching again",
@@ -213,3 +234,8 @@ def make_job(
         np.full(task.sampling.max_new_tokens, task.version, dtype=np.int32) for _ in rows
     )
     return Job(task.task, tuple(rows), draws, task.sampling, stop_tokens, script)
+
+
+def installed_digest(engine: Engine) -> str:
+    """Digest of the weights an engine holds, as the learner would publish them."""
+    return describe(0, {name: tensor.cpu() for name, tensor in engine.weights().items()}).digest

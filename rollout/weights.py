@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 WINDOW_CHUNKS = 4
 """Chunks asked for ahead of the one being received."""
 ANSWER_S = 5.0
+ASK_AGAIN_S = 0.2
 DAMAGED_PULLS_ALLOWED = 3
 
 
@@ -41,6 +42,7 @@ class Fetcher:
             queue.SimpleQueue()
         )
         self._failure: PrefixRLError | None = None
+        self._damaged = 0
         self.retries = 0
         threading.Thread(target=self._run, name="weights", daemon=True).start()
 
@@ -49,6 +51,11 @@ class Fetcher:
         if version > self._wanted:
             self._wanted = version
             self._changed.set()
+
+    def use(self, endpoint: str) -> None:
+        """Fetch from this weight server from now on."""
+        self._wanted = self._have  # what the former server announced may not be there (yet)
+        self._endpoint = endpoint
 
     def again(self) -> None:
         """The version fetched last proved bad: fetch the wanted one anew."""
@@ -65,37 +72,41 @@ class Fetcher:
         return newest
 
     def _run(self) -> None:
+        client: Client[FromWeights, ToWeights] | None = None
         try:
-            client: Client[FromWeights, ToWeights] = Client(
-                self._endpoint, FromWeights, secrets.token_bytes(8)
-            )
-            damaged = 0
             while True:
                 self._changed.wait()
                 self._changed.clear()
-                while self._have < self._wanted:
-                    try:
-                        manifest, tensors = self._pull(client, self._wanted)
-                    except (BadSnapshot, Malformed) as error:
-                        damaged, self.retries = damaged + 1, self.retries + 1
-                        log.warning(
-                            "pull %d of version %d failed: %s", damaged, self._wanted, error
-                        )
-                        if damaged >= DAMAGED_PULLS_ALLOWED:
-                            raise PeerLost(
-                                f"version {self._wanted} arrived damaged {damaged} times: {error}"
-                            ) from None
-                        continue
-                    except PeerLost as error:
-                        self.retries += 1
-                        log.warning("weights of version %d: %s; asking again", self._wanted, error)
-                        time.sleep(0.2)
-                        continue
-                    damaged = 0
-                    self._have = manifest.version
-                    self._staged.put((manifest, tensors))
+                if client is None or client.endpoint != self._endpoint:
+                    if client is not None:
+                        client.close()
+                    client = Client(self._endpoint, FromWeights, secrets.token_bytes(8))
+                if self._have < self._wanted and not self._fetch(client):
+                    self._changed.set()  # ask again, perhaps for a newer version, perhaps elsewhere
         except PrefixRLError as error:
             self._failure = error
+
+    def _fetch(self, client: Client[FromWeights, ToWeights]) -> bool:
+        """One try; raises PeerLost when a version arrived damaged too often."""
+        try:
+            manifest, tensors = self._pull(client, self._wanted)
+        except (BadSnapshot, Malformed) as error:
+            self.retries += 1
+            self._damaged += 1
+            log.warning("pull %d of version %d failed: %s", self._damaged, self._wanted, error)
+            if self._damaged >= DAMAGED_PULLS_ALLOWED:
+                times = f"{self._damaged} times in a row"
+                raise PeerLost(f"version {self._wanted} arrived damaged {times}: {error}") from None
+            return False
+        except PeerLost as error:
+            self.retries += 1
+            log.warning("weights of version %d: %s; asking again", self._wanted, error)
+            time.sleep(ASK_AGAIN_S)
+            return False
+        self._damaged = 0
+        self._have = manifest.version
+        self._staged.put((manifest, tensors))
+        return True
 
     def _pull(
         self, client: Client[FromWeights, ToWeights], version: int

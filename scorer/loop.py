@@ -15,18 +15,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from prefixrl.common.config import RunConfig
+from prefixrl.common.digests import model_digests
 from prefixrl.common.engine import Engine, Finished, Job, JobResult, TokenIds
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
     Done,
     FromBroker,
     GroupPrefixes,
+    Ready,
     Refused,
     Revoke,
     ScoredGroup,
     Scores,
     ScoreTask,
     Verdict,
+    Welcome,
 )
 from prefixrl.common.packing import token_ids
 from prefixrl.common.rendering import ByteRenderer, Renderer
@@ -61,16 +64,22 @@ class Scorer:
         engine: Engine,
         renderer: Renderer | ByteRenderer,
         verifier: VerifierPool,
+        model: str,
     ) -> None:
         self._config = config
         self._link = link
         self._engine = engine
         self._renderer = renderer
         self._verifier = verifier
+        self._digests = model_digests(model)
         self._open: dict[str, _Open] = {}
         self._verifying: dict[int, tuple[str, int, float, str]] = {}
         self._keys = itertools.count()
         self._verified = 0
+
+    def say_ready(self) -> None:
+        """Tell the broker what is loaded; tasks of an earlier acquaintance are delivered as usual."""
+        self._link.send(Ready(self._engine.slots, self._digests, -1, "", self._engine.name))
 
     def run(self, stopping: Callable[[], bool]) -> str:
         """Work until the run is over or the process is asked to stop; returns why it ended."""
@@ -105,6 +114,8 @@ class Scorer:
                 if task in self._open and self._engine.cancel(task):
                     del self._open[task]
                     self._link.send(Refused(task, attempt, "revoked before it started"))
+            case Welcome():
+                self.say_ready()
             case _:
                 pass
 

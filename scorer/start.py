@@ -1,8 +1,6 @@
-"""Loads what a scorer needs and says what was loaded; imported after the broker's Welcome, since it is slow."""
+"""Loads what a scorer needs; imported after the broker's Welcome, since it is slow."""
 
-from prefixrl.common.digests import model_digests
 from prefixrl.common.engine import make_engine
-from prefixrl.common.messages import Ready
 from prefixrl.common.rendering import ByteRenderer, Renderer
 from prefixrl.common.worker import Joined
 from prefixrl.scorer.loop import Scorer
@@ -18,5 +16,6 @@ def load(joined: Joined) -> Scorer:
         ByteRenderer() if simulated else Renderer(joined.model, config.scorer.max_prompt_tokens)
     )
     verifier = VerifierPool(config.scorer.verifier_children, config.scorer.verify_timeout_s)
-    joined.link.send(Ready(engine.slots, model_digests(joined.model), -1, "", engine.name))
-    return Scorer(config, joined.link, engine, renderer, verifier)
+    scorer = Scorer(config, joined.link, engine, renderer, verifier, joined.model)
+    scorer.say_ready()
+    return scorer

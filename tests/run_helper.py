@@ -27,7 +27,9 @@ SMALL = (
 
 def command(directory: Path, *settings: str) -> list[str]:
     """`prefixrl launch` of the example into a directory."""
-    flags = [flag for setting in (f"directory={directory}", *settings) for flag in ("--set", setting)]
+    flags = [
+        flag for setting in (f"directory={directory}", *settings) for flag in ("--set", setting)
+    ]
     return [sys.executable, "-m", "prefixrl.deploy", "launch", str(RUN_FILE), *flags]
 
 
@@ -51,7 +53,9 @@ def launched(directory: Path, *settings: str) -> Iterator["subprocess.Popen[str]
         process.stdout.close()
 
 
-def finish(process: "subprocess.Popen[str]", directory: Path, timeout_s: float = 240.0) -> dict[str, Any]:
+def finish(
+    process: "subprocess.Popen[str]", directory: Path, timeout_s: float = 240.0
+) -> dict[str, Any]:
     """Wait for a launch to end well; its summary."""
     output, _ = process.communicate(timeout=timeout_s)
     assert process.returncode == 0, output + logs(directory)
@@ -61,7 +65,10 @@ def finish(process: "subprocess.Popen[str]", directory: Path, timeout_s: float =
 
 def logs(directory: Path) -> str:
     """The ends of all logs of a run."""
-    parts = [f"\n== {path.name}\n" + path.read_text()[-3000:] for path in (directory / "logs").glob("*.log")]
+    parts = [
+        f"\n== {path.name}\n" + path.read_text()[-3000:]
+        for path in (directory / "logs").glob("*.log")
+    ]
     return "".join(parts)
 
 
@@ -92,11 +99,11 @@ def trained_iterations(directory: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
-def child(process: "subprocess.Popen[str]", part: str) -> psutil.Process | None:
-    """A process below the launch whose command line names `part`."""
+def child(process: "subprocess.Popen[str]", title: str) -> psutil.Process | None:
+    """A process below the launch by its title, for example prefixrl-broker."""
     for each in psutil.Process(process.pid).children(recursive=True):
         try:
-            if any(part in argument for argument in each.cmdline()):
+            if each.cmdline()[:1] == [title]:
                 return each
         except psutil.Error:
             continue

@@ -42,21 +42,36 @@ class BatchDesk:
     def answers(self, now_s: float) -> dict[bytes, Answer]:
         """Everyone who can be answered now. The ledger's new records must be written down before these are sent."""
         answers: dict[bytes, Answer] = {}
-        for peer, (request, since_s) in self._waiting.items():
-            choice = self._dispatcher.ledger.batch(request.iteration)
-            if isinstance(choice, Wait):
-                self.waiting_for = self._name(choice, now_s)
+        for peer, (request, since_s) in list(self._waiting.items()):
+            answer = self._answer(request, now_s)
+            if isinstance(answer, str):
+                self.waiting_for = answer
                 if now_s - since_s > NOT_YET_EVERY_S:
                     answers[peer] = NotYet(request.iteration, self.waiting_for), []
                 continue
             self.waiting_for = ""
-            if choice is None:
-                answers[peer] = RunOver(self._dispatcher.ledger.completed), []
+            if answer is None:
+                del self._waiting[peer]
             else:
-                answers[peer] = self._shard(request, choice)
+                answers[peer] = answer
         for peer in answers:
             del self._waiting[peer]
         return answers
+
+    def _answer(self, request: GetBatch, now_s: float) -> Answer | str | None:
+        """The shard or the end of the run; what it waits for; None for a question that is answered and trained already."""
+        ledger = self._dispatcher.ledger
+        if request.iteration < ledger.completed:
+            return None
+        if request.iteration > ledger.completed:
+            # A rank that is ahead of rank 0's report: one message away, no fault.
+            return f"the report that iteration {request.iteration - 1} is done"
+        choice = ledger.batch(request.iteration)
+        if isinstance(choice, Wait):
+            return self._name(choice, now_s)
+        if choice is None:
+            return RunOver(ledger.completed), []
+        return self._shard(request, choice)
 
     def _shard(self, request: GetBatch, choice: Choice) -> Answer:
         results = self._dispatcher.ledger.results(choice.seqs)

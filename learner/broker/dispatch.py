@@ -166,14 +166,12 @@ class Dispatcher:
         try:
             for group in result.groups:
                 check_prefixes(group, rows)
-            if (
-                lease
-                and isinstance(lease.item, SampleItem)
-                and result.version != lease.item.version
-            ):
-                raise ValueError(
-                    f"prefixes of version {result.version} for a task at version {lease.item.version}"
-                )
+            if lease:
+                _check_answers(lease, result)
+                if result.version != lease.item.version:
+                    raise ValueError(
+                        f"prefixes of version {result.version} for a task at version {lease.item.version}"
+                    )
         except ValueError:
             if lease:
                 self._return(lease, died=True)
@@ -187,6 +185,7 @@ class Dispatcher:
             self.evaluations.take_prefixes(
                 lease.item, result.groups, result.weights_digest, result.elapsed_s
             )
+        self._return_missing(lease, {group.seq for group in result.groups})
 
     def take_scores(self, worker: Worker, result: Scores) -> None:
         """Accept a scorer's result; raises ValueError when it is not what a scorer may send."""
@@ -195,30 +194,34 @@ class Dispatcher:
         try:
             for group in result.groups:
                 check_scores(group, rows)
+                if result.kind == "train" and group.version < 0:
+                    raise ValueError(f"training group {group.prefixes.seq} has no version")
+            if lease:
+                _check_answers(lease, result)
         except ValueError:
             if lease:
                 self._return(lease, died=True)
             raise
         worker.tasks_done += 1
-        if result.kind == "eval":
-            if lease:
-                self.evaluations.take_scores(result.groups)
-            return
-        # Not leased here (any more): the groups carry all it takes to judge whether they may still be used.
-        self.ledger.take_scores(result.groups)
-        if lease:
-            self._return_missing(lease, result)
+        if result.kind == "train":
+            # Not leased here (any more): the groups carry all it takes to judge whether they may still be used.
+            self.ledger.take_scores(result.groups)
+        elif lease:
+            self.evaluations.take_scores(result.groups)
+        self._return_missing(lease, {group.prefixes.seq for group in result.groups})
 
-    def _return_missing(self, lease: Lease, result: Scores) -> None:
+    def _return_missing(self, lease: Lease | None, delivered: set[int]) -> None:
         """Groups of the lease that the result leaves out go back to the queue, counted against their attempts."""
-        delivered = {group.prefixes.seq for group in result.groups}
-        assert isinstance(lease.item, ScoreItem)
-        missing = tuple(group for group in lease.item.groups if group.seq not in delivered)
-        if missing:
-            item = lease.item
-            self.ledger.give_back(
-                ScoreItem(missing, item.version, item.weights_digest, item.sampled_s), died=True
-            )
+        if lease is None or delivered.issuperset(lease.item.seqs):
+            return
+        item = lease.item
+        if isinstance(item, SampleItem):
+            left = tuple(seq for seq in item.seqs if seq not in delivered)
+            lease.item = SampleItem(left, item.version)
+        else:
+            groups = tuple(group for group in item.groups if group.seq not in delivered)
+            lease.item = ScoreItem(groups, item.version, item.weights_digest, item.sampled_s)
+        self._return(lease, died=True)
 
     def take_refusal(self, worker: Worker, refusal: Refused) -> None:
         """A worker hands a lease back unworked."""
@@ -243,6 +246,10 @@ class Dispatcher:
         """Give a worker up: its leases go back. Returns the names of the tasks it held."""
         self.registry.by_identity.pop(worker.identity, None)
         self.losses[f"{worker.role}: {'lost' if died else 'left'}"] += 1
+        return self.return_leases(worker, died)
+
+    def return_leases(self, worker: Worker, died: bool = False) -> list[str]:
+        """Put everything a worker holds back into the queues; returns the names of the tasks."""
         held = list(worker.leases)
         for lease in worker.leases.values():
             self._return(lease, died)
@@ -254,3 +261,25 @@ class Dispatcher:
             self.evaluations.give_back(lease.item, died)
         else:
             self.ledger.give_back(lease.item, died)
+
+
+def _check_answers(lease: Lease, result: Prefixes | Scores) -> None:
+    """Raise ValueError unless a result is of the kind of its task and of nothing but its groups.
+
+    A group number means one thing in an evaluation and another in the ledger: neither may reach the other's books.
+    """
+    if isinstance(result, Prefixes):
+        seqs = [group.seq for group in result.groups]
+    else:
+        seqs = [group.prefixes.seq for group in result.groups]
+    if result.kind != lease.kind or isinstance(result, Prefixes) != isinstance(
+        lease.item, SampleItem
+    ):
+        raise ValueError(
+            f"a {result.kind} result {type(result).__name__} for the {lease.kind} task {lease.task}"
+        )
+    strange = sorted(set(seqs) - set(lease.item.seqs))
+    if strange or len(set(seqs)) < len(seqs):
+        raise ValueError(
+            f"result of task {lease.task} holds groups {seqs}, the task holds {list(lease.item.seqs)}"
+        )

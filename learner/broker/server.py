@@ -67,6 +67,7 @@ PROBE_FAILURES_ALLOWED = 3
 CHECK_EVERY_S = 0.1
 MESSAGES_PER_SYNC = 64
 NOTES_KEPT = 4
+GOODBYE_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,26 @@ class Broker:
                 self._send(peer, message, payload)
             self._flush()
         if self._stopping is not None:
-            for worker in self.dispatcher.registry.by_identity.values():
-                self._send(worker.identity, Done(self._stopping))
+            self._send_home(Done(self._stopping))
+
+    def _send_home(self, done: Done) -> None:
+        """Tell every worker to go and wait, not long, for their Goodbyes: one that misses it would wait for a broker."""
+        workers = self.dispatcher.registry.by_identity
+        for identity in workers:
+            self._send(identity, done)
+        deadline_s = time.monotonic() + GOODBYE_S
+        while workers and time.monotonic() < deadline_s:
+            try:
+                received = self._server.receive(CHECK_EVERY_S)
+            except Malformed:
+                continue
+            if received is None:
+                continue
+            peer, message, _ = received
+            if isinstance(message, Goodbye):
+                workers.pop(peer, None)
+            else:
+                self._send(peer, done)
 
     def _receive_some(self) -> None:
         """Take what is there, up to a bound, so that one sync to disk serves many results."""
@@ -210,12 +229,7 @@ class Broker:
         if hello.role in ("rank", "operator"):
             self._peers[peer] = name = str(hello.role)
         else:
-            known = self.dispatcher.registry.by_identity.get(peer)
-            if known is not None:
-                self.dispatcher.lose(known, "said Hello again", died=False)
-            assert hello.role == "rollout" or hello.role == "scorer"
-            name = self.dispatcher.registry.add(peer, hello.role, hello.host, hello.pid, now_s).name
-            log.info("%s joined from %s pid %d", name, hello.host, hello.pid)
+            name = self._enrol(peer, hello, now_s).name
         self._send(
             peer,
             Welcome(
@@ -226,6 +240,18 @@ class Broker:
                 self.run.weights_endpoint,
             ),
         )
+
+    def _enrol(self, peer: bytes, hello: Hello, now_s: float) -> Worker:
+        """Register a worker, or take one back that says Hello again; it keeps its name and gives its leases back."""
+        known = self.dispatcher.registry.by_identity.get(peer)
+        if known is not None:
+            self.dispatcher.return_leases(known)
+            known.phase = "loading"
+            return known
+        assert hello.role == "rollout" or hello.role == "scorer"
+        worker = self.dispatcher.registry.add(peer, hello.role, hello.host, hello.pid, now_s)
+        log.info("%s joined from %s pid %d", worker.name, hello.host, hello.pid)
+        return worker
 
     def _handle_worker(self, worker: Worker, message: ToBroker, now_s: float) -> None:
         try:

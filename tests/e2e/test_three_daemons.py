@@ -9,7 +9,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from run_helper import SMALL, check_books, child, finish, inspect, launched, status, trained_iterations, wait_for
+from run_helper import (
+    SMALL,
+    check_books,
+    child,
+    finish,
+    inspect,
+    launched,
+    status,
+    trained_iterations,
+    wait_for,
+)
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -24,7 +34,7 @@ def test_a_killed_scorer_is_made_good_and_newcomers_get_work_at_once(tmp_path: P
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=80", "launch.scorers=2") as process:
         wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
-        victim = wait_for(lambda: child(process, "prefixrl.scorer"), "a scorer")
+        victim = wait_for(lambda: child(process, "prefixrl-scorer"), "a scorer")
         victim.kill()
         newcomers = [scorer(directory), scorer(directory)]
         pids = {each.pid for each in newcomers}
@@ -50,7 +60,7 @@ def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=16") as process:
         wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
-        wait_for(lambda: child(process, "prefixrl.learner.broker"), "the broker").kill()
+        wait_for(lambda: child(process, "prefixrl-broker"), "the broker").kill()
         summary = finish(process, directory)
     check_books(summary, directory)
     assert summary["groups"]["trained"] == 16 * 16
@@ -61,13 +71,15 @@ def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=12", "checkpoint.every=4") as process:
         wait_for(lambda: trained_iterations(directory) >= 7, "the seventh iteration")
-        learner = wait_for(lambda: child(process, "run.toml"), "the learner")
-        learner = next(each for each in [learner, *learner.children()] if "prefixrl.learner" in each.cmdline())
-        workers = [child(process, "prefixrl.rollout"), child(process, "prefixrl.scorer")]
+        learner = wait_for(lambda: child(process, "prefixrl-learner"), "the learner")
+        workers = [child(process, f"prefixrl-{role}") for role in ("rollout", "scorer")]
         recorded = (directory / "metrics.jsonl").read_text().splitlines()
         learner.kill()
+        wait_for(lambda: trained_iterations(directory) >= 10, "the resumed run")
+        assert all(each is not None and each.is_running() for each in workers), (
+            "workers must stay warm"
+        )
         summary = finish(process, directory)
-        assert all(each is not None for each in workers)
     check_books(summary, directory)
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 12

@@ -1,0 +1,122 @@
+"""The commands as a person meets them: quick help, and one message with exit code 2 for whatever they got wrong."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "arithmetic"
+HEAVY = {"deepspeed", "matplotlib", "numpy", "torch", "transformers", "vllm", "zmq"}
+
+HELP = {
+    "deploy": {"launch", "status", "inspect", "report"},
+    "deploy launch": {"RUN_FILE", "--set KEY=VALUE", "--fresh"},
+    "deploy status": {"RUN_DIRECTORY", "--json"},
+    "deploy inspect": {"RUN_DIRECTORY", "--json"},
+    "deploy report": {"RUN_DIRECTORY"},
+    "learner": {"RUN_FILE", "--set KEY=VALUE", "--check"},
+    "rollout": {"--connect", "--model", "--engine", "--device"},
+    "scorer": {"--connect", "--model", "--engine", "--device"},
+}
+STARTERS = ("learner", "deploy launch")
+MISTAKES = {
+    "a misspelt key": (
+        "algorithm.groups_per_iterations=4",
+        "algorithm.groups_per_iterations: unknown key; did you mean 'groups_per_iteration'?",
+    ),
+    "a wrong type": ("algorithm.clip=wide", 'algorithm.clip = "wide": '),
+    "a missing model": (
+        "adapter.model=./gone",
+        "adapter.model = './gone': there is no such folder",
+    ),
+}
+
+
+def run(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    module, *words = command.split()
+    return subprocess.run(
+        [sys.executable, "-m", f"prefixrl.{module}", *words, *arguments],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_help_names_every_option_and_loads_nothing_heavy(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    done = run(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Usage: ")
+    missing = {text for text in {*HELP[command], "--help"} if text not in done.stdout}
+    assert not missing
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "prefixrl.common.errors" in imported
+    assert not {name for name in imported if name.partition(".")[0] in HEAVY}
+
+
+@pytest.mark.parametrize("command", STARTERS)
+@pytest.mark.parametrize(("setting", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_in_the_configuration_is_one_message(
+    command: str, setting: str, message: str, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    flags = ("--set", setting, "--set", f"directory={directory}")
+    done = run(command, str(EXAMPLE / "run.toml"), *flags)
+    assert_one_message(done, message)
+    assert not directory.exists(), "a refused run leaves nothing behind"
+
+
+@pytest.mark.parametrize("command", STARTERS)
+def test_a_port_in_use_is_one_message(command: str, tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        endpoint = f"tcp://127.0.0.1:{holder.getsockname()[1]}"
+        flags = ("--set", f"broker.listen={endpoint}", "--set", f"directory={tmp_path / 'run'}")
+        arguments = (str(EXAMPLE / "run.toml"), *flags)
+        for _ in range(2):  # the second log holds the first failure too
+            assert_one_message(
+                run(command, *arguments),
+                f"broker.listen = {endpoint!r} cannot be bound: Address already in use; choose another port",
+            )
+
+
+def test_a_run_file_that_is_not_there_is_one_message(tmp_path: Path) -> None:
+    for command in STARTERS:
+        assert_one_message(run(command, str(tmp_path / "gone.toml")), "cannot read the run file")
+
+
+@pytest.mark.parametrize("command", ["deploy status", "deploy inspect", "deploy report"])
+def test_a_folder_without_a_run_is_one_message(command: str, tmp_path: Path) -> None:
+    assert_one_message(run(command, str(tmp_path)), str(tmp_path))
+
+
+@pytest.mark.parametrize("command", ["rollout", "scorer"])
+@pytest.mark.parametrize("endpoint", ["localhost:5555", "tcp://127.0.0.1:port", "tcp://127.0.0.1"])
+def test_an_address_that_is_none_is_one_message(command: str, endpoint: str) -> None:
+    assert_one_message(run(command, "--connect", endpoint), repr(endpoint))
+
+
+def test_check_prints_what_follows_and_starts_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    flags = ("--check", "--set", f"directory={directory}", "--set", "algorithm.iterations=7")
+    done = run("learner", str(EXAMPLE / "run.toml"), *flags)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '"iterations": 7' in done.stdout and "groups in 7 iterations" in done.stdout
+    assert not directory.exists()
+
+
+def assert_one_message(done: "subprocess.CompletedProcess[str]", message: str) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ") and message in done.stderr
+    assert len(re.findall(r"\berror\b", done.stderr, re.IGNORECASE)) == 1
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 2
+    assert not re.search(r"\berror\b|Traceback", done.stdout, re.IGNORECASE)

@@ -1,0 +1,158 @@
+"""Packed arrays come back as they were sent, and malformed ones are refused with the place of the fault."""
+
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.packing import (
+    check_prefixes,
+    check_scores,
+    logprobs,
+    pack_logprobs,
+    pack_tokens,
+    token_ids,
+)
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+LOGPROBS = st.lists(
+    st.floats(max_value=0.0, allow_nan=False, allow_infinity=False, width=32), max_size=40
+)
+
+
+@given(IDS)
+def test_token_ids_travel_as_little_endian_int32(ids: list[int]) -> None:
+    packed = pack_tokens(ids)
+    assert packed == struct.pack(f"<{len(ids)}i", *ids)
+    assert token_ids(packed).tolist() == ids
+    assert pack_tokens(np.asarray(ids, dtype=np.int32)) == packed
+
+
+@given(LOGPROBS)
+def test_logprobs_travel_as_little_endian_float32(values: list[float]) -> None:
+    packed = pack_logprobs(values)
+    assert packed == struct.pack(f"<{len(values)}f", *values)
+    assert logprobs(packed, len(values)).tolist() == values
+
+
+@given(st.binary(max_size=30))
+def test_bytes_that_are_no_whole_values_are_refused(data: bytes) -> None:
+    if len(data) % 4:
+        with pytest.raises(
+            ValueError, match=f"packed token ids of {len(data)} bytes are not whole"
+        ):
+            token_ids(data)
+        with pytest.raises(ValueError, match="values for"):
+            logprobs(data, len(data) // 4)
+    elif any(value < 0 for value in struct.unpack(f"<{len(data) // 4}i", data)):
+        with pytest.raises(ValueError, match=r"token id -\d+ is negative"):
+            token_ids(data)
+    else:
+        assert token_ids(data).size == len(data) // 4
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.5, 1e-3])
+def test_what_is_no_logprob_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="finite and not above 0"):
+        logprobs(pack_logprobs([-1.0, value, -2.0]), 3)
+
+
+def test_rounding_above_zero_is_let_through() -> None:
+    assert logprobs(pack_logprobs([1e-7]), 1).size == 1
+
+
+def test_the_count_must_be_that_of_the_tokens() -> None:
+    with pytest.raises(ValueError, match="packed logprobs hold 2 values for 3 tokens"):
+        logprobs(pack_logprobs([-1.0, -2.0]), 3)
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+def row(tokens: int = 3) -> Row:
+    return Row(pack_tokens(list(range(tokens))), pack_logprobs([-1.0] * tokens), "length")
+
+
+def group(*rows: Row, error: str = "") -> GroupPrefixes:
+    prompt = Prompt("p-7", "1 + 1", "2")
+    return GroupPrefixes(5, prompt, 99, pack_tokens([1, 2]), rows, error)
+
+
+def scored(prefixes: GroupPrefixes, *rewards: float) -> ScoredGroup:
+    verdicts = tuple(Verdict(reward, "ok", "2", "eos", 4, 10) for reward in rewards)
+    return ScoredGroup(prefixes, 0, "d", verdicts, "scorer-0")
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_a_group_as_it_was_asked_for_passes(lengths: list[int]) -> None:
+    prefixes = group(*map(row, lengths))
+    check_prefixes(prefixes, len(lengths))
+    check_scores(scored(prefixes, *([1.0] * len(lengths))), len(lengths))
+
+
+def test_a_group_that_could_not_be_sampled_passes_without_rows() -> None:
+    check_prefixes(group(error="prompt has 2000 tokens"), 8)
+    with pytest.raises(ValueError, match=r"^group 5 .* holds 1 rows beside its error: too long"):
+        check_prefixes(group(row(), error="too long"), 1)
+
+
+def test_an_adapter_saw_a_prompt_and_wrote_something() -> None:
+    """The learner cannot train a row without tokens; a fixed prefix that no adapter wrote may be empty."""
+    no_prompt = msgspec.structs.replace(group(row(), row()), prompt_tokens=b"")
+    for empty, place in ((group(row(), row(0)), "row 1"), (no_prompt, "prompt")):
+        message = rf"^group 5 \(prompt p-7\), {place}: there is no token$"
+        with pytest.raises(ValueError, match=message):
+            check_prefixes(empty, 2)
+        by_adapter = scored(empty, 1.0, 0.0)
+        with pytest.raises(ValueError, match=message):
+            check_scores(by_adapter, 2)
+        check_scores(msgspec.structs.replace(by_adapter, version=-1), 2)
+
+
+BROKEN_PREFIXES = {
+    "a row too few": (group(row()), "holds 1 rows, the task asked for 2"),
+    "a row too many": (group(row(), row(), row()), "holds 3 rows, the task asked for 2"),
+    "ragged ids": (
+        group(row(), Row(b"12345", b"", "length")),
+        "row 1: packed token ids of 5 bytes",
+    ),
+    "a logprob too few": (
+        group(row(), Row(pack_tokens([1, 2]), pack_logprobs([-1.0]), "eos")),
+        "row 1: packed logprobs hold 1 values for 2 tokens",
+    ),
+    "a positive logprob": (
+        group(Row(pack_tokens([1]), pack_logprobs([0.1]), "eos"), row()),
+        "row 0: logprobs must be finite",
+    ),
+}
+
+
+@pytest.mark.parametrize(("broken", "reason"), BROKEN_PREFIXES.values(), ids=BROKEN_PREFIXES.keys())
+def test_malformed_prefixes_are_refused_with_group_and_row(
+    broken: GroupPrefixes, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^group 5 \(prompt p-7\).* {reason}"):
+        check_prefixes(broken, 2)
+    with pytest.raises(ValueError, match=rf"^group 5 \(prompt p-7\).* {reason}"):
+        check_scores(scored(broken, *([1.0] * len(broken.rows))), 2)
+
+
+def test_a_malformed_prompt_names_its_group() -> None:
+    broken = msgspec.structs.replace(group(row(), row()), prompt_tokens=b"123")
+    with pytest.raises(ValueError, match=r"^group 5 \(prompt p-7\), prompt: packed token ids of 3"):
+        check_prefixes(broken, 2)
+
+
+@pytest.mark.parametrize("reward", [-0.1, 1.1, np.nan, np.inf])
+def test_a_reward_outside_0_to_1_is_refused_with_group_and_row(reward: float) -> None:
+    with pytest.raises(ValueError, match=rf"^group 5 \(prompt p-7\), row 1: reward {reward} is"):
+        check_scores(scored(group(row(), row()), 1.0, reward), 2)
+
+
+def test_every_row_needs_a_verdict() -> None:
+    with pytest.raises(ValueError, match=r"^group 5 \(prompt p-7\) holds 1 verdicts for 2 rows"):
+        check_scores(scored(group(row(), row()), 1.0), 2)
