@@ -25,7 +25,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=False
+        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True
     )
 
 
@@ -130,7 +130,7 @@ class LearnerConfig(_Section):
     warmup_ratio: Fraction = 0.03
     min_lr_ratio: Fraction = 0.1
     """The cosine ends at this share of the peak."""
-    adam_betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    adam_betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = 1.0
     micro_batch_tokens: Positive = 16384
@@ -140,6 +140,8 @@ class LearnerConfig(_Section):
     threads: Positive = 1
     batch_timeout_s: PositiveFloat = 3600.0
     """Longest wait for one batch before the learner ends with the name of what it waited for."""
+    collective_timeout_s: PositiveFloat = 1800.0
+    """Longest a rank waits inside a collective. No rank enters one before all hold their shard."""
     deepspeed: dict[str, Any] = Field(default_factory=lambda: {"zero_optimization": {"stage": 0}})
     """Passed to DeepSpeed as it stands."""
 
@@ -178,7 +180,7 @@ class EvaluationConfig(_Section):
     """Token limit of completions in evaluations; the scorer's when absent."""
     problems: Positive | None = None
     """At most this many held-out problems; all when absent."""
-    fixed_prefixes: tuple[str, ...] = ()
+    fixed_prefixes: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Candidate texts for the best fixed prefix, besides the most frequent sampled ones."""
     selection_problems: Positive = 128
     """Training problems on which the fixed prefix is chosen."""
@@ -188,6 +190,7 @@ class EvaluationConfig(_Section):
 
 
 class LaunchConfig(_Section):
+    learner_ranks: Positive = 1
     rollouts: Positive = 1
     scorers: Positive = 1
 
@@ -262,13 +265,18 @@ def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
     return _resolve_paths(config, path.resolve().parent)
 
 
-def from_json(text: str) -> RunConfig:
-    """The config a worker received; raises ConfigError when broker and worker disagree on its schema."""
+def from_json(text: str, where: str = "the broker's config") -> RunConfig:
+    """A resolved config as it was written; raises ConfigError naming `where` when this release cannot read it."""
     try:
         return RunConfig.model_validate_json(text)
     except ValidationError as error:
+        lines = [
+            _explain(each["loc"], each["type"], each["msg"], each["input"])
+            for each in error.errors()
+        ]
         raise ConfigError(
-            f"the broker sent a config this version cannot read (different releases?): {error}"
+            f"{where} cannot be read by this release (was it written by another one?)\n"
+            + "\n".join(lines)
         ) from None
 
 

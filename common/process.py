@@ -1,6 +1,7 @@
 """What every process of a run does the same way: logs, signals, dying with its parent, exit codes."""
 
 import ctypes
+import fcntl
 import logging
 import os
 import signal
@@ -9,16 +10,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import setproctitle
 
-from prefixrl.common.errors import PrefixRLError
+from prefixrl.common.errors import ConfigError, PrefixRLError
 
 _PR_SET_PDEATHSIG = 1
+PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
+"""A process started with this set ends with that parent: nothing is left behind when a supervisor is killed."""
 
 
 def start_logging(title: str) -> None:
-    """Log lines to stderr as `time level title message`; the supervisor writes them to the run's log files."""
+    """Start as a daemon of a run; log lines go to stderr, which the supervisor writes to the run's logs."""
+    if PARENT_VARIABLE in os.environ:
+        die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     setproctitle.setproctitle(title)
     logging.basicConfig(
         level=os.environ.get("PREFIXRL_LOG", "INFO").upper(),
@@ -59,6 +65,19 @@ def exit_codes() -> Iterator[None]:
         sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()
         raise SystemExit(error.exit_code) from None
+
+
+def own(directory: Path) -> TextIO:
+    """Lock a run directory for as long as the returned file is open; raises ConfigError when another learner holds it."""
+    lock = (directory / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ConfigError(
+            f"another learner works in {directory}; stop it or choose another directory"
+        ) from None
+    return lock
 
 
 def write_atomically(path: Path, content: str) -> None:

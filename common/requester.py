@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TypeVar, cast
 
-from prefixrl.common.errors import PeerLost, Refusal
+from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal
 from prefixrl.common.messages import (
     PROTOCOL,
     FromBroker,
@@ -38,7 +38,11 @@ class Requester:
         identity = secrets.token_hex(8)
         self._hello = Hello(PROTOCOL, role, identity, socket.gethostname(), os.getpid())
         self._client: Client[FromBroker, ToBroker] = Client(endpoint, FromBroker, identity.encode())
-        self.welcome = self.ask(self._hello, Welcome)[0]
+        try:
+            self.welcome = self.ask(self._hello, Welcome)[0]
+        except PrefixRLError:
+            self.close()
+            raise
 
     def ask(self, request: ToBroker, wanted: type[Answer]) -> tuple[Answer, list[bytes]]:
         """The answer of the wanted type (a union will do) with its payload frames.

@@ -191,7 +191,8 @@ class Client(Generic[In, Out]):
 
     def wake(self) -> None:
         """End a `receive` that waits in another thread."""
-        with contextlib.suppress(BlockingIOError):
+        # Full: it is awake already. Closed: its thread has ended, and says why to whoever receives.
+        with contextlib.suppress(OSError):
             self._wake_write.send(b"w")
 
     def close(self, linger_s: float = 0.0) -> None:

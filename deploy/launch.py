@@ -22,8 +22,8 @@ from pathlib import Path
 import click
 
 from prefixrl.common.config import RunConfig, load
-from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import stop_event
+from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.common.process import PARENT_VARIABLE, own, stop_event
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.status import View
 
@@ -134,7 +134,8 @@ def _throw_away(directory: Path) -> None:
             raise ConfigError(
                 f"--fresh: {directory} is not empty and holds no run; remove it yourself if you mean it"
             )
-        shutil.rmtree(directory)
+        with own(directory):
+            shutil.rmtree(directory)
 
 
 class Launcher:
@@ -147,16 +148,23 @@ class Launcher:
         self._directory = directory
         self._devices = _Devices()
         flags = [flag for setting in settings for flag in ("--set", setting)]
-        self.learner = self._child("learner", "prefixrl.learner", [str(run_file), *flags])
+        ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
+        self.learner = self._child(
+            "learner",
+            "prefixrl.learner",
+            [str(run_file), *flags, *ranks],
+            config.launch.learner_ranks,
+        )
         self.workers: list[Child] = []
         self._view = View(directory)
 
-    def _child(self, name: str, module: str, arguments: list[str]) -> Child:
+    def _child(self, name: str, module: str, arguments: list[str], devices: int = 1) -> Child:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
-            **self._devices.next(),
+            PARENT_VARIABLE: str(os.getpid()),
+            **self._devices.deal(devices),
         }
         command = [sys.executable, "-m", module, *arguments]
         return Child(name, command, self._directory / "logs" / f"{name}.log", environment)
@@ -170,7 +178,7 @@ class Launcher:
             while not stopped():
                 code = self.learner.code
                 if code is not None:
-                    if code >= 0 or self.learner.restarts >= LEARNER_RESTARTS:
+                    if not _worth_a_restart(code) or self.learner.restarts >= LEARNER_RESTARTS:
                         return code
                     self._restart(self.learner, code)
                 if not self.workers and _modified(self._directory / "endpoint") != known:
@@ -221,27 +229,27 @@ class Launcher:
 
 
 class _Devices:
-    """Deals the machine's GPUs out, one process after the other; without GPUs there is nothing to deal."""
+    """Deals the machine's GPUs out, process after process; without GPUs there is nothing to deal."""
 
     def __init__(self) -> None:
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = Path("/proc/driver/nvidia/gpus")
-        self._all = (
-            given.split(",")
-            if given
-            else [str(index) for index in range(len(list(gpus.iterdir())))]
-            if gpus.is_dir()
-            else []
-        )
+        found = [str(index) for index in range(len(list(gpus.iterdir())))] if gpus.is_dir() else []
+        self._all = given.split(",") if given else found
         self._next = 0
 
-    def next(self) -> dict[str, str]:
-        """Environment that gives the next process its GPU."""
+    def deal(self, count: int) -> dict[str, str]:
+        """Environment that gives the next process its GPUs, as many as there are at most."""
         if not self._all:
             return {}
-        device = self._all[self._next % len(self._all)]
-        self._next += 1
-        return {"CUDA_VISIBLE_DEVICES": device}
+        dealt = [self._all[(self._next + each) % len(self._all)] for each in range(count)]
+        self._next += count
+        return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(dealt))}
+
+
+def _worth_a_restart(code: int) -> bool:
+    """A learner that was killed, or lost a peer or a rank, resumes; one that failed by itself would fail again."""
+    return code < 0 or code == PeerLost.exit_code
 
 
 def _modified(path: Path) -> int:

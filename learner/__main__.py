@@ -18,9 +18,15 @@ from prefixrl.common.process import exit_codes, start_logging, stop_event
     help="Override a key, e.g. algorithm.kl=1e-3.",
 )
 @click.option(
+    "--nproc-per-node",
+    type=click.IntRange(1),
+    default=1,
+    help="Learner ranks to start on this machine.",
+)
+@click.option(
     "--check", is_flag=True, help="Print the resolved config and what follows from it, then stop."
 )
-def main(run_file: Path, settings: tuple[str, ...], check: bool) -> None:
+def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: bool) -> None:
     """Train the run described by RUN_FILE; resumes where its directory stands."""
     with exit_codes():
         from prefixrl.common.config import load
@@ -32,16 +38,19 @@ def main(run_file: Path, settings: tuple[str, ...], check: bool) -> None:
             click.echo(config.model_dump_json(indent=2))
             click.echo(forecast(config))
             return
-        start_logging("prefixrl-learner")
+        from prefixrl.learner import ranks
+
+        place, missing = ranks.place(os.environ)
+        start_logging("prefixrl-learner" if place.ranks == 1 else f"prefixrl-learner-{place.rank}")
         stop = stop_event()
+        if nproc_per_node > 1 and place.ranks == 1:
+            flags = [flag for setting in settings for flag in ("--set", setting)]
+            ranks.supervise([str(run_file), *flags], nproc_per_node, stop.is_set)
+            return
+        os.environ.update(missing)
         from prefixrl.learner.start import start
 
-        start(
-            config,
-            int(os.environ.get("RANK", "0")),
-            int(os.environ.get("WORLD_SIZE", "1")),
-            stop.is_set,
-        )
+        start(config, place.rank, place.ranks, stop.is_set)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import logging
 import os
 import warnings
+from datetime import timedelta
 from typing import Literal
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor
 from prefixrl.common.errors import ConfigError
 
 
-def start(device: Literal["auto", "cpu", "cuda"], rank: int, world_size: int) -> torch.device:
+def start(
+    device: Literal["auto", "cpu", "cuda"], rank: int, world_size: int, timeout_s: float = 1800.0
+) -> torch.device:
     """Join the learner's process group and say on which device this rank computes; doing it again changes nothing.
 
     One rank alone opens no port: its store is in its own memory. Several need MASTER_ADDR and MASTER_PORT, as torchrun and
@@ -31,7 +34,7 @@ def start(device: Literal["auto", "cpu", "cuda"], rank: int, world_size: int) ->
         torch.cuda.set_device(local_rank)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     if not dist.is_initialized():
-        _meet("nccl" if kind == "cuda" else "gloo", rank, world_size)
+        _meet("nccl" if kind == "cuda" else "gloo", rank, world_size, timedelta(seconds=timeout_s))
     _start_deepspeed(kind)
     return torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
 
@@ -56,13 +59,19 @@ def from_rank_0(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def any_rank(flag: bool) -> bool:
+    """Whether any rank says so; the same answer on every rank."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    return bool(sum_over_ranks(torch.tensor([float(flag)], device=device)).item())
+
+
 def barrier() -> None:
     """Wait until every rank is here."""
     if dist.get_world_size() > 1:
         dist.barrier()
 
 
-def _meet(backend: str, rank: int, world_size: int) -> None:
+def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
     address = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     if world_size == 1 or address == "localhost" or address.startswith("127."):
         # Gloo would listen on the address of the host's name, which may be public or not resolve at all.
@@ -77,7 +86,9 @@ def _meet(backend: str, rank: int, world_size: int) -> None:
             f"{world_size} learner ranks need MASTER_ADDR and MASTER_PORT in the environment; start them with "
             "`torchrun` or `deepspeed`, which set both"
         )
-    dist.init_process_group(backend, init_method="env://", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        backend, init_method="env://", rank=rank, world_size=world_size, timeout=timeout
+    )
 
 
 def _start_deepspeed(kind: str) -> None:

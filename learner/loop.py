@@ -16,7 +16,7 @@ from pathlib import Path
 from prefixrl.common.config import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.messages import Batch, GetBatch, ScoredGroup
-from prefixrl.learner import checkpoint, summary
+from prefixrl.learner import checkpoint, distributed, summary
 from prefixrl.learner.client import BrokerClient
 from prefixrl.learner.evaluate import Evaluator
 from prefixrl.learner.iteration import train_iteration
@@ -55,6 +55,7 @@ class Learner:
     busy_s: float = 0.0
     first_batch_s: float | None = None
     waited_s: float = 0.0
+    is_stopping: bool = False
 
     def run(self) -> None:
         """Train until the data is used up, then evaluate and write the summary; or save and go when asked to stop."""
@@ -65,7 +66,7 @@ class Learner:
             self.save_if_due()
             self.look_around()
         self.save()
-        if not self.stopped():
+        if not self.is_stopping:
             self.finish()
 
     def next_batch(self) -> tuple[Batch, list[ScoredGroup]] | None:
@@ -76,6 +77,10 @@ class Learner:
             GetBatch(self.iteration, rank, ranks), self.config.learner.batch_timeout_s, self.stopped
         )
         self.first_batch_s = self.first_batch_s or time.monotonic()
+        # Ranks may learn of a stop at different turns: they leave the loop at the same one, or a collective would hang.
+        if distributed.any_rank(self.stopped()):
+            self.is_stopping = True
+            return None
         self.waited_s = time.monotonic() - waited_from_s
         if batch is not None and self.zero and self.iteration == 0:
             self.zero.evaluator.ask_candidates(batch[1])

@@ -82,7 +82,9 @@ class Models:
         """
         torch.set_num_threads(config.learner.threads)
         disable_progress_bar()
-        device = distributed.start(config.learner.device, rank, world_size)
+        device = distributed.start(
+            config.learner.device, rank, world_size, config.learner.collective_timeout_s
+        )
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.learner.dtype]
         actor = Actor(_load(initial_path, dtype))
         _check_head(actor.model)

@@ -1,13 +1,12 @@
 """The run directory: one learner at a time, one config for its whole life."""
 
-import fcntl
 import os
 import socket
 from pathlib import Path
 
 from prefixrl.common.config import RunConfig, from_json
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import write_atomically
+from prefixrl.common.process import own, write_atomically
 from prefixrl.common.transport import check_endpoint
 
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
@@ -21,23 +20,19 @@ class RunDirectory:
         self.path = Path(config.directory)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / "lock").open("w")
         except OSError as error:
             raise ConfigError(
                 f"directory = {config.directory!r} cannot be used: {error.strerror}"
             ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"another learner works in {self.path}; stop it or choose another directory"
-            ) from None
+        self._lock = own(self.path)
         self._adopt(config)
 
     def _adopt(self, config: RunConfig) -> None:
         known = self.path / "config.json"
         if known.exists():
-            _refuse_changes(from_json(known.read_text(encoding="utf-8")), config, self.path)
+            _refuse_changes(
+                from_json(known.read_text(encoding="utf-8"), str(known)), config, self.path
+            )
         write_atomically(known, config.model_dump_json(indent=2))
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from prefixrl.common.engine import Finished, Job, JobResult
 from prefixrl.common.engine_transformers import TransformersEngine, draw
@@ -109,6 +109,26 @@ def test_a_rows_ids_do_not_depend_on_the_rows_it_is_padded_with(
         alone = finish(engine, row)["a"].rows[0]
         assert np.array_equal(alone.tokens, together[index].tokens)
         assert alone.logprobs == pytest.approx(together[index].logprobs, abs=1e-5)
+
+
+def test_positions_count_from_a_rows_first_real_token(tmp_path: Path) -> None:
+    """Learned positions: unlike rotary ones they tell where the padding ends."""
+    torch.manual_seed(3)
+    shape = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=32,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        initializer_range=0.5,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    GPT2LMHeadModel(shape).save_pretrained(tmp_path)
+    engine = TransformersEngine(str(tmp_path), "cpu", "float32", 1)
+    for prompt, row in zip(PROMPTS, finish(engine, job("a"))["a"].rows, strict=True):
+        scored = engine.logprobs(np.asarray([*prompt, *row.tokens], dtype=np.int32), 0.7)
+        assert row.logprobs == pytest.approx(scored[len(prompt) - 1 :], abs=1e-5)
 
 
 def test_greedy_is_the_argmax_of_a_forward_without_a_cache(

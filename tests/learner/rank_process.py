@@ -6,12 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tiny_model import random_iteration, run_config
-
 from prefixrl.learner import checkpoint, distributed
 from prefixrl.learner.iteration import train_iteration
 from prefixrl.learner.model import Models
 from prefixrl.learner.plan import plan_iteration, rows_of_rank
+from tiny_model import random_iteration, run_config
 
 RANKS = 2
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 from reference.ppo_loop import Recipe, ReferenceLoop, Row
-from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 from prefixrl.common.config import RunConfig
 from prefixrl.learner import iteration, model
 from prefixrl.learner.batch import IterationData
 from prefixrl.learner.model import Models
 from prefixrl.learner.plan import plan_iteration
+from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 pytestmark = DEEPSPEED_WARNINGS
 

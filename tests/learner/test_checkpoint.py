@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config import RunConfig
@@ -18,6 +17,7 @@ from prefixrl.learner.checkpoint import TrainerState
 from prefixrl.learner.iteration import train_iteration
 from prefixrl.learner.model import Models
 from prefixrl.learner.report import IterationMetrics
+from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 pytestmark = DEEPSPEED_WARNINGS
 

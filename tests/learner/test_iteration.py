@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 from torch import Tensor
 
 from prefixrl.common.config import RunConfig
@@ -17,6 +16,7 @@ from prefixrl.learner.iteration import train_iteration
 from prefixrl.learner.model import Models
 from prefixrl.learner.report import IterationMetrics
 from prefixrl.learner.trainee import Trainee
+from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 pytestmark = DEEPSPEED_WARNINGS
 

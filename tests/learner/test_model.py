@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config import RunConfig
@@ -14,6 +13,7 @@ from prefixrl.learner.batch import pad
 from prefixrl.learner.iteration import train_iteration
 from prefixrl.learner.model import Models
 from prefixrl.learner.trainee import deepspeed_settings
+from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 pytestmark = DEEPSPEED_WARNINGS
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 from prefixrl.learner.iteration import train_iteration
 from prefixrl.learner.model import Models
+from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 pytestmark = DEEPSPEED_WARNINGS
 

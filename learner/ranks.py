@@ -1,0 +1,142 @@
+"""Which rank this process is, whoever started it, and the small supervisor behind `--nproc-per-node`.
+
+torchrun, deepspeed      RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are set already
+srun                     SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the first node of SLURM_STEP_NODELIST
+--nproc-per-node N       the supervisor starts N ranks on this machine and ends all of them when one dies
+"""
+
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.common.process import PARENT_VARIABLE
+
+log = logging.getLogger(__name__)
+
+FIRST_SLURM_PORT = 20_000
+SLURM_PORTS = 10_000
+STOP_S = 60.0
+KILL_AFTER_LOSS_S = 5.0
+TICK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the learner's ranks."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+
+    def environment(self, address: str, port: int) -> dict[str, str]:
+        """What torch.distributed and DeepSpeed read."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_RANK": str(self.local_rank),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+        }
+
+
+def place(environment: Mapping[str, str]) -> tuple[Place, dict[str, str]]:
+    """This process's place, and the variables that must still be set for torch.distributed.
+
+    Raises:
+        ConfigError: a variable that is no number, or a SLURM step whose first node cannot be told.
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        rank, ranks = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+        local = _number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else rank
+        return Place(rank, ranks, local), {}
+    if "SLURM_PROCID" in environment and _number(environment, "SLURM_NTASKS", 1) > 1:
+        found = Place(
+            _number(environment, "SLURM_PROCID"),
+            _number(environment, "SLURM_NTASKS"),
+            _number(environment, "SLURM_LOCALID", 0),
+        )
+        nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+        # Every rank must name the same port without talking: a function of the job.
+        port = FIRST_SLURM_PORT + _number(environment, "SLURM_JOB_ID", 0) % SLURM_PORTS
+        return found, found.environment(first_node(nodes), port)
+    return Place(0, 1, 0), {}
+
+
+def first_node(nodes: str) -> str:
+    """First host of a SLURM node list such as `node[03-05,9],other`; raises ConfigError when it names none."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?", nodes)
+    if match is None:
+        raise ConfigError(
+            f"SLURM_STEP_NODELIST = {nodes!r} names no host; set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE instead"
+        )
+    return match.group(1) + (match.group(2) or "")
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name, "" if default is None else str(default))
+    if not text.isdigit():
+        raise ConfigError(f"environment variable {name} = {text!r} is no number")
+    return int(text)
+
+
+def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> None:
+    """Run `command` once per rank on this machine until all are done.
+
+    Raises:
+        PeerLost: a rank was killed or failed; names it. The others are ended first, within seconds.
+        SystemExit: a rank ended with an exit code of its own (a user's error, say): the same code.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "prefixrl.learner", *command],
+            env={
+                **os.environ,
+                PARENT_VARIABLE: str(os.getpid()),
+                **Place(rank, ranks, rank).environment("127.0.0.1", port),
+            },
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        _watch(children, stopped)
+    finally:
+        _end(children, KILL_AFTER_LOSS_S)
+
+
+def _watch(children: "list[subprocess.Popen[bytes]]", stopped: Callable[[], bool]) -> None:
+    while any(child.poll() is None for child in children):
+        for rank, child in enumerate(children):
+            code = child.poll()
+            if code is None or code == 0:
+                continue
+            if code > 0:
+                log.error("learner rank %d (pid %d) ended with exit code %d", rank, child.pid, code)
+                raise SystemExit(code)
+            raise PeerLost(f"learner rank {rank} (pid {child.pid}) was killed by signal {-code}")
+        if stopped():
+            _end(children, STOP_S)
+            return
+        time.sleep(TICK_S)
+
+
+def _end(children: "list[subprocess.Popen[bytes]]", patience_s: float) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    deadline_s = time.monotonic() + patience_s
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

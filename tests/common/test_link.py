@@ -1,0 +1,264 @@
+"""A worker's link against a broker played by the test: nothing is lost, and every end has a reason."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fakes import wait_until
+from prefixrl.common import link as links
+from prefixrl.common.errors import PeerLost, Refusal
+from prefixrl.common.link import Link
+from prefixrl.common.messages import (
+    PROTOCOL,
+    Ack,
+    Beat,
+    Done,
+    FromBroker,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ModelDigests,
+    Ready,
+    Reject,
+    Scores,
+    ToBroker,
+    Unknown,
+    Welcome,
+)
+from prefixrl.common.transport import Server
+
+WELCOME = Welcome(PROTOCOL, "run", "scorer-0", "{}", "tcp://127.0.0.1:9")
+READY = Ready(2, ModelDigests("m", "t", "c"), -1, "", "fake")
+BEAT_S = 0.05
+
+
+def result(number: int) -> Scores:
+    return Scores(f"e-{number}", 0, "train", ())
+
+
+class FakeBroker:
+    """The other end, one message at a time."""
+
+    def __init__(self, endpoint: str = "tcp://127.0.0.1:0") -> None:
+        self.server: Server[ToBroker, FromBroker] = Server(endpoint, ToBroker)
+        self.peer = b""
+        self.beats: list[Heartbeat] = []
+
+    def next(self, timeout_s: float = 20.0) -> ToBroker:
+        """The next message that is no heartbeat."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            received = self.server.receive(0.05)
+            if received is None:
+                continue
+            self.peer, message, _ = received
+            if not isinstance(message, Heartbeat):
+                return message
+            self.beats.append(message)
+        raise AssertionError(f"the link said nothing within {timeout_s:g} s")
+
+    def until(self, wanted: type) -> list[ToBroker]:
+        """Messages up to one of a type."""
+        messages = [self.next()]
+        while not isinstance(messages[-1], wanted):
+            messages.append(self.next())
+        return messages
+
+    def say(self, message: FromBroker) -> None:
+        self.server.send(self.peer, message)
+
+    def welcome(self) -> None:
+        assert isinstance(self.next(), Hello)
+        self.say(WELCOME)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBroker]:
+    monkeypatch.setattr(links, "RESEND_S", 0.2)
+    playing = FakeBroker()
+    yield playing
+    playing.server.close()
+
+
+@pytest.fixture
+def link(broker: FakeBroker) -> Iterator[Link]:
+    connected = Link(broker.server.endpoint, "scorer", BEAT_S)
+    yield connected
+    connected.close("test over", patience_s=0.5)
+
+
+def acquainted(broker: FakeBroker, link: Link) -> None:
+    broker.welcome()
+    assert link.welcome() == WELCOME
+
+
+def test_hello_is_said_until_somebody_answers(broker: FakeBroker, link: Link) -> None:
+    hellos = [broker.next() for _ in range(3)]
+    assert hellos[0] == hellos[1] == hellos[2]
+    assert isinstance(hellos[0], Hello) and hellos[0].role == "scorer"
+    broker.say(WELCOME)
+    assert link.welcome() == WELCOME
+    wait_until(lambda: broker.server.receive(0.05) and link.vitals, "a heartbeat")
+
+
+def test_nothing_but_hello_is_said_before_the_welcome(broker: FakeBroker, link: Link) -> None:
+    link.send(result(1))
+    assert all(isinstance(broker.next(), Hello) for _ in range(3))
+    broker.say(WELCOME)
+    assert broker.until(Scores)[-1] == result(1)
+
+
+def test_heartbeats_carry_what_the_work_loop_left(broker: FakeBroker, link: Link) -> None:
+    acquainted(broker, link)
+    link.vitals.progress, link.vitals.leases, link.vitals.state = 41, ("e-1",), "working"
+    wanted = Heartbeat(41, 0.0, ("e-1",), "working")
+    wait_until(
+        lambda: (received := broker.server.receive(0.05)) and received[1] == wanted,
+        "a heartbeat with the figures",
+    )
+
+
+def test_a_result_is_sent_again_until_it_is_acknowledged(broker: FakeBroker, link: Link) -> None:
+    acquainted(broker, link)
+    link.send(result(1))
+    link.send(result(2))
+    assert {broker.next(), broker.next()} == {result(1), result(2)}
+    broker.say(Ack("e-1", 0))
+    wait_until(lambda: link.unacknowledged == 1, "the acknowledgement")
+    assert broker.next() == broker.next() == result(2)
+    broker.say(Ack("e-2", 0))
+    wait_until(lambda: link.unacknowledged == 0, "the acknowledgement")
+
+
+def test_an_acknowledgement_of_another_attempt_changes_nothing(
+    broker: FakeBroker, link: Link
+) -> None:
+    acquainted(broker, link)
+    link.send(result(1))
+    broker.until(Scores)
+    broker.say(Ack("e-1", 7))
+    broker.say(Ack("e-7", 0))
+    assert broker.until(Scores)[-1] == result(1)
+    assert link.unacknowledged == 1
+
+
+def test_a_broker_that_forgot_the_worker_gets_hello_ready_and_the_results_again(
+    broker: FakeBroker, link: Link
+) -> None:
+    acquainted(broker, link)
+    link.send(READY)
+    link.send(result(1))
+    broker.until(Scores)
+    broker.say(Unknown())
+    said = broker.until(Hello)
+    assert not any(isinstance(message, Ready) for message in said)
+    broker.say(WELCOME)
+    welcome = wait_until(lambda: link.receive(0.1), "the second welcome")
+    assert welcome == WELCOME
+    link.send(READY)
+    said = broker.until(Scores)
+    while Hello in map(type, said) and READY not in said:
+        said += broker.until(Scores)
+    assert READY in said
+    assert said[-1] == result(1)
+
+
+def test_nothing_is_lost_when_the_broker_restarts_on_its_port(
+    broker: FakeBroker, link: Link
+) -> None:
+    acquainted(broker, link)
+    link.send(READY)
+    link.send(result(1))
+    broker.until(Scores)
+    endpoint = broker.server.endpoint
+    broker.server.close()
+    link.send(result(2))
+    link.send(result(3))
+    broker.server = Server(endpoint, ToBroker)
+    missing = {result(1), result(2), result(3)}
+    deadline_s = time.monotonic() + 30.0
+    greeted = False
+    while missing and time.monotonic() < deadline_s:
+        message = broker.next()
+        if isinstance(message, Hello):
+            greeted = True
+            broker.say(WELCOME)
+        elif not greeted:
+            broker.say(Unknown())
+        elif isinstance(message, Scores):
+            missing.discard(message)
+            broker.say(Ack(message.task, message.attempt))
+    assert not missing
+    wait_until(lambda: link.unacknowledged == 0, "the acknowledgements")
+
+
+def test_a_rejected_hello_ends_with_the_reason(broker: FakeBroker, link: Link) -> None:
+    broker.next()
+    broker.say(Reject("another target"))
+    with pytest.raises(Refusal, match="another target"):
+        link.welcome()
+
+
+def test_a_reject_in_the_middle_of_work_ends_with_the_reason(
+    broker: FakeBroker, link: Link
+) -> None:
+    acquainted(broker, link)
+    broker.say(Reject("the probe failed"))
+    with pytest.raises(Refusal, match="the probe failed"):
+        wait_until(lambda: link.receive(0.1), "the refusal")
+
+
+def test_a_broker_of_another_protocol_is_refused(broker: FakeBroker, link: Link) -> None:
+    broker.next()
+    broker.say(Welcome(PROTOCOL + 1, "run", "scorer-0", "{}", ""))
+    with pytest.raises(Refusal, match=f"protocol {PROTOCOL + 1}"):
+        link.welcome()
+
+
+def test_a_worker_whose_broker_stays_silent_ends(
+    broker: FakeBroker, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquainted(broker, link)
+    monkeypatch.setattr(links, "ORPHAN_S", 0.3)
+    with pytest.raises(PeerLost, match=f"{broker.server.endpoint} has been silent"):
+        wait_until(lambda: link.receive(0.1), "the end")
+
+
+def test_a_broker_that_answers_heartbeats_is_not_silent(
+    broker: FakeBroker, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquainted(broker, link)
+    broker.say(Beat(None))
+    monkeypatch.setattr(links, "ORPHAN_S", 2.0)
+    until_s = time.monotonic() + 2.5
+    while time.monotonic() < until_s:
+        if broker.server.receive(0.05) is not None:
+            broker.say(Beat(None))
+    assert link.receive(0.0) is None
+
+
+def test_no_broker_at_all_is_named() -> None:
+    lonely = Link("tcp://127.0.0.1:1", "scorer", BEAT_S)
+    with pytest.raises(PeerLost, match=r"no broker answered at tcp://127.0.0.1:1 within 0.2 s"):
+        lonely.welcome(0.2)
+    lonely.close("nobody there", patience_s=2.0)
+
+
+def test_bytes_that_are_no_message_do_not_end_the_link(broker: FakeBroker, link: Link) -> None:
+    acquainted(broker, link)
+    broker.server._socket.send_multipart([broker.peer, b"\xc1junk"])
+    broker.say(Done("over"))
+    assert wait_until(lambda: link.receive(0.1), "the message after") == Done("over")
+
+
+def test_closing_says_goodbye_after_every_result_is_acknowledged(
+    broker: FakeBroker, link: Link
+) -> None:
+    acquainted(broker, link)
+    link.send(result(1))
+    broker.until(Scores)
+    broker.say(Ack("e-1", 0))
+    wait_until(lambda: link.unacknowledged == 0, "the acknowledgement")
+    link.close("done", patience_s=5.0)
+    assert broker.until(Goodbye)[-1] == Goodbye("done")

@@ -1,0 +1,241 @@
+"""What tests of the links need: a small run on disk, peers with real sockets, and answers a rollout or scorer could give."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prefixrl.common.config import RunConfig
+from prefixrl.common.digests import model_digests
+from prefixrl.common.messages import (
+    PROTOCOL,
+    FromBroker,
+    GroupPrefixes,
+    Heartbeat,
+    Hello,
+    ModelDigests,
+    Prefixes,
+    PrefixTask,
+    Ready,
+    Role,
+    Row,
+    ScoredGroup,
+    Scores,
+    ScoreTask,
+    ToBroker,
+    Verdict,
+    WeightsNote,
+    Welcome,
+)
+from prefixrl.common.packing import pack_logprobs, pack_tokens
+from prefixrl.common.transport import Client, Server
+from prefixrl.learner.broker.__main__ import build
+from prefixrl.learner.broker.server import Broker
+
+Wanted = TypeVar("Wanted")
+
+ROWS = 2
+NOTE = WeightsNote(0, "d0", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0]))
+
+
+def run_on_disk(folder: Path, *, problems: int = 40, **sections: dict[str, Any]) -> RunConfig:
+    """Models of a few bytes, problems, and a config of 4 groups of 2 per iteration; `config.json` as the learner leaves it."""
+    for name in ("adapter", "target"):
+        model = folder / name
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text("{}")
+        (model / "tokenizer.json").write_text(name)
+        (model / "chat_template.jinja").write_text(name)
+        (model / "model.safetensors").write_bytes(name.encode() * 8)
+    rows = [{"id": f"p{i}", "question": f"{i} + 1 =", "answer": i + 1} for i in range(problems)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    algorithm = {"groups_per_iteration": 4, "samples_per_prompt": ROWS, "iterations": 5}
+    config = RunConfig.model_validate(
+        {
+            "directory": str(folder / "run"),
+            "adapter": {"model": str(folder / "adapter")},
+            "target": {"model": str(folder / "target")},
+            "data": {"train": str(folder / "train.jsonl")},
+            "rollout": {"groups_per_task": 2} | sections.get("rollout", {}),
+            "algorithm": algorithm | {"minibatches": 1} | sections.get("algorithm", {}),
+            "broker": {"heartbeat_s": 1.0, "silence_s": 30.0} | sections.get("broker", {}),
+        }
+    )
+    directory = Path(config.directory)
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(config.model_dump_json())
+    return config
+
+
+class Peer:
+    """One connection to a broker that does exactly what the test says."""
+
+    def __init__(self, endpoint: str, identity: bytes) -> None:
+        self.client: Client[FromBroker, ToBroker] = Client(endpoint, FromBroker, identity)
+        self.passed_over: list[FromBroker] = []
+
+    def say(self, message: ToBroker) -> None:
+        self.client.send(message)
+
+    def say_bytes(self, *frames: bytes) -> None:
+        """Send what no encoder would."""
+        self.client.send(Heartbeat(0, 0.0, (), ""))
+        self.client._socket.send_multipart(frames)
+
+    def hear(self, wanted: type[Wanted], timeout_s: float = 20.0) -> Wanted:
+        """The next message of a type; those before it are kept in `passed_over`."""
+        return self.hear_with_payload(wanted, timeout_s)[0]
+
+    def hear_with_payload(
+        self, wanted: type[Wanted], timeout_s: float = 20.0
+    ) -> tuple[Wanted, list[bytes]]:
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            received = self.client.receive(0.2)
+            if received is None:
+                continue
+            if isinstance(received[0], wanted):
+                return received[0], received[1]
+            self.passed_over.append(received[0])
+        raise AssertionError(f"no {wanted} within {timeout_s:g} s, only {self.passed_over}")
+
+    def hears_nothing_of(self, unwanted: type[Any], for_s: float = 0.3) -> bool:
+        received = self.client.receive(for_s)
+        while received is not None and not isinstance(received[0], unwanted):
+            self.passed_over.append(received[0])
+            received = self.client.receive(for_s)
+        return received is None
+
+    def join(self, role: Role, protocol: int = PROTOCOL) -> Welcome:
+        self.say(Hello(protocol, role, "incarnation", "host", 4711))
+        return self.hear(Welcome)
+
+    def ready(self, config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> None:
+        """Join and be ready as a rollout or scorer that loaded what the run means."""
+        self.join(role)
+        self.say(ready(config, role, slots, version))
+
+    def close(self) -> None:
+        self.client.close()
+
+
+@contextmanager
+def peers(endpoint: str, *names: str) -> Iterator[list[Peer]]:
+    """Connections with the names as identities."""
+    opened = [Peer(endpoint, name.encode()) for name in names]
+    try:
+        yield opened
+    finally:
+        for peer in opened:
+            peer.close()
+
+
+def ready(config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> Ready:
+    """Ready of a worker that loaded what the run means."""
+    model = config.adapter.model if role == "rollout" else config.target.model
+    return loaded(role, model_digests(model), slots, version)
+
+
+def loaded(role: Role, digests: ModelDigests, slots: int = 1, version: int = 0) -> Ready:
+    """Ready of a worker that loaded these digests."""
+    if role == "rollout":
+        return Ready(slots, digests, version, f"d{version}", "fake")
+    return Ready(slots, digests, -1, "", "fake")
+
+
+def sampled(task: PrefixTask, digest: str | None = None) -> Prefixes:
+    """What a rollout makes of a task."""
+    row = Row(pack_tokens([task.version, 7]), pack_logprobs([-1.0, -1.0]), "length")
+    groups = tuple(
+        GroupPrefixes(
+            group.seq, group.prompt, group.seed, pack_tokens([1]), (row,) * task.rows_per_group
+        )
+        for group in task.groups
+    )
+    digest = f"d{task.version}" if digest is None else digest
+    return Prefixes(task.task, task.attempt, task.kind, task.version, digest, groups, 0.5)
+
+
+def scored(task: ScoreTask, reward: float = 1.0) -> Scores:
+    """What a scorer makes of a task."""
+    groups = tuple(judged(group, task, reward) for group in task.groups)
+    return Scores(task.task, task.attempt, task.kind, groups)
+
+
+def judged(group: GroupPrefixes, task: ScoreTask, reward: float = 1.0) -> ScoredGroup:
+    """A group with one verdict per row."""
+    verdict = Verdict(reward, "ok", "1", "eos", 3, 5)
+    return ScoredGroup(
+        group, task.version, task.weights_digest, (verdict,) * len(group.rows), "scorer-0"
+    )
+
+
+@contextmanager
+def serving(
+    config: RunConfig, prepare: Callable[[Broker], None] = lambda broker: None
+) -> Iterator[Broker]:
+    """A broker of this config served by a thread; `endpoint` is in the run directory."""
+    stop, started, failures = threading.Event(), threading.Event(), []
+    brokers: list[Broker] = []
+
+    def serve() -> None:
+        try:
+            server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
+            broker = build(config, Path(config.directory), 0, "tcp://127.0.0.1:9", server)
+            prepare(broker)
+            (Path(config.directory) / "endpoint").write_text(server.endpoint)
+            brokers.append(broker)
+            started.set()
+            broker.serve(stop.is_set)
+            broker.journal.close()
+            server.close(linger_s=0.5)
+        except BaseException as error:
+            failures.append(error)
+            started.set()
+            raise
+
+    thread = threading.Thread(target=serve, name="broker")
+    thread.start()
+    assert started.wait(30.0) and brokers, failures
+    try:
+        yield brokers[0]
+    finally:
+        stop.set()
+        thread.join(30.0)
+    assert not failures, failures
+
+
+def endpoint_of(config: RunConfig) -> str:
+    """Where the broker of a run listens."""
+    return (Path(config.directory) / "endpoint").read_text().strip()
+
+
+def process(module: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    """A child of the learner, started as the learner would."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())],
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def end(child: "subprocess.Popen[bytes]") -> None:
+    """SIGKILL and wait."""
+    child.kill()
+    child.wait()
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    """Poll until the condition is true; its value."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"{what} did not happen within {timeout_s:g} s")

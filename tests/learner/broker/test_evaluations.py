@@ -1,0 +1,165 @@
+"""Evaluations: the same text whoever works, one version, an end whatever happens."""
+
+from prefixrl.common.messages import (
+    Evaluate,
+    GroupPrefixes,
+    Prompt,
+    Row,
+    Sampling,
+    ScoredGroup,
+    Verdict,
+)
+from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids
+from prefixrl.learner.broker.evaluations import GROUPS_PER_ITEM, EvaluationRun, Evaluations
+from prefixrl.learner.broker.ledger import SampleItem, ScoreItem
+
+SAMPLING = Sampling(0.0, 4)
+
+
+def request(name: str = "v3", version: int = 3, count: int = 70, prefix: bytes = b"") -> Evaluate:
+    prompts = tuple(Prompt(f"h{i}", f"{i}?", str(i)) for i in range(count))
+    return Evaluate(name, version, prefix, prompts, SAMPLING, SAMPLING)
+
+
+def with_request(*requests: Evaluate) -> Evaluations:
+    evaluations = Evaluations(1, attempts=2)
+    for each in requests:
+        evaluations.add(each)
+    return evaluations
+
+
+def run_named(evaluations: Evaluations, name: str) -> EvaluationRun:
+    run = evaluations.get(name)
+    assert run is not None
+    return run
+
+
+def sampled(evaluations: Evaluations, item: SampleItem, bad: int = -1) -> list[GroupPrefixes]:
+    row = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length")
+    groups = []
+    for seq in item.seqs:
+        task = evaluations.group_task(seq)
+        error = "too long" if seq == bad else ""
+        rows = () if error else (row,)
+        groups.append(
+            GroupPrefixes(seq, task.prompt, task.seed, pack_tokens([1]), rows, error=error)
+        )
+    return groups
+
+
+def judged(item: ScoreItem, extracted: str = "1") -> list[ScoredGroup]:
+    verdict = Verdict(1.0, "ok", extracted, "eos", 1, 1)
+    return [
+        ScoredGroup(group, item.version, item.weights_digest, (verdict,), "s")
+        for group in item.groups
+    ]
+
+
+def finish(evaluations: Evaluations, version: int, bad: int = -1) -> None:
+    while (sample := evaluations.start_sampling(version)) is not None:
+        evaluations.take_prefixes(sample, sampled(evaluations, sample, bad), "d", 0.1)
+    while (score := evaluations.start_scoring()) is not None:
+        evaluations.take_scores(judged(score))
+
+
+def test_problems_are_cut_into_items_of_a_fixed_size_in_their_order() -> None:
+    evaluations = with_request(request(count=2 * GROUPS_PER_ITEM + 3))
+    items = []
+    while (item := evaluations.start_sampling(3)) is not None:
+        items.append(item.seqs)
+    assert [len(seqs) for seqs in items] == [GROUPS_PER_ITEM, GROUPS_PER_ITEM, 3]
+    assert [seq for seqs in items for seq in seqs] == list(range(2 * GROUPS_PER_ITEM + 3))
+
+
+def test_seeds_are_a_function_of_run_name_and_place_alone() -> None:
+    alone = with_request(request("b"))
+    second = with_request(request("a"), request("b"))
+    first_of_b = run_named(second, "b").first
+    assert first_of_b == 70
+    for index in (0, 69):
+        ours, theirs = alone.group_task(index), second.group_task(first_of_b + index)
+        assert (ours.prompt, ours.seed) == (theirs.prompt, theirs.seed)
+    assert alone.group_task(0).seed != second.group_task(0).seed, "another name, another seed"
+
+
+def test_only_a_worker_with_the_pinned_version_gets_prefix_tasks() -> None:
+    evaluations = with_request(request(version=3))
+    assert evaluations.start_sampling(2) is None
+    assert evaluations.start_sampling(4) is None
+    assert evaluations.needs_version(3)
+    assert not evaluations.needs_version(4)
+    while evaluations.start_sampling(3) is not None:
+        pass
+    assert not evaluations.needs_version(3), "what is leased needs nobody else"
+
+
+def test_a_given_prefix_is_scored_without_a_rollout() -> None:
+    evaluations = with_request(request("fixed", -1, 3, pack_tokens([5, 6])))
+    assert evaluations.start_sampling(-1) is None
+    item = evaluations.start_scoring()
+    assert item is not None and item.version == -1
+    assert [list(token_ids(group.rows[0].tokens)) for group in item.groups] == [[5, 6]] * 3
+    evaluations.take_scores(judged(item))
+    assert run_named(evaluations, "fixed").finished
+
+
+def test_asking_twice_for_the_same_name_changes_nothing() -> None:
+    evaluations = with_request(request(count=5), request(count=5))
+    finish(evaluations, 3)
+    run = run_named(evaluations, "v3")
+    assert run.finished and len(run.results) == 5
+
+
+def test_an_item_given_back_comes_first_again_and_as_it_was() -> None:
+    evaluations = with_request(request())
+    item = evaluations.start_sampling(3)
+    assert item is not None
+    evaluations.give_back(item, died=True)
+    assert evaluations.start_sampling(3) == item
+
+
+def test_an_item_that_ends_too_many_workers_fails_by_name_and_the_rest_finishes() -> None:
+    evaluations = with_request(request())
+    for _ in range(2):
+        item = evaluations.start_sampling(3)
+        assert item is not None
+        evaluations.give_back(item, died=True)
+    finish(evaluations, 3)
+    run = run_named(evaluations, "v3")
+    assert run.finished
+    assert set(run.failed) == set(range(GROUPS_PER_ITEM))
+    assert set(run.failed.values()) == {"lost with its worker 2 times"}
+
+
+def test_an_item_handed_back_alive_is_never_given_up() -> None:
+    evaluations = with_request(request(count=3))
+    for _ in range(10):
+        item = evaluations.start_sampling(3)
+        assert item is not None
+        evaluations.give_back(item, died=False)
+    finish(evaluations, 3)
+    assert not run_named(evaluations, "v3").failed
+
+
+def test_a_group_that_cannot_be_sampled_fails_with_its_error() -> None:
+    evaluations = with_request(request(count=3))
+    finish(evaluations, 3, bad=1)
+    run = run_named(evaluations, "v3")
+    assert run.finished and run.failed == {1: "too long"}
+
+
+def test_the_first_verdict_stands() -> None:
+    evaluations = with_request(request("fixed", -1, 1))
+    item = evaluations.start_scoring()
+    assert item is not None
+    evaluations.take_scores(judged(item, "first"))
+    evaluations.take_scores(judged(item, "second"))
+    assert run_named(evaluations, "fixed").results[0].verdicts[0].extracted == "first"
+
+
+def test_an_evaluation_of_nothing_is_finished() -> None:
+    assert run_named(with_request(request(count=0)), "v3").finished
+
+
+def test_an_unknown_name_is_none() -> None:
+    assert with_request().get("v9") is None

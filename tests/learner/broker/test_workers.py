@@ -1,0 +1,140 @@
+"""Credit, prefetching, and when a worker is given up."""
+
+from typing import Literal
+
+from prefixrl.learner.broker.ledger import ScoreItem
+from prefixrl.learner.broker.workers import Lease, Registry, Worker
+
+ITEM = ScoreItem((), 0, "", 0.0)
+
+
+def lease(task: str, since_s: float = 0.0) -> Lease:
+    return Lease(task, 0, "train", ITEM, since_s, since_s)
+
+
+def registry_of(*slots: int, role: Literal["rollout", "scorer"] = "scorer") -> Registry:
+    registry = Registry(silence_s=10.0, stall_s=100.0)
+    for number, count in enumerate(slots):
+        worker = registry.add(bytes([number]), role, "host", 1, 0.0)
+        worker.phase, worker.slots = "ready", count
+    return registry
+
+
+def workers(registry: Registry) -> list[Worker]:
+    return list(registry.by_identity.values())
+
+
+def anyone(worker: Worker) -> bool:
+    return True
+
+
+def test_names_count_per_role_and_are_never_used_again() -> None:
+    registry = Registry(1.0, 1.0)
+    roles: tuple[Literal["rollout", "scorer"], ...] = ("rollout", "scorer", "rollout")
+    for number, role in enumerate(roles):
+        registry.add(bytes([number]), role, "h", 1, 0.0)
+    del registry.by_identity[bytes([2])]
+    registry.add(b"later", "rollout", "h", 1, 0.0)
+    assert [each.name for each in workers(registry)] == ["rollout-0", "scorer-0", "rollout-2"]
+
+
+def test_the_task_goes_to_the_worker_with_most_free_slots() -> None:
+    registry = registry_of(2, 4, 3)
+    given = []
+    for number in range(9):
+        worker = registry.pick("scorer", anyone, prefetch=False)
+        assert worker is not None and worker.free == max(each.free for each in workers(registry))
+        worker.add(lease(f"t{number}"), 0.0)
+        given.append(worker.name)
+    assert given[0] == "scorer-1"
+    assert registry.pick("scorer", anyone, prefetch=False) is None
+
+
+def test_one_task_per_worker_is_prefetched_and_only_when_no_slot_is_free_anywhere() -> None:
+    registry = registry_of(1, 1)
+    first, second = workers(registry)
+    first.add(lease("a"), 0.0)
+    assert registry.pick("scorer", anyone, prefetch=True) is second
+    second.add(lease("b"), 0.0)
+    for number in range(2):
+        worker = registry.pick("scorer", anyone, prefetch=True)
+        assert worker is not None and worker.free == 0
+        worker.add(lease(f"ahead-{number}"), 0.0)
+    assert registry.pick("scorer", anyone, prefetch=True) is None
+
+
+def test_only_ready_workers_that_fit_are_picked() -> None:
+    registry = registry_of(1, 1)
+    first, second = workers(registry)
+    first.phase = "swapping"
+    second.version = 3
+    assert registry.pick("scorer", lambda each: each.version == 2, prefetch=True) is None
+    assert registry.pick("scorer", lambda each: each.version == 3, prefetch=True) is second
+    assert registry.pick("rollout", anyone, prefetch=True) is None
+
+
+def test_the_youngest_prefetched_lease_is_named_once() -> None:
+    registry = registry_of(1, 1)
+    for number, worker in enumerate(workers(registry)):
+        worker.add(lease(f"running-{number}", 5.0), 5.0)
+        worker.add(lease(f"ahead-{number}", 6.0 + number), 6.0)
+    found = registry.prefetched("scorer")
+    assert found is not None and found.task == "ahead-1"
+    found.revoking = True
+    found = registry.prefetched("scorer")
+    assert found is not None and found.task == "ahead-0"
+    found.revoking = True
+    assert registry.prefetched("scorer") is None
+
+
+def test_a_silent_worker_is_lost_with_the_reason() -> None:
+    registry = registry_of(1)
+    (worker,) = workers(registry)
+    assert registry.lost(10.0) == []
+    ((found, reason),) = registry.lost(10.1)
+    assert found is worker and reason == "silent for 10.1 s"
+
+
+def test_a_worker_that_talks_but_makes_no_progress_on_a_lease_is_lost() -> None:
+    registry = registry_of(1)
+    (worker,) = workers(registry)
+    worker.heartbeat(5, 0.0, "", 50.0)
+    worker.add(lease("t1"), 60.0)
+    for now_s in (100.0, 150.0, 160.0):
+        worker.heard_s = now_s
+        worker.heartbeat(5, 0.0, "", now_s)
+        assert registry.lost(now_s) == [], "the clock starts with the lease"
+    worker.heard_s = 160.5
+    ((_, reason),) = registry.lost(160.5)
+    assert reason == "no progress for 100 s on t1"
+
+
+def test_progress_renews_a_lease_however_old_it_is() -> None:
+    registry = registry_of(1)
+    (worker,) = workers(registry)
+    worker.add(lease("t1"), 0.0)
+    for step in range(100):
+        worker.heard_s = step * 90.0
+        worker.heartbeat(step, 0.0, "", step * 90.0)
+        assert registry.lost(step * 90.0) == []
+
+
+def test_an_idle_worker_is_never_stuck() -> None:
+    registry = registry_of(1)
+    (worker,) = workers(registry)
+    worker.heard_s = 1e6
+    assert registry.lost(1e6) == []
+
+
+def test_the_busy_share_counts_from_the_first_lease() -> None:
+    registry = registry_of(2)
+    (worker,) = workers(registry)
+    assert worker.busy_fraction(5.0) is None
+    worker.ready_s = 7.0
+    worker.add(lease("t1"), 10.0)
+    assert worker.first_lease_after_ready_s == 3.0
+    assert worker.busy_fraction(10.0) is None
+    worker.heartbeat(1, 6.0, "", 16.0)
+    assert worker.busy_fraction(16.0) == 0.5
+    worker.heartbeat(1, 99.0, "", 16.0)
+    assert worker.busy_fraction(16.0) == 1.0
