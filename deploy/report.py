@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from prefixrl.common.errors import ConfigError
 
@@ -71,12 +71,9 @@ def print_table(directory: Path) -> None:
             f"{len(lines)} iterations trained, not finished; {directory}", highlight=False
         )
         return
+    families = next(iter(summary.accuracy_by_family.values()), {})
     table = Table(
-        "arm",
-        "greedy",
-        "95% interval",
-        "sampled",
-        *next(iter(summary.accuracy_by_family.values()), {}),
+        *(Column(name, no_wrap=True) for name in ("arm", "greedy", "95%", "sampled", *families))
     )
     for row in _arm_rows(summary):
         table.add_row(*row)
@@ -93,7 +90,7 @@ def _arm_rows(summary: Summary) -> list[list[str]]:
         sampled = f"{summary.accuracy_sampled[arm]:.3f}" if arm in summary.accuracy_sampled else ""
         families = [f"{share:.2f}" for share in summary.accuracy_by_family.get(arm, {}).values()]
         rows.append(
-            [arm, f"{summary.accuracy[arm]:.3f}", f"{low:.3f} to {high:.3f}", sampled, *families]
+            [arm, f"{summary.accuracy[arm]:.3f}", f"{low:.2f}-{high:.2f}", sampled, *families]
         )
     return rows
 

@@ -1,6 +1,8 @@
 """What follows from a config before anything is started: batch arithmetic, how much is under way at once, memory."""
 
 import json
+import math
+import re
 import struct
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from prefixrl.learner import problems
 from prefixrl.learner.shard import steps_in_all
 
 GIB = 2**30
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def forecast(config: RunConfig) -> str:
@@ -25,47 +28,54 @@ def forecast(config: RunConfig) -> str:
         f"under way at once: at most {cap} groups = {cap * algorithm.samples_per_prompt} prefixes "
         f"(window of {algorithm.max_staleness} versions)",
     ]
-    for role, lines_of_role in (
-        ("adapter", _adapter_memory(config)),
-        ("target", _target_memory(config)),
-    ):
-        lines.append(f"{role}: {lines_of_role}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_adapter_memory(config), *_target_memory(config)])
 
 
-def parameters(folder: str) -> int | None:
-    """Parameters of a local model, read from the headers of its safetensors files; None for a hub name."""
-    total = 0
-    for path in Path(folder).glob("*.safetensors"):
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(size))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                count = 1
-                for dimension in entry["shape"]:
-                    count *= dimension
-                total += count
-    return total or None
+def parameters(model: str) -> tuple[int, str] | None:
+    """Parameters of a model and how they are known: from its files' headers, or from the size in a hub name (7B, 0.5B)."""
+    total = sum(_tensor_sizes(path) for path in Path(model).glob("*.safetensors"))
+    if total:
+        return total, "from its files"
+    named = re.search(r"(\d+(?:\.\d+)?)([BM])(?![a-zA-Z])", model.rsplit("/", 1)[-1])
+    if named is None:
+        return None
+    return int(float(named.group(1)) * {"B": 1e9, "M": 1e6}[named.group(2)]), "from its name"
 
 
-def _adapter_memory(config: RunConfig) -> str:
-    count = parameters(config.adapter.model)
-    if count is None:
-        return "a hub name: its size is known once it is downloaded"
-    working = 2 if config.learner.dtype == "bfloat16" else 4
-    # Actor and critic: working weights, fp32 weights where those are bf16, two Adam moments, gradients in fp32.
-    trained = 2 * count * (working + (4 if working == 2 else 0) + 8 + 4)
-    reference = count * working if config.algorithm.kl > 0 else 0
-    return (
-        f"{count / 1e6:.1f} M parameters; learner {(trained + reference) / GIB:.2f} GiB in all ranks without activations, "
-        f"a rollout {count * working / GIB:.2f} GiB without its cache"
+def _tensor_sizes(path: Path) -> int:
+    with path.open("rb") as file:
+        (size_bytes,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size_bytes))
+    return sum(
+        math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
     )
 
 
-def _target_memory(config: RunConfig) -> str:
-    count = parameters(config.target.model)
-    if count is None:
-        return "a hub name: its size is known once it is downloaded"
-    size = sum(path.stat().st_size for path in Path(config.target.model).glob("*.safetensors"))
-    return f"{count / 1e6:.1f} M parameters; a scorer {size / GIB:.2f} GiB without its cache"
+def _adapter_memory(config: RunConfig) -> list[str]:
+    known = parameters(config.adapter.model)
+    if known is None:
+        return ["adapter: its size is not known before it is downloaded"]
+    count, source = known
+    working = _DTYPE_BYTES[config.learner.dtype]
+    # Per trained parameter: working copy, fp32 master where that is not it, two Adam moments and a gradient in fp32.
+    trained = 2 * count * (working + (4 if working == 2 else 0) + 8 + 4)
+    reference = count * working if config.algorithm.kl > 0 else 0
+    return [
+        f"adapter: {count / 1e6:,.1f} M parameters ({source})",
+        f"learner: {(trained + reference) / GIB:.2f} GiB over all ranks (actor, critic and their optimisers"
+        f"{', reference' if reference else ''}), without activations",
+        f"a rollout: {count * working / GIB:.2f} GiB of weights, without its cache",
+    ]
+
+
+def _target_memory(config: RunConfig) -> list[str]:
+    known = parameters(config.target.model)
+    if known is None:
+        return ["target: its size is not known before it is downloaded"]
+    count, source = known
+    on_disk = sum(path.stat().st_size for path in Path(config.target.model).glob("*.safetensors"))
+    size_bytes = on_disk or 2 * count
+    return [
+        f"target: {count / 1e6:,.1f} M parameters ({source})",
+        f"a scorer: {size_bytes / GIB:.2f} GiB of weights, without its cache",
+    ]
