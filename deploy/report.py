@@ -5,6 +5,7 @@ import html
 from pathlib import Path
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -71,16 +72,20 @@ def print_table(directory: Path) -> None:
             f"{len(lines)} iterations trained, not finished; {directory}", highlight=False
         )
         return
-    families = next(iter(summary.accuracy_by_family.values()), {})
-    table = Table(
-        *(Column(name, no_wrap=True) for name in ("arm", "greedy", "95%", "sampled", *families))
-    )
-    for row in _arm_rows(summary):
-        table.add_row(*row)
-    console.print(table)
+    console.print(_table(("arm", "greedy", "95% interval", "sampled"), _arm_rows(summary)))
+    families = list(next(iter(summary.accuracy_by_family.values()), {}))
+    if families:
+        console.print(_table(("arm, greedy", *families), _family_rows(summary)))
     for name, value in _facts(summary):
         console.print(f"{name}: {value}", highlight=False, markup=False)
     console.print(f"everything is in {directory}", highlight=False, markup=False)
+
+
+def _table(columns: tuple[str, ...], rows: list[list[str]]) -> Table:
+    table = Table(*(Column(name, no_wrap=True) for name in columns), box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _arm_rows(summary: Summary) -> list[list[str]]:
@@ -88,11 +93,16 @@ def _arm_rows(summary: Summary) -> list[list[str]]:
     for arm in (arm for arm in ARMS if arm in summary.accuracy):
         low, high = summary.accuracy_ci95[arm]
         sampled = f"{summary.accuracy_sampled[arm]:.3f}" if arm in summary.accuracy_sampled else ""
-        families = [f"{share:.2f}" for share in summary.accuracy_by_family.get(arm, {}).values()]
-        rows.append(
-            [arm, f"{summary.accuracy[arm]:.3f}", f"{low:.2f}-{high:.2f}", sampled, *families]
-        )
+        rows.append([arm, f"{summary.accuracy[arm]:.3f}", f"{low:.3f} to {high:.3f}", sampled])
     return rows
+
+
+def _family_rows(summary: Summary) -> list[list[str]]:
+    return [
+        [arm, *(f"{share:.2f}" for share in summary.accuracy_by_family[arm].values())]
+        for arm in ARMS
+        if arm in summary.accuracy_by_family
+    ]
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
@@ -146,16 +156,9 @@ def _page(summary: Summary | None, directory: Path) -> str:
     image = base64.b64encode((directory / "reward.png").read_bytes()).decode()
     body = [f"<h1>{html.escape(directory.name)}</h1>"]
     if summary is not None:
-        families = next(iter(summary.accuracy_by_family.values()), {})
-        head = "".join(
-            f"<th>{html.escape(name)}</th>"
-            for name in ("arm", "greedy", "95% interval", "sampled", *families)
-        )
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in _arm_rows(summary)
-        )
-        body.append(f"<table><tr>{head}</tr>{rows}</table>")
+        body.append(_html_table(("arm", "greedy", "95% interval", "sampled"), _arm_rows(summary)))
+        families = tuple(next(iter(summary.accuracy_by_family.values()), {}))
+        body.append(_html_table(("arm, greedy", *families), _family_rows(summary)))
         body.append(
             "<ul>"
             + "".join(f"<li>{name}: {html.escape(value)}</li>" for name, value in _facts(summary))
@@ -166,3 +169,9 @@ def _page(summary: Summary | None, directory: Path) -> str:
     style = "body{font:16px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}img{max-width:100%}"
     head = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{style}</style>"
     return head + "".join(body)
+
+
+def _html_table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from prefixrl.common.config import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.messages import Evaluate, Prompt, Sampling, ScoredGroup
 from prefixrl.common.packing import pack_tokens, token_ids
+from prefixrl.common.process import write_atomically
 from prefixrl.common.rendering import ByteRenderer, Renderer
 from prefixrl.learner import problems
 from prefixrl.learner.client import BrokerClient
@@ -82,11 +84,14 @@ def accuracy(rows: list[EvaluatedRow]) -> Accuracy:
 class Evaluator:
     """Asks for the arms and gathers them; an arm whose file stands in the run directory already is not judged again."""
 
-    def __init__(self, config: RunConfig, client: BrokerClient, directory: Path) -> None:
+    def __init__(
+        self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int
+    ) -> None:
         self._config = config
         self._client = client
         self._directory = directory / "evaluations"
         self._directory.mkdir(exist_ok=True)
+        self._candidates_file = self._directory / "candidates.json"
         simulated = config.rollout.engine == "simulated"
         self._adapter_text = (
             ByteRenderer()
@@ -104,13 +109,18 @@ class Evaluator:
         self._rows: dict[str, list[EvaluatedRow]] = {}
         self._candidates: dict[str, bytes] = {}
         self.incomplete: list[str] = []
+        self.iteration = iteration
+        """Version the learner stands at: the only one whose prefixes can still be asked for."""
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def ask_before_training(self) -> None:
-        """The arms that need no training: the target alone and the adapter as it was given."""
+        """The arms that need no training, and, in a run that is resumed, what was asked for before."""
         self._ask_arm("no_prefix", -1, b"")
         self._ask_arm("untrained_adapter", 0, b"")
+        if self.iteration > 0 and self._candidates_file.exists():
+            known = msgspec.json.decode(self._candidates_file.read_bytes(), type=dict[str, bytes])
+            self._ask_for_each(known)
 
     def ask_candidates(self, first_batch: list[ScoredGroup]) -> None:
         """Judge every candidate for the fixed prefix on training problems, once the first groups show what is written often."""
@@ -125,7 +135,11 @@ class Evaluator:
         )
         for tokens, _ in seen.most_common(self._config.evaluation.sampled_candidates):
             texts.setdefault(self._adapter_text.text(token_ids(tokens)), tokens)
-        for index, (text, tokens) in enumerate(texts.items()):
+        write_atomically(self._candidates_file, msgspec.json.encode(texts).decode())
+        self._ask_for_each(texts)
+
+    def _ask_for_each(self, candidates: dict[str, bytes]) -> None:
+        for index, (text, tokens) in enumerate(candidates.items()):
             name = f"candidate-{index}"
             self._candidates[name] = tokens
             log.info("candidate for the fixed prefix: %r", text)
@@ -153,16 +167,23 @@ class Evaluator:
             name, version, prefix, tuple(prompts),
             Sampling(heat * rollout.temperature, rollout.prefix_tokens), Sampling(heat * scorer.temperature, limit),
         )  # fmt: skip
-        self._client.evaluate(self._open[name])
+        if version in (-1, self.iteration):
+            self._client.evaluate(self._open[name])
+        else:
+            self._give_up(
+                name, f"version {version} is gone: the run was resumed at {self.iteration}"
+            )
 
     # --- gathering ---------------------------------------------------------------------------------------------------
 
     def gather(self) -> None:
-        """Take what is finished; ask again for what a restarted broker has forgotten."""
+        """Take what is finished; ask again for what a restarted broker has forgotten, where that can still be had."""
         for name, request in list(self._open.items()):
             progress, groups = self._client.evaluation(name)
-            if progress.total < 0:
+            if progress.total < 0 and request.version in (-1, self.iteration):
                 self._client.evaluate(request)
+            elif progress.total < 0:
+                self._give_up(name, f"version {request.version} is gone since the broker restarted")
             elif groups and progress.done + progress.failed == progress.total:
                 self._keep(name, groups)
             elif progress.failed == progress.total:
@@ -175,7 +196,7 @@ class Evaluator:
         )
         rows = [self._row(group) for group in groups]
         path = self._directory / f"{name}.jsonl"
-        path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        write_atomically(path, "".join(msgspec.json.encode(row).decode() + "\n" for row in rows))
         self._rows[name] = rows
         del self._open[name]
 
@@ -197,9 +218,9 @@ class Evaluator:
         self.incomplete.append(name)
         self._open.pop(name, None)
 
-    def finish(self, version: int) -> None:
+    def finish(self) -> None:
         """Choose the fixed prefix, judge it and the trained adapter, wait for everything that is open."""
-        self._ask_arm("trained_adapter", version, b"")
+        self._ask_arm("trained_adapter", self.iteration, b"")
         deadline_s = time.monotonic() + self._config.evaluation.timeout_s
         self._wait(deadline_s, lambda name: name.startswith("candidate-"))
         best = max(self._candidates, key=lambda name: self._mean(name), default=None)
@@ -210,8 +231,7 @@ class Evaluator:
     def _mean(self, name: str) -> float:
         return accuracy(self._rows[name]).accuracy if name in self._rows else -1.0
 
-    def _wait(self, deadline_s: float, concerns: "object") -> None:
-        assert callable(concerns)
+    def _wait(self, deadline_s: float, concerns: Callable[[str], bool]) -> None:
         while any(concerns(name) for name in self._open):
             try:
                 self.gather()

@@ -97,7 +97,7 @@ class Learner:
         self.busy_s += trained_s
         self.iteration += 1
         if self.zero:
-            self.zero.servers.completed = self.iteration
+            self.zero.servers.completed = self.zero.evaluator.iteration = self.iteration
             self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps)
             times = Times(self.waited_s, trained_s, time.monotonic() - self.started_s)
             self.zero.metrics.write(batch, shard, metrics, self.models.optimizer_steps, times)
@@ -141,7 +141,7 @@ class Learner:
         if not self.zero:
             return
         training_s = time.monotonic() - (self.first_batch_s or time.monotonic())
-        self.zero.evaluator.finish(self.iteration)
+        self.zero.evaluator.finish()
         result = summary.summarise(
             self.client.status(), self.zero.evaluator, self.models.optimizer_steps,
             min(1.0, self.busy_s / training_s) if training_s else 0.0, time.monotonic() - self.started_s,

@@ -68,7 +68,7 @@ def _run(
     from prefixrl.learner.model import Models
     from prefixrl.learner.publish import Publisher, probe_tokens
 
-    evaluator = Evaluator(config, client, directory) if servers else None
+    evaluator = Evaluator(config, client, directory, servers.completed) if servers else None
     if evaluator:
         evaluator.ask_before_training()
     models = Models.load(config, *place, config.adapter.model)
