@@ -12,29 +12,28 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from prefixrl.common.algorithm import AlgorithmConfig
 from prefixrl.common.errors import ConfigError
-
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True
-    )
+from prefixrl.common.section import (
+    FROM_RUN_FILE,
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+)
+from prefixrl.common.vllm_options import VllmConfig
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     model: str
     """Folder with a Hugging Face model, or a hub name."""
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     train: str
     """JSONL with the training problems, one object per line."""
     eval: str | None = None
@@ -48,8 +47,9 @@ class DataConfig(_Section):
     """Column by which evaluation results are also broken down."""
 
 
-class RolloutConfig(_Section):
-    engine: Literal["auto", "transformers", "simulated"] = "auto"
+class RolloutConfig(Section):
+    engine: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
+    """auto: vLLM where it and a CUDA device are there, else transformers."""
     prefix_tokens: Positive = 32
     """k: the most tokens the adapter writes."""
     temperature: PositiveFloat = 0.7
@@ -61,10 +61,20 @@ class RolloutConfig(_Section):
     """CPU threads of torch; more than one per process is slower on most machines."""
     probe_tolerance: PositiveFloat = 1e-3
     """Largest difference in a probe logprob at which installed weights count as proved; 1e-3 suits fp32."""
+    vllm: VllmConfig = VllmConfig()
+
+    @model_validator(mode="after")
+    def _draws_are_repeatable(self) -> "RolloutConfig":
+        if not self.vllm.seeded:
+            raise ValueError(
+                "vllm.seeded = false is for scorers: a rollout's text follows from the run's seed, its group and its row"
+            )
+        return self
 
 
-class ScorerConfig(_Section):
-    engine: Literal["auto", "transformers", "simulated"] = "auto"
+class ScorerConfig(Section):
+    engine: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
+    """auto: vLLM where it and a CUDA device are there, else transformers."""
     max_new_tokens: Positive = 2048
     temperature: NonNegativeFloat = 0.7
     """0 completes greedily."""
@@ -75,9 +85,10 @@ class ScorerConfig(_Section):
     threads: Positive = 1
     keep_completions: bool = False
     """Keep the target's text in the journal."""
+    vllm: VllmConfig = VllmConfig()
 
 
-class SimulatedConfig(_Section):
+class SimulatedConfig(Section):
     """Declared latencies of the `simulated` engine: load tests and sizing, never evidence that training works."""
 
     prefix_s: NonNegativeFloat = 0.05
@@ -87,44 +98,7 @@ class SimulatedConfig(_Section):
     accuracy: Fraction = 0.5
 
 
-class AlgorithmConfig(_Section):
-    name: Literal["gae"] = "gae"
-    groups_per_iteration: Positive = 512
-    samples_per_prompt: Positive = 8
-    iterations: Positive | None = None
-    """Stop after this many iterations; exclusive with `data.epochs`."""
-    max_staleness: NonNegative = 2
-    """S: no sample is trained more than S versions after the one that wrote it. 0 is synchronous PPO."""
-    correction: Literal["decoupled", "behaviour", "none"] = "decoupled"
-    importance_cap: PositiveFloat = 2.0
-    minibatches: Positive = 8
-    """Optimiser steps per PPO epoch."""
-    ppo_epochs: Positive = 1
-    gamma: Fraction = 1.0
-    gae_lambda: Fraction = 0.95
-    clip: PositiveFloat = 0.2
-    value_clip: PositiveFloat = 0.2
-    kl: NonNegativeFloat = 1e-3
-    """Coefficient of the KL to the initial adapter; 0 drops the reference model."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    kl_placement: Literal["reward", "loss"] = "reward"
-    entropy: Annotated[float, Field(allow_inf_nan=False)] = 1e-3
-    """Entropy bonus, added to the objective: positive keeps the policy random."""
-    whiten_floor: PositiveFloat = 1e-4
-    aggregation: Literal["token", "sequence"] = "token"
-
-    @model_validator(mode="after")
-    def _kl_pair(self) -> "AlgorithmConfig":
-        allowed = {"reward": ("k1",), "loss": ("k2", "k3")}[self.kl_placement]
-        if self.kl_estimator not in allowed:
-            raise ValueError(
-                f"kl_estimator = {self.kl_estimator!r} with kl_placement = {self.kl_placement!r}: k1 in a loss has a zero "
-                f"expected gradient and k2/k3 in a reward are biased; with {self.kl_placement!r} use {' or '.join(allowed)}"
-            )
-        return self
-
-
-class LearnerConfig(_Section):
+class LearnerConfig(Section):
     actor_lr: PositiveFloat = 5e-7
     critic_lr: PositiveFloat = 9e-6
     warmup_ratio: Fraction = 0.03
@@ -146,7 +120,7 @@ class LearnerConfig(_Section):
     """Passed to DeepSpeed as it stands."""
 
 
-class BrokerConfig(_Section):
+class BrokerConfig(Section):
     listen: str = "tcp://127.0.0.1:0"
     """Where workers connect; port 0 takes a free one and keeps it for the run directory."""
     heartbeat_s: PositiveFloat = 1.0
@@ -169,13 +143,13 @@ class BrokerConfig(_Section):
         return self
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     every: NonNegative = 10
     """Iterations between checkpoints; 0 keeps only the last one of the run."""
     keep: Positive = 2
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     max_new_tokens: Positive | None = None
     """Token limit of completions in evaluations; the scorer's when absent."""
     problems: Positive | None = None
@@ -189,13 +163,13 @@ class EvaluationConfig(_Section):
     timeout_s: PositiveFloat = 3600.0
 
 
-class LaunchConfig(_Section):
+class LaunchConfig(Section):
     learner_ranks: Positive = 1
     rollouts: Positive = 1
     scorers: Positive = 1
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """The whole run."""
 
     mode: Literal["prefix"] = "prefix"
@@ -300,7 +274,7 @@ def _apply(document: dict[str, Any], setting: str) -> None:
 
 def _validate(document: dict[str, Any], where: str) -> RunConfig:
     try:
-        return RunConfig.model_validate(document)
+        return RunConfig.model_validate(document, context=FROM_RUN_FILE)
     except ValidationError as error:
         lines = [
             _explain(item["loc"], item["type"], item["msg"], item.get("input"))

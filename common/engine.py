@@ -5,6 +5,7 @@ piece of work (or waits a bounded time for it) and returns what finished. A job 
 rows of two jobs in a way that changes their text.
 """
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,7 +42,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Finished:
-    """One row's continuation: ids as drawn, their logprobs under the sampling distribution, and what ended it."""
+    """One row's continuation: ids as drawn, their logprobs under the sampling distribution, and what ended it.
+
+    An engine of a scorer may leave the logprobs out (an empty array): nobody reads them there.
+    """
 
     tokens: TokenIds
     logprobs: NDArray[np.float32]
@@ -88,16 +92,33 @@ class Engine(Protocol):
 
 
 def make_engine(kind: str, model: str, role: str, config: RunConfig) -> Engine:
-    """The engine a worker of `role` ("rollout" or "scorer") uses; `auto` takes the best that is installed here."""
+    """The engine a worker of `role` ("rollout" or "scorer") uses; `auto` takes the best that is installed here.
+
+    Raises:
+        UserError: vLLM was asked for and is not there, or its settings cannot be.
+        DataError: the model cannot be loaded.
+    """
     if kind == "simulated":
         from prefixrl.common.engine_simulated import SimulatedEngine
 
         return SimulatedEngine(role, config.simulated)
-    from prefixrl.common.engine_transformers import TransformersEngine
-
     section = config.rollout if role == "rollout" else config.scorer
     device = section.device
+    has_cuda = device != "cpu" and torch.cuda.is_available()
+    if kind == "vllm" or (kind == "auto" and has_cuda and is_vllm_installed()):
+        from prefixrl.common.engine_vllm import VllmEngine
+        from prefixrl.common.vllm_setup import resolve
+
+        return VllmEngine(resolve(model, role, config))
+    from prefixrl.common.engine_transformers import TransformersEngine
+
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if has_cuda else "cpu"
     dtype = config.learner.dtype if role == "rollout" else "auto"
     return TransformersEngine(model, device, dtype, section.threads)
+
+
+def is_vllm_installed() -> bool:
+    """Whether there is a vLLM to import; a mere folder of that name is none."""
+    spec = importlib.util.find_spec("vllm")
+    return spec is not None and spec.origin is not None

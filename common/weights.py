@@ -16,6 +16,7 @@ import torch
 import xxhash
 
 from prefixrl.common.messages import Manifest, TensorEntry
+from prefixrl.common.snapshots import folder
 
 CHUNK_BYTES = 4 * 2**20
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -58,6 +59,8 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
 def check_manifest(manifest: Manifest) -> None:
     """Raise BadSnapshot unless entries are back to back, sizes fit shapes, and the digest fits the entries."""
+    if manifest.chunk_bytes <= 0:
+        raise BadSnapshot(f"manifest of version {manifest.version} has empty chunks")
     offset, whole = 0, xxhash.xxh3_128()
     for entry in manifest.tensors:
         count = 1
@@ -101,7 +104,7 @@ def write_snapshot(
 ) -> None:
     """Write a snapshot's folder, beside and renamed; one of the same version is replaced."""
     directory.mkdir(parents=True, exist_ok=True)
-    target = directory / f"v{manifest.version:08d}"
+    target = folder(directory, manifest.version)
     temporary = directory / f".v{manifest.version:08d}.{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -111,15 +114,3 @@ def write_snapshot(
     (temporary / "manifest.msgpack").write_bytes(msgspec.msgpack.encode(manifest))
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
-
-
-def versions(directory: Path) -> list[int]:
-    """Versions of the snapshots there, oldest first."""
-    return sorted(int(path.name[1:]) for path in directory.glob("v????????"))
-
-
-def prune(directory: Path, keep: set[int]) -> None:
-    """Remove every snapshot whose version is not kept; a server that has it open serves it to the end."""
-    for version in versions(directory):
-        if version not in keep:
-            shutil.rmtree(directory / f"v{version:08d}", ignore_errors=True)

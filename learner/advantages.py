@@ -1,8 +1,11 @@
 """Rewards per token, generalised advantage estimation and whitening: pure functions on padded (rows, tokens) tensors.
 
 `mask` is True where a token was sampled; rows are padded on the right. Values under the mask's False count for nothing,
-whatever they are.
+whatever they are. `group_advantages` works on the rewards of whole rows, which every rank knows.
 """
+
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +52,40 @@ def gae(
         next_value = values[:, t]
         advantages[:, t] = following
     return advantages, advantages + values
+
+
+def group_advantages(
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    baseline: Literal["mean", "leave_one_out"],
+    floor: float | None,
+) -> list[float]:
+    """What each row's reward is above its group's baseline.
+
+    A_i = r_i - mean(r) with "mean"; A_i = r_i - mean of the others with "leave_one_out" (RLOO, Ahmadian et al. 2024, eq. 8).
+    With `floor`, divided by std(r) + floor (GRPO, Shao et al. 2024, section 4.1.2), std unbiased. A row that is alone in its
+    group gets 0: there is nothing to compare it with.
+
+    Args:
+        groups: the group of each row; rows of a group need not be neighbours, groups may differ in size.
+        floor: added to the standard deviation; None not to divide at all.
+    """
+    members: dict[int, list[float]] = {}
+    for reward, group in zip(rewards, groups, strict=True):
+        members.setdefault(group, []).append(reward)
+    advantages = []
+    for reward, group in zip(rewards, groups, strict=True):
+        others = members[group]
+        count, mean = len(others), sum(others) / len(others)
+        advantage = reward - mean
+        if count == 1 or min(others) == max(others):
+            advantage = 0.0  # exactly: the mean of equal numbers may round
+        elif floor is not None:
+            advantage /= (sum((each - mean) ** 2 for each in others) / (count - 1)) ** 0.5 + floor
+        elif baseline == "leave_one_out":
+            advantage *= count / (count - 1)
+        advantages.append(advantage)
+    return advantages
 
 
 def moments(x: Tensor, mask: Tensor) -> Tensor:

@@ -73,9 +73,12 @@ class Piece:
 
     rows: MicroBatch
     batch: Padded
+    kept: Tensor
+    """bool: sampled tokens that count in the policy loss."""
     proximal: Tensor
     reference: Tensor | None
     old_values: Tensor
+    """0 without a critic."""
     advantages: Tensor
     returns: Tensor
 

@@ -2,7 +2,7 @@
 
     step_00000012/
         rank_00000/actor.safetensors    this rank's share: fp32 weights, Adam moments and step counts
-        rank_00000/critic.safetensors
+        rank_00000/critic.safetensors   where the objective has a critic
         rank_00000/random.safetensors   states of the random generators
         hf/                             the adapter as a Hugging Face folder, free of world size and ZeRO stage
         manifest.json                   the trainer's state, and size and digest of every other file; written last
@@ -125,8 +125,15 @@ def load(directory: Path, models: Models) -> TrainerState | None:
         "learner ranks": models.world_size,
         "ZeRO stage": models.actor.stage,
         "learner.dtype": models.dtype,
+        "critic": "one" if models.critic else "none",
     }
-    there = (manifest.state.world_size, manifest.zero_stage, manifest.dtype)
+    has_critic = any(entry.path.endswith("/critic.safetensors") for entry in manifest.files)
+    there = (
+        manifest.state.world_size,
+        manifest.zero_stage,
+        manifest.dtype,
+        "one" if has_critic else "none",
+    )
     for (name, now), then in zip(here.items(), there, strict=True):
         if now != then:
             raise DataError(
@@ -134,7 +141,7 @@ def load(directory: Path, models: Models) -> TrainerState | None:
                 f"from the weights in {folder / 'hf'}"
             )
     share = folder / f"rank_{models.rank:05d}"
-    for name, trainee in (("actor", models.actor), ("critic", models.critic)):
+    for name, trainee in _trainees(models):
         _restore(trainee, load_file(share / f"{name}.safetensors"))
     _restore_random(load_file(share / "random.safetensors"))
     models.optimizer_steps = manifest.state.optimizer_steps
@@ -209,9 +216,14 @@ def _source_folder(source: str) -> Path:
 
 def _write_rank(folder: Path, models: Models) -> None:
     folder.mkdir()
-    for name, trainee in (("actor", models.actor), ("critic", models.critic)):
+    for name, trainee in _trainees(models):
         save_file(_share(trainee), folder / f"{name}.safetensors")
     save_file(_random_states(), folder / "random.safetensors")
+
+
+def _trainees(models: Models) -> list[tuple[str, Trainee]]:
+    critic = [("critic", models.critic)] if models.critic else []
+    return [("actor", models.actor), *critic]
 
 
 def _share(trainee: Trainee) -> dict[str, Tensor]:

@@ -1,36 +1,47 @@
 """One iteration of PPO: B scored groups in, a few optimiser steps, figures out. Every rank calls it with its own rows.
 
-    rows ──plan──▶ micro-batches ──measure──▶ p, reference, V ──▶ GAE ──whiten over all ranks──▶ A, R
-                                                                                                  │
-                        for each epoch, for each minibatch: backward per micro-batch, one step ◀──┘
+    rewards ──baseline of the group (or none)──┐
+    rows ──plan──▶ micro-batches ──measure──▶ p, reference, V, masks ──▶ GAE ──whiten over all ranks──▶ A, R
+                                                                                                        │
+                              for each epoch, for each minibatch: backward per micro-batch, one step ◀──┘
 
-Proximal logprobs, values and advantages are computed once and stay fixed for the iteration. The ranks meet in the moments of
-the whitening, inside DeepSpeed, and in the sums of the report; every decision to drop a step is taken from reduced values.
+Proximal logprobs, values, masks and advantages are computed once and stay fixed for the iteration. The ranks meet in the
+moments of the whitening, the denominators, inside DeepSpeed, and in the sums of the report; every decision to drop a step or
+to leave steps out is taken from reduced values.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from prefixrl.common.config import AlgorithmConfig, RunConfig
+from prefixrl.common.algorithm import AlgorithmConfig
+from prefixrl.common.config import RunConfig
 from prefixrl.common.errors import TrainingFault
-from prefixrl.learner.advantages import gae, moments, token_rewards, whiten
+from prefixrl.learner.advantages import moments, whiten
 from prefixrl.learner.batch import IterationData, Piece, Sample, pad, weightless
 from prefixrl.learner.distributed import sum_over_ranks
 from prefixrl.learner.model import Models
+from prefixrl.learner.objectives import (
+    Objective,
+    denominators,
+    estimate,
+    resolve,
+    row_rewards,
+    value_mask,
+)
 from prefixrl.learner.plan import MicroBatch, plan_iteration
 from prefixrl.learner.ppo import (
-    PolicySettings,
     PolicyTerms,
     Sums,
     ValueTerms,
-    kl_estimate,
+    kept_tokens,
     policy_loss,
+    units,
     value_loss,
 )
-from prefixrl.learner.report import IterationMetrics, StepSums, Whitening, report
-from prefixrl.learner.trainee import StepReport
+from prefixrl.learner.report import Course, IterationMetrics, StepSums, Whitening, report
 
 PAD_ID = 0
 """Any id serves: padded positions are outside every mask, and no position after them counts."""
@@ -39,7 +50,7 @@ PAD_ID = 0
 def train_iteration(
     models: Models, data: IterationData, config: RunConfig, total_steps: int
 ) -> IterationMetrics:
-    """Train the actor and the critic on one iteration's rows. A collective over the learner's ranks.
+    """Train the actor, and the critic where there is one, on one iteration's rows. A collective over the learner's ranks.
 
     Args:
         models: changed in place.
@@ -47,11 +58,13 @@ def train_iteration(
         total_steps: optimiser steps of the whole run, for the learning rate.
 
     Raises:
-        TrainingFault: a row is older than `max_staleness` allows, or from the future; or what was measured is not finite.
+        TrainingFault: a row is older than `max_staleness` allows, or from the future; or a reward or what was measured is
+            not finite.
         ValueError: a row of this rank is missing or has other lengths than announced.
     """
     algorithm = config.algorithm
-    _check_ages(data, algorithm.max_staleness)
+    objective = resolve(algorithm, config.rollout.prefix_tokens)
+    _check_rows(data, algorithm.max_staleness)
     minibatches = plan_iteration(
         data.lengths,
         data.seed,
@@ -59,21 +72,26 @@ def train_iteration(
         algorithm.minibatches,
         config.learner.micro_batch_tokens,
     )
-    pieces = [
-        [_measure(models, data, rows) for rows in minibatch[models.rank]]
+    measured = [
+        [_measure(models, data, rows, algorithm) for rows in minibatch[models.rank]]
         for minibatch in minibatches
     ]
-    whitening, pieces = _with_advantages(pieces, algorithm, data.iteration)
+    whitening, pieces = _with_advantages(measured, data, objective)
+    planned = pieces * algorithm.ppo_epochs
+    normalisers = _normalisers(pieces, objective) * algorithm.ppo_epochs
     steps: list[StepSums] = []
-    for _ in range(algorithm.ppo_epochs):
-        for minibatch, own in zip(minibatches, pieces, strict=True):
-            rows = [row for share in minibatch for micro in share for row in micro]
-            normaliser = _normaliser(rows, data.lengths, algorithm)
-            steps.append(_optimise(models, own, algorithm, normaliser, total_steps))
-    return report(data, [piece for own in pieces for piece in own], steps, whitening)
+    for own, normaliser in zip(planned, normalisers, strict=True):
+        is_frozen = models.optimizer_steps < algorithm.critic_warmup_steps
+        steps.append(_optimise(models, own, objective, normaliser, is_frozen, total_steps))
+        if algorithm.kl_limit is not None and _kl(steps[-1]) > algorithm.kl_limit:
+            break
+    left_out = len(planned) - len(steps)
+    models.optimizer_steps += left_out
+    course = Course(whitening, objective.policy.granularity, left_out)
+    return report(data, [piece for own in pieces for piece in own], steps, course)
 
 
-def _check_ages(data: IterationData, max_staleness: int) -> None:
+def _check_rows(data: IterationData, max_staleness: int) -> None:
     for row, sample in data.samples.items():
         age = data.iteration - sample.version
         if not 0 <= age <= max_staleness:
@@ -81,21 +99,37 @@ def _check_ages(data: IterationData, max_staleness: int) -> None:
                 f"iteration {data.iteration} was given row {row} (group {data.groups[row]}) of version {sample.version}, "
                 f"{age} versions old; algorithm.max_staleness allows 0 to {max_staleness}"
             )
+    for row, reward in enumerate(data.rewards):
+        if not math.isfinite(reward):
+            raise TrainingFault(
+                f"iteration {data.iteration} was given row {row} (group {data.groups[row]}) with reward {reward}; rewards "
+                "are finite numbers"
+            )
 
 
 @torch.no_grad()
-def _measure(models: Models, data: IterationData, rows: MicroBatch) -> Piece:
-    """Proximal and reference logprobs and values of one micro-batch, the very forward that will be trained."""
+def _measure(
+    models: Models, data: IterationData, rows: MicroBatch, algorithm: AlgorithmConfig
+) -> Piece:
+    """Proximal and reference logprobs, values and masks of one micro-batch, by the very forward that will be trained."""
     batch = (pad([_sample(data, row) for row in rows], PAD_ID) if rows else weightless(PAD_ID)).to(
         models.device
     )
     nothing = torch.zeros_like(batch.behaviour)
+    proximal, values = models.forward_actor(batch)[0], models.forward_critic(batch)
     return Piece(
         rows=rows,
         batch=batch,
-        proximal=models.forward_actor(batch)[0],
+        kept=kept_tokens(
+            proximal,
+            batch.behaviour,
+            batch.mask,
+            algorithm.mask_token_band,
+            algorithm.mask_sequence_band,
+        ),
+        proximal=proximal,
         reference=models.forward_reference(batch),
-        old_values=models.forward_critic(batch),
+        old_values=nothing if values is None else values,
         advantages=nothing,
         returns=nothing,
     )
@@ -114,91 +148,97 @@ def _sample(data: IterationData, row: int) -> Sample:
 
 
 def _with_advantages(
-    pieces: Sequence[Sequence[Piece]], algorithm: AlgorithmConfig, iteration: int
+    pieces: Sequence[Sequence[Piece]], data: IterationData, objective: Objective
 ) -> tuple[Whitening, list[list[Piece]]]:
-    """GAE per row, then whitening with the moments of every valid token of the iteration, all ranks."""
-    raw = [[_estimate(piece, algorithm) for piece in own] for own in pieces]
+    """Advantages per row, then whitening with the moments of all that counts in the iteration, all ranks."""
+    rewards = row_rewards(objective, data.rewards, data.groups)
+    raw = [[_estimate(piece, rewards, objective) for piece in own] for own in pieces]
+    granularity = objective.policy.granularity
     reduced = sum_over_ranks(
         torch.stack(
-            [moments(piece.advantages, piece.batch.mask) for own in raw for piece in own]
+            [
+                torch.cat(
+                    [
+                        moments(piece.advantages, units(piece.kept, granularity)),
+                        (~torch.isfinite(piece.proximal[piece.batch.mask])).sum()[None],
+                    ]
+                )
+                for own in raw
+                for piece in own
+            ]
         ).sum(dim=0)
     )
-    if not torch.isfinite(reduced).all():
+    *sums, bad_logprobs = reduced.tolist()
+    if bad_logprobs or not torch.isfinite(reduced).all():
         raise TrainingFault(
-            f"iteration {iteration}: advantages are not finite, so the weights of the policy, critic or reference are not "
-            "either; resume from an older checkpoint with a smaller learning rate"
+            f"iteration {data.iteration}: {'logprobs' if bad_logprobs else 'advantages'} are not finite, so the weights of "
+            "the policy, critic or reference are not either; resume from an older checkpoint with a smaller learning rate"
         )
+    if objective.whiten_floor is None:
+        return Whitening(tuple(sums), False), raw
     is_floored = False
     done: list[list[Piece]] = []
     for own in raw:
         done.append([])
         for piece in own:
             advantages, is_floored = whiten(
-                piece.advantages, piece.batch.mask, reduced, algorithm.whiten_floor
+                piece.advantages, piece.batch.mask, reduced[:3], objective.whiten_floor
             )
             done[-1].append(replace(piece, advantages=advantages))
-    return Whitening(tuple(reduced.tolist()), is_floored), done
+    return Whitening(tuple(sums), is_floored), done
 
 
-def _estimate(piece: Piece, algorithm: AlgorithmConfig) -> Piece:
-    batch, penalty = piece.batch, None
-    if piece.reference is not None and algorithm.kl_placement == "reward":
-        penalty = algorithm.kl * kl_estimate(
-            piece.proximal, piece.reference, algorithm.kl_estimator
-        )
-    rewards = token_rewards(batch.rewards, batch.mask, penalty)
-    advantages, returns = gae(
-        rewards, piece.old_values, batch.mask, algorithm.gamma, algorithm.gae_lambda
+def _estimate(piece: Piece, rewards: Sequence[float], objective: Objective) -> Piece:
+    own = torch.zeros_like(piece.batch.rewards)
+    if piece.rows:
+        own = own.new_tensor([rewards[row] for row in piece.rows])
+    return estimate(objective, piece, own)
+
+
+def _normalisers(
+    pieces: Sequence[Sequence[Piece]], objective: Objective
+) -> list[tuple[float, float]]:
+    """The global denominators of each minibatch's policy and value loss."""
+    counts = torch.stack(
+        [
+            torch.stack([denominators(objective, piece) for piece in own]).sum(dim=0)
+            for own in pieces
+        ]
     )
-    return replace(piece, advantages=advantages, returns=returns)
-
-
-def _normaliser(
-    rows: Sequence[int], lengths: Sequence[tuple[int, int]], algorithm: AlgorithmConfig
-) -> float:
-    """The global denominator of one optimiser step, known to every rank from the lengths alone."""
-    if algorithm.aggregation == "sequence":
-        return float(len(rows))
-    return float(sum(lengths[row][1] for row in rows))
+    return [(policy, value) for policy, value in sum_over_ranks(counts).tolist()]
 
 
 def _optimise(
     models: Models,
     own: Sequence[Piece],
-    algorithm: AlgorithmConfig,
-    normaliser: float,
+    objective: Objective,
+    normalisers: tuple[float, float],
+    is_frozen: bool,
     total_steps: int,
 ) -> StepSums:
-    """All micro-batches of one minibatch, then one step of each model."""
-    settings = PolicySettings(
-        correction=algorithm.correction,
-        clip=algorithm.clip,
-        importance_cap=algorithm.importance_cap,
-        aggregation=algorithm.aggregation,
-        entropy=algorithm.entropy,
-        kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0,
-        kl_estimator=algorithm.kl_estimator,
-    )
+    """All micro-batches of one minibatch, then one step of each model; the actor's only if it may learn and has a token."""
+    policy_normaliser, value_normaliser = normalisers
+    is_actor_trained = policy_normaliser > 0.0 and not is_frozen
     totals: Sums = {}
     for index, piece in enumerate(own):
         is_last = index == len(own) - 1
-        loss, sums = policy_loss(_policy_terms(models, piece), settings, normaliser)
-        models.actor.backward(loss, is_last)
-        terms = ValueTerms(
-            models.forward_critic(piece.batch), piece.old_values, piece.returns, piece.batch.mask
-        )
-        critic_loss, value_sums = value_loss(
-            terms, algorithm.value_clip, algorithm.aggregation, normaliser
-        )
-        models.critic.backward(critic_loss, is_last)
-        losses = {
-            "policy_loss": loss.detach().double(),
-            "value_loss": critic_loss.detach().double(),
-        }
-        for name, value in (sums | value_sums | losses).items():
+        with torch.set_grad_enabled(is_actor_trained):
+            loss, sums = policy_loss(
+                _policy_terms(models, piece), objective.policy, max(policy_normaliser, 1.0)
+            )
+        if is_actor_trained:
+            models.actor.backward(loss, is_last)
+        sums |= {"policy_loss": loss.detach().double()}
+        sums |= _backward_critic(models, piece, objective, value_normaliser, is_last)
+        for name, value in sums.items():
             totals[name] = totals[name] + value if name in totals else value
-    actor, critic = _step(models, total_steps)
-    return StepSums(totals, actor, critic)
+    step = models.optimizer_steps
+    models.optimizer_steps += 1
+    return StepSums(
+        totals,
+        models.actor.step(step, total_steps) if is_actor_trained else None,
+        models.critic.step(step, total_steps) if models.critic else None,
+    )
 
 
 def _policy_terms(models: Models, piece: Piece) -> PolicyTerms:
@@ -210,11 +250,30 @@ def _policy_terms(models: Models, piece: Piece) -> PolicyTerms:
         behaviour=piece.batch.behaviour,
         reference=piece.reference,
         advantages=piece.advantages,
-        mask=piece.batch.mask,
+        mask=piece.kept,
     )
 
 
-def _step(models: Models, total_steps: int) -> tuple[StepReport, StepReport]:
-    step = models.optimizer_steps
-    models.optimizer_steps += 1
-    return models.actor.step(step, total_steps), models.critic.step(step, total_steps)
+def _backward_critic(
+    models: Models, piece: Piece, objective: Objective, normaliser: float, is_last: bool
+) -> Sums:
+    values = models.forward_critic(piece.batch)
+    if models.critic is None or values is None:
+        return {}
+    asked = value_mask(objective, piece.batch.mask)
+    loss, sums = value_loss(
+        ValueTerms(values, piece.old_values, piece.returns, asked),
+        objective.value_clip,
+        objective.policy.aggregation,
+        normaliser,
+    )
+    models.critic.backward(loss, is_last)
+    return sums | {"value_loss": loss.detach().double()}
+
+
+def _kl(step: StepSums) -> float:
+    """KL(p || theta) per token of one optimiser step, over all ranks."""
+    total, tokens = sum_over_ranks(
+        torch.stack([step.sums["approx_kl"], step.sums["tokens"]])
+    ).tolist()
+    return float(total / max(tokens, 1.0))

@@ -58,7 +58,8 @@ class Models:
     """Everything the learner trains, and the frozen reference."""
 
     actor: Trainee
-    critic: Trainee
+    critic: Trainee | None
+    """None when the objective takes its baseline from the group."""
     reference: Actor | None
     """None when the KL coefficient is 0."""
     source: str
@@ -70,11 +71,11 @@ class Models:
     world_size: int
     temperature: float
     optimizer_steps: int = 0
-    """Taken so far, dropped ones included: the position in the learning rate schedule."""
+    """Planned so far, dropped and left out ones included: the position in the learning rate schedule."""
 
     @classmethod
     def load(cls, config: RunConfig, rank: int, world_size: int, initial_path: str) -> "Models":
-        """Load the adapter three times over: actor, critic backbone, reference. A collective.
+        """Load the adapter up to three times over: actor, critic backbone, reference. A collective.
 
         Raises:
             ConfigError: DeepSpeed settings that are not the user's to choose.
@@ -92,12 +93,13 @@ class Models:
         reference = None
         if config.algorithm.kl > 0.0:
             reference = Actor(_load(initial_path, dtype)).to(device).eval().requires_grad_(False)
-        critic = Critic(_load(initial_path, dtype), derive(config.seed, "critic head"))
-        learner = config.learner
+        critic, learner = None, config.learner
+        if config.algorithm.has_critic:
+            head = Critic(_load(initial_path, dtype), derive(config.seed, "critic head"))
+            critic = Trainee(head, learner, learner.critic_lr, device, world_size)
         return cls(
             actor=Trainee(actor, learner, learner.actor_lr, device, world_size),
-            critic=Trainee(critic, learner, learner.critic_lr, device, world_size),
-            reference=reference, source=initial_path, hf_config=hf_config, dtype=learner.dtype, device=device,
+            critic=critic, reference=reference, source=initial_path, hf_config=hf_config, dtype=learner.dtype, device=device,
             rank=rank, world_size=world_size, temperature=config.rollout.temperature,
         )  # fmt: skip
 
@@ -114,8 +116,10 @@ class Models:
             logprobs: Tensor = self.reference(_inputs(batch), self.temperature)[0]
         return logprobs
 
-    def forward_critic(self, batch: Padded) -> Tensor:
-        """Current values, (rows, tokens)."""
+    def forward_critic(self, batch: Padded) -> Tensor | None:
+        """Current values, (rows, tokens); None when there is no critic."""
+        if self.critic is None:
+            return None
         values: Tensor = self.critic.engine(_inputs(batch))
         return values
 

@@ -1,11 +1,15 @@
 """The losses: pure functions, tensors in, `(loss, sums)` out.
 
 Three policies meet here: behaviour mu (the engine that sampled), proximal p (the learner at the start of the batch) and
-current theta. All tensors are (rows, tokens); `mask` is True where a token was sampled. Every loss is a sum over a global
+current theta. All tensors are (rows, tokens); `mask` is True where a sampled token counts. Every loss is a sum over a global
 denominator, so micro-batches and ranks add up to the same loss however they are cut; the second result holds plain sums
 for the same reason.
+
+Ratios have a granularity: each token its own, or one for the whole prefix, the product of its tokens' ratios or their
+geometric mean. One ratio for a prefix stands at every token of its row, so that the rest is written once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +17,10 @@ import torch
 from torch import Tensor
 
 Sums = dict[str, Tensor]
+Granularity = Literal["token", "product", "geometric_mean"]
+Band = tuple[float, float]
+
+LOG_RATIO_EDGES = tuple(edge / 10 for edge in range(-15, 16))
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,11 @@ class PolicySettings:
     kl_in_loss: float
     """Coefficient of the KL term in the loss; 0 when the KL is in the reward or off."""
     kl_estimator: Literal["k1", "k2", "k3"]
+    clip_high: float | None = None
+    """The ratio is clipped to [1 - clip, 1 + clip_high]; None for `clip`."""
+    dual_clip: float | None = None
+    """How many times a negative advantage a token can count at most; None for no bound."""
+    granularity: Granularity = "token"
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -82,9 +95,44 @@ def kl_estimate(
     return torch.exp(-log_ratio) - 1.0 + log_ratio
 
 
-def importance_weights(proximal: Tensor, behaviour: Tensor, cap: float) -> Tensor:
-    """min(p / mu, cap), without gradient: how much more likely the proximal policy was to write the token."""
-    return torch.exp(proximal - behaviour).clamp(max=cap).detach()
+def units(mask: Tensor, granularity: Granularity) -> Tensor:
+    """True once per ratio: at every token that counts, or at the first one of each row. (rows, tokens) bool."""
+    return mask if granularity == "token" else mask & (mask.cumsum(dim=1) == 1)
+
+
+def log_ratios(above: Tensor, below: Tensor, mask: Tensor, granularity: Granularity) -> Tensor:
+    """Logarithm of above/below at the granularity, (rows, tokens); 0 outside the mask.
+
+    "product": the probability ratio of the whole prefix. "geometric_mean": the same per token, exp(mean of logs), as in
+    GSPO (Zheng et al. 2025, eq. 7).
+    """
+    difference = torch.where(mask, above - below, 0.0)
+    if granularity == "token":
+        return difference
+    per_row = difference.sum(dim=1, keepdim=True)
+    if granularity == "geometric_mean":
+        per_row = per_row / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return torch.where(mask, per_row, 0.0)
+
+
+def kept_tokens(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    token_band: Band | None,
+    sequence_band: Band | None,
+) -> Tensor:
+    """The mask without the tokens whose p/mu, or rows whose geometric mean of p/mu, lies outside its band.
+
+    What is not a number stays in: it must reach the loss, which drops the step, and not pass for staleness.
+    """
+    kept = mask
+    per_token = log_ratios(proximal, behaviour, mask, "token")
+    per_row = log_ratios(proximal, behaviour, mask, "geometric_mean")
+    for logs, band in ((per_token, token_band), (per_row, sequence_band)):
+        if band is not None:
+            kept = kept & ~((logs.exp() < band[0]) | (logs.exp() > band[1]))
+    return kept
 
 
 def aggregate(
@@ -103,32 +151,55 @@ def policy_loss(
     """L = -sum w min(rho A, clip(rho) A) / N - entropy bonus + KL, the decoupled PPO objective (Hilton et al. 2022).
 
     `correction` = "decoupled": rho = theta/p, w = min(p/mu, cap). "behaviour": rho = theta/mu, w = 1. "none": rho = theta/p,
-    w = 1, that is, samples count as if the proximal policy had written them.
+    w = 1, that is, samples count as if the proximal policy had written them. Where A < 0, `dual_clip` = c bounds the
+    objective from below by c A (Ye et al. 2020, eq. 5).
 
     Args:
-        normaliser: sampled tokens (or rows, with aggregation by sequence) of the whole optimiser step, all ranks.
+        normaliser: unmasked tokens (or rows, with aggregation by sequence) of the whole optimiser step, all ranks.
 
     Returns:
-        the loss, and sums over the unmasked tokens of this call (`tokens` counts them).
+        the loss, and sums over the unmasked tokens (`tokens` counts them) or ratios (`units` counts them) of this call.
     """
-    logprobs, proximal, behaviour = _masked(
-        terms.mask, terms.logprobs, terms.proximal, terms.behaviour
-    )
-    ratio = torch.exp(logprobs - (behaviour if settings.correction == "behaviour" else proximal))
-    weight = importance_weights(proximal, behaviour, settings.importance_cap)
-    applied = weight if settings.correction == "decoupled" else torch.ones_like(weight)
-    free = ratio * terms.advantages
-    clipped = ratio.clamp(1.0 - settings.clip, 1.0 + settings.clip) * terms.advantages
-    per_token = -applied * torch.minimum(free, clipped)
+    mask, advantages = terms.mask, torch.where(terms.mask, terms.advantages, 0.0)
+    logprobs, proximal, behaviour = _masked(mask, terms.logprobs, terms.proximal, terms.behaviour)
+    old = behaviour if settings.correction == "behaviour" else proximal
+    log_ratio = log_ratios(logprobs, old, mask, settings.granularity)
+    ratio = log_ratio.exp()
+    importance = log_ratios(proximal, behaviour, mask, settings.granularity).exp().detach()
+    objective, is_clipped = _clipped(ratio, advantages, settings)
+    if settings.correction == "decoupled":
+        objective = objective * importance.clamp(max=settings.importance_cap)
+    per_token = -objective
     if settings.entropy != 0.0:
         per_token = per_token - settings.entropy * terms.entropy
     if settings.kl_in_loss != 0.0 and terms.reference is not None:
-        (reference,) = _masked(terms.mask, terms.reference)
+        (reference,) = _masked(mask, terms.reference)
         per_token = per_token + settings.kl_in_loss * kl_estimate(
             logprobs, reference, settings.kl_estimator
         )
-    loss = aggregate(per_token, terms.mask, settings.aggregation, normaliser)
-    return loss, _policy_sums(terms, ratio, clipped < free, settings.importance_cap)
+    loss = aggregate(per_token, mask, settings.aggregation, normaliser)
+    unit = units(mask, settings.granularity)
+    with torch.no_grad():
+        return loss, _token_sums(terms) | {
+            "units": unit.sum().double(),
+            "clipped": _total(is_clipped, unit),
+            "ratio": _total(ratio, unit),
+            "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
+            "importance": _total(importance, unit),
+            "importance_squared": _total(importance.double().square(), unit),
+            "importance_capped": _total(importance > settings.importance_cap, unit),
+        }
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, settings: PolicySettings) -> tuple[Tensor, Tensor]:
+    """min(rho A, clip(rho) A), bounded by the dual clip, and where a bound took effect."""
+    high = settings.clip if settings.clip_high is None else settings.clip_high
+    free = ratio * advantages
+    objective = torch.minimum(free, ratio.clamp(1.0 - settings.clip, 1.0 + high) * advantages)
+    if settings.dual_clip is not None:
+        bounded = torch.maximum(objective, settings.dual_clip * advantages)
+        objective = torch.where(advantages < 0, bounded, objective)
+    return objective, objective != free
 
 
 def value_loss(
@@ -149,6 +220,7 @@ def value_loss(
     error = returns - old_values
     with torch.no_grad():
         return loss, {
+            "value_tokens": terms.mask.sum().double(),
             "value_clipped": _total(clipped > free, terms.mask),
             "value": _total(old_values, terms.mask),
             "return": _total(returns, terms.mask),
@@ -158,27 +230,28 @@ def value_loss(
         }
 
 
-@torch.no_grad()
-def _policy_sums(terms: PolicyTerms, ratio: Tensor, is_clipped: Tensor, cap: float) -> Sums:
+def _token_sums(terms: PolicyTerms) -> Sums:
     logprobs, proximal, behaviour = _masked(
         terms.mask, terms.logprobs, terms.proximal, terms.behaviour
     )
-    raw = torch.exp(proximal - behaviour)
     sums = {
         "tokens": terms.mask.sum().double(),
-        "clipped": _total(is_clipped, terms.mask),
         "approx_kl": _total(kl_estimate(proximal, logprobs, "k3"), terms.mask),
         "entropy": _total(terms.entropy, terms.mask),
-        "ratio": _total(ratio, terms.mask),
-        "importance": _total(raw, terms.mask),
-        "importance_squared": _total(raw.double().square(), terms.mask),
-        "importance_capped": _total(raw > cap, terms.mask),
         "behaviour_gap": _total((proximal - behaviour).abs(), terms.mask),
     }
     if terms.reference is not None:
         (reference,) = _masked(terms.mask, terms.reference)
         sums["reference_kl"] = _total(logprobs - reference, terms.mask)
     return sums
+
+
+def bin_counts(values: Tensor, edges: Sequence[float]) -> Tensor:
+    """Counts of `values` in (edges[i-1], edges[i]], the first and last bin open: float64, shape (edges + 1,)."""
+    bins = torch.bucketize(
+        values.float(), torch.tensor(edges, device=values.device, dtype=torch.float32)
+    )
+    return torch.bincount(bins.flatten(), minlength=len(edges) + 1).double()
 
 
 def _masked(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:

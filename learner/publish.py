@@ -12,7 +12,8 @@ from prefixrl.common.errors import TrainingFault
 from prefixrl.common.messages import WeightsNote
 from prefixrl.common.packing import pack_logprobs, pack_tokens
 from prefixrl.common.seeds import derive
-from prefixrl.common.weights import describe, prune, write_snapshot
+from prefixrl.common.snapshots import prune
+from prefixrl.common.weights import describe, write_snapshot
 from prefixrl.learner.client import BrokerClient
 
 log = logging.getLogger(__name__)

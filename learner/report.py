@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,14 +12,19 @@ from torch import Tensor
 
 from prefixrl.learner.batch import IterationData, Piece
 from prefixrl.learner.distributed import sum_over_ranks
-from prefixrl.learner.ppo import Sums
+from prefixrl.learner.ppo import (
+    LOG_RATIO_EDGES,
+    Granularity,
+    Sums,
+    bin_counts,
+    log_ratios,
+    units,
+)
 from prefixrl.learner.trainee import StepReport
 
 Report = dict[str, float]
 
 ADVANTAGE_EDGES = tuple(edge / 2 for edge in range(-8, 9))
-IMPORTANCE_EDGES = tuple(edge / 10 for edge in range(-15, 16))
-"""Of log(p/mu)."""
 AGE_EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 
@@ -38,11 +43,13 @@ class IterationMetrics:
     means: Report
     """Finite figures only: JSON has no word for others, and `*_steps_dropped` tells why one is missing."""
     histograms: dict[str, Histogram]
-    """`advantage` (whitened), `log_importance` (log p/mu per token), `age` (versions, per row)."""
+    """`advantage` (as trained, per sampled token), `log_importance` (log p/mu, per ratio, masked ones included),
+    `log_ratio` (log of theta/p, or theta/mu with correction = "behaviour", per ratio and optimiser step), `age`
+    (versions, per row)."""
     row_advantages: tuple[float, ...]
-    """Mean whitened advantage of each row, in training order."""
+    """Mean advantage of each row as trained, in training order."""
     steps: tuple[Report, ...]
-    """Per optimiser step: both losses, gradient norms before clipping, and whether each step was applied (1 or 0)."""
+    """Per optimiser step: losses, gradient norms before clipping, and whether each step was applied (1 or 0)."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,20 @@ class StepSums:
     """One optimiser step as this rank saw it: sums still to be added over ranks, reports already global."""
 
     sums: Sums
-    actor: StepReport
-    critic: StepReport
+    actor: StepReport | None
+    """None when the actor was not to learn in this step."""
+    critic: StepReport | None
+    """None without a critic."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How the iteration went, besides its sums."""
+
+    whitening: Whitening
+    granularity: Granularity
+    steps_left_out: int
+    """Optimiser steps not taken because the KL had passed its limit."""
 
 
 @torch.no_grad()
@@ -67,59 +86,104 @@ def report(
     data: IterationData,
     pieces: Sequence[Piece],
     steps: Sequence[StepSums],
-    whitening: Whitening,
+    course: Course,
 ) -> IterationMetrics:
     """Add up what the ranks counted and put it into figures, the same on every rank."""
-    names = list(steps[0].sums)
-    per_step = sum_over_ranks(
-        torch.stack([torch.stack([step.sums[name] for name in names]) for step in steps])
-    )
-    step_sums = [dict(zip(names, row, strict=True)) for row in per_step.tolist()]
-    totals = {name: sum(sums[name] for sums in step_sums) for name in names}
-    reports = tuple(_step_report(sums, step) for sums, step in zip(step_sums, steps, strict=True))
-    figures = means(totals, whitening.moments) | reward_figures(data.rewards, data.groups)
-    for model, loss in (("actor", "policy_loss"), ("critic", "value_loss")):
-        applied = [each for each in reports if each[f"{model}_applied"]]
-        figures[f"{model}_steps_dropped"] = float(len(reports) - len(applied))
-        for name in (loss, f"{model}_grad_norm"):
-            figures[name] = (
-                sum(each[name] for each in applied) / len(applied) if applied else math.nan
-            )
+    scalars, bins = _over_ranks(steps)
+    totals = {name: sum(sums[name] for sums in scalars) for name in scalars[0]}
+    reports = tuple(_step_report(sums, step) for sums, step in zip(scalars, steps, strict=True))
+    row_advantages = _row_advantages(data, pieces)
+    figures = means(totals, course.whitening.moments)
+    figures |= reward_figures(data.rewards, data.groups) | mask_figures(pieces)
+    figures |= _step_figures(reports, steps)
     figures |= {
         "rows": float(len(data.lengths)),
         "tokens": float(sum(sampled for _, sampled in data.lengths)),
+        "zero_advantage_rows_fraction": sum(each == 0.0 for each in row_advantages)
+        / len(row_advantages),
+        "whitening_floor_hit": float(course.whitening.is_floored),
+        "steps_left_out": float(course.steps_left_out),
     }
-    figures["whitening_floor_hit"] = float(whitening.is_floored)
     figures = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
-    return IterationMetrics(
-        figures, _histograms(data, pieces), _row_advantages(data, pieces), reports
+    histograms = _histograms(data, pieces, course.granularity)
+    histograms["log_ratio"] = histogram(LOG_RATIO_EDGES, bins)
+    return IterationMetrics(figures, histograms, row_advantages, reports)
+
+
+def _over_ranks(steps: Sequence[StepSums]) -> tuple[list[Report], Tensor]:
+    """Each step's sums, and the bins of all steps together, added over ranks."""
+    names = [name for name in steps[0].sums if name != "log_ratio_bins"]
+    scalars = sum_over_ranks(
+        torch.stack([torch.stack([step.sums[name] for name in names]) for step in steps])
     )
+    bins = sum_over_ranks(torch.stack([step.sums["log_ratio_bins"] for step in steps]).sum(dim=0))
+    return [dict(zip(names, row, strict=True)) for row in scalars.tolist()], bins
 
 
-def _step_report(sums: dict[str, float], step: StepSums) -> dict[str, float]:
+def _step_report(sums: Report, step: StepSums) -> Report:
+    made: Report = {}
+    for model, loss, told in (
+        ("actor", "policy_loss", step.actor),
+        ("critic", "value_loss", step.critic),
+    ):
+        if loss in sums:
+            made[loss] = sums[loss]
+        if told is not None:
+            made[f"{model}_grad_norm"] = told.grad_norm
+            made[f"{model}_applied"] = float(told.is_applied)
+    return made
+
+
+def _step_figures(reports: Sequence[Report], steps: Sequence[StepSums]) -> Report:
+    """Means over the applied steps of each model, and how many of its steps were not."""
+    figures: Report = {"actor_steps_frozen": float(sum(step.actor is None for step in steps))}
+    for model, loss in (("actor", "policy_loss"), ("critic", "value_loss")):
+        taken = [each for each in reports if f"{model}_applied" in each]
+        applied = [each for each in taken if each[f"{model}_applied"]]
+        if taken:
+            figures[f"{model}_steps_dropped"] = float(len(taken) - len(applied))
+        for name in (loss, f"{model}_grad_norm"):
+            if applied:
+                figures[name] = sum(each[name] for each in applied) / len(applied)
+    return figures
+
+
+def mask_figures(pieces: Sequence[Piece]) -> Report:
+    """Share of sampled tokens, and of rows as a whole, that the masks keep out of the policy loss. A collective."""
+    counts = [
+        torch.stack(
+            [
+                piece.batch.mask.sum(),
+                piece.kept.sum(),
+                piece.batch.mask.any(dim=1).sum(),
+                piece.kept.any(dim=1).sum(),
+            ]
+        )
+        for piece in pieces
+    ]
+    tokens, kept, rows, kept_rows = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
     return {
-        "policy_loss": sums["policy_loss"],
-        "value_loss": sums["value_loss"],
-        "actor_grad_norm": step.actor.grad_norm,
-        "critic_grad_norm": step.critic.grad_norm,
-        "actor_applied": float(step.actor.is_applied),
-        "critic_applied": float(step.critic.is_applied),
+        "masked_tokens_fraction": 1.0 - kept / max(tokens, 1),
+        "masked_rows_fraction": 1.0 - kept_rows / max(rows, 1),
     }
 
 
-def _histograms(data: IterationData, pieces: Sequence[Piece]) -> dict[str, Histogram]:
+def _histograms(
+    data: IterationData, pieces: Sequence[Piece], granularity: Granularity
+) -> dict[str, Histogram]:
     ages = [data.iteration - data.samples[row].version for piece in pieces for row in piece.rows]
+    importance = [
+        log_ratios(piece.proximal, piece.batch.behaviour, piece.batch.mask, granularity)[
+            units(piece.batch.mask, granularity)
+        ]
+        for piece in pieces
+    ]
     values = {
         "advantage": (
             ADVANTAGE_EDGES,
             torch.cat([piece.advantages[piece.batch.mask] for piece in pieces]),
         ),
-        "log_importance": (
-            IMPORTANCE_EDGES,
-            torch.cat(
-                [(piece.proximal - piece.batch.behaviour)[piece.batch.mask] for piece in pieces]
-            ),
-        ),
+        "log_importance": (LOG_RATIO_EDGES, torch.cat(importance)),
         "age": (AGE_EDGES, torch.tensor(ages, device=pieces[0].batch.mask.device)),
     }
     return {
@@ -137,14 +201,6 @@ def _row_advantages(data: IterationData, pieces: Sequence[Piece]) -> tuple[float
     return tuple(sum_over_ranks(rows).tolist())
 
 
-def bin_counts(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """Counts per bin as float64, shape (edges + 1,), to be summed over ranks."""
-    bins = torch.bucketize(
-        values.float(), torch.tensor(edges, device=values.device, dtype=torch.float32)
-    )
-    return torch.bincount(bins.flatten(), minlength=len(edges) + 1).double()
-
-
 def histogram(edges: Sequence[float], counts: Tensor) -> Histogram:
     """Summed counts with their edges."""
     return Histogram(tuple(edges), tuple(int(count) for count in counts.tolist()))
@@ -157,40 +213,52 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
         sums: of `ppo.policy_loss` and `ppo.value_loss`, over micro-batches, ranks and optimiser steps.
         moments: sum, sum of squares and count of the advantages before whitening.
     """
-    tokens = max(sums["tokens"], 1.0)
+    tokens, ratios = max(sums["tokens"], 1.0), max(sums["units"], 1.0)
     total, squares, count = moments
     advantage = total / max(count, 1.0)
     figures = {
-        "clip_fraction": sums["clipped"] / tokens,
+        "clip_fraction": sums["clipped"] / ratios,
         "approx_kl": sums["approx_kl"] / tokens,
         "entropy": sums["entropy"] / tokens,
-        "ratio": sums["ratio"] / tokens,
-        "importance": sums["importance"] / tokens,
-        "importance_capped_fraction": sums["importance_capped"] / tokens,
+        "ratio": sums["ratio"] / ratios,
+        "importance": sums["importance"] / ratios,
+        "importance_capped_fraction": sums["importance_capped"] / ratios,
         "importance_ess_fraction": sums["importance"] ** 2
-        / max(sums["importance_squared"] * tokens, 1e-300),
+        / max(sums["importance_squared"] * ratios, 1e-300),
         "behaviour_gap": sums["behaviour_gap"] / tokens,
-        "value_clip_fraction": sums["value_clipped"] / tokens,
-        "value": sums["value"] / tokens,
-        "return": sums["return"] / tokens,
-        "explained_variance": _explained_variance(sums, tokens),
         "advantage": advantage,
         "advantage_deviation": max(squares / max(count, 1.0) - advantage**2, 0.0) ** 0.5,
     }
     if "reference_kl" in sums:
         figures["reference_kl"] = sums["reference_kl"] / tokens
+    if "value_tokens" in sums:
+        values = max(sums["value_tokens"], 1.0)
+        figures |= {
+            "value_clip_fraction": sums["value_clipped"] / values,
+            "value": sums["value"] / values,
+            "return": sums["return"] / values,
+            "explained_variance": _explained_variance(sums, values),
+        }
     return figures
 
 
 def reward_figures(rewards: Sequence[float], groups: Sequence[int]) -> Report:
-    """Mean reward, and the share of groups whose rows all got the same (they teach a group baseline nothing)."""
-    by_group: dict[int, set[float]] = {}
+    """Moments of the rewards, and the shares of groups whose rows all got the same (they teach a group baseline nothing)."""
+    by_group: dict[int, list[float]] = {}
     for reward, group in zip(rewards, groups, strict=True):
-        by_group.setdefault(group, set()).add(reward)
-    uniform = sum(len(seen) == 1 for seen in by_group.values())
+        by_group.setdefault(group, []).append(reward)
+    mean = sum(rewards) / len(rewards)
+
+    def share(which: Callable[[list[float]], bool]) -> float:
+        return sum(which(seen) for seen in by_group.values()) / len(by_group)
+
     return {
-        "reward": sum(rewards) / len(rewards),
-        "uniform_groups_fraction": uniform / len(by_group),
+        "reward": mean,
+        "reward_std": math.sqrt(sum((each - mean) ** 2 for each in rewards) / len(rewards)),
+        "uniform_groups_fraction": share(lambda seen: min(seen) == max(seen)),
+        "all_right_groups_fraction": share(lambda seen: min(seen) >= 1.0),
+        "all_wrong_groups_fraction": share(lambda seen: max(seen) <= 0.0),
+        "groups_of_one_fraction": share(lambda seen: len(seen) == 1),
     }
 
 

@@ -25,7 +25,11 @@ class RunDirectory:
                 f"directory = {config.directory!r} cannot be used: {error.strerror}"
             ) from None
         self._lock = own(self.path)
-        self._adopt(config)
+        try:
+            self._adopt(config)
+        except ConfigError:
+            self._lock.close()
+            raise
 
     def _adopt(self, config: RunConfig) -> None:
         known = self.path / "config.json"

@@ -27,8 +27,8 @@ from prefixrl.common.process import (
     stop_event,
     write_atomically,
 )
+from prefixrl.common.snapshots import folder, versions
 from prefixrl.common.transport import Malformed, Server, Undeliverable
-from prefixrl.common.weights import versions
 
 OPEN_SNAPSHOTS = 3
 """Two and one pinned by an evaluation; older ones are closed when their folder is gone."""
@@ -48,12 +48,12 @@ class Snapshots:
     def get(self, version: int) -> tuple[Manifest, mmap.mmap | bytes] | None:
         """Manifest and bytes, or None when the version is not held."""
         if version not in self._open:
-            folder = self._directory / f"v{version:08d}"
+            place = folder(self._directory, version)
             try:
                 manifest = msgspec.msgpack.decode(
-                    (folder / "manifest.msgpack").read_bytes(), type=Manifest
+                    (place / "manifest.msgpack").read_bytes(), type=Manifest
                 )
-                with (folder / "weights.bin").open("rb") as file:
+                with (place / "weights.bin").open("rb") as file:
                     data = (
                         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                         if manifest.size_bytes

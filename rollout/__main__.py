@@ -12,7 +12,7 @@ from prefixrl.common.process import exit_codes, start_logging, stop_event
 @click.option("--model", help="Where the adapter lies on this host, if not where the run says.")
 @click.option(
     "--engine",
-    type=click.Choice(["auto", "transformers", "simulated"]),
+    type=click.Choice(["auto", "vllm", "transformers", "simulated"]),
     help="Engine on this host.",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host.")

@@ -85,6 +85,9 @@ class Fetcher:
                     self._changed.set()  # ask again, perhaps for a newer version, perhaps elsewhere
         except PrefixRLError as error:
             self._failure = error
+        finally:
+            if client is not None:
+                client.close()
 
     def _fetch(self, client: Client[FromWeights, ToWeights]) -> bool:
         """One try; raises PeerLost when a version arrived damaged too often."""

@@ -11,23 +11,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+import torch
+
 from prefixrl.common.config import RunConfig
 from prefixrl.common.digests import model_digests
 from prefixrl.common.messages import (
     PROTOCOL,
+    Accepted,
+    Ack,
+    Batch,
     FromBroker,
+    GetBatch,
+    GetStatus,
     GroupPrefixes,
     Heartbeat,
     Hello,
     ModelDigests,
     Prefixes,
     PrefixTask,
+    Published,
     Ready,
     Role,
     Row,
     ScoredGroup,
     Scores,
     ScoreTask,
+    Status,
     ToBroker,
     Verdict,
     WeightsNote,
@@ -35,6 +45,7 @@ from prefixrl.common.messages import (
 )
 from prefixrl.common.packing import pack_logprobs, pack_tokens
 from prefixrl.common.transport import Client, Server
+from prefixrl.common.weights import describe, write_snapshot
 from prefixrl.learner.broker.__main__ import build
 from prefixrl.learner.broker.server import Broker
 
@@ -239,3 +250,67 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0)
             return value
         time.sleep(0.01)
     raise AssertionError(f"{what} did not happen within {timeout_s:g} s")
+
+
+@contextmanager
+def weight_server(
+    directory: Path, listen: str = "tcp://127.0.0.1:0"
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """A weight server process over a folder of snapshots; yields its endpoint and itself."""
+    directory.mkdir(parents=True, exist_ok=True)
+    endpoint_file = directory / "endpoint"
+    endpoint_file.unlink(missing_ok=True)
+    child = process(
+        "prefixrl.learner.weight_server",
+        *("--directory", str(directory), "--listen", listen),
+        *("--endpoint-file", str(endpoint_file)),
+    )
+    try:
+        wait_until(endpoint_file.exists, "the weight server's socket")
+        yield endpoint_file.read_text().strip(), child
+    finally:
+        end(child)
+
+
+def publish(directory: Path, version: int, chunk_bytes: int = 256) -> dict[str, torch.Tensor]:
+    """Write a snapshot of about 80 chunks; its tensors."""
+    generator = torch.Generator().manual_seed(version)
+    tensors = {
+        "layer.weight": torch.randn(64, 64, generator=generator),
+        "layer.bias": torch.randn(2000, generator=generator).to(torch.bfloat16),
+        "scalar": torch.tensor(float(version)),
+    }
+    manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=chunk_bytes)
+    write_snapshot(directory, manifest, tensors)
+    return tensors
+
+
+def status(peer: Peer) -> dict[str, Any]:
+    """The status document, as an operator gets it."""
+    peer.say(GetStatus())
+    document: dict[str, Any] = msgspec.json.decode(peer.hear(Status).document)
+    return document
+
+
+def learner(peer: Peer) -> Peer:
+    """Join as rank 0 and publish version 0."""
+    peer.join("rank")
+    peer.say(Published(NOTE))
+    peer.hear(Accepted)
+    return peer
+
+
+def score_one_item(rollout: Peer, scorer: Peer) -> list[int]:
+    """One task through a ready rollout and a ready scorer."""
+    task = rollout.hear(PrefixTask)
+    rollout.say(sampled(task))
+    rollout.hear(Ack)
+    score = scorer.hear(ScoreTask)
+    scorer.say(scored(score))
+    scorer.hear(Ack)
+    return [group.seq for group in task.groups]
+
+
+def train(rank: Peer, iteration: int) -> Batch:
+    rank.say(GetBatch(iteration, 0, 1))
+    return rank.hear(Batch)

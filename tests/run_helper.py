@@ -25,19 +25,24 @@ SMALL = (
 )
 
 
-def command(directory: Path, *settings: str) -> list[str]:
-    """`prefixrl launch` of the example into a directory."""
+def command(directory: Path, *settings: str, run_file: Path = RUN_FILE) -> list[str]:
+    """`prefixrl launch` of a run file, the example's by default, into a directory."""
     flags = [
         flag for setting in (f"directory={directory}", *settings) for flag in ("--set", setting)
     ]
-    return [sys.executable, "-m", "prefixrl.deploy", "launch", str(RUN_FILE), *flags]
+    return [sys.executable, "-m", "prefixrl.deploy", "launch", str(run_file), *flags]
 
 
 @contextmanager
-def launched(directory: Path, *settings: str) -> Iterator["subprocess.Popen[str]"]:
+def launched(
+    directory: Path, *settings: str, run_file: Path = RUN_FILE
+) -> Iterator["subprocess.Popen[str]"]:
     """A launch under way; whatever it started is gone afterwards."""
     process = subprocess.Popen(
-        command(directory, *settings), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command(directory, *settings, run_file=run_file),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
         yield process

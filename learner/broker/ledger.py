@@ -313,12 +313,17 @@ class Ledger:
         return [result for result in found if result is not None]
 
     def trained(self, iteration: int) -> bool:
-        """Every rank finished `iteration`; False where that was known already."""
+        """Every rank finished `iteration`; False where that was known already.
+
+        Raises:
+            ValueError: no batch of it was handed out.
+        """
         if iteration < self.completed:
             return False
-        assert iteration == self.completed and iteration in self.batches, (
-            "an iteration is trained after it was batched"
-        )
+        if iteration != self.completed or iteration not in self.batches:
+            raise ValueError(
+                f"iteration {iteration} cannot be trained: no batch of it was handed out"
+            )
         for seq in self.batches.pop(iteration):
             group = self._live.pop(seq)
             assert group.version is not None

@@ -211,7 +211,7 @@ class Broker:
                 | Stop()
             ):
                 if peer in self._peers:
-                    self._handle_learner(peer, message, now_s)
+                    self._handle_peer(peer, message, now_s)
                 else:
                     self._send(peer, Unknown())
             case _ if worker is None:
@@ -291,6 +291,10 @@ class Broker:
         self.dispatcher.lose(worker, reason, died=True)
 
     def _ready(self, worker: Worker, ready: Ready, now_s: float) -> None:
+        if ready.slots < 1:
+            raise ValueError(
+                f"a worker with {ready.slots} slots cannot work; its engine must offer at least one"
+            )
         self._identity.check(worker.role, ready.digests)
         if worker.role == "rollout":
             self._identity.check_version(ready.version, ready.weights_digest)
@@ -356,8 +360,19 @@ class Broker:
 
     # --- learner and operator ----------------------------------------------------------------------------------------
 
+    def _handle_peer(self, peer: bytes, message: ToBroker, now_s: float) -> None:
+        """A request that makes no sense is refused; it must not end the one process that holds the run's state."""
+        try:
+            self._handle_learner(peer, message, now_s)
+        except ValueError as error:
+            self.malformed += 1
+            log.error("refused %s of a %s: %s", type(message).__name__, self._peers[peer], error)
+            self._send(peer, Reject(str(error)))
+
     def _handle_learner(self, peer: bytes, message: ToBroker, now_s: float) -> None:
         match message:
+            case GetBatch(rank=rank, ranks=ranks) if not 0 <= rank < ranks:
+                raise ValueError(f"there is no rank {rank} among {ranks}")
             case GetBatch():
                 self.batches.ask(peer, message, now_s)
             case IterationDone(iteration):

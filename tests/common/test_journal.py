@@ -29,11 +29,11 @@ GROUP = ScoredGroup(
         Prompt("p0", "1 + 1 =", "2"),
         9,
         pack_tokens([1]),
-        (Row(pack_tokens([1, 2]), pack_logprobs([-1.0, -2.0]), "eos"),) * 3,
+        (Row(pack_tokens([1, 2]), pack_logprobs([-1.0, -2.0]), "eos"),),
     ),
     0,
     "d0",
-    (Verdict(1.0, "ok", "2", "eos", 4, 5),) * 3,
+    (Verdict(1.0, "ok", "2", "eos", 4, 5),),
     "scorer-0",
 )
 RECORDS: list[JournalRecord] = [
@@ -140,7 +140,7 @@ def test_damage_to_any_byte_before_the_last_record_is_an_error_naming_where_it_i
     whole = path.read_bytes()
     for place in range(starts[-2]):
         begin = max(start for start in starts if start <= place)
-        for flip in (0x01, 0x80, 0xFF):
+        for flip in (0x01, 0xFF):
             damaged = bytearray(whole)
             damaged[place] ^= flip
             path.write_bytes(damaged)

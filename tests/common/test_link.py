@@ -144,8 +144,9 @@ def test_an_acknowledgement_of_another_attempt_changes_nothing(
 
 
 def test_a_broker_that_forgot_the_worker_gets_hello_ready_and_the_results_again(
-    broker: FakeBroker, link: Link
+    broker: FakeBroker, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(links, "RESEND_S", 600.0)
     acquainted(broker, link)
     link.send(READY)
     link.send(result(1))

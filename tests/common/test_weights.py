@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.messages import Manifest
+from prefixrl.common.snapshots import prune, versions
 from prefixrl.common.weights import (
     BadSnapshot,
     as_bytes,
     check_manifest,
     describe,
-    prune,
     rebuild,
-    versions,
     write_snapshot,
 )
 

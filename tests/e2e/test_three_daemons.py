@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from run_helper import (
+    RUN_FILE,
     SMALL,
     check_books,
     child,
@@ -130,3 +131,29 @@ def test_ctrl_c_stops_everything_and_the_next_launch_goes_on(tmp_path: Path) -> 
     check_books(summary, directory)
     assert trained_iterations(directory) == 10
     assert {line["version_trained"] for line in inspect(directory)} == set(range(10))
+
+
+def test_every_problem_of_an_epoch_is_trained_and_the_last_iteration_may_be_small(
+    tmp_path: Path,
+) -> None:
+    example = RUN_FILE.parent
+    (tmp_path / "train.jsonl").write_text(
+        "".join((example / "train.jsonl").read_text().splitlines(True)[:20])
+    )
+    for name in ("adapter", "target", "heldout.jsonl"):
+        (tmp_path / name).symlink_to(example / name)
+    text = RUN_FILE.read_text().replace("iterations = 100\n", "")
+    assert "iterations" not in text
+    (tmp_path / "run.toml").write_text(text)
+    directory = tmp_path / "run"
+    settings = (
+        *(each for each in SMALL if "iterations" not in each),
+        "data.epochs=1",
+        "rollout.groups_per_task=3",
+    )
+    with launched(directory, *settings, run_file=tmp_path / "run.toml") as process:
+        summary = finish(process, directory)
+    check_books(summary, directory)
+    lines = inspect(directory)
+    assert [sum(line["version_trained"] == t for line in lines) for t in range(2)] == [16, 4]
+    assert len({line["prompt_id"] for line in lines}) == 20

@@ -1,4 +1,4 @@
-"""One learner rank of two: trains, saves and resumes at every ZeRO stage, and writes down what it saw."""
+"""One learner rank of two: trains, saves and resumes at every ZeRO stage, with and without a critic, and tells."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from prefixrl.common.config import RunConfig
 from prefixrl.learner import checkpoint, distributed
 from prefixrl.learner.iteration import train_iteration
 from prefixrl.learner.model import Models
@@ -13,10 +14,14 @@ from prefixrl.learner.plan import plan_iteration, rows_of_rank
 from tiny_model import random_iteration, run_config
 
 RANKS = 2
+GROUPED = {"name": "rloo", "ppo_epochs": 2, "mask_token_band": [0.6, 1.7], "kl_limit": 1e-7}
+"""An objective without a critic, in which the ranks must agree on denominators and on when to stop."""
 
 
 def main(rank: int, folder: Path) -> None:
     told = [one_stage(rank, folder, stage) for stage in range(4)]
+    for stage in range(4):
+        told[stage]["grouped"] = grouped(rank, folder, stage)
     (folder / f"rank_{rank}.json").write_text(json.dumps(told))
     distributed.stop()
 
@@ -26,34 +31,44 @@ def one_stage(rank: int, folder: Path, stage: int) -> dict[str, object]:
         folder / "adapter", learner={"deepspeed": {"zero_optimization": {"stage": stage}}}
     )
     models = Models.load(config, rank, RANKS, config.adapter.model)
-
-    def train(
-        models: Models, iteration: int, poisoned_row: int | None = None
-    ) -> list[dict[str, float]]:
-        data = random_iteration(iteration)
-        plan = plan_iteration(data.lengths, data.seed, RANKS, config.algorithm.minibatches, 60)
-        own = {row: data.samples[row] for row in rows_of_rank(plan, rank)}
-        if poisoned_row in own:
-            own[poisoned_row] = replace(
-                own[poisoned_row], logprobs=own[poisoned_row].logprobs * math.nan
-            )
-        return list(train_iteration(models, replace(data, samples=own), config, 20).steps)
-
-    steps = [train(models, iteration) for iteration in range(2)]
+    steps = [train(models, config, iteration) for iteration in range(2)]
     state = checkpoint.TrainerState(2, models.optimizer_steps, 0, "", RANKS)
     checkpoint.save(folder / f"stage_{stage}", models, state, keep=1)
-    went_on = train(models, 2)
-    poisoned = train(models, 3, poisoned_row=0)
+    went_on = train(models, config, 2)
+    poisoned = train(models, config, 3, poisoned_row=0)
     resumed = Models.load(config, rank, RANKS, config.adapter.model)
     checkpoint.load(folder / f"stage_{stage}", resumed)
     return {
         "steps": steps,
         "went_on": went_on,
-        "resumed": train(resumed, 2),
+        "resumed": train(resumed, config, 2),
         "poisoned": [step["actor_applied"] for step in poisoned],
         "probe": resumed.probe_logprobs([3, 4, 5]),
         "published": sorted(resumed.state_dict_for_publication()),
     }
+
+
+def grouped(rank: int, folder: Path, stage: int) -> list[list[dict[str, float]]]:
+    config = run_config(
+        folder / "adapter",
+        learner={"deepspeed": {"zero_optimization": {"stage": stage}}},
+        algorithm=GROUPED,
+    )
+    models = Models.load(config, rank, RANKS, config.adapter.model)
+    return [train(models, config, iteration) for iteration in range(2)]
+
+
+def train(
+    models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None
+) -> list[dict[str, float]]:
+    data = random_iteration(iteration)
+    plan = plan_iteration(data.lengths, data.seed, RANKS, config.algorithm.minibatches, 60)
+    own = {row: data.samples[row] for row in rows_of_rank(plan, models.rank)}
+    if poisoned_row in own:
+        own[poisoned_row] = replace(
+            own[poisoned_row], logprobs=own[poisoned_row].logprobs * math.nan
+        )
+    return list(train_iteration(models, replace(data, samples=own), config, 20).steps)
 
 
 if __name__ == "__main__":

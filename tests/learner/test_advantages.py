@@ -1,14 +1,17 @@
 """Rewards, GAE and whitening against slow twins that loop over rows and tokens as the paper writes them."""
 
 import math
+from random import Random
+from typing import Literal
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prefixrl.learner.advantages import gae, moments, token_rewards, whiten
+from prefixrl.learner.advantages import gae, group_advantages, moments, token_rewards, whiten
 
 seeds = st.integers(0, 2**31 - 1)
 shares = st.floats(0.0, 1.0)
@@ -100,3 +103,78 @@ def test_equal_advantages_do_not_become_noise_of_size_one() -> None:
     whitened, is_floored = whiten(x, mask, moments(x, mask), floor=1e-4)
     assert is_floored
     assert whitened.abs().max() < 0.02
+
+
+def test_with_lambda_1_every_token_of_one_action_returns_the_same() -> None:
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    rewards = token_rewards(torch.tensor([0.3 + 0.95 * 0.7]), mask)
+    _, returns = gae(rewards, torch.randn(1, 5, dtype=torch.float64), mask, 1.0, 1.0)
+    assert returns.tolist()[0] == pytest.approx([0.965] * 5)
+
+
+# --- baselines of groups ---------------------------------------------------------------------------------------------
+
+grouped = st.lists(
+    st.tuples(st.integers(0, 4), st.sampled_from([0.0, 0.0, 1.0, 0.25, 0.7])), min_size=1
+)
+
+
+@given(grouped)
+def test_rloo_compares_with_the_mean_of_the_others(rows: list[tuple[int, float]]) -> None:
+    groups, rewards = [group for group, _ in rows], [reward for _, reward in rows]
+    found = group_advantages(rewards, groups, "leave_one_out", None)
+    for i, (group, reward) in enumerate(rows):
+        others = [r for j, (g, r) in enumerate(rows) if g == group and j != i]
+        twin = reward - sum(others) / len(others) if others else 0.0
+        assert found[i] == pytest.approx(twin, abs=1e-12)
+
+
+@given(grouped)
+def test_the_mean_baseline_is_the_mean_of_the_group(rows: list[tuple[int, float]]) -> None:
+    groups, rewards = [group for group, _ in rows], [reward for _, reward in rows]
+    found = group_advantages(rewards, groups, "mean", None)
+    for i, (group, reward) in enumerate(rows):
+        members = [r for g, r in rows if g == group]
+        assert found[i] == pytest.approx(reward - sum(members) / len(members), abs=1e-12)
+
+
+@given(grouped)
+def test_grpo_standardises_within_the_group(rows: list[tuple[int, float]]) -> None:
+    groups, rewards = [group for group, _ in rows], [reward for _, reward in rows]
+    found = group_advantages(rewards, groups, "mean", 1e-6)
+    for i, (group, reward) in enumerate(rows):
+        members = np.array([r for g, r in rows if g == group])
+        spread = members.std(ddof=1) if len(members) > 1 else 0.0
+        twin = (reward - members.mean()) / (spread + 1e-6) if spread > 1e-9 else 0.0
+        assert found[i] == pytest.approx(twin, abs=1e-9)
+
+
+@given(grouped, st.randoms(use_true_random=False), st.floats(-3.0, 3.0))
+def test_order_and_a_shift_of_all_rewards_change_no_advantage(
+    rows: list[tuple[int, float]], random: Random, shift: float
+) -> None:
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    for baseline, floor in (("mean", None), ("mean", 1e-6), ("leave_one_out", None)):
+        plain = group_advantages([r for _, r in rows], [g for g, _ in rows], baseline, floor)
+        moved = group_advantages(
+            [rows[i][1] + shift for i in order], [rows[i][0] for i in order], baseline, floor
+        )
+        assert moved == pytest.approx([plain[i] for i in order], abs=1e-6)
+
+
+def test_leave_one_out_of_two_right_and_one_wrong() -> None:
+    rewards, groups = [1.0, 0.0, 1.0], [7, 7, 7]
+    loo = group_advantages(rewards, groups, "leave_one_out", None)
+    assert loo == pytest.approx([0.5, -1.0, 0.5])
+    mean = group_advantages(rewards, groups, "mean", None)
+    assert loo == pytest.approx([1.5 * each for each in mean])  # K / (K - 1)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("floor", [None, 1e-6])
+@pytest.mark.parametrize("rewards", [[0.1], [0.1] * 3, [0.0] * 4, [1.0] * 7])
+def test_a_group_of_one_and_a_group_of_equals_teach_exactly_nothing(
+    rewards: list[float], floor: float | None, baseline: Literal["mean", "leave_one_out"]
+) -> None:
+    assert not any(group_advantages(rewards, [3] * len(rewards), baseline, floor))

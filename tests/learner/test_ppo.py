@@ -15,15 +15,19 @@ from prefixrl.learner.ppo import (
     PolicySettings,
     PolicyTerms,
     ValueTerms,
+    kept_tokens,
     kl_estimate,
+    log_ratios,
     policy_loss,
     token_logprobs,
+    units,
     value_loss,
 )
 
 Correction = Literal["decoupled", "behaviour", "none"]
 Estimator = Literal["k1", "k2", "k3"]
 Aggregation = Literal["token", "sequence"]
+Granularity = Literal["token", "product", "geometric_mean"]
 
 seeds = st.integers(0, 2**31 - 1)
 settings_drawn = st.builds(
@@ -35,6 +39,9 @@ settings_drawn = st.builds(
     entropy=st.sampled_from([0.0, 0.01, -0.01]),
     kl_in_loss=st.sampled_from([0.0, 0.1]),
     kl_estimator=st.sampled_from(("k2", "k3")),
+    clip_high=st.none() | st.floats(0.05, 0.9),
+    dual_clip=st.none() | st.floats(1.1, 3.0),
+    granularity=st.sampled_from(get_args(Granularity)),
 )
 
 
@@ -54,33 +61,60 @@ def terms_of(seed: int) -> tuple[list[int], PolicyTerms]:
         proximal=draw(-2.0, 0.4, 900.0),
         behaviour=draw(-2.0, 0.4, 0.0),
         reference=draw(-2.0, 0.4, math.inf),
-        advantages=draw(0.0, 1.0, 0.0),
+        advantages=draw(0.0, 1.0, math.nan),
         mask=mask,
     )
+
+
+def of_rows(terms: PolicyTerms) -> PolicyTerms:
+    """With one advantage per row, as objectives with one ratio per row have it."""
+    return replace(terms, advantages=terms.advantages[:, :1].expand_as(terms.mask))
 
 
 def slow_policy_loss(
     sizes: list[int], terms: PolicyTerms, settings: PolicySettings, normaliser: float
 ) -> float:
-    theta, p, mu = terms.logprobs.tolist(), terms.proximal.tolist(), terms.behaviour.tolist()
-    assert terms.reference is not None
-    ref, a, h = terms.reference.tolist(), terms.advantages.tolist(), terms.entropy.tolist()
     total = 0.0
     for i, size in enumerate(sizes):
-        row = 0.0
-        for t in range(size):
-            old = mu[i][t] if settings.correction == "behaviour" else p[i][t]
-            rho = math.exp(theta[i][t] - old)
-            w = 1.0
-            if settings.correction == "decoupled":
-                w = min(math.exp(p[i][t]) / math.exp(mu[i][t]), settings.importance_cap)
-            clipped = min(max(rho, 1 - settings.clip), 1 + settings.clip)
-            row -= w * min(rho * a[i][t], clipped * a[i][t]) + settings.entropy * h[i][t]
-            k = theta[i][t] - ref[i][t]
-            k = k * k / 2 if settings.kl_estimator == "k2" else math.exp(-k) - 1 + k
-            row += settings.kl_in_loss * k
-        total += row / size if settings.aggregation == "sequence" else row
+        if settings.granularity == "token":
+            row = [
+                slow_surrogate(terms, settings, i, [t], terms.advantages[i, t].item())
+                for t in range(size)
+            ]
+        else:  # one ratio for the row, which stands at each of its tokens
+            whole = slow_surrogate(
+                terms, settings, i, list(range(size)), terms.advantages[i, 0].item()
+            )
+            row = [whole] * size
+        row = [each + slow_regularisers(terms, settings, i, t) for t, each in enumerate(row)]
+        total += sum(row) / size if settings.aggregation == "sequence" else sum(row)
     return total / normaliser
+
+
+def slow_surrogate(
+    terms: PolicyTerms, settings: PolicySettings, i: int, tokens: list[int], a: float
+) -> float:
+    """-w min(rho A, clip(rho) A) of some tokens that share a ratio, by multiplying probabilities."""
+    theta, p, mu = (
+        math.prod(math.exp(tensor[i, t].item()) for t in tokens)
+        for tensor in (terms.logprobs, terms.proximal, terms.behaviour)
+    )
+    rho = theta / (mu if settings.correction == "behaviour" else p)
+    w = p / mu
+    if settings.granularity == "geometric_mean":
+        rho, w = rho ** (1 / len(tokens)), w ** (1 / len(tokens))
+    high = settings.clip if settings.clip_high is None else settings.clip_high
+    value = min(rho * a, min(max(rho, 1 - settings.clip), 1 + high) * a)
+    if settings.dual_clip is not None and a < 0:
+        value = max(value, settings.dual_clip * a)
+    return -value * (min(w, settings.importance_cap) if settings.correction == "decoupled" else 1)
+
+
+def slow_regularisers(terms: PolicyTerms, settings: PolicySettings, i: int, t: int) -> float:
+    assert terms.reference is not None
+    k = (terms.logprobs[i, t] - terms.reference[i, t]).item()
+    k = k * k / 2 if settings.kl_estimator == "k2" else math.exp(-k) - 1 + k
+    return settings.kl_in_loss * k - settings.entropy * terms.entropy[i, t].item()
 
 
 @given(seeds, settings_drawn)
@@ -88,10 +122,13 @@ def test_the_policy_loss_is_the_formula_summed_token_by_token(
     seed: int, settings: PolicySettings
 ) -> None:
     sizes, terms = terms_of(seed)
+    terms = terms if settings.granularity == "token" else of_rows(terms)
     loss, sums = policy_loss(terms, settings, 13.0)
     assert math.isclose(loss.item(), slow_policy_loss(sizes, terms, settings, 13.0), abs_tol=1e-9)
     assert sums["tokens"].item() == sum(sizes)
-    assert all(math.isfinite(value.item()) for value in sums.values())
+    ratios = sum(sizes) if settings.granularity == "token" else len(sizes)
+    assert sums["units"].item() == sums["log_ratio_bins"].sum().item() == ratios
+    assert all(torch.isfinite(value).all() for value in sums.values())
 
 
 @given(seeds, settings_drawn)
@@ -106,9 +143,8 @@ def test_the_loss_does_not_depend_on_order_padding_or_micro_batches(
     parts = [policy_loss(narrowed(terms, rows, sizes), settings, 13.0) for rows in pieces]
     assert math.isclose(sum(loss.item() for loss, _ in parts), whole.item(), abs_tol=1e-5)
     for name, value in sums.items():
-        assert math.isclose(
-            sum(each[name].item() for _, each in parts), value.item(), rel_tol=1e-6, abs_tol=1e-6
-        )
+        together = torch.stack([each[name] for _, each in parts]).sum(dim=0)
+        torch.testing.assert_close(together, value, rtol=1e-6, atol=1e-6)
 
 
 def narrowed(terms: PolicyTerms, rows: list[int], sizes: list[int]) -> PolicyTerms:
@@ -145,18 +181,92 @@ def test_at_the_first_step_the_ratio_is_1_and_the_gradient_is_that_of_the_policy
     assert sums["clipped"].item() == sums["approx_kl"].item() == 0.0
 
 
-@pytest.mark.parametrize(("advantage", "gradient"), [(1.0, 0.0), (-1.0, 1.5)])
-def test_a_ratio_past_the_clip_pulls_only_back(advantage: float, gradient: float) -> None:
+def one_token(
+    log_ratio: float, advantage: float, settings: PolicySettings
+) -> tuple[float, float, bool]:
+    """Loss of a single token, its gradient, and whether it counts as clipped."""
     one = torch.zeros(1, 1)
-    logprob = torch.full((1, 1), math.log(1.5), requires_grad=True)
+    logprob = torch.full((1, 1), log_ratio, requires_grad=True)
     terms = PolicyTerms(logprob, one, one, one, None, torch.full((1, 1), advantage), one == 0)
-    loss, sums = policy_loss(
-        terms, PolicySettings("decoupled", 0.2, 2.0, "token", 0.0, 0.0, "k3"), 1.0
-    )
+    loss, sums = policy_loss(terms, settings, 1.0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logprob.grad is not None
-    assert logprob.grad.item() == pytest.approx(gradient)
-    assert sums["clipped"].item() == (advantage > 0)
+    return loss.item(), logprob.grad.item(), bool(sums["clipped"].item())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "is_clipped"),
+    [
+        (1.25, 1.0, 1.25, False),
+        (1.5, 1.0, 1.3, True),  # 1 + clip_high
+        (0.7, -1.0, -0.8, True),  # 1 - clip
+        (2.5, -1.0, -2.5, False),
+        (5.0, -1.0, -3.0, True),  # dual_clip
+        (5.0, 1.0, 1.3, True),
+    ],
+)
+def test_the_clip_is_asymmetric_and_a_bad_token_costs_no_more_than_the_dual_clip(
+    ratio: float, advantage: float, objective: float, is_clipped: bool
+) -> None:
+    settings = PolicySettings("none", 0.2, 2.0, "token", 0.0, 0.0, "k3", 0.3, 3.0)
+    loss, gradient, clipped = one_token(math.log(ratio), advantage, settings)
+    assert loss == pytest.approx(-objective)
+    assert clipped == is_clipped
+    assert gradient == pytest.approx(0.0 if is_clipped else -ratio * advantage)
+
+
+def test_the_ratio_of_a_prefix_is_the_product_of_its_tokens_or_their_geometric_mean() -> None:
+    mask = torch.tensor([[True, True, True, True], [True, False, False, False]])
+    above = torch.tensor([[0.01, 0.03, 0.02, 0.02], [0.5, 9.0, 9.0, 9.0]])
+    below = torch.zeros(2, 4)
+    product, mean = (
+        log_ratios(above, below, mask, kind).tolist() for kind in ("product", "geometric_mean")
+    )
+    assert product[0] == pytest.approx([0.08] * 4)
+    assert mean[0] == pytest.approx([0.02] * 4)
+    assert product[1] == mean[1] == [0.5, 0.0, 0.0, 0.0]
+    assert units(mask, "product").tolist() == [[True, False, False, False]] * 2
+
+
+@given(seeds, st.floats(0.0, 0.99), st.floats(1.01, 3.0))
+def test_the_masks_keep_what_lies_in_both_bands(seed: int, low: float, high: float) -> None:
+    sizes, terms = terms_of(seed)
+    token, row = (low, high), (low / 2 + 0.5, high / 2 + 0.5)
+    for bands in ((None, None), (token, None), (None, row), (token, row)):
+        kept = kept_tokens(terms.proximal, terms.behaviour, terms.mask, *bands)
+        for i, size in enumerate(sizes):
+            ratios = [
+                math.exp(terms.proximal[i, t].item()) / math.exp(terms.behaviour[i, t].item())
+                for t in range(size)
+            ]
+            mean = math.prod(ratios) ** (1 / size)
+            row_counts = bands[1] is None or bands[1][0] <= mean <= bands[1][1]
+            twin = [
+                row_counts and (bands[0] is None or bands[0][0] <= ratio <= bands[0][1])
+                for ratio in ratios
+            ]
+            assert kept[i].tolist() == twin + [False] * (kept.shape[1] - size)
+
+
+def test_a_masked_token_changes_no_loss_and_a_token_that_is_no_number_is_not_masked() -> None:
+    behaviour = torch.tensor([[0.0, -3.0, math.nan]])
+    mask, zeros = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3)
+    kept = kept_tokens(zeros, behaviour, mask, (0.5, 2.0), None)
+    assert kept.tolist() == [[True, False, True]]
+    settings = PolicySettings("decoupled", 0.2, 2.0, "token", 0.1, 0.0, "k3")
+    terms = PolicyTerms(zeros, zeros, zeros, behaviour.nan_to_num(0.0), None, zeros + 1.0, kept)
+    one, _ = policy_loss(terms, settings, 2.0)
+    two, sums = policy_loss(replace(terms, behaviour=zeros, entropy=9.0 * ~kept), settings, 2.0)
+    assert one.item() == two.item() == -1.0
+    assert sums["tokens"].item() == sums["units"].item() == 2
+
+
+@pytest.mark.parametrize(("advantage", "gradient"), [(1.0, 0.0), (-1.0, 1.5)])
+def test_a_ratio_past_the_clip_pulls_only_back(advantage: float, gradient: float) -> None:
+    settings = PolicySettings("decoupled", 0.2, 2.0, "token", 0.0, 0.0, "k3")
+    _, found, is_clipped = one_token(math.log(1.5), advantage, settings)
+    assert found == pytest.approx(gradient)
+    assert is_clipped == (advantage > 0)
 
 
 @given(seeds, st.sampled_from(get_args(Aggregation)), st.floats(0.05, 0.5))

@@ -1,5 +1,7 @@
 """Figures from sums."""
 
+import math
+
 import pytest
 import torch
 
@@ -19,6 +21,8 @@ def sums_of(importance: list[float], returns: list[float], values: list[float]) 
     )
     return dict.fromkeys(zeros, 0.0) | {
         "tokens": float(len(importance)),
+        "units": float(len(importance)),
+        "value_tokens": float(len(importance)),
         "importance": sum(importance),
         "importance_squared": sum(x * x for x in importance),
         "value": sum(values),
@@ -60,6 +64,27 @@ def test_a_value_on_an_edge_is_in_the_bin_below_and_all_values_are_counted() -> 
     assert histogram(edges, counts).counts == (2, 2, 1)
 
 
+def test_without_a_critic_there_are_no_figures_of_values() -> None:
+    sums = sums_of([1.0], [1.0], [0.5])
+    del sums["value_tokens"]
+    assert not {"value", "return", "explained_variance"} & set(means(sums, (0.0, 0.0, 1.0)))
+
+
+def test_ratios_are_averaged_over_ratios_and_logprobs_over_tokens() -> None:
+    sums = sums_of([2.0, 2.0], [0.0] * 2, [0.0] * 2) | {"tokens": 8.0, "entropy": 4.0}
+    figures = means(sums, (0.0, 0.0, 1.0))
+    assert (figures["importance"], figures["entropy"]) == (2.0, 0.5)
+
+
 def test_groups_that_all_passed_or_all_failed_are_uniform() -> None:
-    figures = reward_figures([1.0, 1.0, 0.0, 0.0, 1.0, 0.0], [0, 0, 1, 1, 2, 2])
-    assert figures == {"reward": 0.5, "uniform_groups_fraction": pytest.approx(2 / 3)}
+    figures = reward_figures([1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.5], [0, 0, 1, 1, 2, 2, 3, 4])
+    assert figures == pytest.approx(
+        {
+            "reward": 0.5,
+            "reward_std": math.sqrt(6 * 0.25 / 8),
+            "uniform_groups_fraction": 4 / 5,
+            "all_right_groups_fraction": 1 / 5,
+            "all_wrong_groups_fraction": 1 / 5,
+            "groups_of_one_fraction": 2 / 5,
+        }
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from learner.rank_process import GROUPED
 
 from prefixrl.learner.iteration import train_iteration
 from prefixrl.learner.model import Models
@@ -59,8 +60,22 @@ def test_two_ranks_train_what_one_trains(
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_limit(
+    told: list[list[dict[str, Any]]], stage: int, tmp_path: Path
+) -> None:
+    config = run_config(save_model(tmp_path / "adapter", is_tied=True), algorithm=GROUPED)
+    models = Models.load(config, 0, 1, config.adapter.model)
+    for iteration in range(2):
+        alone = train_iteration(models, random_iteration(iteration), config, 20)
+        assert alone.means["steps_left_out"] == 2.0
+        assert 0.1 < alone.means["masked_tokens_fraction"] < 0.9
+        for mine, theirs in zip(alone.steps, told[0][stage]["grouped"][iteration], strict=True):
+            assert theirs == pytest.approx(mine, abs=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_all_ranks_see_the_same_figures(told: list[list[dict[str, Any]]], stage: int) -> None:
-    for name in ("steps", "went_on", "resumed", "poisoned", "probe"):
+    for name in ("steps", "went_on", "resumed", "poisoned", "probe", "grouped"):
         assert told[0][stage][name] == told[1][stage][name]
 
 

@@ -1,0 +1,324 @@
+"""The throughput engine: vLLM's AsyncLLM, driven from the worker's loop.
+
+    worker's loop ── submit ──▶ asyncio loop in a thread ── rows ──▶ engine core, a process of vLLM's own ── tokens ──┐
+          ▲ step() ◀── queue of finished jobs ◀───────────────────────────────────────────────────────────────────────┘
+    install: tensors ──▶ memory file ──▶ every process of vLLM that holds a model maps, verifies and loads it (`vllm_plugin.py`)
+
+Rows of all running jobs are decoded together, so a row's logits depend on its company in the last bits: nothing here is bitwise
+repeatable. What is exact: a token is drawn from softmax(logits / temperature) over the whole vocabulary, whatever a model's
+generation_config says, and logprobs are of that distribution.
+"""
+
+import asyncio
+import contextlib
+import mmap
+import os
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from prefixrl.common.engine import Finished, Job, JobResult, TokenIds
+from prefixrl.common.errors import DataError, PeerLost, UserError
+from prefixrl.common.messages import Manifest
+from prefixrl.common.vllm_setup import (
+    VllmSetup,
+    engine_arguments,
+    platform_of,
+    prepare_environment,
+)
+from prefixrl.common.weights import as_bytes, describe, rebuild
+
+STREAM_TOKENS = 16
+"""Tokens of a row per message from the engine core: progress shows, and Python does not meet every token."""
+CONTROL_S = 600.0
+"""Longest wait for an installation or a probe."""
+SHUTDOWN_S = 5.0
+"""vLLM's processes hold nothing that must be saved: after this long they are killed."""
+
+T = TypeVar("T")
+
+
+class VllmEngine:
+    """See the module text. `slots` is the number of jobs whose rows fit vLLM's batch together.
+
+    An engine made for a scorer leaves logprobs out (empty arrays): nobody reads them, and they cost a pass over the vocabulary
+    per token.
+    """
+
+    name = "vllm"
+
+    def __init__(self, setup: VllmSetup) -> None:
+        platform = platform_of(setup.device)
+        prepare_environment(setup)
+        self._setup = setup
+        self._wants_logprobs = setup.role == "rollout"
+        self.slots = max(1, setup.vllm.max_num_seqs // setup.rows_per_job)
+        self.progress = 0
+        self.busy_slot_s = 0.0
+        self._accounted_s = time.monotonic()
+        self._waiting: deque[Job] = deque()
+        self._running: set[str] = set()
+        self._finished: queue.SimpleQueue[tuple[str, Future[JobResult]]] = queue.SimpleQueue()
+        self._requests = 0
+        self._shapes: dict[str, torch.Size] = {}
+        self._installed: _MemoryFile | None = None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
+        self._llm: Any = self._call(_start(engine_arguments(setup, platform)), None, "start")
+        self._close = weakref.finalize(self, _shut_down, self._llm, self._loop)
+
+    def close(self) -> None:
+        """End vLLM's processes; happens at exit too."""
+        self._close()
+
+    def _call(self, work: Coroutine[Any, Any, T], timeout_s: float | None, what: str) -> T:
+        """Run something on the asyncio loop and wait for it; raises PeerLost when it takes too long."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except NotInTime:
+            future.cancel()
+            raise PeerLost(f"vLLM did not {what} within {timeout_s:g} s") from None
+
+    # --- jobs ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; raises UserError when a row leaves no room for an answer."""
+        longest = max((row.size for row in job.rows), default=0)
+        if longest >= self._setup.max_model_len:
+            raise UserError(
+                f"a row of {longest} tokens leaves no room in a context of {self._setup.max_model_len}: lower "
+                f"{self._setup.role}.max_prompt_tokens or raise {self._setup.role}.vllm.max_model_len"
+            )
+        self._waiting.append(job)
+        self._start_waiting()
+
+    def cancel(self, key: str) -> bool:
+        """Drop a job that waits for a slot; False when it runs or is unknown."""
+        for job in self._waiting:
+            if job.key == key:
+                self._waiting.remove(job)
+                return True
+        return False
+
+    def step(self, timeout_s: float) -> list[JobResult]:
+        """Wait for the next job to finish, at most `timeout_s`; raises what ended a job that failed."""
+        results: list[JobResult] = []
+        while self._running:
+            try:
+                key, future = self._finished.get(timeout=0.0 if results else timeout_s)
+            except queue.Empty:
+                break
+            self._account()
+            self._running.discard(key)
+            results.append(future.result())
+        self._account()
+        self._start_waiting()
+        return results
+
+    def _start_waiting(self) -> None:
+        self._account()
+        while self._waiting and len(self._running) < self.slots:
+            job = self._waiting.popleft()
+            self._running.add(job.key)
+            future = asyncio.run_coroutine_threadsafe(self._run(job), self._loop)
+            future.add_done_callback(partial(self._hand_over, job.key))
+
+    def _hand_over(self, key: str, future: "Future[JobResult]") -> None:
+        self._finished.put((key, future))
+
+    def _account(self) -> None:
+        now_s = time.monotonic()
+        self.busy_slot_s += len(self._running) * (now_s - self._accounted_s)
+        self._accounted_s = now_s
+
+    async def _run(self, job: Job) -> JobResult:
+        started_s = time.monotonic()
+        rows = await asyncio.gather(*(self._row(job, index) for index in range(len(job.rows))))
+        return JobResult(job.key, tuple(rows), time.monotonic() - started_s)
+
+    async def _row(self, job: Job, index: int) -> Finished:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        # Everything is named: nothing of what a SamplingParams may hold is left to a model's defaults.
+        sampling = SamplingParams(
+            temperature=job.sampling.temperature,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            seed=row_seed(job.uniforms[index]) if self._setup.vllm.seeded else None,
+            max_tokens=job.sampling.max_new_tokens,
+            stop_token_ids=sorted(job.stop_tokens),
+            ignore_eos=True,  # of the model's own; the stop tokens are the job's
+            logprobs=0 if self._wants_logprobs else None,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            stream_interval=STREAM_TOKENS,
+        )
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        async for output in self._generate(job.rows[index], sampling):
+            part = output.outputs[0]
+            tokens.extend(part.token_ids)
+            self.progress += len(part.token_ids)
+            if self._wants_logprobs:
+                drawn = zip(part.logprobs, part.token_ids, strict=True)
+                logprobs.extend(entry[token].logprob for entry, token in drawn)
+        return Finished(
+            np.asarray(tokens, dtype=np.int32),
+            np.minimum(np.asarray(logprobs, dtype=np.float32), 0.0),
+            "eos" if tokens and tokens[-1] in job.stop_tokens else "length",
+        )
+
+    def _generate(self, tokens: TokenIds, sampling: Any) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        self._requests += 1
+        prompt = tokens_input(prompt_token_ids=tokens.tolist())
+        return self._llm.generate(prompt, sampling, request_id=str(self._requests))
+
+    # --- weights -------------------------------------------------------------------------------------------------------
+
+    def install(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Replace all weights through vLLM's weight-transfer interface and forget every cached prompt.
+
+        Raises:
+            ValueError: names or shapes are not the model's.
+            PeerLost: vLLM did not finish.
+        """
+        assert not self._running and not self._waiting, "weights change only between jobs"
+        if not self._shapes:
+            self.weights()
+        if self._shapes.keys() != tensors.keys():
+            names = sorted(self._shapes.keys() ^ tensors.keys())
+            raise ValueError(f"weights differ in names: {names[:4]}")
+        for name, tensor in tensors.items():
+            if self._shapes[name] != tensor.shape:
+                raise ValueError(
+                    f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(self._shapes[name])}"
+                )
+        file = _MemoryFile(tensors)
+        self._call(self._update(file), CONTROL_S, "install new weights")
+        self._installed = file
+
+    async def _update(self, file: "_MemoryFile") -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        update = {"path": file.path, "manifest": msgspec.json.encode(file.manifest).decode()}
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+        await self._llm.finish_weight_update(weight_version=file.manifest.digest)
+        # The last step may still be giving its blocks back; keys and values of old weights must not survive.
+        while not await self._llm.reset_prefix_cache():
+            await asyncio.sleep(0.01)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What was installed last, else the model folder's: in the publishing dtype, by the learner's names, tied ones once.
+
+        vLLM's own parameters are fused, sharded and packed; how they compute is what the probe is for.
+        """
+        if self._installed is not None:
+            return self._installed.tensors()
+        dtype = getattr(torch, self._setup.published_dtype)
+        disable_progress_bar()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                self._setup.model, dtype=dtype, use_safetensors=True
+            )
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{self._setup.model} is no model transformers can load from safetensors: {error}"
+            ) from error
+        tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        return tensors
+
+    def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+        """Logprob of every token but the first, shape (tokens - 1,), at a temperature.
+
+        Every position is asked for as a next token, by the path that samples: vLLM's prompt logprobs leave the temperature out.
+        """
+        return self._call(self._logprobs(tokens, temperature), CONTROL_S, "score a probe")
+
+    async def _logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+        places = range(1, len(tokens))
+        asked = [self._next(tokens[:place], int(tokens[place]), temperature) for place in places]
+        return np.asarray(await asyncio.gather(*asked), dtype=np.float32)
+
+    async def _next(self, before: TokenIds, token: int, temperature: float) -> float:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=temperature, max_tokens=1, logprob_token_ids=[token], ignore_eos=True, detokenize=False
+        )  # fmt: skip
+        logprob = -np.inf
+        async for output in self._generate(before, sampling):
+            logprob = output.outputs[0].logprobs[0][token].logprob
+        return float(logprob)
+
+
+def row_seed(uniforms: NDArray[np.float64]) -> int:
+    """A row's seed: the 53 random bits of its first draw, so it depends on what the row's draws depend on."""
+    return int(uniforms[0] * 2.0**53)
+
+
+class _MemoryFile:
+    """Tensors in memory without a name: other processes map it by `path`, and it is gone when this process is."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.manifest: Manifest = describe(0, tensors)
+        self._descriptor = os.memfd_create("prefixrl-weights")
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        with open(self._descriptor, "wb", closefd=False) as file:
+            for entry in self.manifest.tensors:
+                file.write(as_bytes(tensors[entry.name]))
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors again, of memory that is copied where somebody writes."""
+        size_bytes = self.manifest.size_bytes
+        mapped = mmap.mmap(self._descriptor, size_bytes, access=mmap.ACCESS_COPY)
+        return rebuild(self.manifest, cast(bytearray, mapped))
+
+
+async def _start(arguments: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        config = AsyncEngineArgs(**arguments).create_engine_config()
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"vLLM refuses its settings for {arguments['model']}: {error}") from error
+    return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+
+
+def _shut_down(llm: Any, loop: asyncio.AbstractEventLoop) -> None:
+    with contextlib.suppress(Exception):  # at exit; of a core that died there is nothing to end
+        asyncio.run_coroutine_threadsafe(_end(llm), loop).result(2 * SHUTDOWN_S)
+    loop.call_soon_threadsafe(loop.stop)
+
+
+async def _end(llm: Any) -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    llm.shutdown(timeout=SHUTDOWN_S)

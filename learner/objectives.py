@@ -1,0 +1,131 @@
+"""What each `algorithm.name` stands for, in the terms of the pure functions; docs/objectives.md has the formulas.
+
+There is one policy loss, one estimator of advantages and one baseline of groups. A name is a choice of their arguments:
+
+    name                advantage of token t                     ratio          divided by
+    gae, tppo           GAE(gamma, lambda) with a critic         per token      tokens (or rows)
+    appo                R - V(prompt)                            per prefix     rows
+    grpo                (r - mean) / std                         per token      tokens (or rows)
+    dr_grpo             r - mean                                 per token      rows x most tokens of a prefix
+    rloo                r - mean of the others                   per token      tokens (or rows)
+    reinforce_baseline  r - mean, whitened over the iteration    per token      tokens (or rows)
+
+Without a critic, values are 0 and gamma = lambda = 1: GAE is then the sum of the token rewards still to come.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from prefixrl.common.algorithm import AlgorithmConfig
+from prefixrl.learner.advantages import gae, group_advantages, token_rewards
+from prefixrl.learner.batch import Piece
+from prefixrl.learner.ppo import PolicySettings, kl_estimate, units
+
+STD_FLOOR = 1e-6
+"""Added to the deviation of a group's rewards."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A name with its options."""
+
+    baseline: Literal["critic", "mean", "leave_one_out"]
+    std_floor: float | None
+    """What is added to the deviation rewards are divided by; None not to divide."""
+    is_one_group: bool
+    """Whether all rows of the iteration count as one group."""
+    gamma: float
+    lambda_: float
+    whiten_floor: float | None
+    """None not to whiten."""
+    kl_in_reward: float
+    row_tokens: float | None
+    """What a row counts in the denominator whatever its length; None when tokens (or rows) are counted."""
+    value_clip: float
+    policy: PolicySettings
+
+
+def resolve(algorithm: AlgorithmConfig, prefix_tokens: int) -> Objective:
+    """The objective a run asks for."""
+    name = algorithm.name
+    granularity: Literal["token", "product", "geometric_mean"] = "token"
+    if name == "appo":
+        granularity = "geometric_mean" if algorithm.length_normalised else "product"
+    policy = PolicySettings(
+        correction=algorithm.correction,
+        clip=algorithm.clip,
+        importance_cap=algorithm.importance_cap,
+        aggregation="sequence" if name == "appo" else algorithm.aggregation,
+        entropy=algorithm.entropy,
+        kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0,
+        kl_estimator=algorithm.kl_estimator,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
+        granularity=granularity,
+    )
+    baseline: Literal["critic", "mean", "leave_one_out"] = "mean"
+    if algorithm.has_critic or name == "rloo":
+        baseline = "critic" if algorithm.has_critic else "leave_one_out"
+    return Objective(
+        baseline=baseline,
+        std_floor=STD_FLOOR if name == "grpo" else None,
+        is_one_group=algorithm.zscore == "buffer",
+        gamma=algorithm.gamma,
+        lambda_=algorithm.gae_lambda if name in ("gae", "tppo") else 1.0,
+        whiten_floor=algorithm.whiten_floor if algorithm.is_whitened else None,
+        kl_in_reward=algorithm.kl if algorithm.kl_placement == "reward" else 0.0,
+        row_tokens=float(prefix_tokens) if name == "dr_grpo" else None,
+        value_clip=algorithm.value_clip,
+        policy=policy,
+    )
+
+
+def row_rewards(
+    objective: Objective, rewards: Sequence[float], groups: Sequence[int]
+) -> list[float]:
+    """What each row of the iteration earns: its verdict with a critic, else what it is above its baseline."""
+    if objective.baseline == "critic":
+        return list(rewards)
+    whose = [0] * len(groups) if objective.is_one_group else groups
+    return group_advantages(rewards, whose, objective.baseline, objective.std_floor)
+
+
+def estimate(objective: Objective, piece: Piece, rewards: Tensor) -> Piece:
+    """The piece with its advantages, before whitening, and the returns its critic learns.
+
+    Args:
+        rewards: (rows,), of `row_rewards`.
+    """
+    mask, penalty = piece.batch.mask, None
+    if piece.reference is not None and objective.kl_in_reward != 0.0:
+        penalty = objective.kl_in_reward * kl_estimate(piece.proximal, piece.reference, "k1")
+    values = torch.where(value_mask(objective, mask), piece.old_values, 0.0)
+    advantages, returns = gae(
+        token_rewards(rewards, mask, penalty), values, mask, objective.gamma, objective.lambda_
+    )
+    if objective.policy.granularity != "token":
+        advantages = torch.where(mask, advantages[:, :1], 0.0)
+    return replace(piece, advantages=advantages, returns=returns)
+
+
+def value_mask(objective: Objective, mask: Tensor) -> Tensor:
+    """Where the critic is asked and taught: one value for each action."""
+    return units(mask, objective.policy.granularity)
+
+
+def denominators(objective: Objective, piece: Piece) -> Tensor:
+    """What one piece adds to the denominators of the policy and the value loss: float64, shape (2,)."""
+    kept, asked = piece.kept, value_mask(objective, piece.batch.mask)
+    if objective.row_tokens is not None:
+        policy = kept.any(dim=1).sum() * objective.row_tokens
+    else:
+        policy = _count(kept, objective.policy.aggregation)
+    return torch.stack([policy.double(), _count(asked, objective.policy.aggregation).double()])
+
+
+def _count(mask: Tensor, aggregation: Literal["token", "sequence"]) -> Tensor:
+    return mask.sum() if aggregation == "token" else mask.any(dim=1).sum()

@@ -1,0 +1,86 @@
+"""A dispatcher with a real ledger and no socket, and what it sent to whom."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fakes import sampled
+from prefixrl.common.config import RunConfig
+from prefixrl.common.messages import (
+    Evaluate,
+    FromBroker,
+    PrefixTask,
+    Prompt,
+    Sampling,
+)
+from prefixrl.learner import problems
+from prefixrl.learner.broker.dispatch import Dispatcher
+from prefixrl.learner.broker.ledger import Ledger, Limits
+from prefixrl.learner.broker.prompts import PromptOrder
+from prefixrl.learner.broker.window import Window
+from prefixrl.learner.broker.workers import Worker
+
+SAMPLING = Sampling(0.0, 4)
+
+
+@dataclass
+class Desk:
+    """A dispatcher, and what it sent to whom."""
+
+    config: RunConfig
+    now_s: float = 0.0
+    inboxes: dict[str, list[FromBroker]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        prompts = [each.prompt() for each in problems.load(config.data.train, config.data)]
+        order = PromptOrder(prompts, config.seed, None)
+        algorithm = config.algorithm
+        limits = Limits(config.rollout.groups_per_task, 3, 3, algorithm.iterations)
+        window = Window(algorithm.groups_per_iteration, algorithm.max_staleness)
+        self.ledger = Ledger(window, limits, order)
+        self.dispatcher = Dispatcher(config, self.ledger, order, "e")
+
+    def worker(
+        self, role: Literal["rollout", "scorer"], slots: int = 1, version: int = 0
+    ) -> Worker:
+        registry = self.dispatcher.registry
+        identity = f"{role}{len(registry.by_identity)}".encode()
+        worker = registry.add(identity, role, "h", 1, self.now_s)
+        worker.phase, worker.slots, worker.version = "ready", slots, version
+        self.inboxes[worker.name] = []
+        return worker
+
+    def dispatch(self) -> None:
+        self.now_s += 0.1
+        self.dispatcher.dispatch(self.now_s)
+        names = {each.identity: each.name for each in self.dispatcher.registry.by_identity.values()}
+        for identity, message in self.dispatcher.outgoing:
+            self.inboxes[names[identity]].append(message)
+        self.dispatcher.outgoing.clear()
+
+    def tasks(self, worker: Worker, kind: type[Any]) -> list[Any]:
+        """What a worker got of a type since it was last asked."""
+        got = [each for each in self.inboxes[worker.name] if isinstance(each, kind)]
+        self.inboxes[worker.name] = [each for each in self.inboxes[worker.name] if each not in got]
+        return got
+
+    def sample_everything(self, rollout: Worker) -> int:
+        """Let a rollout work until it gets nothing more; groups sampled."""
+        groups = 0
+        while True:
+            self.dispatch()
+            tasks = self.tasks(rollout, PrefixTask)
+            if not tasks:
+                return groups
+            for task in tasks:
+                self.dispatcher.take_prefixes(rollout, sampled(task))
+                groups += len(task.groups)
+
+
+def evaluate(desk: Desk, version: int, prompts: list[Prompt], name: str = "e") -> None:
+    request = Evaluate(name, version, b"", tuple(prompts), SAMPLING, SAMPLING)
+    desk.dispatcher.evaluations.add(request)
+
+
+def held_out(count: int) -> list[Prompt]:
+    return [Prompt(f"h{i}", "?", "1") for i in range(count)]

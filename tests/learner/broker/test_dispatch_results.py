@@ -1,0 +1,167 @@
+"""Results that are not what was asked for, and what keeps evaluations out of the ledger."""
+
+from pathlib import Path
+
+import pytest
+
+from dispatch_desk import Desk, evaluate, held_out
+from fakes import ROWS, judged, run_on_disk, sampled, scored
+from prefixrl.common.config import RunConfig
+from prefixrl.common.messages import (
+    Prefixes,
+    PrefixTask,
+    Sampling,
+    Scores,
+    ScoreTask,
+)
+from prefixrl.learner.broker.workers import Worker
+
+SAMPLING = Sampling(0.0, 4)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return run_on_disk(tmp_path, algorithm={"groups_per_iteration": 8})
+
+
+@pytest.fixture
+def desk(config: RunConfig) -> Desk:
+    return Desk(config)
+
+
+# --- results that are not what was asked for ---
+
+
+def test_prefixes_of_another_version_are_refused_and_the_task_comes_back(desk: Desk) -> None:
+    rollout = desk.worker("rollout")
+    desk.dispatch()
+    (task,) = desk.tasks(rollout, PrefixTask)
+    wrong = sampled(task)
+    wrong = Prefixes(task.task, 0, "train", 1, "d1", wrong.groups, 0.0)
+    with pytest.raises(ValueError, match="version 1 for a task at version 0"):
+        desk.dispatcher.take_prefixes(rollout, wrong)
+    desk.dispatch()
+    (again,) = desk.tasks(rollout, PrefixTask)
+    assert again.groups == task.groups
+
+
+def test_groups_left_out_of_a_result_come_back(desk: Desk) -> None:
+    rollout, scorer = desk.worker("rollout"), desk.worker("scorer")
+    desk.dispatch()
+    (task,) = desk.tasks(rollout, PrefixTask)
+    whole = sampled(task)
+    half = Prefixes(task.task, 0, "train", 0, "d0", whole.groups[:1], 0.0)
+    desk.dispatcher.take_prefixes(rollout, half)
+    desk.dispatch()
+    (again,) = desk.tasks(rollout, PrefixTask)
+    assert again.groups == task.groups[1:]
+    desk.dispatcher.take_prefixes(rollout, sampled(again))
+    desk.dispatch()
+    score_tasks = desk.tasks(scorer, ScoreTask)
+    assert sorted(group.seq for each in score_tasks for group in each.groups) == [0, 1]
+    desk.dispatcher.take_scores(scorer, Scores(score_tasks[0].task, 0, "train", ()))
+    desk.dispatch()
+    assert desk.ledger.states()["scoring"] >= 2
+
+
+def test_groups_left_out_of_an_evaluations_result_come_back(desk: Desk) -> None:
+    evaluate(desk, -1, held_out(3))
+    scorer = desk.worker("scorer")
+    desk.dispatch()
+    (task,) = desk.tasks(scorer, ScoreTask)
+    only = judged(task.groups[0], task)
+    desk.dispatcher.take_scores(scorer, Scores(task.task, 0, "eval", (only,)))
+    desk.dispatch()
+    (again,) = desk.tasks(scorer, ScoreTask)
+    assert again.groups == task.groups[1:]
+    desk.dispatcher.take_scores(scorer, scored(again))
+    run = desk.dispatcher.evaluations.get("e")
+    assert run is not None and run.finished and len(run.results) == 3
+
+
+def test_groups_nobody_asked_for_are_refused_and_the_task_comes_back(desk: Desk) -> None:
+    evaluate(desk, -1, held_out(2))
+    scorer = desk.worker("scorer")
+    desk.dispatch()
+    (task,) = desk.tasks(scorer, ScoreTask)
+    good = scored(task)
+    strange = Scores(task.task, 0, "eval", (*good.groups, *good.groups))
+    with pytest.raises(ValueError, match="the task holds \\[0, 1\\]"):
+        desk.dispatcher.take_scores(scorer, strange)
+    desk.dispatch()
+    assert len(desk.tasks(scorer, ScoreTask)) == 1
+
+
+def test_scores_without_a_version_never_count_as_training(desk: Desk) -> None:
+    rollout, scorer = desk.worker("rollout"), desk.worker("scorer")
+    desk.dispatch()
+    (task,) = desk.tasks(rollout, PrefixTask)
+    desk.dispatcher.take_prefixes(rollout, sampled(task))
+    desk.dispatch()
+    (score,) = desk.tasks(scorer, ScoreTask)
+    unversioned = ScoreTask(score.task, 0, "train", -1, "", score.groups, SAMPLING, 0.0)
+    with pytest.raises(ValueError, match="has no version"):
+        desk.dispatcher.take_scores(scorer, scored(unversioned))
+    assert "scored" not in desk.ledger.states()
+
+
+# --- evaluations and the ledger ---
+
+
+def colliding(desk: Desk) -> tuple[Worker, Worker, PrefixTask, PrefixTask]:
+    """A training task and an evaluation task over the same numbers and the same prompts."""
+    trainer = desk.worker("rollout")
+    desk.dispatch()
+    (train,) = desk.tasks(trainer, PrefixTask)
+    evaluate(desk, 0, [group.prompt for group in train.groups])
+    evaluator = desk.worker("rollout")
+    desk.dispatch()
+    (test,) = desk.tasks(evaluator, PrefixTask)
+    assert test.kind == "eval"
+    assert [(group.seq, group.prompt) for group in test.groups] == [
+        (group.seq, group.prompt) for group in train.groups
+    ]
+    return trainer, evaluator, train, test
+
+
+def test_an_evaluations_result_never_enters_the_ledger_though_number_and_prompt_collide(
+    desk: Desk,
+) -> None:
+    _, evaluator, _, test = colliding(desk)
+    before = desk.ledger.states()
+    desk.dispatcher.take_prefixes(evaluator, sampled(test))
+    scorer = desk.worker("scorer")
+    desk.dispatch()
+    (task,) = desk.tasks(scorer, ScoreTask)
+    assert task.kind == "eval"
+    desk.dispatcher.take_scores(scorer, scored(task))
+    after = desk.ledger.states()
+    assert after.get("sampled", 0) == after.get("scored", 0) == 0
+    assert after["sampling"] >= before["sampling"]
+    run = desk.dispatcher.evaluations.get("e")
+    assert run is not None and len(run.results) == 2
+
+
+def test_an_evaluations_result_that_calls_itself_training_is_refused(desk: Desk) -> None:
+    _, evaluator, _, test = colliding(desk)
+    rows = PrefixTask(test.task, 0, "train", 0, test.groups, ROWS, SAMPLING)
+    with pytest.raises(ValueError, match="a train result Prefixes for the eval task"):
+        desk.dispatcher.take_prefixes(evaluator, sampled(rows))
+    assert "sampled" not in desk.ledger.states()
+
+
+def test_a_training_result_that_calls_itself_an_evaluation_is_refused(desk: Desk) -> None:
+    trainer, _, train, _ = colliding(desk)
+    rows = PrefixTask(train.task, 0, "eval", 0, train.groups, 1, SAMPLING)
+    with pytest.raises(ValueError, match="a eval result Prefixes for the train task"):
+        desk.dispatcher.take_prefixes(trainer, sampled(rows))
+
+
+def test_an_evaluations_late_result_is_dropped(desk: Desk) -> None:
+    _, evaluator, _, test = colliding(desk)
+    desk.dispatcher.lose(evaluator, "slow", died=True)
+    before = desk.ledger.states()
+    desk.dispatcher.take_prefixes(evaluator, sampled(test))
+    assert desk.ledger.states() == before
+    run = desk.dispatcher.evaluations.get("e")
+    assert run is not None and not run.to_score

@@ -1,0 +1,315 @@
+"""A whole broker behind its socket, talked to by real clients."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fakes import (
+    NOTE,
+    endpoint_of,
+    learner,
+    loaded,
+    peers,
+    ready,
+    run_on_disk,
+    sampled,
+    score_one_item,
+    scored,
+    serving,
+    status,
+    wait_until,
+)
+from prefixrl.common import journal as journals
+from prefixrl.common.config import RunConfig
+from prefixrl.common.digests import model_digests
+from prefixrl.common.journal import Journal
+from prefixrl.common.messages import (
+    PROTOCOL,
+    Accepted,
+    Ack,
+    Batch,
+    Beat,
+    GetBatch,
+    GetStatus,
+    Heartbeat,
+    Hello,
+    IterationDone,
+    NotYet,
+    PrefixTask,
+    Published,
+    Reject,
+    ScoredGroup,
+    ScoreTask,
+    Unknown,
+    WeightsNote,
+)
+from prefixrl.common.records import GroupScored, JournalRecord
+from prefixrl.learner.broker import batches
+from prefixrl.learner.broker.server import Broker
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return run_on_disk(tmp_path)
+
+
+@pytest.fixture
+def broker(config: RunConfig) -> Iterator[Broker]:
+    with serving(config) as served:
+        yield served
+
+
+# --- who may work ---
+
+
+def test_another_protocol_is_rejected_with_both_numbers(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "old", "new") as (old, new):
+        old.say(Hello(PROTOCOL + 1, "scorer", "i", "node7", 1))
+        reason = old.hear(Reject).reason
+        assert f"protocol {PROTOCOL}" in reason
+        assert f"scorer on node7 speaks {PROTOCOL + 1}" in reason
+        assert new.join("scorer").worker == "scorer-0", "who was rejected is not enrolled"
+
+
+def test_the_welcome_carries_the_run_its_config_and_the_weight_server(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "one") as (one,):
+        welcome = one.join("rollout")
+    assert RunConfig.model_validate_json(welcome.config_json) == config
+    assert (welcome.protocol, welcome.run_id) == (PROTOCOL, broker.run.run_id)
+    assert welcome.weights_endpoint == broker.run.weights_endpoint
+
+
+@pytest.mark.parametrize("part", ["model", "tokenizer", "chat_template"])
+@pytest.mark.parametrize("role", ["rollout", "scorer"])
+def test_a_worker_that_loaded_something_else_is_refused_by_name(
+    role: Any, part: str, config: RunConfig, broker: Broker
+) -> None:
+    right = model_digests((config.adapter if role == "rollout" else config.target).model)
+    wrong = msgspec.structs.replace(right, **{part: "another"})
+    what = {"rollout": "adapter", "scorer": "target"}[role]
+    with peers(endpoint_of(config), "wrong", "right") as (bad, good):
+        bad.join(role)
+        bad.say(loaded(role, wrong))
+        reason = bad.hear(Reject).reason
+        assert f"another {what}: digest of its {part.replace('_', ' ')} is another" in reason
+        good.ready(config, role)
+        good.say(Heartbeat(0, 0.0, (), ""))
+        good.hear(Beat)
+        assert [worker["name"] for worker in status(learner(good))["workers"]] == [f"{role}-1"]
+
+
+def test_weights_that_were_never_published_are_refused(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        learner(rank)
+        rollout.join("rollout")
+        rollout.say(ready(config, "rollout", version=7))
+        assert "weights d7 were never published as version 7" in rollout.hear(Reject).reason
+
+
+def test_a_rollout_with_another_initial_adapter_is_refused_when_the_learner_publishes(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        rollout.ready(config, "rollout")
+        rollout.hear(PrefixTask)
+        rank.join("rank")
+        rank.say(Published(WeightsNote(0, "other", NOTE.probe_tokens, NOTE.probe_logprobs)))
+        reason = rollout.hear(Reject).reason
+        assert "its initial adapter has digest d0, the learner's other" in reason
+
+
+def test_malformed_messages_are_counted_and_the_broker_lives(
+    config: RunConfig, broker: Broker
+) -> None:
+    junk = [b"", b"\xc1", b"\x91" * 5000, msgspec.msgpack.encode({"type": "Hello", "x": 1})]
+    with peers(endpoint_of(config), "bad", "good") as (bad, good):
+        for data in junk:
+            bad.say_bytes(data)
+        good.join("operator")
+        wait_until(lambda: status(good)["malformed_messages"] == len(junk), "the count")
+
+
+def test_a_result_that_is_none_ends_its_worker_alone(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "rank", "bad", "good") as (rank, bad, good):
+        learner(rank)
+        bad.ready(config, "rollout")
+        task = bad.hear(PrefixTask)
+        wrong = sampled(task)
+        group = msgspec.structs.replace(wrong.groups[0], rows=wrong.groups[0].rows[:1])
+        bad.say(msgspec.structs.replace(wrong, groups=(group, *wrong.groups[1:])))
+        assert "holds 1 rows, the task asked for 2" in bad.hear(Reject).reason
+        good.ready(config, "rollout")
+        assert good.hear(PrefixTask).groups == task.groups
+
+
+def test_a_worker_may_not_send_what_its_role_does_not_make(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rollout", "scorer") as (rollout, scorer):
+        rollout.ready(config, "rollout")
+        task = rollout.hear(PrefixTask)
+        scorer.ready(config, "scorer")
+        scorer.say(sampled(task))
+        assert "a scorer may not send Prefixes" in scorer.hear(Reject).reason
+
+
+def test_a_stranger_is_told_so_and_nothing_it_sends_counts(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "stranger") as (stranger,):
+        for message in (Heartbeat(0, 0.0, (), ""), GetStatus(), IterationDone(0, 1)):
+            stranger.say(message)
+            stranger.hear(Unknown)
+    assert broker.ledger.completed == 0
+
+
+def test_a_newcomer_takes_over_the_identity_and_gets_the_task_again(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "same") as (first,):
+        first.ready(config, "rollout")
+        task = first.hear(PrefixTask)
+        with peers(endpoint_of(config), "same") as (second,):
+            second.ready(config, "rollout")
+            assert second.hear(PrefixTask).groups == task.groups
+            assert first.hears_nothing_of(PrefixTask)
+
+
+def test_a_worker_without_slots_is_refused(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "none") as (none,):
+        none.join("scorer")
+        none.say(ready(config, "scorer", slots=0))
+        none.hear(Reject, timeout_s=1.0)
+
+
+# --- results ---
+
+
+class HeldJournal(Journal):
+    """A disk that takes its time with scored groups until the test lets it go on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def append(self, records: Sequence[JournalRecord]) -> None:
+        if any(isinstance(record, GroupScored) for record in records):
+            self.reached.set()
+            assert self.go_on.wait(30.0)
+        super().append(records)
+
+
+def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunConfig) -> None:
+    path = Path(config.directory) / "journal.msgpack"
+    held: list[HeldJournal] = []
+
+    def hold(broker: Broker) -> None:
+        broker.journal.close()
+        held.append(HeldJournal(path))
+        broker.journal = held[0]
+
+    with serving(config, hold), peers(endpoint_of(config), "r", "s") as (rollout, scorer):
+        rollout.ready(config, "rollout")
+        task = rollout.hear(PrefixTask)
+        rollout.say(sampled(task))
+        rollout.hear(Ack)
+        scorer.ready(config, "scorer")
+        score = scorer.hear(ScoreTask)
+        scorer.say(scored(score))
+        assert held[0].reached.wait(20.0)
+        assert scorer.hears_nothing_of(Ack)
+        held[0].go_on.set()
+        assert scorer.hear(Ack) == Ack(score.task, score.attempt)
+        on_disk = [each for each in journals.read(path) if isinstance(each, GroupScored)]
+        assert [each.group.prefixes for each in on_disk] == list(score.groups)
+
+
+def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "r", "s", "rank") as (rollout, scorer, rank):
+        rollout.ready(config, "rollout")
+        rollout.say(sampled(rollout.hear(PrefixTask)))
+        scorer.ready(config, "scorer")
+        score = scorer.hear(ScoreTask)
+        for _ in range(2):
+            scorer.say(scored(score))
+            scorer.hear(Ack)
+        groups = status(learner(rank))["groups"]
+        assert groups["duplicates_ignored"] == len(score.groups)
+
+
+def test_a_rank_is_told_what_is_missing_and_who_holds_it(
+    config: RunConfig, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.05)
+    with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rank.say(GetBatch(0, 0, 1))
+        assert "any rollout: none is connected" in rank.hear(NotYet).waiting_for
+        rollout.ready(config, "rollout", slots=6)
+        tasks = [rollout.hear(PrefixTask) for _ in range(6)]
+        rank.say(GetBatch(0, 0, 1))
+        wait_until(
+            lambda: (rank.say(GetBatch(0, 0, 1)) or rank.hear(NotYet).waiting_for).startswith(
+                "groups 0 (sampling, rollout-0 on host for"
+            ),
+            "the names",
+        )
+        scorer.ready(config, "scorer")
+        rollout.say(sampled(tasks[0]))
+        scorer.hear(ScoreTask)
+        rank.say(GetBatch(0, 0, 1))
+        named = rank.hear(NotYet).waiting_for
+        assert "0 (scoring, scorer-0 on host for" in named
+        assert named.endswith("and 8 more")
+
+
+def test_a_rank_gets_the_groups_in_training_order_with_a_payload_for_each_of_its_own(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer):
+        learner(zero)
+        one.join("rank")
+        zero.say(GetBatch(0, 0, 2))
+        one.say(GetBatch(0, 1, 2))
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer", slots=1)
+        for _ in range(6):
+            score_one_item(rollout, scorer)
+        shards = [rank.hear_with_payload(Batch) for rank in (zero, one)]
+        assert shards[0][0].groups == shards[1][0].groups
+        assert [group.seq for group in shards[0][0].groups] == [0, 1, 2, 3]
+        for batch, payload in shards:
+            carried = [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in payload]
+            assert [group.prefixes.seq for group in carried] == list(batch.payload_groups)
+        assert {index for batch, _ in shards for index in batch.payload_groups} == {0, 1, 2, 3}
+
+
+def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is_harmless(
+    config: RunConfig, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.05)
+    with peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
+        learner(zero)
+        one.join("rank")
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        for _ in range(6):
+            score_one_item(rollout, scorer)
+        zero.say(GetBatch(0, 0, 1))
+        zero.hear(Batch)
+        one.say(GetBatch(1, 0, 1))
+        assert "the report that iteration 0 is done" in one.hear(NotYet).waiting_for
+        one.say(GetBatch(1, 0, 1))
+        zero.say(IterationDone(0, 1))
+        zero.say(GetBatch(0, 0, 1))
+        zero.hear(Accepted)
+        assert one.hear(Batch).iteration == 1
+        assert zero.hears_nothing_of(Batch)

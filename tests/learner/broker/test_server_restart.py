@@ -1,0 +1,177 @@
+"""A real broker process that is killed, and the end of a run."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import (
+    NOTE,
+    end,
+    endpoint_of,
+    learner,
+    peers,
+    process,
+    run_on_disk,
+    sampled,
+    score_one_item,
+    scored,
+    serving,
+    status,
+    train,
+    wait_until,
+)
+from prefixrl.common.config import RunConfig
+from prefixrl.common.messages import (
+    Accepted,
+    Ack,
+    Evaluate,
+    GetBatch,
+    GetStatus,
+    Heartbeat,
+    IterationDone,
+    PrefixTask,
+    Prompt,
+    RunOver,
+    Sampling,
+    ScoreTask,
+    Status,
+    Unknown,
+    WeightsNote,
+)
+from prefixrl.learner.broker.server import Broker
+
+SAMPLING = Sampling(0.0, 4)
+V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return run_on_disk(tmp_path)
+
+
+@pytest.fixture
+def broker(config: RunConfig) -> Iterator[Broker]:
+    with serving(config) as served:
+        yield served
+
+
+Start = Callable[[int], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(config: RunConfig) -> Iterator[Start]:
+    """Starts a broker process at an iteration and waits for its socket; none is left afterwards."""
+    children: list[subprocess.Popen[bytes]] = []
+    endpoint = Path(config.directory) / "endpoint"
+
+    def started(iteration: int) -> "subprocess.Popen[bytes]":
+        before = endpoint.stat().st_mtime_ns if endpoint.exists() else 0
+        children.append(
+            process(
+                "prefixrl.learner.broker",
+                *("--directory", config.directory, "--iteration", str(iteration)),
+                *("--weights-endpoint", "tcp://127.0.0.1:9"),
+            )
+        )
+        wait_until(lambda: endpoint.exists() and endpoint.stat().st_mtime_ns > before, "a socket")
+        return children[-1]
+
+    yield started
+    for child in children:
+        end(child)
+
+
+def test_the_books_of_a_killed_broker_are_equal_after_its_restart(
+    config: RunConfig, start: Start
+) -> None:
+    child = start(0)
+    endpoint = endpoint_of(config)
+    with peers(endpoint, "rank", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        for _ in range(6):
+            score_one_item(rollout, scorer)
+        trained = train(rank, 0)
+        rank.say(IterationDone(0, 1))
+        rank.hear(Accepted)
+        recorded = train(rank, 1)
+        before = status(rank)
+        end(child)
+        start(1)
+        assert endpoint_of(config) == endpoint, "workers know one address"
+        rank.join("rank")
+        after = status(rank)
+        for part in ("run_id", "iteration", "groups", "causes", "queues", "age_histogram"):
+            assert after[part] == before[part], part
+        assert after["journal_bytes"] == before["journal_bytes"]
+        again = train(rank, 1)
+        assert again == recorded, "same groups, same order, same seed"
+        assert not {g.seq for g in again.groups} & {g.seq for g in trained.groups}
+        rollout.say(Heartbeat(0, 0.0, (), ""))
+        rollout.hear(Unknown)
+
+
+def test_what_was_under_way_when_the_broker_was_killed_is_delivered_or_sampled_again(
+    config: RunConfig, start: Start
+) -> None:
+    child = start(0)
+    with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rollout.ready(config, "rollout", slots=2)
+        first, second = rollout.hear(PrefixTask), rollout.hear(PrefixTask)
+        rollout.say(sampled(first))
+        rollout.hear(Ack)
+        scorer.ready(config, "scorer")
+        score = scorer.hear(ScoreTask)
+        end(child)
+        start(0)
+        # The scorer still holds its prefixes and delivers them under a task name nobody knows any more.
+        scorer.ready(config, "scorer")
+        scorer.say(scored(score))
+        scorer.hear(Ack)
+        rollout.ready(config, "rollout", slots=2)
+        tasks = [rollout.hear(PrefixTask) for _ in range(2)]
+        seeds = {group.seq: group.seed for task in tasks for group in task.groups}
+        for group in second.groups:
+            assert seeds[group.seq] == group.seed, "sampled again with the same seed"
+        rank.join("rank")
+        groups = status(rank)["groups"]
+        assert groups["expired"] == groups["failed"] == 0
+        assert status(rank)["queues"]["scored"] == len(score.groups)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [IterationDone(0, 1), Evaluate("x", -1, b"abc", (Prompt("h", "?", "1"),), SAMPLING, SAMPLING)],
+    ids=["an iteration nobody was given", "ragged token ids"],
+)
+def test_a_report_that_cannot_be_true_does_not_end_the_broker(
+    message: Any, config: RunConfig, start: Start
+) -> None:
+    start(0)
+    with peers(endpoint_of(config), "rank") as (rank,):
+        rank.join("rank")
+        rank.say(message)
+        rank.say(GetStatus())
+        rank.hear(Status, timeout_s=1.0)
+
+
+def test_a_run_that_is_over_says_so(tmp_path: Path) -> None:
+    config = run_on_disk(
+        tmp_path, algorithm={"iterations": 1, "groups_per_iteration": 2, "max_staleness": 0}
+    )
+    with serving(config), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        score_one_item(rollout, scorer)
+        train(rank, 0)
+        rank.say(IterationDone(0, 1))
+        rank.hear(Accepted)
+        rank.say(GetBatch(1, 0, 1))
+        assert rank.hear(RunOver).iterations == 1
+        assert status(rank)["groups"]["outstanding"] == 0

@@ -1,0 +1,184 @@
+"""Workers that fall silent, hang, leave or swap weights, seen from a whole broker behind its socket."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fakes import (
+    NOTE,
+    Peer,
+    endpoint_of,
+    learner,
+    peers,
+    run_on_disk,
+    sampled,
+    scored,
+    serving,
+    wait_until,
+)
+from prefixrl.common.config import RunConfig
+from prefixrl.common.messages import (
+    Accepted,
+    Ack,
+    Beat,
+    Evaluate,
+    EvaluationProgress,
+    GetEvaluation,
+    Goodbye,
+    Heartbeat,
+    Installed,
+    PrefixTask,
+    ProbeFailed,
+    Prompt,
+    Published,
+    Reject,
+    Sampling,
+    ScoreTask,
+    Staged,
+    Swap,
+    Unknown,
+    WeightsNote,
+)
+from prefixrl.common.packing import pack_logprobs
+from prefixrl.learner.broker.server import PROBE_FAILURES_ALLOWED, Broker
+
+SAMPLING = Sampling(0.0, 4)
+V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return run_on_disk(tmp_path)
+
+
+@pytest.fixture
+def broker(config: RunConfig) -> Iterator[Broker]:
+    with serving(config) as served:
+        yield served
+
+
+# --- workers that are lost ---
+
+
+def test_a_silent_worker_is_given_up_and_its_task_goes_to_another(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path, broker={"heartbeat_s": 0.1, "silence_s": 0.5})
+    with serving(config), peers(endpoint_of(config), "mute", "other") as (mute, other):
+        mute.ready(config, "rollout")
+        task = mute.hear(PrefixTask)
+        mute.hear(Unknown)
+        other.ready(config, "rollout")
+        assert other.hear(PrefixTask).groups == task.groups
+
+
+def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path, broker={"stall_s": 0.5})
+    with serving(config) as broker, peers(endpoint_of(config), "hung") as (hung,):
+        hung.ready(config, "rollout")
+        task = hung.hear(PrefixTask)
+
+        def given_up() -> bool:
+            hung.say(Heartbeat(3, 0.0, (task.task,), "hung"))
+            hung.client.receive(0.05)
+            return broker.dispatcher.losses["rollout: lost"] == 1
+
+        wait_until(given_up, "giving up")
+
+
+def test_a_worker_that_leaves_gives_its_task_back_at_once(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "leaving", "staying") as (leaving, staying):
+        leaving.ready(config, "rollout")
+        task = leaving.hear(PrefixTask)
+        leaving.say(Goodbye("done for today"))
+        staying.ready(config, "rollout")
+        assert staying.hear(PrefixTask).groups == task.groups
+
+
+# --- new weights ---
+
+
+def swapping(config: RunConfig, rank: Peer, rollout: Peer) -> None:
+    """A rollout that has finished its task is told to swap to version 1."""
+    learner(rank)
+    rollout.ready(config, "rollout")
+    task = rollout.hear(PrefixTask)
+    rank.say(Published(V1))
+    rank.hear(Accepted)
+    while rollout.hear(Beat).latest != V1:
+        pass
+    rollout.say(Staged(1))
+    rollout.say(Heartbeat(1, 0.0, (task.task,), ""))
+    rollout.hear(Beat)
+    assert not any(isinstance(each, Swap) for each in rollout.passed_over), "a lease is open"
+    rollout.say(sampled(task))
+    assert rollout.hear(Swap) == Swap(1)
+
+
+def test_a_rollout_swaps_once_its_last_lease_is_in_and_works_at_the_new_version(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        assert rollout.hears_nothing_of(PrefixTask)
+        close = pack_logprobs([-1.0, -2.0 + 5e-4])
+        rollout.say(Installed(1, "d1", close, 0.1))
+        assert rollout.hear(PrefixTask).version == 1
+
+
+@pytest.mark.parametrize(
+    ("digest", "probe"),
+    [
+        ("d1", pack_logprobs([-1.0, -2.5])),
+        ("d1", pack_logprobs([-1.0, float("nan")])),
+        ("d0", NOTE.probe_logprobs),
+    ],
+    ids=["probe differs", "probe is not a number", "another digest"],
+)
+def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
+    digest: str, probe: bytes, config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        for failure in range(1, PROBE_FAILURES_ALLOWED):
+            rollout.say(Installed(1, digest, probe, 0.1))
+            assert rollout.hear(ProbeFailed).failures == failure
+        assert rollout.hears_nothing_of(PrefixTask), "no work for a rollout that proved nothing"
+        rollout.say(Installed(1, digest, probe, 0.1))
+        reason = rollout.hear(Reject).reason
+        assert "does not hold version 1 after 3 installations" in reason
+        assert "rollout.probe_tolerance" in reason
+
+
+def test_a_probe_of_the_wrong_length_ends_the_rollout(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0]), 0.1))
+        assert "1 probe logprobs for 2" in rollout.hear(Reject).reason
+
+
+def test_an_evaluation_holds_a_rollout_at_its_version(config: RunConfig, broker: Broker) -> None:
+    asked = Evaluate("v0", 0, b"", (Prompt("h", "?", "1"),) * 3, SAMPLING, SAMPLING)
+    with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rollout.ready(config, "rollout")
+        task = rollout.hear(PrefixTask)
+        rank.say(asked)
+        rank.hear(Accepted)
+        rollout.say(Staged(1))
+        rollout.say(sampled(task))
+        test = rollout.hear(PrefixTask)
+        assert test.kind == "eval" and not any(isinstance(e, Swap) for e in rollout.passed_over)
+        rollout.say(sampled(test))
+        rollout.hear(Swap)
+        scorer.ready(config, "scorer")
+        while (score := scorer.hear(ScoreTask)).kind != "eval":
+            scorer.say(scored(score))
+        scorer.say(scored(score))
+        scorer.hear(Ack)
+        rank.say(GetEvaluation("v0"))
+        progress, payload = rank.hear_with_payload(EvaluationProgress)
+        assert (progress.total, progress.done, len(payload)) == (3, 3, 3)
+        rank.say(GetEvaluation("unheard of"))
+        assert rank.hear(EvaluationProgress).total == -1

@@ -1,0 +1,218 @@
+"""Fetching weights from a real weight server: exactly the version, whole, or a clear end."""
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+
+from fakes import end, publish, wait_until, weight_server
+from prefixrl.common.errors import PeerLost
+from prefixrl.common.messages import Manifest
+from prefixrl.common.snapshots import prune, versions
+from prefixrl.rollout import weights
+from prefixrl.rollout.weights import Fetcher
+
+PULLER = """
+import sys, time
+from prefixrl.common.messages import FromWeights, GetChunk
+from prefixrl.common.transport import Client
+client = Client(sys.argv[1], FromWeights, b"killed")
+for index in range(10_000):
+    client.send(GetChunk(int(sys.argv[2]), index % 60))
+    if index > 3:
+        client.receive(5.0)
+    print(index, flush=True)
+"""
+
+Tensors = dict[str, torch.Tensor]
+numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("weights")
+
+
+@pytest.fixture(scope="module")
+def endpoint(folder: Path) -> Iterator[str]:
+    with weight_server(folder) as (address, _):
+        yield address
+
+
+@pytest.fixture
+def version(folder: Path) -> int:
+    """A version higher than any a test before used; no snapshot is there."""
+    prune(folder, set())
+    return 100 * next(numbers)
+
+
+@contextmanager
+def fetching(endpoint: str) -> Iterator[Fetcher]:
+    """A fetcher that wants nothing any more afterwards."""
+    fetcher = Fetcher(endpoint)
+    yield fetcher
+    fetcher.use(endpoint)
+
+
+def taken(fetcher: Fetcher) -> tuple[Manifest, Tensors]:
+    snapshot: tuple[Manifest, Tensors] = wait_until(fetcher.take, "a snapshot")
+    return snapshot
+
+
+def equal(got: Tensors, wanted: Tensors) -> bool:
+    """Bit by bit."""
+    return got.keys() == wanted.keys() and all(
+        got[name].dtype == wanted[name].dtype and torch.equal(got[name], wanted[name])
+        for name in wanted
+    )
+
+
+def test_the_wanted_version_arrives_bit_by_bit(folder: Path, endpoint: str, version: int) -> None:
+    published = {each: publish(folder, each) for each in (version, version + 1, version + 2)}
+    with fetching(endpoint) as fetcher:
+        fetcher.want(version + 1)
+        manifest, tensors = taken(fetcher)
+        assert manifest.version == version + 1
+        assert equal(tensors, published[version + 1])
+        fetcher.want(version)
+        time.sleep(0.2)
+        assert fetcher.take() is None, "an older one is never fetched"
+
+
+def test_versions_published_during_a_pull_do_not_mix(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    published = {version: publish(folder, version, chunk_bytes=16)}
+    with fetching(endpoint) as fetcher:
+        fetcher.want(version)
+        for newer in (version + 1, version + 2):
+            published[newer] = publish(folder, newer, chunk_bytes=16)
+            prune(folder, {newer})
+            fetcher.want(newer)
+        arrived = []
+        while not arrived or arrived[-1] != version + 2:
+            manifest, tensors = taken(fetcher)
+            assert equal(tensors, published[manifest.version])
+            arrived.append(manifest.version)
+        assert arrived == sorted(set(arrived))
+
+
+def test_a_version_that_is_gone_is_replaced_by_the_newest(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    published = publish(folder, version + 5)
+    with fetching(endpoint) as fetcher:
+        fetcher.want(version)
+        manifest, tensors = taken(fetcher)
+    assert manifest.version == version + 5
+    assert equal(tensors, published)
+
+
+def test_a_version_that_is_not_there_yet_is_asked_for_until_it_is(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    with fetching(endpoint) as fetcher:
+        fetcher.want(version)
+        wait_until(lambda: fetcher.retries >= 2, "asking again")
+        assert fetcher.take() is None
+        published = publish(folder, version)
+        assert equal(taken(fetcher)[1], published)
+
+
+def test_a_damaged_snapshot_is_never_handed_out_and_ends_the_fetching_by_name(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    publish(folder, version)
+    path = folder / f"v{version:08d}" / "weights.bin"
+    data = bytearray(path.read_bytes())
+    data[random.Random(0).randrange(len(data))] ^= 0x10
+    path.write_bytes(data)
+    with (
+        fetching(endpoint) as fetcher,
+        pytest.raises(PeerLost, match=f"version {version} arrived damaged 3 times in a row"),
+    ):
+        fetcher.want(version)
+        taken(fetcher)
+
+
+def test_weights_that_proved_bad_are_fetched_again(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    published = publish(folder, version)
+    with fetching(endpoint) as fetcher:
+        fetcher.want(version)
+        first = taken(fetcher)
+        fetcher.again()
+        second = taken(fetcher)
+    assert equal(second[1], published)
+    assert second[1]["layer.weight"].data_ptr() != first[1]["layer.weight"].data_ptr()
+
+
+def test_only_the_newest_complete_snapshot_is_taken(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    with fetching(endpoint) as fetcher:
+        for each in (version, version + 1):
+            publish(folder, each)
+            fetcher.want(each)
+            wait_until(lambda e=each: fetcher._have == e, "the pull")
+        assert taken(fetcher)[0].version == version + 1
+        assert fetcher.take() is None
+
+
+def test_a_puller_killed_at_any_chunk_delays_nobody(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    published = publish(folder, version)
+    random_ = random.Random(7)
+    puller = subprocess.Popen(
+        [sys.executable, "-c", PULLER, endpoint, str(version)], stdout=subprocess.PIPE
+    )
+    assert puller.stdout is not None
+    for _ in range(random_.randint(1, 60)):
+        puller.stdout.readline()
+    end(puller)
+    puller.stdout.close()
+    with fetching(endpoint) as fetcher:
+        fetcher.want(version)
+        assert equal(taken(fetcher)[1], published)
+        assert fetcher.retries == 0
+
+
+def test_a_pull_outlives_a_weight_server_that_is_killed_and_restarted_on_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "ANSWER_S", 0.5)
+    published = {each: publish(tmp_path, each, chunk_bytes=16) for each in (1, 2)}
+    with weight_server(tmp_path) as (endpoint, child), fetching(endpoint) as fetcher:
+        fetcher.want(1)
+        child.kill()
+        child.wait()
+        fetcher.want(2)
+        wait_until(lambda: fetcher.retries, "a pull that failed")
+        with weight_server(tmp_path, endpoint) as (again, _):
+            assert again == endpoint
+            while (snapshot := taken(fetcher))[0].version != 2:
+                assert equal(snapshot[1], published[1])
+            assert equal(snapshot[1], published[2])
+
+
+def test_another_weight_server_is_used_from_then_on(
+    folder: Path, endpoint: str, version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "ANSWER_S", 0.3)
+    published = publish(folder, version)
+    with fetching("tcp://127.0.0.1:1") as fetcher:
+        fetcher.want(version)
+        wait_until(lambda: fetcher.retries, "a pull that failed")
+        fetcher.use(endpoint)
+        fetcher.want(version)
+        assert equal(taken(fetcher)[1], published)
+    assert versions(folder) == [version]

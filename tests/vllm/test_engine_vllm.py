@@ -1,0 +1,200 @@
+"""The vLLM engine on the shipped models: its tokens, its logprobs, what ends a row, jobs side by side."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vllm_world as world
+from prefixrl.common.engine_vllm import VllmEngine
+from prefixrl.common.errors import UserError
+from vllm_world import EXAMPLE
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),  # of vLLM and what it imports
+]
+
+
+@pytest.fixture(scope="module", params=["adapter", "target"])
+def folder(request: pytest.FixtureRequest) -> Path:
+    path: Path = EXAMPLE / request.param
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(vllm_is_there: None, folder: Path) -> Iterator[VllmEngine]:
+    with world.started(folder) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+def test_logprobs_of_sampled_tokens_are_those_of_a_fresh_forward_at_the_same_temperature(
+    engine: VllmEngine, folder: Path, temperature: float, report: Callable[[str], None]
+) -> None:
+    each = world.job("a", temperature=temperature)
+    rows = world.finish(engine, each)["a"].rows
+    found = world.differences(world.fresh_model(folder), each.rows, rows, temperature)
+    assert found.size == 64 * 16
+    report(
+        f"{folder.name}, temperature {temperature}: |difference| of {found.size} sampled logprobs "
+        f"mean {found.mean():.2g}, max {found.max():.2g}"
+    )
+    assert found.max() < 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+def test_scored_logprobs_are_those_of_a_fresh_forward_at_that_temperature(
+    engine: VllmEngine, folder: Path, temperature: float, report: Callable[[str], None]
+) -> None:
+    scored = engine.logprobs(world.probe(), temperature)
+    expected = world.forward(world.fresh_model(folder), world.probe(), temperature)
+    assert scored.shape == (63,) and scored.dtype == np.float32
+    found = np.abs(scored - expected)
+    report(
+        f"{folder.name}, temperature {temperature}: |difference| of the probe mean {found.mean():.2g}, max {found.max():.2g}"
+    )
+    assert found.max() < 1e-3
+
+
+def test_the_same_seeds_give_the_same_text(engine: VllmEngine) -> None:
+    first = world.finish(engine, world.job("a", temperature=1.6))["a"]
+    again = world.finish(engine, world.job("b", temperature=1.6))["b"]
+    assert world.texts(first) == world.texts(again)
+
+
+def test_rows_with_one_prompt_and_other_draws_differ(engine: VllmEngine) -> None:
+    each = world.job("a", temperature=1.6)
+    same_prompt = each.__class__("b", (each.rows[0],) * 64, *_rest(each))
+    drawn = world.texts(world.finish(engine, same_prompt)["b"])
+    assert len({tuple(text) for text in drawn}) > 32
+
+
+def _rest(each: world.Job) -> tuple[object, ...]:
+    return each.uniforms, each.sampling, each.stop_tokens
+
+
+def test_greedy_is_the_argmax(engine: VllmEngine, folder: Path) -> None:
+    each = world.job("a", rows=8, temperature=0.0)
+    embedded = world.reference(folder)
+    embedded.submit(each)
+    expected = []
+    while not expected:
+        expected = embedded.step(0.0)
+    rows = world.finish(engine, each)["a"].rows
+    for ours, theirs in zip(rows, expected[0].rows, strict=True):
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+def test_a_stop_token_ends_its_row_and_stands_there_with_its_logprob(engine: VllmEngine) -> None:
+    free = world.finish(engine, world.job("a"))["a"].rows
+    stops = frozenset({int(free[0].tokens[4]), int(free[1].tokens[2])})
+    stopped = world.finish(engine, world.with_stops(world.job("a"), stops))
+    (result,) = stopped.values()
+    for before, after in zip(free, result.rows, strict=True):
+        ids = before.tokens.tolist()
+        ends = [place for place, token in enumerate(ids) if token in stops]
+        expected = ids[: ends[0] + 1] if ends else ids
+        assert after.tokens.tolist() == expected
+        assert after.finish == ("eos" if ends else "length")
+        assert after.logprobs == pytest.approx(before.logprobs[: len(expected)], abs=1e-4)
+    assert {row.finish for row in result.rows} >= {"eos"}
+
+
+def test_the_models_own_end_token_ends_nothing_unless_the_job_says_so(engine: VllmEngine) -> None:
+    free = world.finish(engine, world.job("a"))["a"].rows
+    assert all(row.tokens.size == 16 and row.finish == "length" for row in free)
+    assert any(world.END in row.tokens[:-1] for row in free)
+    ended = world.finish(engine, world.with_stops(world.job("a"), frozenset({world.END})))
+    (result,) = ended.values()
+    assert all(
+        row.finish == "eos" and world.END not in row.tokens[:-1] and row.tokens[-1] == world.END
+        for row in result.rows
+        if row.tokens.size < 16
+    )
+    assert any(row.tokens.size < 16 for row in result.rows)
+
+
+def test_only_a_job_that_waits_for_a_slot_can_be_cancelled(engine: VllmEngine) -> None:
+    assert engine.slots == 256 // (8 * 8)
+    keys = [f"job {index}" for index in range(engine.slots + 2)]
+    for key in keys:
+        engine.submit(world.job(key, new=60))
+    assert engine.cancel(keys[-1])
+    assert not engine.cancel(keys[-1]) and not engine.cancel("unknown")
+    assert not engine.cancel(keys[0])
+    done = world.finish(engine, already=len(keys) - 1)
+    assert set(done) == set(keys[:-1])
+    assert engine.step(0.0) == []
+
+
+def test_progress_and_busy_time_grow_with_the_work(engine: VllmEngine) -> None:
+    progress, busy_s = engine.progress, engine.busy_slot_s
+    result = world.finish(engine, world.job("a"))["a"]
+    assert engine.progress - progress == sum(row.tokens.size for row in result.rows)
+    assert result.elapsed_s / 2 < engine.busy_slot_s - busy_s < result.elapsed_s + 0.5
+    idle_s = engine.busy_slot_s
+    assert engine.step(0.0) == [] and engine.busy_slot_s == idle_s
+
+
+def test_a_row_without_room_for_an_answer_is_refused_by_name(engine: VllmEngine) -> None:
+    with pytest.raises(UserError, match=r"of 130 tokens .* context of 128: .*max_model_len"):
+        engine.submit(
+            world.Job(
+                "long",
+                (np.full(130, 5, dtype=np.int32),),
+                np.zeros((1, 4)),
+                world.Sampling(1.0, 4),
+                frozenset(),
+            )
+        )
+
+
+def test_a_hostile_generation_config_changes_nothing(engine: VllmEngine, folder: Path, tmp_path: Path) -> None:  # fmt: skip
+    if folder.name == "target":
+        pytest.skip("one model is enough")
+    plain = world.finish(engine, world.job("a"))["a"].rows
+    hostile = tmp_path / "hostile"
+    shutil.copytree(folder, hostile)
+    settings = {
+        "do_sample": True,
+        "temperature": 0.05,
+        "top_k": 1,
+        "top_p": 0.1,
+        "min_p": 0.9,
+        "repetition_penalty": 9.0,
+        "eos_token_id": plain[0].tokens[:2].tolist(),
+        "max_new_tokens": 2,
+    }
+    (hostile / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with world.started(hostile) as misled:
+        rows = world.finish(misled, world.job("a"))["a"].rows
+    for before, after in zip(plain, rows, strict=True):
+        assert before.tokens.tolist() == after.tokens.tolist()
+        assert before.finish == after.finish
+        assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
+
+
+def test_a_scorer_may_draw_without_seeds_and_carries_no_logprobs(folder: Path) -> None:
+    if folder.name == "adapter":
+        pytest.skip("scorers hold the target")
+    run = world.config()
+    section = run.scorer.model_copy(
+        update={"vllm": run.scorer.vllm.model_copy(update={"seeded": False})}
+    )
+    engine = world.make_engine(
+        "vllm", str(folder), "scorer", run.model_copy(update={"scorer": section})
+    )
+    assert isinstance(engine, VllmEngine)
+    try:
+        first = world.finish(engine, world.job("a", temperature=1.6))["a"]
+        again = world.finish(engine, world.job("a", temperature=1.6))["a"]
+        assert world.texts(first) != world.texts(again)
+        assert all(row.tokens.size == 16 and row.logprobs.size == 0 for row in first.rows)
+    finally:
+        engine.close()

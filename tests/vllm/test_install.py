@@ -1,0 +1,173 @@
+"""Weights in a running vLLM: proved by the probe after every installation, and the probe sees it where they are not there."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import vllm_world as world
+from prefixrl.common.engine_vllm import VllmEngine
+from prefixrl.common.weights import describe
+from run_helper import wait_for
+from vllm_world import EXAMPLE
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),  # of vLLM and what it imports
+]
+
+ADAPTER = EXAMPLE / "adapter"
+TEMPERATURE = 1.0
+UPDATES = 20
+
+
+@pytest.fixture(scope="module")
+def engine(vllm_is_there: None) -> Iterator[VllmEngine]:
+    with world.started(ADAPTER) as engine:
+        yield engine
+
+
+def probe_difference(engine: VllmEngine, tensors: dict[str, torch.Tensor]) -> float:
+    expected = world.forward(world.fresh_model(ADAPTER, tensors), world.probe(), TEMPERATURE)
+    return float(np.abs(engine.logprobs(world.probe(), TEMPERATURE) - expected).max())
+
+
+def test_weights_at_the_start_are_the_folders_by_the_learners_names(engine: VllmEngine) -> None:
+    initial = world.reference(ADAPTER).weights()
+    assert describe(0, engine.weights()).digest == describe(0, initial).digest
+    assert "lm_head.weight" not in engine.weights(), "tied weights stand there once"
+
+
+def test_every_one_of_twenty_updates_is_proved_by_the_probe(
+    engine: VllmEngine, report: Callable[[str], None]
+) -> None:
+    initial = world.reference(ADAPTER).weights()
+    before = engine.logprobs(world.probe(), TEMPERATURE)
+    found = []
+    for update in range(UPDATES):
+        tensors = world.perturbed(initial, update, 0.1)
+        engine.install(tensors)
+        found.append(probe_difference(engine, tensors))
+        now = engine.logprobs(world.probe(), TEMPERATURE)
+        assert np.abs(now - before).max() > 0.1, "the probe must tell versions apart"
+        before = now
+    report(f"{UPDATES} updates: largest probe difference {max(found):.2g}")
+    assert max(found) < world.config().rollout.probe_tolerance
+
+
+def test_what_is_sampled_after_an_update_is_of_the_new_weights(
+    engine: VllmEngine, report: Callable[[str], None]
+) -> None:
+    initial = world.reference(ADAPTER).weights()
+    each = world.job("a", tokens=80)  # several blocks long: the cache has them after the first time
+    world.finish(engine, each)
+    tensors = world.perturbed(initial, 77, 0.1)
+    engine.install(tensors)
+    rows = world.finish(engine, each)["a"].rows
+    found = world.differences(world.fresh_model(ADAPTER, tensors), each.rows, rows, 0.7)
+    report(f"sampled after an update: |difference| mean {found.mean():.2g}, max {found.max():.2g}")
+    assert found.max() < 1e-3
+
+
+def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> None:
+    tensors = world.perturbed(world.reference(ADAPTER).weights(), 5, 0.1)
+    digest = describe(0, tensors).digest
+    engine.install(tensors)
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert describe(0, engine.weights()).digest == digest
+    for tensor in engine.weights().values():
+        tensor.zero_()
+    assert describe(0, engine.weights()).digest == digest
+
+
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngine) -> None:
+    before = engine.logprobs(world.probe(), TEMPERATURE)
+    tensors = world.perturbed(world.reference(ADAPTER).weights(), 6, 0.1)
+    name = "model.norm.weight"
+    missing = {key: tensor for key, tensor in tensors.items() if key != name}
+    for wrong, message in (
+        (missing, "differ in names.*model.norm.weight"),
+        (tensors | {"model.extra": torch.zeros(1)}, "differ in names.*model.extra"),
+        (tensors | {name: torch.zeros(3)}, r"model.norm.weight has shape \(3,\).* is \(64,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.install(wrong)
+    assert np.array_equal(engine.logprobs(world.probe(), TEMPERATURE), before)
+
+
+FAULTS = {
+    "nothing is copied": "plugin.SharedMemoryWeights.receive_weights = lambda self, update: None",
+    "the tied head is not packed again": "plugin.pack_again = lambda model: None",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_engine_that_does_not_hold_the_weights_fails_the_probe(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Callable[[str], None]
+) -> None:
+    """The broker refuses it: it admits a worker only with a difference within rollout.probe_tolerance."""
+    _plant(tmp_path, FAULTS[fault], monkeypatch)
+    tensors = world.perturbed(world.reference(ADAPTER).weights(), 9, 0.1)
+    with world.started(ADAPTER) as broken:
+        initial = world.reference(ADAPTER).weights()
+        assert probe_difference(broken, initial) < 1e-3
+        broken.install(tensors)
+        difference = probe_difference(broken, tensors)
+    report(f"when {fault}: probe difference {difference:.2g}")
+    assert difference > 100 * world.config().rollout.probe_tolerance
+
+
+def _plant(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a plugin that breaks ours in vLLM's processes, as a distribution of its own."""
+    source = f"""
+        def register():
+            import prefixrl.common.vllm_plugin as plugin
+            {fault}
+    """
+    (folder / "planted_fault.py").write_text(textwrap.dedent(source), encoding="utf-8")
+    metadata = folder / "planted_fault-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted-fault\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nplanted = planted_fault:register\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+
+def test_nothing_of_vllm_outlives_a_killed_worker() -> None:
+    """SIGKILL gives nobody a chance to tell vLLM's processes, which hold the device's memory."""
+    script = f"""
+        import sys, time
+        sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
+        import vllm_world as world
+        if __name__ == "__main__":
+            with world.started(world.EXAMPLE / "adapter"):
+                print("up", flush=True)
+                time.sleep(600)
+    """
+    worker = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "up\n"
+        family = psutil.Process(worker.pid).children(recursive=True)
+        assert any("EngineCore" in " ".join(each.cmdline()) for each in family)
+    finally:
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        worker.stdout.close()
+    wait_for(lambda: not [each for each in family if each.is_running()], "the end of all children")
