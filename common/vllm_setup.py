@@ -98,7 +98,12 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         )
         if getattr(setup.vllm, key) is not None
     }
-    on_cpu = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES}
+    on_cpu = {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
+        # A prompt computed in pieces draws once per piece and takes the draw back, which a CPU generator cannot: vLLM dies.
+        "enable_chunked_prefill": not setup.vllm.seeded,
+    }
     # Unseeded scorers must not all draw from one stream.
     seed = 0 if setup.vllm.seeded else secrets.randbits(31)
     return {

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from prefixrl.common.algorithm import AlgorithmConfig
 from prefixrl.common.config import RunConfig
@@ -153,20 +154,8 @@ def _with_advantages(
     """Advantages per row, then whitening with the moments of all that counts in the iteration, all ranks."""
     rewards = row_rewards(objective, data.rewards, data.groups)
     raw = [[_estimate(piece, rewards, objective) for piece in own] for own in pieces]
-    granularity = objective.policy.granularity
     reduced = sum_over_ranks(
-        torch.stack(
-            [
-                torch.cat(
-                    [
-                        moments(piece.advantages, units(piece.kept, granularity)),
-                        (~torch.isfinite(piece.proximal[piece.batch.mask])).sum()[None],
-                    ]
-                )
-                for own in raw
-                for piece in own
-            ]
-        ).sum(dim=0)
+        torch.stack([_facts(piece, objective) for own in raw for piece in own]).sum(dim=0)
     )
     *sums, bad_logprobs = reduced.tolist()
     if bad_logprobs or not torch.isfinite(reduced).all():
@@ -193,6 +182,13 @@ def _estimate(piece: Piece, rewards: Sequence[float], objective: Objective) -> P
     if piece.rows:
         own = own.new_tensor([rewards[row] for row in piece.rows])
     return estimate(objective, piece, own)
+
+
+def _facts(piece: Piece, objective: Objective) -> Tensor:
+    """The moments of the advantages that count, and how many proximal logprobs are not finite: shape (4,)."""
+    bad = (~torch.isfinite(piece.proximal[piece.batch.mask])).sum()
+    counted = units(piece.kept, objective.policy.granularity)
+    return torch.cat([moments(piece.advantages, counted), bad[None].double()])
 
 
 def _normalisers(

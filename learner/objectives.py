@@ -67,9 +67,9 @@ def resolve(algorithm: AlgorithmConfig, prefix_tokens: int) -> Objective:
         dual_clip=algorithm.dual_clip,
         granularity=granularity,
     )
-    baseline: Literal["critic", "mean", "leave_one_out"] = "mean"
-    if algorithm.has_critic or name == "rloo":
-        baseline = "critic" if algorithm.has_critic else "leave_one_out"
+    baseline: Literal["critic", "mean", "leave_one_out"] = "critic"
+    if not algorithm.has_critic:
+        baseline = "leave_one_out" if name == "rloo" else "mean"
     return Objective(
         baseline=baseline,
         std_floor=STD_FLOOR if name == "grpo" else None,

@@ -14,8 +14,6 @@ from prefixrl.learner.plan import plan_iteration, rows_of_rank
 from tiny_model import random_iteration, run_config
 
 RANKS = 2
-GROUPED = {"name": "rloo", "ppo_epochs": 2, "mask_token_band": [0.6, 1.7], "kl_limit": 1e-7}
-"""An objective without a critic, in which the ranks must agree on denominators and on when to stop."""
 
 
 def main(rank: int, folder: Path) -> None:
@@ -52,7 +50,7 @@ def grouped(rank: int, folder: Path, stage: int) -> list[list[dict[str, float]]]
     config = run_config(
         folder / "adapter",
         learner={"deepspeed": {"zero_optimization": {"stage": stage}}},
-        algorithm=GROUPED,
+        algorithm=json.loads((folder / "grouped.json").read_text()),
     )
     models = Models.load(config, rank, RANKS, config.adapter.model)
     return [train(models, config, iteration) for iteration in range(2)]

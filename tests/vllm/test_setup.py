@@ -52,7 +52,8 @@ def test_sampling_settings_of_the_model_folder_stay_outside() -> None:
 def test_a_cpu_is_not_filled_with_cache_and_a_gpu_is_left_to_vllm() -> None:
     setup = resolve(ADAPTER, "rollout", settings())
     assert engine_arguments(setup, "cpu")["kv_cache_memory_bytes"] == 256 * 2**20
-    assert not {"kv_cache_memory_bytes", "enforce_eager"} & engine_arguments(setup, "cuda").keys()
+    cpu_only = {"kv_cache_memory_bytes", "enforce_eager", "enable_chunked_prefill"}
+    assert not cpu_only & engine_arguments(setup, "cuda").keys()
     chosen = resolve(ADAPTER, "rollout", settings("rollout.vllm.kv_cache_memory_bytes=1000000"))
     assert engine_arguments(chosen, "cpu")["kv_cache_memory_bytes"] == 1000000
 
