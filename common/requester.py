@@ -27,6 +27,12 @@ Answer = TypeVar("Answer")
 ANSWER_S = 60.0
 """Longest wait for any answer: a restarted broker replays its journal meanwhile."""
 ASK_AGAIN_S = 5.0
+TAG_BYTES = 9
+
+
+def is_tag(frame: bytes) -> bool:
+    """Whether a payload frame is a request's number; no encoded message begins like it."""
+    return len(frame) == TAG_BYTES and frame[:1] == b"#"
 
 
 class Requester:
@@ -35,6 +41,7 @@ class Requester:
     def __init__(self, endpoint: str, role: Role, answer_s: float = ANSWER_S) -> None:
         self._endpoint = endpoint
         self._answer_s = answer_s
+        self._number = 0
         identity = secrets.token_hex(8)
         self._hello = Hello(PROTOCOL, role, identity, socket.gethostname(), os.getpid())
         self._client: Client[FromBroker, ToBroker] = Client(endpoint, FromBroker, identity.encode())
@@ -52,9 +59,10 @@ class Requester:
             Refusal: the broker refuses this peer.
         """
         deadline_s = time.monotonic() + self._answer_s
+        self._number += 1
         while time.monotonic() < deadline_s:
             try:
-                self._client.send(request, timeout_s=min(ASK_AGAIN_S, self._answer_s))
+                self._client.send(request, [self._tag], timeout_s=min(ASK_AGAIN_S, self._answer_s))
                 answer = self._answer(wanted)
             except (PeerLost, Malformed) as error:
                 log.debug("%s", error)
@@ -67,7 +75,7 @@ class Requester:
 
     def _answer(self, wanted: type[Answer]) -> tuple[FromBroker, list[bytes]] | None:
         """The wanted answer, or None when the request must be sent again."""
-        deadline_s = time.monotonic() + ASK_AGAIN_S
+        deadline_s = time.monotonic() + min(ASK_AGAIN_S, self._answer_s)
         while (left_s := deadline_s - time.monotonic()) > 0:
             received = self._client.receive(left_s)
             if received is None:
@@ -76,11 +84,21 @@ class Requester:
             if isinstance(message, Reject):
                 raise Refusal(message.reason)
             if isinstance(message, Unknown):
-                self._client.send(self._hello)
+                self._client.send(self._hello, [self._tag])
                 return None
+            frames = received[1]
+            if frames and is_tag(frames[0]):
+                if frames[0] != self._tag:
+                    continue  # the second answer to an earlier request that was sent twice
+                frames = frames[1:]
             if isinstance(message, wanted):
-                return received
+                return message, frames
         return None
+
+    @property
+    def _tag(self) -> bytes:
+        """Number of the request under way, echoed by the broker in a frame of its own."""
+        return b"#" + self._number.to_bytes(8, "little")
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,4 +1,4 @@
-"""What a run was trained on, read from its journal: one line per trained group."""
+"""What a run was trained on, read from its journal: one line per group that was handed out for training."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import click
 
-from prefixrl.common.config import RunConfig, load
+from prefixrl.common.config import RunConfig, from_json, load
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.process import PARENT_VARIABLE, own, stop_event
 from prefixrl.deploy.report import print_table, write_report
@@ -130,12 +130,21 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
 def _throw_away(directory: Path) -> None:
     """Remove a run directory; refuses to remove anything else."""
     if directory.exists() and any(directory.iterdir()):
-        if not ((directory / "config.json").exists() or (directory / "logs").exists()):
+        if not _holds_a_run(directory):
             raise ConfigError(
                 f"--fresh: {directory} is not empty and holds no run; remove it yourself if you mean it"
             )
         with own(directory):
             shutil.rmtree(directory)
+
+
+def _holds_a_run(directory: Path) -> bool:
+    """A config this release wrote, or nothing but what a launch leaves before the learner starts."""
+    try:
+        from_json((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ConfigError):
+        return {path.name for path in directory.iterdir()} <= {"logs", "lock"}
+    return True
 
 
 class Launcher:
@@ -235,7 +244,7 @@ class _Devices:
         given = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = Path("/proc/driver/nvidia/gpus")
         found = [str(index) for index in range(len(list(gpus.iterdir())))] if gpus.is_dir() else []
-        self._all = given.split(",") if given else found
+        self._all = [each for each in given.split(",") if each] if given is not None else found
         self._next = 0
 
     def deal(self, count: int) -> dict[str, str]:

@@ -56,6 +56,8 @@ class Learner:
     first_batch_s: float | None = None
     waited_s: float = 0.0
     is_stopping: bool = False
+    saved: int = -1
+    """Iteration of the newest checkpoint."""
 
     def run(self) -> None:
         """Train until the data is used up, then evaluate and write the summary; or save and go when asked to stop."""
@@ -117,7 +119,9 @@ class Learner:
             self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of this iteration; a collective."""
+        """Write a checkpoint of this iteration unless it is there already; a collective."""
+        if self.saved == self.iteration:
+            return
         state = checkpoint.TrainerState(
             iteration=self.iteration,
             optimizer_steps=self.models.optimizer_steps,
@@ -128,10 +132,12 @@ class Learner:
         checkpoint.save(
             self.directory / "checkpoints", self.models, state, self.config.checkpoint.keep
         )
+        self.saved = self.iteration
 
     def look_around(self) -> None:
         """Between iterations: finished evaluations, children that cannot be restarted."""
         if self.zero:
+            self.zero.publisher.check()
             self.zero.evaluator.gather()
             if self.zero.servers.failure:
                 raise PeerLost(self.zero.servers.failure)
@@ -140,6 +146,7 @@ class Learner:
         """Evaluate the last version, write the summary, end the run."""
         if not self.zero:
             return
+        self.zero.publisher.flush(self.iteration)
         training_s = time.monotonic() - (self.first_batch_s or time.monotonic())
         self.zero.evaluator.finish()
         result = summary.summarise(
@@ -148,4 +155,5 @@ class Learner:
         )  # fmt: skip
         summary.write(result, self.directory)
         log.info("finished after %d iterations", self.iteration)
+        self.zero.servers.expect_end()
         self.client.stop("the run is finished")

@@ -32,7 +32,7 @@ class MetricsLine(msgspec.Struct, frozen=True):
     waited_s: float
     trained_s: float
     sampled_s: float
-    """Mean seconds the batch's groups spent in sampling."""
+    """Mean seconds the groups of rank 0's shard spent in sampling."""
     scoring_s: float
     since_start_s: float
 

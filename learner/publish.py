@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 PROBE_TOKENS = 64
 KEPT = 2
+CHECK_EVERY_S = 0.5
+FLUSH_S = 120.0
 QUEUED = 2
 """Versions that may wait for the disk; the learner is held up only when it is that far ahead."""
 
@@ -32,7 +35,7 @@ def probe_tokens(seed: int, vocabulary: int) -> list[int]:
 
 
 class Publisher:
-    """Rank 0's publisher. `pinned` versions are kept for evaluations besides the newest two."""
+    """Rank 0's publisher; the newest two versions are kept."""
 
     def __init__(self, endpoint: str, directory: Path, probe: list[int]) -> None:
         self._endpoint = endpoint
@@ -42,7 +45,6 @@ class Publisher:
             queue.Queue(QUEUED)
         )
         self._failure: BaseException | None = None
-        self.pinned: set[int] = set()
         self.newest = -1
         self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
         self._thread.start()
@@ -51,21 +53,40 @@ class Publisher:
         self, version: int, tensors: dict[str, torch.Tensor], probe_logprobs: list[float]
     ) -> None:
         """Hand a version over; raises TrainingFault when its weights are not finite or an earlier publication failed."""
-        if self._failure is not None:
-            raise TrainingFault(
-                f"version {self.newest + 1} could not be published: {self._failure}"
-            ) from self._failure
         bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
         if bad:
             raise TrainingFault(
                 f"version {version} has non-finite weights in {', '.join(bad[:3])}; it is not published"
             )
-        self._queue.put((version, tensors, probe_logprobs))
+        while True:
+            self.check()
+            try:
+                self._queue.put((version, tensors, probe_logprobs), timeout=CHECK_EVERY_S)
+                return
+            except queue.Full:
+                continue  # the disk is slower than training; a dead thread shows in check()
+
+    def check(self) -> None:
+        """Raise TrainingFault when a publication failed."""
+        if self._failure is not None:
+            raise TrainingFault(
+                f"version {self.newest + 1} could not be published: {self._failure}"
+            ) from self._failure
+
+    def flush(self, version: int) -> None:
+        """Wait until `version` is published; raises TrainingFault when it fails or takes longer than `FLUSH_S`."""
+        deadline_s = time.monotonic() + FLUSH_S
+        while self.newest < version:
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise TrainingFault(f"version {version} was not published within {FLUSH_S:g} s")
+            time.sleep(0.02)
 
     def close(self) -> None:
-        """Finish what was handed over."""
-        self._queue.put(None)
-        self._thread.join(timeout=60.0)
+        """Finish what was handed over, unless publishing failed."""
+        if self._failure is None:
+            self._queue.put(None)
+            self._thread.join(timeout=FLUSH_S)
 
     def _run(self) -> None:
         try:
@@ -78,7 +99,7 @@ class Publisher:
                     WeightsNote(version, manifest.digest, self._probe, pack_logprobs(logprobs))
                 )
                 self.newest = version
-                kept = {version - back for back in range(KEPT)} | self.pinned
+                kept = {version - back for back in range(KEPT)}
                 prune(self._directory, kept)
             client.close()
         except BaseException as error:

@@ -1,7 +1,7 @@
 """Which rank this process is, whoever started it, and the small supervisor behind `--nproc-per-node`.
 
 torchrun, deepspeed      RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are set already
-srun                     SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, the first node of SLURM_STEP_NODELIST
+srun                     SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, the first node of SLURM_STEP_NODELIST
 --nproc-per-node N       the supervisor starts N ranks on this machine and ends all of them when one dies
 """
 
@@ -56,10 +56,11 @@ def place(environment: Mapping[str, str]) -> tuple[Place, dict[str, str]]:
         rank, ranks = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
         local = _number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else rank
         return Place(rank, ranks, local), {}
-    if "SLURM_PROCID" in environment and _number(environment, "SLURM_NTASKS", 1) > 1:
+    # Set by srun for its step; a batch script has SLURM_PROCID and SLURM_NTASKS too, but is one process.
+    if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
         found = Place(
             _number(environment, "SLURM_PROCID"),
-            _number(environment, "SLURM_NTASKS"),
+            _number(environment, "SLURM_STEP_NUM_TASKS"),
             _number(environment, "SLURM_LOCALID", 0),
         )
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")

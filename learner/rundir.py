@@ -10,7 +10,15 @@ from prefixrl.common.process import own, write_atomically
 from prefixrl.common.transport import check_endpoint
 
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
-"""What may differ when a run is resumed: nothing that changes what is trained."""
+FREE_KEYS = frozenset(
+    {
+        ("rollout", "device"), ("rollout", "threads"), ("rollout", "vllm"),
+        ("scorer", "device"), ("scorer", "threads"), ("scorer", "vllm"), ("scorer", "verifier_children"),
+        ("learner", "device"), ("learner", "threads"), ("learner", "micro_batch_tokens"),
+        ("learner", "batch_timeout_s"), ("learner", "collective_timeout_s"),
+    }
+)  # fmt: skip
+"""What may differ when a run is resumed, sections and single keys: nothing that changes what is trained."""
 
 
 class RunDirectory:
@@ -51,7 +59,7 @@ def _refuse_changes(known: RunConfig, given: RunConfig, path: Path) -> None:
             changed += [
                 f"  {section}.{key}: {was[key]!r} -> {new!r}"
                 for key, new in value.items()
-                if new != was[key]
+                if new != was[key] and (section, key) not in FREE_KEYS
             ]
         else:
             changed.append(f"  {section}: {before[section]!r} -> {value!r}")

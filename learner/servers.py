@@ -79,7 +79,8 @@ class Servers:
         return path.read_text(encoding="utf-8").strip()
 
     def _watch(self) -> None:
-        while not self._closing:
+        # Never ends: the kernel would take its end for the death of the children's parent and kill a broker it restarted.
+        while True:
             time.sleep(WATCH_EVERY_S)
             for name in ("broker", "weight server"):
                 process = self._broker if name == "broker" else self._weights
@@ -108,6 +109,10 @@ class Servers:
             self._weights_listen = self.weights_endpoint
             self._weights = self._start_weight_server()
 
+    def expect_end(self) -> None:
+        """The run is over: the broker is about to go by itself and must not be started again."""
+        self._closing = True
+
     def close(self, patience_s: float = 5.0) -> None:
         """Stop both, the hard way after the patience is over."""
         self._closing = True
@@ -122,6 +127,6 @@ class Servers:
 
 
 def _spawn(module: str, arguments: list[str]) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())]
-    )
+    # A session of its own: Ctrl-C in a terminal is for the learner, which ends its children in order.
+    command = [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())]
+    return subprocess.Popen(command, start_new_session=True)

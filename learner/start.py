@@ -81,6 +81,7 @@ def _run(
         publisher = Publisher(servers.endpoint, directory / "weights", probe)
         zero = RankZero(servers, publisher, evaluator, MetricsLog(directory, iteration))
     learner = Learner(config, directory, client, models, zero, training, stopped, iteration)
+    learner.saved = iteration if state else -1
     try:
         learner.run()
     finally:

@@ -47,6 +47,7 @@ from prefixrl.rollout.weights import Fetcher
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
+OFFER_AGAIN_S = 1.0
 
 
 class Rollout:
@@ -69,6 +70,8 @@ class Rollout:
         self._open: dict[str, tuple[PrefixTask, tuple[TokenIds | str, ...]]] = {}
         self._staged: tuple[Manifest, dict[str, torch.Tensor]] | None = None
         self._latest: WeightsNote | None = None
+        self._offer_s = 0.0
+        self._swap_due = False
         self._digests = model_digests(model)
         self.version = 0
         self.weights_digest = installed_digest(engine)
@@ -112,7 +115,7 @@ class Rollout:
                 self._latest = latest
                 self._fetcher.want(latest.version)
             case Swap():
-                self._install()
+                self._swap_due = True
             case Welcome(weights_endpoint=endpoint):
                 self._fetcher.use(endpoint)
                 self.say_ready()
@@ -177,17 +180,21 @@ class Rollout:
         )
 
     def _offer_weights(self) -> None:
-        staged = self._fetcher.take()
-        if staged is not None:
-            self._staged = staged
-            self._link.send(Staged(staged[0].version))
+        self._staged = self._fetcher.take() or self._staged
+        # Said again until it is granted: the broker may have been restarted, or its Swap lost, in between.
+        if self._staged is not None and time.monotonic() >= self._offer_s:
+            self._offer_s = time.monotonic() + OFFER_AGAIN_S
+            self._link.send(Staged(self._staged[0].version))
+        # A rollout that rejoined may still finish tasks the broker no longer counts as its own.
+        if self._swap_due and not self._open:
+            self._swap_due = False
+            self._install()
 
     def _install(self) -> None:
-        assert not self._open, "the broker swaps only workers without leases"
         if self._staged is None:
             return
         manifest, tensors = self._staged
-        self._staged = None
+        self._staged, self._offer_s = None, 0.0
         started_s = time.monotonic()
         self._engine.install(tensors)
         self.version, self.weights_digest = manifest.version, manifest.digest

@@ -48,9 +48,10 @@ class _Open:
 
     task: ScoreTask
     received_s: float
-    errors: dict[int, str] = field(default_factory=dict)
-    """Rows that cannot be completed at all, with the reason."""
-    finished: tuple[Finished, ...] = ()
+    rows: int = 0
+    submitted: list[int] = field(default_factory=list)
+    """Rows the engine completes, in the order of its job; the others have their verdict already."""
+    finished: dict[int, Finished] = field(default_factory=dict)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
 
 
@@ -108,8 +109,7 @@ class Scorer:
     def _handle(self, message: FromBroker) -> None:
         match message:
             case ScoreTask():
-                self._open[message.task] = _Open(message, time.monotonic())
-                self._engine.submit(self._job(message))
+                self._start(message)
             case Revoke(task, attempt):
                 if task in self._open and self._engine.cancel(task):
                     del self._open[task]
@@ -119,24 +119,38 @@ class Scorer:
             case _:
                 pass
 
-    def _job(self, task: ScoreTask) -> Job:
+    def _start(self, task: ScoreTask) -> None:
+        """Submit every row whose question can be rendered; the others are judged `error` with the reason."""
+        entry = self._open[task.task] = _Open(task, time.monotonic())
         rows: list[TokenIds] = []
-        uniforms, scripts = [], []
+        uniforms, scripts, index = [], [], 0
         for group in task.groups:
-            prompt = self._renderer.prompt(group.prompt.question)
             draws = row_uniforms(
                 group.seed, "completion", len(group.rows), task.sampling.max_new_tokens
             )
+            try:
+                prompt = self._renderer.prompt(group.prompt.question)
+            except ValueError as error:
+                for _ in group.rows:
+                    entry.verdicts[index] = Verdict(0.0, "error", str(error), "error", 0, 0)
+                    index += 1
+                continue
             for row, row_draws in zip(group.rows, draws, strict=True):
                 rows.append(
                     np.concatenate([prompt, self._renderer.without_stop(token_ids(row.tokens))])
                 )
                 scripts.append(self._script(group, float(row_draws[-1])))
+                entry.submitted.append(index)
+                index += 1
             uniforms.append(draws)
-        stops = self._renderer.stop_tokens
-        return Job(
-            task.task, tuple(rows), np.concatenate(uniforms), task.sampling, stops, tuple(scripts)
-        )
+        entry.rows = index
+        if rows:
+            stops = self._renderer.stop_tokens
+            draws = np.concatenate(uniforms)
+            job = Job(task.task, tuple(rows), draws, task.sampling, stops, tuple(scripts))
+            self._engine.submit(job)
+        else:
+            self._deliver(self._open.pop(task.task))
 
     def _script(self, group: GroupPrefixes, draw: float) -> TokenIds:
         """What a simulated target answers: right with the declared accuracy."""
@@ -145,16 +159,15 @@ class Scorer:
 
     def _judge(self, result: JobResult) -> None:
         entry = self._open[result.key]
-        entry.finished = result.rows
-        index = 0
-        for group in entry.task.groups:
-            for row in group.rows:
-                prefix = self._renderer.without_stop(token_ids(row.tokens))
-                text = self._renderer.text(np.concatenate([prefix, entry.finished[index].tokens]))
-                key = next(self._keys)
-                self._verifying[key] = (result.key, index, time.monotonic(), text)
-                self._verifier.submit(key, text, group.prompt.gold)
-                index += 1
+        flat = [(group, row) for group in entry.task.groups for row in group.rows]
+        for index, done in zip(entry.submitted, result.rows, strict=True):
+            group, row = flat[index]
+            entry.finished[index] = done
+            prefix = self._renderer.without_stop(token_ids(row.tokens))
+            text = self._renderer.text(np.concatenate([prefix, done.tokens]))
+            key = next(self._keys)
+            self._verifying[key] = (result.key, index, time.monotonic(), text)
+            self._verifier.submit(key, text, group.prompt.gold)
 
     def _collect_verdicts(self) -> None:
         for key, verdict in self._verifier.poll():
@@ -171,12 +184,12 @@ class Scorer:
                 elapsed_ms=int((time.monotonic() - since_s) * 1000),
                 completion=text if keep else "",
             )
-            if len(entry.verdicts) == len(entry.finished):
+            if len(entry.verdicts) == entry.rows:
                 self._deliver(self._open.pop(task))
 
     def _deliver(self, entry: _Open) -> None:
         task, scoring_s = entry.task, time.monotonic() - entry.received_s
-        verdicts = iter(entry.verdicts[index] for index in range(len(entry.finished)))
+        verdicts = iter(entry.verdicts[index] for index in range(entry.rows))
         groups = tuple(
             ScoredGroup(
                 prefixes=group,

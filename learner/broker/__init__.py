@@ -5,5 +5,5 @@ and writes down what must survive a crash before it tells anyone.
 
 Read in this order: `ledger.py` (what became of every group) and `window.py` (how old work may be), both pure; `dispatch.py`,
 `workers.py` and `evaluations.py` (who gets which task), which get time passed in; then the shell: `server.py` (socket and
-clock) and `journal.py` (disk). `prompts.py`, `identity.py` and `status.py` are what the server asks on the way.
+clock); `batches.py` is what learner ranks get. `prompts.py`, `identity.py` and `status.py` are what the server asks on the way.
 """

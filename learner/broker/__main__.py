@@ -1,5 +1,6 @@
 """`python -m prefixrl.learner.broker`: started by learner rank 0, never by hand; ends with its parent."""
 
+import logging
 import secrets
 import time
 from pathlib import Path
@@ -26,6 +27,8 @@ from prefixrl.learner.broker.ledger import Ledger, Limits
 from prefixrl.learner.broker.prompts import PromptOrder
 from prefixrl.learner.broker.server import Broker, RunState
 from prefixrl.learner.broker.window import Window
+
+log = logging.getLogger(__name__)
 
 REBIND_S = 10.0
 
@@ -64,9 +67,12 @@ def _bind(config: RunConfig, directory: Path) -> Server[ToBroker, FromBroker]:
     while True:
         try:
             return Server(endpoint, ToBroker)
-        except ConfigError:
+        except ConfigError as error:
             if time.monotonic() > deadline_s:
-                raise
+                if endpoint == config.broker.listen or not config.broker.listen.endswith(":0"):
+                    raise
+                log.warning("%s; taking a free port, workers must be started again", error)
+                return Server(config.broker.listen, ToBroker)
             time.sleep(0.1)
 
 

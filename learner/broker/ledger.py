@@ -119,8 +119,10 @@ class Ledger:
 
     def start_sampling(self, version: int) -> SampleItem | None:
         """Lease groups to a worker that has `version` installed, or None where the window or the data end allow none."""
-        if self._resample:
-            return self._resample_item(version)
+        while self._resample:
+            if self._live_again(self._resample[0]):
+                return self._resample_item(version)
+            self._resample.popleft()  # delivered after all, by the worker that was given up
         size = self._new_item_size(version)
         if not size:
             return None
@@ -129,20 +131,16 @@ class Ledger:
             self._begin_sampling(seq, version)
         return SampleItem(seqs, version)
 
+    def _live_again(self, seqs: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(seq for seq in seqs if self._state(seq) == "queued")
+
     def _resample_item(self, version: int) -> SampleItem | None:
-        seqs = tuple(
-            seq
-            for seq in self._resample[0]
-            if seq in self._live and self._live[seq].state == "queued"
-        )
+        seqs = self._live_again(self._resample[0])
         # The item itself is among the outstanding: it may start if it would fit were it new.
-        if seqs and self.window.room(version, self.completed, self.outstanding - len(seqs)) < len(
-            seqs
-        ):
+        room = self.window.room(version, self.completed, self.outstanding - len(seqs))
+        if room < len(seqs):
             return None
         self._resample.popleft()
-        if not seqs:
-            return self.start_sampling(version)
         for seq in seqs:
             self._begin_sampling(seq, version)
         return SampleItem(seqs, version)

@@ -53,6 +53,7 @@ from prefixrl.common.messages import (
 )
 from prefixrl.common.packing import logprobs, token_ids
 from prefixrl.common.records import VersionPublished
+from prefixrl.common.requester import is_tag
 from prefixrl.common.transport import Malformed, Payload, Server, Undeliverable
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
@@ -102,6 +103,7 @@ class Broker:
         self._server = server
         self._identity = run.identity
         self._peers: dict[bytes, str] = {}
+        self._tags: dict[bytes, bytes] = {}
         self.batches = BatchDesk(config, dispatcher, run.problems)
         self._acks: list[tuple[bytes, Ack]] = []
         self._stopping: str | None = None
@@ -156,7 +158,9 @@ class Broker:
             if received is None:
                 return
             timeout_s = 0.0
-            peer, message, _ = received
+            peer, message, payload = received
+            if payload and is_tag(payload[0]):
+                self._tags[peer] = payload[0]
             self._handle(peer, message)
 
     def _write_down(self) -> None:
@@ -172,8 +176,11 @@ class Broker:
             self._send(peer, message)
 
     def _send(self, peer: bytes, message: FromBroker, payload: list[Payload] | None = None) -> None:
+        frames = list(payload or [])
+        if peer in self._tags:
+            frames.insert(0, self._tags[peer])
         try:
-            self._server.send(peer, message, payload or [])
+            self._server.send(peer, message, frames)
         except Undeliverable as error:
             # A lease that could not be delivered comes back when its worker is given up for silence.
             log.debug("could not deliver %s: %s", type(message).__name__, error)
@@ -294,6 +301,11 @@ class Broker:
         if ready.slots < 1:
             raise ValueError(
                 f"a worker with {ready.slots} slots cannot work; its engine must offer at least one"
+            )
+        section = self.config.rollout if worker.role == "rollout" else self.config.scorer
+        if (ready.engine == "simulated") != (section.engine == "simulated"):
+            raise ValueError(
+                f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}"
             )
         self._identity.check(worker.role, ready.digests)
         if worker.role == "rollout":

@@ -1,7 +1,5 @@
 """The vLLM engine on the shipped models: its tokens, its logprobs, what ends a row, jobs side by side."""
 
-import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -139,18 +137,6 @@ def test_more_prompt_tokens_than_one_step_takes_change_nothing(
     assert found.max() < 1e-3
 
 
-def test_a_cache_too_small_for_all_rows_changes_nothing(folder: Path) -> None:
-    """Rows are put back and begun again in the middle of their text."""
-    if folder.name == "target":
-        pytest.skip("one model is enough")
-    each = world.job("a", rows=256, tokens=40, new=80)
-    with world.started(folder, kv_cache_memory_bytes=8 * 2**20) as cramped:
-        rows = world.finish(cramped, each)["a"].rows
-    found = world.differences(world.fresh_model(folder), each.rows, rows, 0.7)
-    assert found.size == 256 * 80
-    assert found.max() < 1e-3
-
-
 def test_progress_and_busy_time_grow_with_the_work(engine: VllmEngine) -> None:
     progress, busy_s = engine.progress, engine.busy_slot_s
     result = world.finish(engine, world.job("a"))["a"]
@@ -171,48 +157,3 @@ def test_a_row_without_room_for_an_answer_is_refused_by_name(engine: VllmEngine)
                 frozenset(),
             )
         )
-
-
-def test_a_hostile_generation_config_changes_nothing(engine: VllmEngine, folder: Path, tmp_path: Path) -> None:  # fmt: skip
-    if folder.name == "target":
-        pytest.skip("one model is enough")
-    plain = world.finish(engine, world.job("a"))["a"].rows
-    hostile = tmp_path / "hostile"
-    shutil.copytree(folder, hostile)
-    settings = {
-        "do_sample": True,
-        "temperature": 0.05,
-        "top_k": 1,
-        "top_p": 0.1,
-        "min_p": 0.9,
-        "repetition_penalty": 9.0,
-        "eos_token_id": plain[0].tokens[:2].tolist(),
-        "max_new_tokens": 2,
-    }
-    (hostile / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    with world.started(hostile) as misled:
-        rows = world.finish(misled, world.job("a"))["a"].rows
-    for before, after in zip(plain, rows, strict=True):
-        assert before.tokens.tolist() == after.tokens.tolist()
-        assert before.finish == after.finish
-        assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
-
-
-def test_a_scorer_may_draw_without_seeds_and_carries_no_logprobs(folder: Path) -> None:
-    if folder.name == "adapter":
-        pytest.skip("scorers hold the target")
-    run = world.config()
-    section = run.scorer.model_copy(
-        update={"vllm": run.scorer.vllm.model_copy(update={"seeded": False})}
-    )
-    engine = world.make_engine(
-        "vllm", str(folder), "scorer", run.model_copy(update={"scorer": section})
-    )
-    assert isinstance(engine, VllmEngine)
-    try:
-        first = world.finish(engine, world.job("a", temperature=1.6))["a"]
-        again = world.finish(engine, world.job("a", temperature=1.6))["a"]
-        assert world.texts(first) != world.texts(again)
-        assert all(row.tokens.size == 16 and row.logprobs.size == 0 for row in first.rows)
-    finally:
-        engine.close()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from run_helper import SMALL, check_books, finish, launched
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

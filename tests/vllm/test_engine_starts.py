@@ -1,0 +1,109 @@
+"""Engines started with settings or models of their own: hostile defaults, little cache, no seeds, two processes."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import vllm_world as world
+from prefixrl.common.engine_vllm import VllmEngine
+from vllm_world import EXAMPLE
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),  # of vLLM and what it imports
+]
+
+ADAPTER = EXAMPLE / "adapter"
+
+
+def test_a_cache_too_small_for_all_rows_changes_nothing() -> None:
+    """Rows are put back and begun again in the middle of their text."""
+    each = world.job("a", rows=256, tokens=40, new=80)
+    with world.started(ADAPTER, kv_cache_memory_bytes=8 * 2**20) as cramped:
+        rows = world.finish(cramped, each)["a"].rows
+    found = world.differences(world.fresh_model(ADAPTER), each.rows, rows, 0.7)
+    assert found.size == 256 * 80
+    assert found.max() < 1e-3
+
+
+def test_a_hostile_generation_config_changes_nothing(tmp_path: Path) -> None:
+    with world.started(ADAPTER) as engine:
+        plain = world.finish(engine, world.job("a"))["a"].rows
+    hostile = tmp_path / "hostile"
+    shutil.copytree(ADAPTER, hostile)
+    settings = {
+        "do_sample": True,
+        "temperature": 0.05,
+        "top_k": 1,
+        "top_p": 0.1,
+        "min_p": 0.9,
+        "repetition_penalty": 9.0,
+        "eos_token_id": plain[0].tokens[:2].tolist(),
+        "max_new_tokens": 2,
+    }
+    (hostile / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with world.started(hostile) as misled:
+        rows = world.finish(misled, world.job("a"))["a"].rows
+    for before, after in zip(plain, rows, strict=True):
+        assert before.tokens.tolist() == after.tokens.tolist()
+        assert before.finish == after.finish
+        assert after.logprobs == pytest.approx(before.logprobs, abs=1e-4)
+
+
+def test_a_scorer_may_draw_without_seeds_and_carries_no_logprobs() -> None:
+    run = world.config()
+    section = run.scorer.model_copy(
+        update={"vllm": run.scorer.vllm.model_copy(update={"seeded": False})}
+    )
+    engine = world.make_engine(
+        "vllm", str(EXAMPLE / "target"), "scorer", run.model_copy(update={"scorer": section})
+    )
+    assert isinstance(engine, VllmEngine)
+    try:
+        first = world.finish(engine, world.job("a", temperature=1.6))["a"]
+        again = world.finish(engine, world.job("a", temperature=1.6))["a"]
+        assert world.texts(first) != world.texts(again)
+        assert all(row.tokens.size == 16 and row.logprobs.size == 0 for row in first.rows)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied head", "head of its own"])
+def test_fused_projections_with_biases_are_installed_whole(is_tied: bool, tmp_path: Path) -> None:
+    shape = Qwen2Config(
+        vocab_size=61,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=is_tied,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    torch.manual_seed(5)
+    Qwen2ForCausalLM(shape).save_pretrained(tmp_path)
+    check_installation(tmp_path)
+
+
+def test_a_model_spread_over_two_processes_is_installed_whole() -> None:
+    check_installation(ADAPTER, tensor_parallel_size=2)
+
+
+def check_installation(folder: Path, **vllm: Any) -> None:
+    """The probe before an installation and after it."""
+    with world.started(folder, **vllm) as engine:
+        initial = engine.weights()
+        for tensors in (None, world.perturbed(initial, 1, 0.1)):
+            if tensors:
+                engine.install(tensors)
+            expected = world.forward(world.fresh_model(folder, tensors), world.probe(), 1.0)
+            assert engine.logprobs(world.probe(), 1.0) == pytest.approx(expected, abs=1e-3)
