@@ -59,8 +59,9 @@ class RolloutConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Positive = 1
     """CPU threads of torch; more than one per process is slower on most machines."""
-    probe_tolerance: PositiveFloat = 1e-3
-    """Largest difference in a probe logprob at which installed weights count as proved; 1e-3 suits fp32."""
+    probe_tolerance: PositiveFloat | None = None
+    """Largest difference in a probe logprob at which installed weights count as proved; by default 1e-3 in fp32 and 0.2 in
+    bf16, where learner and engine round differently (a wrong version differs by more than 1)."""
     vllm: VllmConfig = VllmConfig()
 
     @model_validator(mode="after")
@@ -207,6 +208,12 @@ class RunConfig(Section):
                 f"(groups_per_iteration x samples_per_prompt)"
             )
         return self
+
+    @property
+    def probe_tolerance(self) -> float:
+        """The tolerance in force."""
+        default = 1e-3 if self.learner.dtype == "float32" else 0.2
+        return self.rollout.probe_tolerance or default
 
     def groups_in_all(self, problems: int) -> int:
         """Groups a run over `problems` training problems trains when none fails."""

@@ -91,8 +91,10 @@ class VllmEngine:
         try:
             return future.result(timeout_s)
         except NotInTime:
+            if future.done():
+                raise  # the work's own
             future.cancel()
-            raise PeerLost(f"vLLM did not {what} within {timeout_s:g} s") from None
+            raise PeerLost(f"vLLM did not {what} within {timeout_s} s") from None
 
     # --- jobs ----------------------------------------------------------------------------------------------------------
 

@@ -58,12 +58,13 @@ def _adapter_memory(config: RunConfig) -> list[str]:
     count, source = known
     working = _DTYPE_BYTES[config.learner.dtype]
     # Per trained parameter: working copy, fp32 master where that is not it, two Adam moments and a gradient in fp32.
-    trained = 2 * count * (working + (4 if working == 2 else 0) + 8 + 4)
+    models = 2 if config.algorithm.has_critic else 1
+    trained = models * count * (working + (4 if working == 2 else 0) + 8 + 4)
     reference = count * working if config.algorithm.kl > 0 else 0
     return [
         f"adapter: {count / 1e6:,.1f} M parameters ({source})",
-        f"learner: {(trained + reference) / GIB:.2f} GiB over all ranks (actor, critic and their optimisers"
-        f"{', reference' if reference else ''}), without activations",
+        f"learner: {(trained + reference) / GIB:.2f} GiB over all ranks without activations ({models} trained "
+        f"with optimiser{', reference' if reference else ''})",
         f"a rollout: {count * working / GIB:.2f} GiB of weights, without its cache",
     ]
 

@@ -348,7 +348,7 @@ class Broker:
             raise ValueError(f"{got.size} probe logprobs for {expected.size}")
         difference = float(np.abs(got - expected).max())
         worker.engine_mismatch = difference
-        tolerance = self.config.rollout.probe_tolerance
+        tolerance = self.config.probe_tolerance
         if difference <= tolerance and report.digest == note.digest:
             worker.phase, worker.version, worker.weights_digest = "ready", note.version, note.digest
             worker.probe_failures = 0

@@ -60,7 +60,7 @@ def test_every_one_of_twenty_updates_is_proved_by_the_probe(
         assert np.abs(now - before).max() > 0.1, "the probe must tell versions apart"
         before = now
     report(f"{UPDATES} updates: largest probe difference {max(found):.2g}")
-    assert max(found) < world.config().rollout.probe_tolerance
+    assert max(found) < world.config().probe_tolerance
 
 
 def test_what_is_sampled_after_an_update_is_of_the_new_weights(
@@ -123,7 +123,7 @@ def test_an_engine_that_does_not_hold_the_weights_fails_the_probe(
         broken.install(tensors)
         difference = probe_difference(broken, tensors)
     report(f"when {fault}: probe difference {difference:.2g}")
-    assert difference > 100 * world.config().rollout.probe_tolerance
+    assert difference > 100 * world.config().probe_tolerance
 
 
 def _plant(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
