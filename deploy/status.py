@@ -55,17 +55,26 @@ class Figures(msgspec.Struct):
     iteration: int
 
 
-def fetch(directory: Path, answer_s: float = 10.0) -> bytes:
+def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
     """The status document of the run in a directory, JSON.
 
     Raises:
-        ConfigError: no run there.
+        ConfigError: no run there, or it is over.
         PeerLost: its broker does not answer.
     """
     endpoint = directory / "endpoint"
     if not endpoint.exists():
         raise ConfigError(f"{directory} holds no run that was ever started (no file {endpoint})")
-    requester = Requester(endpoint.read_text(encoding="utf-8").strip(), "operator", answer_s)
+    try:
+        requester = Requester(endpoint.read_text(encoding="utf-8").strip(), "operator", answer_s)
+    except PeerLost as error:
+        if (directory / "summary.json").exists():
+            raise ConfigError(
+                f"the run in {directory} is over; its result is in summary.json (prefixrl report {directory})"
+            ) from None
+        raise PeerLost(
+            f"{error}; is the learner running? (prefixrl launch resumes the run)"
+        ) from None
     try:
         return requester.ask(GetStatus(), Status)[0].document
     finally:
