@@ -202,12 +202,14 @@ class Launcher:
         return 130
 
     def _start_workers(self, endpoint: str) -> None:
-        for role, count in (
-            ("rollout", self._config.launch.rollouts),
-            ("scorer", self._config.launch.scorers),
+        config = self._config
+        for role, count, devices in (
+            ("rollout", config.launch.rollouts, config.rollout.vllm.tensor_parallel_size),
+            ("scorer", config.launch.scorers, config.scorer.vllm.tensor_parallel_size),
         ):
             for index in range(count):
-                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", ["--connect", endpoint])
+                arguments = ["--connect", endpoint]
+                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", arguments, devices)
                 worker.start()
                 self.workers.append(worker)
 
