@@ -15,7 +15,7 @@ def versions(directory: Path) -> list[int]:
 
 
 def prune(directory: Path, keep: set[int]) -> None:
-    """Remove every snapshot whose version is not kept; a server that has it open serves it to the end."""
+    """Remove every snapshot whose version is not kept; a server that has it open may go on serving it."""
     for version in versions(directory):
         if version not in keep:
             shutil.rmtree(folder(directory, version), ignore_errors=True)

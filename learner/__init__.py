@@ -6,6 +6,6 @@ into advantages and those into PPO steps, and rank 0 publishes the new version. 
 last checkpoint and trains the batches again that the broker's journal recorded after it.
 
 Read in this order: `loop.py` (one turn as a list of verbs), `iteration.py` (PPO on one batch), the pure files `batch.py`,
-`advantages.py`, `ppo.py`, `plan.py`, then `model.py` (the only file that knows DeepSpeed's engine), `publish.py`,
-`checkpoint.py`, `evaluate.py`; `start.py` and `servers.py` bring it all up.
+`advantages.py`, `ppo.py`, `plan.py`, then `model.py` and `trainee.py` (the only one that knows DeepSpeed's engine),
+`publish.py`, `checkpoint.py`, `evaluate.py`; `start.py` and `servers.py` bring it all up.
 """

@@ -17,7 +17,7 @@ from prefixrl.common.seeds import derive
 from prefixrl.common.transport import Payload
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.window import Choice, Wait
-from prefixrl.learner.plan import plan_iteration
+from prefixrl.learner.plan import plan_iteration, rows_of_rank
 
 NOT_YET_EVERY_S = 1.0
 NAMED_GROUPS = 4
@@ -94,9 +94,7 @@ class BatchDesk:
             self._config.algorithm.minibatches,
             self._config.learner.micro_batch_tokens,
         )
-        rows = [
-            row for minibatch in minibatches for micro in minibatch[request.rank] for row in micro
-        ]
+        rows = rows_of_rank(minibatches, request.rank)
         return sorted({owner[row] for row in rows})
 
     def _name(self, wait: Wait, now_s: float) -> str:
