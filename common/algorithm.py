@@ -27,9 +27,13 @@ ONLY_FOR: dict[str, tuple[tuple[Name, ...], str]] = {
     "zscore": (("grpo",), "the others divide by no deviation of rewards"),
     "aggregation": (
         ("gae", "tppo", "grpo", "rloo", "reinforce_baseline"),
-        "appo counts prefixes, and dr_grpo divides by rows x rollout.prefix_tokens",
+        "appo counts prefixes, and dr_grpo divides by rows x the most tokens of one",
     ),
     "whiten": (("gae", "tppo", "appo", "rloo"), "the name of the others says whether they whiten"),
+    "advantage_function": (
+        ("grpo", "dr_grpo", "rloo", "reinforce_baseline"),
+        "with a critic, advantages come from its values, not from a function of the rewards",
+    ),
 }  # fmt: skip
 """Keys that mean something under some names only, and why."""
 
@@ -78,6 +82,9 @@ class AlgorithmConfig(Section):
     """Whether advantages are whitened once per iteration; as the name says when absent."""
     whiten_floor: PositiveFloat = 1e-4
     aggregation: Literal["token", "sequence"] = "token"
+    advantage_function: str | None = None
+    """`file.py:name` of a function (rewards, groups) -> advantages of all rows of an iteration, called instead of the
+    baseline that the name stands for."""
 
     @property
     def has_critic(self) -> bool:
@@ -107,9 +114,9 @@ class AlgorithmConfig(Section):
             f"{key} = {getattr(self, key)!r} has no effect with name = {self.name!r}: {reason}; leave {key} out, or use "
             f"name = {' or '.join(names)}"
             for key, (names, reason) in ONLY_FOR.items()
-            if self.name not in names and self._is_given(key, info)
+            if self.name not in names and self.is_given(key, bool(info.context))
         ]
-        if not self.is_whitened and self._is_given("whiten_floor", info):
+        if not self.is_whitened and self.is_given("whiten_floor", bool(info.context)):
             useless.append(
                 f"whiten_floor = {self.whiten_floor!r} has no effect with name = {self.name!r}"
                 f"{' and whiten = false' if self.whiten is False else ''}: advantages are not whitened; leave it out"
@@ -117,11 +124,6 @@ class AlgorithmConfig(Section):
         if useless:
             raise ValueError("\n    ".join(useless))
         return self
-
-    def _is_given(self, key: str, info: ValidationInfo) -> bool:
-        if info.context:
-            return key in self.model_fields_set
-        return bool(getattr(self, key) != type(self).model_fields[key].default)
 
     @model_validator(mode="after")
     def _pairs(self) -> "AlgorithmConfig":
@@ -136,7 +138,13 @@ class AlgorithmConfig(Section):
                 f"kl_limit = {self.kl_limit:g} with minibatches = 1 and ppo_epochs = 1: it leaves out the steps after the "
                 "one that passes it, and there is only one; raise minibatches or ppo_epochs, or leave kl_limit out"
             )
-        if self.samples_per_prompt == 1 and not self.has_critic and self.zscore == "group":
+        if self.advantage_function is not None and self.zscore == "buffer":
+            raise ValueError(
+                f"zscore = 'buffer' with advantage_function = {self.advantage_function!r}: the function decides what rewards "
+                "are compared with; leave one of them out"
+            )
+        is_compared = not self.has_critic and self.advantage_function is None
+        if self.samples_per_prompt == 1 and is_compared and self.zscore == "group":
             raise ValueError(
                 f"samples_per_prompt = 1 with name = {self.name!r}: the baseline is the group's other rewards, so every "
                 "advantage would be 0; sample at least 2 per prompt, or use a name with a critic"

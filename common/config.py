@@ -12,20 +12,34 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_validator
 
+from prefixrl.common import user_function
 from prefixrl.common.algorithm import AlgorithmConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.filtering import FilterConfig
+from prefixrl.common.learner_section import LearnerConfig
+from prefixrl.common.messages import Sampling
+from prefixrl.common.mode import Mode, without_meaning
 from prefixrl.common.section import (
     FROM_RUN_FILE,
     Fraction,
     NonNegative,
-    NonNegativeFloat,
     Positive,
     PositiveFloat,
     Section,
 )
-from prefixrl.common.vllm_options import VllmConfig
+from prefixrl.common.worker_sections import (
+    EngineConfig,
+    RolloutConfig,
+    ScorerConfig,
+    SimulatedConfig,
+)
+
+SAMPLED_TOKEN_BYTES = 8
+"""An id and a logprob."""
+MOST_TASK_BYTES = 48 * 2**20
+"""Well below what one message may hold, with room for prompts and texts."""
 
 
 class ModelConfig(Section):
@@ -39,86 +53,17 @@ class DataConfig(Section):
     eval: str | None = None
     """JSONL with held-out problems."""
     epochs: Positive | None = None
-    """Passes over the training problems; the last iteration may be small. Exclusive with `algorithm.iterations`."""
+    """Passes over the training problems; the last iteration may be small. With a filter every problem is tried, and the run is
+    as much shorter as groups are filtered. Exclusive with `algorithm.iterations`."""
     id_column: str = "id"
     question_column: str = "question"
     answer_column: str = "answer"
+    code: Literal["none", "answers", "tests"] = "none"
+    """Programs in answers that scorers run, in a sandbox. none: nothing is run. answers: the value of an `<llm-code>` block, or
+    of a function that the answer defines, is the answer. tests: the gold answer is JSON with inputs, outputs and perhaps
+    fn_name, and the reward is the share of the first ten tests that the answer's program passes."""
     family_column: str | None = None
     """Column by which evaluation results are also broken down."""
-
-
-class RolloutConfig(Section):
-    engine: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
-    """auto: vLLM where it and a CUDA device are there, else transformers."""
-    prefix_tokens: Positive = 32
-    """k: the most tokens the adapter writes."""
-    temperature: PositiveFloat = 0.7
-    groups_per_task: Positive = 8
-    """Groups sampled in one forward; part of what fixes the text."""
-    max_prompt_tokens: Positive = 1024
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Positive = 1
-    """CPU threads of torch; more than one per process is slower on most machines."""
-    probe_tolerance: PositiveFloat | None = None
-    """Largest difference in a probe logprob at which installed weights count as proved; by default 1e-3 in fp32 and 0.2 in
-    bf16, where learner and engine round differently (a wrong version differs by more than 1)."""
-    vllm: VllmConfig = VllmConfig()
-
-    @model_validator(mode="after")
-    def _draws_are_repeatable(self) -> "RolloutConfig":
-        if not self.vllm.seeded:
-            raise ValueError(
-                "vllm.seeded = false is for scorers: a rollout's text follows from the run's seed, its group and its row"
-            )
-        return self
-
-
-class ScorerConfig(Section):
-    engine: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
-    """auto: vLLM where it and a CUDA device are there, else transformers."""
-    max_new_tokens: Positive = 2048
-    temperature: NonNegativeFloat = 0.7
-    """0 completes greedily."""
-    verifier_children: Positive = 1
-    verify_timeout_s: Positive = 5
-    max_prompt_tokens: Positive = 1024
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Positive = 1
-    keep_completions: bool = False
-    """Keep the target's text in the journal."""
-    vllm: VllmConfig = VllmConfig()
-
-
-class SimulatedConfig(Section):
-    """Declared latencies of the `simulated` engine: load tests and sizing, never evidence that training works."""
-
-    prefix_s: NonNegativeFloat = 0.05
-    completion_s: NonNegativeFloat = 0.2
-    completion_sigma: NonNegativeFloat = 0.0
-    """Spread of the lognormal completion time; 0 is constant."""
-    accuracy: Fraction = 0.5
-
-
-class LearnerConfig(Section):
-    actor_lr: PositiveFloat = 5e-7
-    critic_lr: PositiveFloat = 9e-6
-    warmup_ratio: Fraction = 0.03
-    min_lr_ratio: Fraction = 0.1
-    """The cosine ends at this share of the peak."""
-    adam_betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
-    weight_decay: NonNegativeFloat = 0.0
-    grad_clip: PositiveFloat = 1.0
-    micro_batch_tokens: Positive = 16384
-    """Padded tokens of one forward."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Positive = 1
-    batch_timeout_s: PositiveFloat = 3600.0
-    """Longest wait for one batch before the learner ends with the name of what it waited for."""
-    collective_timeout_s: PositiveFloat = 1800.0
-    """Longest a rank waits inside a collective. No rank enters one before all hold their shard."""
-    deepspeed: dict[str, Any] = Field(default_factory=lambda: {"zero_optimization": {"stage": 0}})
-    """Passed to DeepSpeed as it stands."""
 
 
 class BrokerConfig(Section):
@@ -133,6 +78,8 @@ class BrokerConfig(Section):
     """Deaths one group may cause before its prompt is requeued as a new group."""
     requeues: NonNegative = 3
     """New groups one prompt may get before it fails."""
+    max_failure_share: Fraction = 0.5
+    """When more of the newest rows than this could not be sampled or judged, the run ends with the causes; 1 never ends it."""
 
     @model_validator(mode="after")
     def _beats(self) -> "BrokerConfig":
@@ -164,6 +111,11 @@ class EvaluationConfig(Section):
     timeout_s: PositiveFloat = 3600.0
 
 
+class RewardConfig(Section):
+    function: str | None = None
+    """`file.py:name` of a function (question, answer text, gold) -> reward in [0, 1], called instead of the verifier."""
+
+
 class LaunchConfig(Section):
     learner_ranks: Positive = 1
     rollouts: Positive = 1
@@ -173,17 +125,21 @@ class LaunchConfig(Section):
 class RunConfig(Section):
     """The whole run."""
 
-    mode: Literal["prefix"] = "prefix"
+    mode: Mode = "prefix"
+    """prefix: the adapter begins the answer and a frozen target completes it. direct: the adapter writes the whole answer."""
     seed: NonNegative = 42
     directory: str
     """Where the run leaves everything; relative to the folder the command is started in."""
     adapter: ModelConfig
-    target: ModelConfig
+    target: ModelConfig | None = None
+    """The frozen model; required in prefix mode, refused in direct mode."""
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     scorer: ScorerConfig = ScorerConfig()
     simulated: SimulatedConfig = SimulatedConfig()
+    reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    filter: FilterConfig = FilterConfig()
     learner: LearnerConfig = LearnerConfig()
     broker: BrokerConfig = BrokerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -200,6 +156,31 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _keys_of_the_mode(self, info: ValidationInfo) -> "RunConfig":
+        if self.mode == "prefix" and self.target is None:
+            raise ValueError(
+                'target: missing, with mode = "prefix" a frozen target completes the answers; give [target] model, or use '
+                'mode = "direct"'
+            )
+        if self.mode == "direct" and self.target is not None:
+            raise ValueError(
+                f'target.model = {self.target.model!r} with mode = "direct": the adapter writes the whole answer; leave '
+                '[target] out, or use mode = "prefix"'
+            )
+        if useless := without_meaning(self.mode, dict(self), bool(info.context)):
+            raise ValueError("\n  ".join(useless))
+        return self
+
+    @model_validator(mode="after")
+    def _one_judge(self) -> "RunConfig":
+        if self.reward.function is not None and self.data.code != "none":
+            raise ValueError(
+                f"reward.function = {self.reward.function!r} with data.code = {self.data.code!r}: the function judges every "
+                "answer, so that no program would be run; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _minibatches_have_rows(self) -> "RunConfig":
         rows = self.algorithm.groups_per_iteration * self.algorithm.samples_per_prompt
         if self.algorithm.minibatches > rows:
@@ -209,26 +190,79 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _some_group_can_pass(self) -> "RunConfig":
+        if self.reward.function is None:  # else rewards are fractions, and so are means
+            self.filter.check_reachable(self.algorithm.samples_per_prompt)
+        return self
+
+    @model_validator(mode="after")
+    def _the_broker_gives_up_first(self) -> "RunConfig":
+        patience_s, stall_s = self.learner.batch_timeout_s, self.broker.stall_s
+        if patience_s <= max(stall_s, self.broker.silence_s):
+            raise ValueError(
+                f"learner.batch_timeout_s = {patience_s:g} with broker.stall_s = {stall_s:g} and broker.silence_s = "
+                f"{self.broker.silence_s:g}: the learner would end before a stuck worker's groups are given to another; "
+                "batch_timeout_s must exceed both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_task_fits_a_message(self) -> "RunConfig":
+        rows = self.rollout.groups_per_task * self.algorithm.samples_per_prompt
+        size_bytes = rows * self.max_sampled_tokens * SAMPLED_TOKEN_BYTES
+        if size_bytes > MOST_TASK_BYTES:
+            length = "prefix_tokens" if self.mode == "prefix" else "answer_tokens"
+            raise ValueError(
+                f"rollout.groups_per_task = {self.rollout.groups_per_task} with algorithm.samples_per_prompt = "
+                f"{self.algorithm.samples_per_prompt} and rollout.{length} = {self.max_sampled_tokens}: one task's result may "
+                f"have {size_bytes / 2**20:.0f} MiB, allowed are {MOST_TASK_BYTES / 2**20:.0f}; lower rollout.groups_per_task"
+            )
+        return self
+
     @property
     def probe_tolerance(self) -> float:
         """The tolerance in force."""
         default = 1e-3 if self.learner.dtype == "float32" else 0.2
         return self.rollout.probe_tolerance or default
 
+    @property
+    def max_sampled_tokens(self) -> int:
+        """The most tokens the adapter writes: a prefix, or in direct mode an answer."""
+        return self.rollout.prefix_tokens if self.mode == "prefix" else self.rollout.answer_tokens
+
+    def rollout_sampling(self, heat: float = 1.0) -> Sampling:
+        """How the adapter draws its tokens; `heat` 0 decodes greedily, 1 at the run's own temperature."""
+        return _sampling(self.rollout, heat, self.rollout.temperature, self.max_sampled_tokens)
+
+    def scorer_sampling(self, heat: float = 1.0) -> Sampling:
+        """How the target draws its tokens; `heat` as above."""
+        return _sampling(self.scorer, heat, self.scorer.temperature, self.scorer.max_new_tokens)
+
+    def model_of(self, role: Literal["rollout", "scorer"]) -> str:
+        """What a worker loads; in direct mode a scorer reads nothing but the tokenizer of it."""
+        if role == "rollout" or self.target is None:
+            return self.adapter.model
+        return self.target.model
+
     def groups_in_all(self, problems: int) -> int:
-        """Groups a run over `problems` training problems trains when none fails."""
+        """Groups a run over `problems` training problems trains when none fails and no filter takes any."""
         if self.algorithm.iterations is not None:
             return self.algorithm.iterations * self.algorithm.groups_per_iteration
         assert self.data.epochs is not None
         return self.data.epochs * problems
 
     def iterations_in_all(self, problems: int) -> int:
-        """Iterations of that run; the last one may be small."""
+        """Iterations of that run; the last one may be small. With `data.epochs` and a filter there may be fewer."""
         return math.ceil(self.groups_in_all(problems) / self.algorithm.groups_per_iteration)
 
 
+def _sampling(section: EngineConfig, heat: float, temperature: float, max_tokens: int) -> Sampling:
+    return Sampling(heat * temperature, max_tokens, section.top_k, section.top_p, section.min_p)
+
+
 def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
-    """Read and resolve a run file with `key.path=value` settings over it.
+    """Read and resolve a run file with `key.path=value` settings over it; nothing that it names is executed.
 
     Raises:
         ConfigError: naming the file, every wrong key, the value got and the values allowed.
@@ -244,6 +278,24 @@ def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
         _apply(document, setting)
     config = _validate(document, str(path))
     return _resolve_paths(config, path.resolve().parent)
+
+
+def import_functions(config: RunConfig) -> None:
+    """Execute the files of the user's functions, so that a mistake in them is told before anything is started.
+
+    Raises:
+        ConfigError: naming the key, when the file does not run or the name is no function.
+    """
+    places = {
+        "reward.function": config.reward.function,
+        "algorithm.advantage_function": config.algorithm.advantage_function,
+    }
+    for key, place in places.items():
+        try:
+            if place is not None:
+                user_function.load(place)
+        except ConfigError as error:
+            raise ConfigError(f"{key} = {place!r}: {error}") from None
 
 
 def from_json(text: str, where: str = "the broker's config") -> RunConfig:
@@ -342,6 +394,9 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
             raise ConfigError(f"{key} = {name!r}: there is no such file (looked at {local})")
         return str(local)
 
+    def function(key: str, place: str | None) -> str | None:
+        return None if place is None else user_function.resolve(key, place, base)
+
     data = config.data.model_copy(
         update={
             "train": file("data.train", config.data.train),
@@ -352,7 +407,15 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         update={
             "directory": str(Path(os.path.expanduser(config.directory)).resolve()),
             "adapter": ModelConfig(model=model("adapter", config.adapter.model)),
-            "target": ModelConfig(model=model("target", config.target.model)),
+            "target": config.target and ModelConfig(model=model("target", config.target.model)),
             "data": data,
+            "reward": RewardConfig(function=function("reward.function", config.reward.function)),
+            "algorithm": config.algorithm.model_copy(
+                update={
+                    "advantage_function": function(
+                        "algorithm.advantage_function", config.algorithm.advantage_function
+                    )
+                }
+            ),
         }
     )

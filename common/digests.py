@@ -3,6 +3,10 @@
 import hashlib
 from pathlib import Path
 
+import msgspec
+
+from prefixrl.common import user_function
+from prefixrl.common.config import RunConfig
 from prefixrl.common.messages import ModelDigests
 
 SAMPLED_BLOCK_BYTES = 64 * 1024
@@ -22,11 +26,33 @@ def model_digests(folder: str | Path) -> ModelDigests:
     weights.update(_read(folder / "config.json"))
     for path in sorted(folder.glob("*.safetensors")):
         _sample(path, weights)
-    tokenizer = _hash(_read(folder / "tokenizer.json"))
-    template = _hash(
-        _read(folder / "chat_template.jinja") + _read(folder / "tokenizer_config.json")
-    )
-    return ModelDigests(weights.hexdigest(), tokenizer, template)
+    return ModelDigests(weights.hexdigest(), *_tokenizer(folder))
+
+
+def tokenizer_digests(folder: str | Path) -> ModelDigests:
+    """Digests of a model folder of which nothing but the tokenizer is used."""
+    return ModelDigests("", *_tokenizer(Path(folder)))
+
+
+def scorer_digests(config: RunConfig, model: str) -> ModelDigests:
+    """What a scorer says it loaded: its target, in direct mode its tokenizer; and the user's reward function."""
+    loaded = model_digests(model) if config.mode == "prefix" else tokenizer_digests(model)
+    return msgspec.structs.replace(loaded, reward_function=function_digest(config.reward.function))
+
+
+def function_digest(place: str | None) -> str:
+    """Digest of the file of a user's function, "" where there is none."""
+    return file_digest(user_function.file_of(place)) if place else ""
+
+
+def file_digest(path: str | Path) -> str:
+    """Digest of all bytes of a file."""
+    return _hash(Path(path).read_bytes())
+
+
+def _tokenizer(folder: Path) -> tuple[str, str]:
+    template = _read(folder / "chat_template.jinja") + _read(folder / "tokenizer_config.json")
+    return _hash(_read(folder / "tokenizer.json")), _hash(template)
 
 
 def _hash(data: bytes) -> str:

@@ -82,7 +82,7 @@ class Engine(Protocol):
         """Work for a bounded time; jobs that finished."""
 
     def install(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Replace all weights. Only called while no job is open. Raises ValueError unless names and shapes fit."""
+        """Replace all weights, while no job is open. Raises ValueError, changing nothing, unless names, shapes, dtypes fit."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The weights as installed, by name, tied ones once."""

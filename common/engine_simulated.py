@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixrl.common.config import SimulatedConfig
 from prefixrl.common.engine import Finished, Job, JobResult, TokenIds
+from prefixrl.common.worker_sections import SimulatedConfig
 
 SLOTS = 4
 

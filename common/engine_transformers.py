@@ -5,6 +5,7 @@ inverting the cumulative distribution at the job's own uniforms: no generator st
 change. Bitwise repeatable in fp32 with one thread on one CPU type.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from prefixrl.common.engine import Finished, Job, JobResult, TokenIds
 from prefixrl.common.errors import DataError
-from prefixrl.common.messages import Finish
+from prefixrl.common.messages import Finish, Sampling
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": "auto"}
 
@@ -115,8 +116,11 @@ class TransformersEngine:
             logits_to_keep=1,
         )
         step = len(running.tokens)
+        sampling = running.job.sampling
         chosen, logprobs = draw(
-            output.logits[:, -1], running.job.sampling.temperature, running.job.uniforms[:, step]
+            truncated(output.logits[:, -1], sampling),
+            sampling.temperature,
+            running.job.uniforms[:, step],
         )
         running.tokens.append(np.where(running.alive, chosen, -1).astype(np.int32))
         running.logprobs.append(logprobs)
@@ -128,7 +132,7 @@ class TransformersEngine:
         )
 
     def install(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Copy every tensor in place; raises ValueError unless names and shapes are exactly the model's."""
+        """Copy every tensor in place; raises ValueError unless names, shapes and dtypes are exactly the model's."""
         assert self._running is None and not self._queue, "weights change only between jobs"
         own = self.weights()
         if own.keys() != tensors.keys():
@@ -137,6 +141,10 @@ class TransformersEngine:
             if own[name].shape != tensor.shape:
                 raise ValueError(
                     f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}"
+                )
+            if own[name].dtype != tensor.dtype:
+                raise ValueError(
+                    f"weight {name} has dtype {tensor.dtype}, the model's is {own[name].dtype}"
                 )
         with torch.no_grad():
             for name, tensor in tensors.items():
@@ -154,6 +162,29 @@ class TransformersEngine:
         table = torch.log_softmax(logits / temperature, dim=-1)
         picked: NDArray[np.float32] = table.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
         return picked
+
+
+def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Logits of what may be drawn, -inf elsewhere; as vLLM: at the temperature, first min_p, then top_k, then top_p.
+
+    Args:
+        logits: (rows, vocabulary).
+    """
+    is_whole = sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0
+    if is_whole or sampling.temperature == 0.0:
+        return logits
+    kept = logits.float() / sampling.temperature
+    least = kept.max(dim=-1, keepdim=True).values + math.log(max(sampling.min_p, 1e-300))
+    kept = kept.masked_fill(kept < least, -math.inf)
+    if 0 < sampling.top_k < kept.shape[-1]:
+        smallest = kept.topk(sampling.top_k, dim=-1).values[:, -1:]
+        kept = kept.masked_fill(kept < smallest, -math.inf)
+    if sampling.top_p < 1.0:
+        ordered, places = kept.sort(dim=-1, descending=True)
+        before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)
+        ordered = ordered.masked_fill(before >= sampling.top_p, -math.inf)
+        kept = torch.empty_like(kept).scatter_(-1, places, ordered)
+    return kept * sampling.temperature
 
 
 def draw(

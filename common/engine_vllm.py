@@ -160,9 +160,9 @@ class VllmEngine:
         # Everything is named: nothing of what a SamplingParams may hold is left to a model's defaults.
         sampling = SamplingParams(
             temperature=job.sampling.temperature,
-            top_p=1.0,
-            top_k=0,
-            min_p=0.0,
+            top_p=job.sampling.top_p,
+            top_k=job.sampling.top_k,
+            min_p=job.sampling.min_p,
             repetition_penalty=1.0,
             presence_penalty=0.0,
             frequency_penalty=0.0,
@@ -203,7 +203,7 @@ class VllmEngine:
         """Replace all weights through vLLM's weight-transfer interface and forget every cached prompt.
 
         Raises:
-            ValueError: names or shapes are not the model's.
+            ValueError: names, shapes or dtypes are not the model's.
             PeerLost: vLLM did not finish.
         """
         assert not self._running and not self._waiting, "weights change only between jobs"
@@ -216,6 +216,10 @@ class VllmEngine:
             if self._shapes[name] != tensor.shape:
                 raise ValueError(
                     f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(self._shapes[name])}"
+                )
+            if str(tensor.dtype) != f"torch.{self._setup.published_dtype}":
+                raise ValueError(
+                    f"weight {name} has dtype {tensor.dtype}, published are {self._setup.published_dtype}"
                 )
         file = _MemoryFile(tensors)
         self._call(self._update(file), CONTROL_S, "install new weights")

@@ -6,7 +6,8 @@
     │   └── DataError      a data file or a model folder
     ├── Refusal            exit 3: a peer said no (another target model, another protocol, the probe failed)
     ├── PeerLost           exit 4: a wait ran past its deadline; names what was awaited and from whom
-    └── TrainingFault      exit 5: the learner cannot go on (non-finite weights, nothing left to train)
+    └── TrainingFault      exit 5: the learner cannot go on (non-finite weights)
+        └── NothingToTrain  the prompt filter lets too little through, or too much fails
 
 None of them is retried by the process that raises it: retrying is the supervisor's decision (launch, systemd, SLURM).
 """
@@ -48,3 +49,7 @@ class TrainingFault(PrefixRLError):
     """Training cannot go on; the message names the iteration and the cause."""
 
     exit_code = 5
+
+
+class NothingToTrain(TrainingFault):
+    """Too little passes the prompt filter, or too much fails; the message names share, limit, causes and keys to change."""

@@ -17,8 +17,11 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 3
 """Raised whenever a message changes; both sides must hold the same number."""
+
+UNPROVED = -1
+"""In place of a version: no version may be claimed."""
 
 Role = Literal["rollout", "scorer", "rank", "operator"]
 Finish = Literal["eos", "length", "error"]
@@ -43,6 +46,10 @@ class Sampling(_Part, frozen=True):
     temperature: float
     """0 means greedy."""
     max_new_tokens: int
+    top_k: int = 0
+    """0 for all tokens."""
+    top_p: float = 1.0
+    min_p: float = 0.0
 
 
 class ModelDigests(_Part, frozen=True):
@@ -51,6 +58,8 @@ class ModelDigests(_Part, frozen=True):
     model: str
     tokenizer: str
     chat_template: str
+    reward_function: str = ""
+    """Digest of the file of `reward.function`, "" without one and for rollouts."""
 
 
 class Prompt(_Part, frozen=True):
@@ -93,17 +102,20 @@ class GroupPrefixes(_Part, frozen=True):
 
 
 class Verdict(_Part, frozen=True):
-    """What became of one row: the target's completion, judged."""
+    """What became of one row: the target's completion, or in direct mode the adapter's answer, judged."""
 
     reward: float
     """In [0, 1]; meaningless when status is `error`: such a row is never trained."""
     status: VerdictStatus
     extracted: str
+    """The answer found in the text; with status `error` the reason, where one is known."""
     finish: Finish
+    """What ended the text that was judged; `length`: it was cut. In direct mode a cut answer has reward 0."""
     completion_tokens: int
+    """Tokens the scorer's engine wrote: 0 in direct mode."""
     elapsed_ms: int
     completion: str = ""
-    """The target's text, kept for evaluations and where `scorer.keep_completions` asks for it."""
+    """The whole text judged, kept for evaluations and where `scorer.keep_completions` asks for it."""
 
 
 class ScoredGroup(_Part, frozen=True):
@@ -151,7 +163,7 @@ class Ready(_Message, frozen=True):
     slots: int
     digests: ModelDigests
     version: int
-    """Installed version; 0 is the initial adapter, -1 for scorers."""
+    """Installed version; 0 is the initial adapter, UNPROVED weights that no probe has passed yet, and for scorers."""
     weights_digest: str
     engine: str
 
@@ -207,7 +219,6 @@ class Installed(_Message, frozen=True):
     version: int
     digest: str
     probe_logprobs: bytes
-    pause_s: float
 
 
 class Goodbye(_Message, frozen=True):
@@ -223,6 +234,8 @@ class GetBatch(_Message, frozen=True):
     iteration: int
     rank: int
     ranks: int
+    is_stopping: bool = False
+    """This rank was told to stop: every rank is halted before the first iteration of which none holds a shard."""
 
 
 class IterationDone(_Message, frozen=True):
@@ -355,6 +368,8 @@ class Batch(_Message, frozen=True):
     """Every group of the iteration, in training order."""
     payload_groups: tuple[int, ...]
     """Index into `groups` of each payload frame: the groups of which this rank trains at least one row."""
+    waited_s: dict[str, float]
+    """How long the ranks waited for this batch, by what held it up: rollouts, scorers, or the report of another rank."""
 
 
 class BatchGroup(_Part, frozen=True):
@@ -368,6 +383,22 @@ class BatchGroup(_Part, frozen=True):
     """(prompt tokens, prefix tokens) per row that can be trained."""
     rewards: tuple[float, ...]
     """One per row that can be trained: rows whose verdict is `error` are not among them."""
+    stages: "StageTimes"
+    completion_tokens: int = 0
+    """Of the target, over all rows."""
+    truncated: int = 0
+    """How many of these rows were cut by a length limit."""
+
+
+class StageTimes(_Part, frozen=True):
+    """How long a group was in each stage, from its rollout's first token to the iteration that trains it."""
+
+    sampling_s: float
+    queued_s: float
+    """Sampled, and no scorer had it."""
+    scoring_s: float
+    waiting_s: float
+    """Scored, and in no iteration."""
 
 
 class NotYet(_Message, frozen=True):
@@ -381,6 +412,18 @@ class RunOver(_Message, frozen=True):
     """There is no such iteration: the data is used up."""
 
     iterations: int
+
+
+class Halt(_Message, frozen=True):
+    """A rank was told to stop: all of them save at this iteration and end."""
+
+    iteration: int
+
+
+class CannotGoOn(_Message, frozen=True):
+    """There will be no such batch; every rank ends with this reason."""
+
+    reason: str
 
 
 class EvaluationProgress(_Message, frozen=True):
@@ -435,6 +478,8 @@ FromBroker = (
     | Batch
     | NotYet
     | RunOver
+    | Halt
+    | CannotGoOn
     | EvaluationProgress
     | Status
     | Accepted
@@ -451,6 +496,8 @@ class GetManifest(_Message, frozen=True):
 class GetChunk(_Message, frozen=True):
     version: int
     index: int
+    is_delta: bool = False
+    """Block `index` of the delta that leads to `version`, instead of the version's own bytes."""
 
 
 class TensorEntry(_Part, frozen=True):
@@ -464,6 +511,20 @@ class TensorEntry(_Part, frozen=True):
     checksum: str
 
 
+class Delta(_Part, frozen=True):
+    """What leads from the bytes of one snapshot to those of the next: XOR, in blocks of `chunk_bytes` of the snapshot."""
+
+    version: int
+    digest: str
+    """Of the snapshot it leads to."""
+    base_digest: str
+    """Of the snapshot it starts from: a version may have had several digests, a digest has one content."""
+    plane_bytes: int
+    """Bytes per value: each block holds the first byte of every value, then the second, and so on, then zstd."""
+    sizes: tuple[int, ...]
+    """Compressed bytes per block; 0 where nothing changed."""
+
+
 class Manifest(_Message, frozen=True):
     version: int
     digest: str
@@ -471,6 +532,9 @@ class Manifest(_Message, frozen=True):
     size_bytes: int
     chunk_bytes: int
     tensors: tuple[TensorEntry, ...]
+    deltas: tuple[Delta, ...] = ()
+    """Oldest first, each starting where the one before ends, the last ending here. Whoever holds one of the bases may pull the
+    deltas from there on instead of the snapshot."""
 
 
 class Chunk(_Message, frozen=True):
@@ -478,6 +542,7 @@ class Chunk(_Message, frozen=True):
 
     version: int
     index: int
+    is_delta: bool = False
 
 
 class Gone(_Message, frozen=True):

@@ -21,3 +21,9 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True
     )
+
+    def is_given(self, key: str, is_run_file: bool) -> bool:
+        """Whether the user set a key. Of a resolved config, which names every key, only that it is not at its default."""
+        if is_run_file:
+            return key in self.model_fields_set
+        return bool(getattr(self, key) != type(self).model_fields[key].get_default())

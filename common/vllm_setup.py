@@ -22,6 +22,7 @@ BACKEND = "prefixrl"
 CHILD_VARIABLE = "PREFIXRL_VLLM_CHILD"
 """Set in the environment of the processes vLLM starts for a worker."""
 CPU_KV_CACHE_BYTES = 256 * 2**20
+MOST_TEMPERATURE = 2.0
 PROBE_ROOM_TOKENS = 128
 """A rollout's context is at least this long: a probe must fit whatever the prompts need."""
 
@@ -45,8 +46,13 @@ class VllmSetup:
 
 
 def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
-    """The setup of a role's engine; raises DataError when the model's config cannot be read."""
+    """The setup of a role's engine; raises UserError for what vLLM cannot do, DataError for a model without config."""
     section = config.rollout if role == "rollout" else config.scorer
+    if section.temperature > MOST_TEMPERATURE:
+        raise UserError(
+            f"{role}.temperature = {section.temperature:g}: vLLM samples at {MOST_TEMPERATURE:g} at most; lower it, or use "
+            f'{role}.engine = "transformers"'
+        )
     try:
         hf_config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
@@ -70,7 +76,7 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
 
 def _context_tokens(role: str, config: RunConfig, hf_config: Any) -> int:
     """Tokens the longest row of a run has, within what the model was made for."""
-    prefix = config.rollout.prefix_tokens
+    prefix = config.max_sampled_tokens
     if role == "rollout":
         needed = max(config.rollout.max_prompt_tokens + prefix, PROBE_ROOM_TOKENS)
     else:

@@ -6,6 +6,7 @@
 A snapshot is written beside and renamed, so that whoever sees its folder sees all of it.
 """
 
+import mmap
 import os
 import shutil
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from prefixrl.common.messages import Manifest, TensorEntry
 from prefixrl.common.snapshots import folder
 
 CHUNK_BYTES = 4 * 2**20
+Buffer = bytearray | memoryview | mmap.mmap
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -79,23 +81,64 @@ def check_manifest(manifest: Manifest) -> None:
         offset += entry.size_bytes
     if offset != manifest.size_bytes or whole.hexdigest() != manifest.digest:
         raise BadSnapshot(f"manifest of version {manifest.version} does not match its own digest")
-
-
-def rebuild(manifest: Manifest, data: bytearray) -> dict[str, torch.Tensor]:
-    """Tensors that share `data`, every checksum verified; raises BadSnapshot naming the first tensor that differs."""
-    if len(data) != manifest.size_bytes:
-        raise BadSnapshot(f"{len(data)} bytes for a snapshot of {manifest.size_bytes}")
-    view, tensors = memoryview(data), {}
-    for entry in manifest.tensors:
-        piece = view[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
-        if xxhash.xxh3_64_hexdigest(piece) != entry.checksum:
-            raise BadSnapshot(f"weight {entry.name} of version {manifest.version} arrived damaged")
-        if entry.size_bytes:
-            tensors[entry.name] = torch.frombuffer(piece, dtype=_DTYPES[entry.dtype]).reshape(
-                entry.shape
+    blocks, leads_to = -(-manifest.size_bytes // manifest.chunk_bytes), manifest.digest
+    for delta in reversed(manifest.deltas):
+        if delta.digest != leads_to or len(delta.sizes) != blocks or delta.plane_bytes < 1:
+            raise BadSnapshot(
+                f"the delta to version {delta.version} does not lead to version {manifest.version}"
             )
-        else:
-            tensors[entry.name] = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
+        leads_to = delta.base_digest
+
+
+class Verifier:
+    """Checks bytes against their manifest as they arrive, in order, while they are warm in the cache."""
+
+    def __init__(self, manifest: Manifest, data: memoryview) -> None:
+        self._manifest, self._data = manifest, data
+        self._entry = self._position = 0
+        self._hash = xxhash.xxh3_64()
+
+    def advance(self, end_bytes: int) -> None:
+        """Everything before `end_bytes` is there; raises BadSnapshot naming the first tensor that differs."""
+        entries = self._manifest.tensors
+        while self._entry < len(entries):
+            entry = entries[self._entry]
+            whole = entry.offset_bytes + entry.size_bytes
+            reached = min(whole, end_bytes)
+            if self._position < reached:
+                self._hash.update(self._data[self._position : reached])
+                self._position = reached
+            if self._position < whole:
+                return
+            if self._hash.hexdigest() != entry.checksum:
+                raise BadSnapshot(
+                    f"weight {entry.name} of version {self._manifest.version} arrived damaged"
+                )
+            self._entry += 1
+            self._hash.reset()
+
+
+def rebuild(manifest: Manifest, data: Buffer) -> dict[str, torch.Tensor]:
+    """Tensors that share writable `data`, every checksum verified; raises BadSnapshot naming the first that differs."""
+    view = memoryview(data)
+    if len(view) != manifest.size_bytes:
+        raise BadSnapshot(f"{len(view)} bytes for a snapshot of {manifest.size_bytes}")
+    Verifier(manifest, view).advance(manifest.size_bytes)
+    return view_tensors(manifest, view)
+
+
+def view_tensors(manifest: Manifest, view: memoryview) -> dict[str, torch.Tensor]:
+    """Tensors that share verified bytes."""
+    tensors = {}
+    for entry in manifest.tensors:
+        dtype = _DTYPES[entry.dtype]
+        piece = view[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
+        flat = (
+            torch.frombuffer(piece, dtype=dtype)
+            if entry.size_bytes
+            else torch.empty(0, dtype=dtype)
+        )
+        tensors[entry.name] = flat.reshape(entry.shape)
     return tensors
 
 

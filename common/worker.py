@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefixrl.common.config import RunConfig, from_json
-from prefixrl.common.errors import DataError
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.hub import model_folder
 from prefixrl.common.link import Link
 from prefixrl.common.messages import Welcome
 
@@ -31,6 +32,7 @@ class Joined:
     welcome: Welcome
     config: RunConfig
     model: str
+    """Folder on this host, unless the engine is simulated."""
 
 
 def join(endpoint: str, role: Literal["rollout", "scorer"], overrides: Overrides) -> Joined:
@@ -47,13 +49,18 @@ def join(endpoint: str, role: Literal["rollout", "scorer"], overrides: Overrides
         if value
     }
     config = config.model_copy(update={role: section.model_copy(update=changed)})
-    model = overrides.model or (config.adapter if role == "rollout" else config.target).model
+    if role == "scorer" and config.mode == "direct" and changed:
+        raise ConfigError(
+            f"--{' and --'.join(changed)}: this run is in direct mode, whose scorers run no engine; leave it out"
+        )
+    model = overrides.model or config.model_of(role)
     if os.path.isabs(model) and not os.path.isdir(model):
         raise DataError(
             f"{welcome.worker}: there is no model folder {model} on this host; give its place here with --model"
         )
     log.info("joined run %s as %s; loading %s", welcome.run_id, welcome.worker, model)
-    return Joined(link, welcome, config, model)
+    is_simulated = changed.get("engine", section.engine) == "simulated"
+    return Joined(link, welcome, config, model if is_simulated else model_folder(model))
 
 
 def work(link: Link, run: Callable[[], str]) -> None:

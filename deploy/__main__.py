@@ -23,7 +23,10 @@ def main() -> None:
 )
 @click.option("--fresh", is_flag=True, help="Throw the run directory away and start anew.")
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
-    """Run everything on this machine: learner, rollouts and scorers, with a live view. Resumes what it finds."""
+    """Run everything on this machine: learner, rollouts and scorers, with a live view. Resumes what it finds.
+
+    Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function).
+    """
     with exit_codes():
         from prefixrl.deploy.launch import launch as run
 

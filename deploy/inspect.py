@@ -1,5 +1,9 @@
-"""What a run was trained on, read from its journal: one line per group that was handed out for training."""
+"""What a run was trained on, read from its journal: one line per group that was handed out for training.
 
+People also get a last line that says what became of the other groups, by cause.
+"""
+
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,17 +13,19 @@ from prefixrl.common import journal
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.messages import ScoredGroup
 from prefixrl.common.packing import logprobs, token_ids
-from prefixrl.common.records import Batched, GroupScored
+from prefixrl.common.records import Batched, Ended, GroupScored
 
 
 class TrainedRow(msgspec.Struct, frozen=True):
-    """One trained prefix."""
+    """One trained prefix, in direct mode one answer."""
 
     prefix_ids: list[int]
     behaviour_logprobs: list[float]
     reward: float
     status: str
     extracted: str
+    finish: str
+    """What ended it: `eos`, or `length` where it reached the most tokens it may have."""
     advantage: float | None
     """Mean whitened advantage over its tokens; None for a row that was left out."""
 
@@ -48,10 +54,23 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
             yield msgspec.json.encode(group).decode()
         else:
             rewards = " ".join(f"{row.reward:g}" for row in group.rows)
+            ends = " ".join(row.finish for row in group.rows)
             yield (
                 f"iteration {group.version_trained:5d}  group {group.seq:7d}  sampled at version {group.version_sampled:5d}  "
-                f"rewards {rewards}  {group.prompt_id}"
+                f"rewards {rewards}  ended by {ends}  {group.prompt_id}"
             )
+    if not as_json and (ended := ended_groups(directory)):
+        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(ended.items()))
+        yield f"ended untrained: {causes}"
+
+
+def ended_groups(directory: Path) -> Counter[str]:
+    """Groups that ended untrained, by state and cause."""
+    return Counter(
+        f"{record.state}: {record.cause}"
+        for record in journal.read(directory / "journal.msgpack")
+        if isinstance(record, Ended)
+    )
 
 
 def trained_groups(directory: Path) -> Iterator[TrainedGroup]:
@@ -89,6 +108,7 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
                 reward=verdict.reward,
                 status=verdict.status,
                 extracted=verdict.extracted,
+                finish=row.finish,
                 advantage=None if verdict.status == "error" else next(worth, None),
             )
         )

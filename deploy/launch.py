@@ -21,7 +21,7 @@ from pathlib import Path
 
 import click
 
-from prefixrl.common.config import RunConfig, from_json, load
+from prefixrl.common.config import RunConfig, from_json, import_functions, load
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.process import PARENT_VARIABLE, own, stop_event
 from prefixrl.deploy.report import print_table, write_report
@@ -97,9 +97,10 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
     """Run to the end; returns the exit code.
 
     Raises:
-        ConfigError: the run file, a setting or the run directory.
+        ConfigError: the run file, a setting, a user's function or the run directory.
     """
     config = load(run_file, settings)
+    import_functions(config)
     directory = Path(config.directory)
     if fresh:
         _throw_away(directory)
@@ -203,9 +204,10 @@ class Launcher:
 
     def _start_workers(self, endpoint: str) -> None:
         config = self._config
+        scorer_gpus = config.scorer.vllm.tensor_parallel_size if config.target else 0
         for role, count, devices in (
             ("rollout", config.launch.rollouts, config.rollout.vllm.tensor_parallel_size),
-            ("scorer", config.launch.scorers, config.scorer.vllm.tensor_parallel_size),
+            ("scorer", config.launch.scorers, scorer_gpus),
         ):
             for index in range(count):
                 arguments = ["--connect", endpoint]
@@ -250,7 +252,7 @@ class _Devices:
         self._next = 0
 
     def deal(self, count: int) -> dict[str, str]:
-        """Environment that gives the next process its GPUs, as many as there are at most."""
+        """Environment that gives the next process its GPUs, as many as there are at most; for 0 it sees none."""
         if not self._all:
             return {}
         dealt = [self._all[(self._next + each) % len(self._all)] for each in range(count)]

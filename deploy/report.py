@@ -43,6 +43,10 @@ class Summary(msgspec.Struct):
     busy_fraction: dict[str, float]
     engine: dict[str, str]
     wall_s: float
+    truncated_fraction: float = 0.0
+    accuracy_interval: dict[str, str] = {}
+    """`normal` where some reward of the arm was neither 0 nor 1; Wilson's else."""
+    evaluations_incomplete: list[str] = []
 
 
 def read(directory: Path) -> tuple[Summary | None, list[Line]]:
@@ -73,7 +77,7 @@ def print_table(directory: Path) -> None:
         )
         return
     console.print(_table(("arm", "greedy", "95% interval", "sampled"), _arm_rows(summary)))
-    families = list(next(iter(summary.accuracy_by_family.values()), {}))
+    families = _families(summary)
     if families:
         console.print(_table(("arm, greedy", *families), _family_rows(summary)))
     for name, value in _facts(summary):
@@ -97,12 +101,18 @@ def _arm_rows(summary: Summary) -> list[list[str]]:
     return rows
 
 
+def _families(summary: Summary) -> list[str]:
+    return sorted({family for each in summary.accuracy_by_family.values() for family in each})
+
+
 def _family_rows(summary: Summary) -> list[list[str]]:
+    """A cell is empty where no problem of the family could be judged."""
+    shares = summary.accuracy_by_family
     return [
-        [arm, *(f"{share:.2f}" for share in summary.accuracy_by_family[arm].values())]
+        [arm, *(f"{shares[arm][name]:.2f}" if name in shares[arm] else "" for name in _families(summary))]
         for arm in ARMS
-        if arm in summary.accuracy_by_family
-    ]
+        if arm in shares
+    ]  # fmt: skip
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
@@ -110,9 +120,15 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     busy = ", ".join(f"{role} {share:.0%}" for role, share in summary.busy_fraction.items())
     ages = summary.staleness
     engines = ", ".join(f"{role} {engine}" for role, engine in summary.engine.items())
+    fixed = [("best fixed prefix", repr(summary.fixed_prefix))]
+    means = [arm for arm in ARMS if summary.accuracy_interval.get(arm) == "normal"]
+    missing = summary.evaluations_incomplete
     return [
+        *([("mean reward, with the normal interval of a mean", ", ".join(means))] if means else []),
+        *([("evaluations that are incomplete", ", ".join(missing))] if missing else []),
         ("held-out problems", str(summary.eval_problems)),
-        ("best fixed prefix", repr(summary.fixed_prefix)),
+        *(fixed if "fixed_prefix" in summary.accuracy else []),
+        ("trained rows cut by the length limit", f"{summary.truncated_fraction:.1%}"),
         ("groups", groups),
         ("trained groups by age in versions", f"{ages.get('histogram')} (window {ages.get('window')})"),
         ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
@@ -157,7 +173,7 @@ def _page(summary: Summary | None, directory: Path) -> str:
     body = [f"<h1>{html.escape(directory.name)}</h1>"]
     if summary is not None:
         body.append(_html_table(("arm", "greedy", "95% interval", "sampled"), _arm_rows(summary)))
-        families = tuple(next(iter(summary.accuracy_by_family.values()), {}))
+        families = _families(summary)
         body.append(_html_table(("arm, greedy", *families), _family_rows(summary)))
         body.append(
             "<ul>"

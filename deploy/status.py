@@ -13,38 +13,10 @@ from rich.table import Table
 from prefixrl.common.errors import ConfigError, PeerLost, Refusal
 from prefixrl.common.messages import GetStatus, Status
 from prefixrl.common.requester import Requester
+from prefixrl.common.status import Document, FilterStatus
 
 PLAIN_EVERY_S = 5.0
 LIVE_EVERY_S = 0.5
-
-
-class WorkerLine(msgspec.Struct):
-    """What the view shows of a worker."""
-
-    name: str
-    role: str
-    phase: str
-    engine: str
-    version: int
-    slots: int
-    leases: int
-    busy_fraction: float | None
-    tasks_done: int
-    state: str
-
-
-class Document(msgspec.Struct):
-    """What the view shows of a run."""
-
-    iteration: int
-    total_iterations: int
-    groups: dict[str, int]
-    queues: dict[str, int]
-    window: int
-    age_histogram: dict[str, int]
-    workers: list[WorkerLine]
-    busy_fraction: dict[str, float]
-    waiting_for: str
 
 
 class Figures(msgspec.Struct):
@@ -105,6 +77,8 @@ def plain_line(document: Document, figures: Figures | None) -> str:
     busy = ", ".join(f"{role} {share:.0%}" for role, share in document.busy_fraction.items())
     queues = ", ".join(f"{count} {state}" for state, count in sorted(document.queues.items()))
     reward = f"reward {figures.figures['reward']:.3f}, " if figures else ""
+    if document.truncated_fraction:
+        reward += f"cut by the length limit {document.truncated_fraction:.1%}, "
     waiting = f", waiting for {document.waiting_for}" if document.waiting_for else ""
     return f"iteration {document.iteration}/{document.total_iterations}: {reward}busy: {busy}; groups: {queues}{waiting}"
 
@@ -124,11 +98,17 @@ def _picture(document: Document, figures: Figures | None) -> Group:
             "entropy",
             f"{figures.figures['entropy']:.3f}",
         )
+    head.add_row(
+        "cut by the length limit", f"{document.truncated_fraction:.1%} of the newest batch"
+    )
     ages = ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items())
     head.add_row("trained groups by age", ages, "window", str(document.window))
     head.add_row(
         "groups", ", ".join(f"{count} {state}" for state, count in sorted(document.queues.items()))
     )
+    if document.causes:
+        ended = ", ".join(f"{count} {cause}" for cause, count in sorted(document.causes.items()))
+        head.add_row("ended untrained", ended, "filter passes", _share(document.filter))
     if document.waiting_for:
         head.add_row("the learner waits for", document.waiting_for)
     workers = Table(box=None, padding=(0, 2))
@@ -141,6 +121,10 @@ def _picture(document: Document, figures: Figures | None) -> Group:
             each.name, each.phase, each.engine, version, f"{each.leases}/{each.slots}", busy, str(each.tasks_done), each.state
         )  # fmt: skip
     return Group(head, workers)
+
+
+def _share(line: FilterStatus | None) -> str:
+    return f"{line.passed} of {line.judged}" if line else ""
 
 
 def _eta(document: Document, figures: Figures | None) -> str:

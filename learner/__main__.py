@@ -24,12 +24,17 @@ from prefixrl.common.process import exit_codes, start_logging, stop_event
     help="Learner ranks to start on this machine.",
 )
 @click.option(
-    "--check", is_flag=True, help="Print the resolved config and what follows from it, then stop."
+    "--check",
+    is_flag=True,
+    help="Print the resolved config and what follows from it, then stop; executes nothing that RUN_FILE names.",
 )
 def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: bool) -> None:
-    """Train the run described by RUN_FILE; resumes where its directory stands."""
+    """Train the run described by RUN_FILE; resumes where its directory stands.
+
+    Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function).
+    """
     with exit_codes():
-        from prefixrl.common.config import load
+        from prefixrl.common.config import import_functions, load
 
         config = load(run_file, settings)
         if check:
@@ -38,6 +43,7 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             click.echo(config.model_dump_json(indent=2))
             click.echo(forecast(config))
             return
+        import_functions(config)
         from prefixrl.learner import ranks
 
         place, missing = ranks.place(os.environ)

@@ -5,6 +5,7 @@
         rank_00000/critic.safetensors   where the objective has a critic
         rank_00000/random.safetensors   states of the random generators
         hf/                             the adapter as a Hugging Face folder, free of world size and ZeRO stage
+        hf_ema/                         the moving average of its weights, where learner.ema_decay asks for one
         manifest.json                   the trainer's state, and size and digest of every other file; written last
 
 A checkpoint is written beside its final name, synced and renamed, so a folder called step_* is complete or damaged later;
@@ -87,6 +88,9 @@ def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Pat
     distributed.barrier()
     _write_rank(beside / f"rank_{models.rank:05d}", models)
     export(beside / "hf", models)
+    if models.actor.ema:
+        with models.actor.averaged():
+            export(beside / "hf_ema", models)
     distributed.barrier()
     if models.rank == 0:
         manifest = Manifest(
@@ -193,7 +197,7 @@ def export(folder: Path, models: Models) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    source = _source_folder(models.source)
+    source = Path(models.source)
     for pattern in CARRIED_FILES:
         for path in source.glob(pattern):
             shutil.copyfile(path, folder / path.name)
@@ -201,14 +205,6 @@ def export(folder: Path, models: Models) -> None:
     config.pop("torch_dtype", None)
     config["dtype"] = models.dtype  # or a loader that trusts the config would round the weights
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _source_folder(source: str) -> Path:
-    if Path(source).is_dir():
-        return Path(source)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(source, allow_patterns=[*CARRIED_FILES, "config.json"]))
 
 
 # --- one rank's share ------------------------------------------------------------------------------------------------
@@ -230,7 +226,8 @@ def _share(trainee: Trainee) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, weights in trainee.masters().items():
         state = trainee.adam.state.get(weights, {})
-        for part, tensor in {"weights": weights.detach(), **state}.items():
+        average = {"ema": trainee.ema[name]} if trainee.ema else {}
+        for part, tensor in {"weights": weights.detach(), **average, **state}.items():
             tensors[f"{name}/{part}"] = tensor.to("cpu").contiguous()
     return tensors
 
@@ -245,6 +242,8 @@ def _restore(trainee: Trainee, tensors: dict[str, Tensor]) -> None:
         )
     for name, weights in masters.items():
         weights.copy_(tensors.pop(f"{name}/weights"))
+        if trainee.ema:
+            trainee.ema[name].copy_(tensors.pop(f"{name}/ema"))
         trainee.adam.state.pop(weights, None)
     for name, tensor in tensors.items():
         owner, _, part = name.rpartition("/")

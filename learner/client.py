@@ -7,15 +7,17 @@ from typing import cast
 
 import msgspec
 
-from prefixrl.common.errors import PeerLost
+from prefixrl.common.errors import NothingToTrain, PeerLost
 from prefixrl.common.messages import (
     Accepted,
     Batch,
+    CannotGoOn,
     Evaluate,
     EvaluationProgress,
     GetBatch,
     GetEvaluation,
     GetStatus,
+    Halt,
     IterationDone,
     NotYet,
     Published,
@@ -26,10 +28,12 @@ from prefixrl.common.messages import (
     WeightsNote,
 )
 from prefixrl.common.requester import Requester
+from prefixrl.common.status import Document
 
 log = logging.getLogger(__name__)
 
-_BATCH_ANSWERS = cast("type[Batch | RunOver | NotYet]", Batch | RunOver | NotYet)
+_Answer = Batch | RunOver | Halt | CannotGoOn | NotYet
+_BATCH_ANSWERS = cast("type[_Answer]", _Answer)
 
 
 class BrokerClient:
@@ -41,13 +45,23 @@ class BrokerClient:
 
     def next_batch(
         self, request: GetBatch, timeout_s: float, stopped: Callable[[], bool]
-    ) -> tuple[Batch, list[ScoredGroup]] | None:
-        """A rank's shard, or None when the run is over or stopped; raises PeerLost naming what was waited for."""
+    ) -> tuple[Batch, list[ScoredGroup]] | RunOver | Halt:
+        """A rank's shard, or what every rank is told instead of one.
+
+        `stopped` is passed on to the broker, which halts all ranks at the same iteration.
+
+        Raises:
+            PeerLost: naming what was waited for.
+            NothingToTrain: the filter lets too little through, or too much fails.
+        """
         deadline_s, waiting_for, iteration = time.monotonic() + timeout_s, "", request.iteration
-        while not stopped():
+        while True:
+            request = msgspec.structs.replace(request, is_stopping=stopped())
             answer, payload = self._requester.ask(request, _BATCH_ANSWERS)
-            if isinstance(answer, RunOver):
-                return None
+            if isinstance(answer, RunOver | Halt):
+                return answer
+            if isinstance(answer, CannotGoOn):
+                raise NothingToTrain(answer.reason)
             if isinstance(answer, Batch) and answer.iteration == iteration:
                 decoder = msgspec.msgpack.Decoder(ScoredGroup)
                 return answer, [decoder.decode(frame) for frame in payload]
@@ -58,7 +72,6 @@ class BrokerClient:
                 raise PeerLost(
                     f"iteration {iteration} got no batch within {timeout_s:g} s; it waits for {waiting_for}"
                 )
-        return None
 
     def iteration_done(self, iteration: int, optimizer_steps: int) -> None:
         """Report that every rank finished an iteration."""
@@ -78,9 +91,9 @@ class BrokerClient:
         decoder = msgspec.msgpack.Decoder(ScoredGroup)
         return answer, [decoder.decode(frame) for frame in payload]
 
-    def status(self) -> bytes:
-        """The run's status document, JSON."""
-        return self._ask(GetStatus(), Status)[0].document
+    def status(self) -> Document:
+        """What the broker says of the run."""
+        return msgspec.json.decode(self._ask(GetStatus(), Status)[0].document, type=Document)
 
     def stop(self, reason: str) -> None:
         """End the run: the broker tells every worker to go, and goes."""

@@ -59,12 +59,6 @@ def from_rank_0(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def any_rank(flag: bool) -> bool:
-    """Whether any rank says so; the same answer on every rank."""
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    return bool(sum_over_ranks(torch.tensor([float(flag)], device=device)).item())
-
-
 def barrier() -> None:
     """Wait until every rank is here."""
     if dist.get_world_size() > 1:

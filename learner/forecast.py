@@ -4,9 +4,12 @@ import json
 import math
 import re
 import struct
+from fractions import Fraction
 from pathlib import Path
 
 from prefixrl.common.config import RunConfig
+from prefixrl.common.errors import DataError
+from prefixrl.common.learner_section import LoraConfig
 from prefixrl.learner import problems
 from prefixrl.learner.shard import steps_in_all
 
@@ -15,20 +18,32 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def forecast(config: RunConfig) -> str:
-    """Lines for a person; raises DataError when the training data cannot be read."""
+    """Lines for a person.
+
+    Raises:
+        ConfigError: low-rank matrices that fit no layer of the adapter.
+        DataError: the training data or the adapter's config.json cannot be read.
+    """
     count = len(problems.load(config.data.train, config.data))
     algorithm = config.algorithm
     rows = algorithm.groups_per_iteration * algorithm.samples_per_prompt
     iterations = config.iterations_in_all(count)
-    cap = algorithm.groups_per_iteration * (algorithm.max_staleness + 1)
+    window = algorithm.groups_per_iteration * (algorithm.max_staleness + 1)
+    cap = math.ceil(Fraction(str(config.filter.over_sampling)) * window)
     lines = [
         f"{count} training problems; {config.groups_in_all(count)} groups in {iterations} iterations",
         f"an iteration: {algorithm.groups_per_iteration} groups x {algorithm.samples_per_prompt} rows = {rows} rows, "
         f"{algorithm.ppo_epochs} x {min(algorithm.minibatches, rows)} optimiser steps; {steps_in_all(config, count)} in all",
-        f"under way at once: at most {cap} groups = {cap * algorithm.samples_per_prompt} prefixes "
-        f"(window of {algorithm.max_staleness} versions)",
+        f"under way at once: at most {cap} groups = {cap * algorithm.samples_per_prompt} "
+        f"{'prefixes' if config.mode == 'prefix' else 'answers'} of up to {config.max_sampled_tokens} tokens "
+        f"(window of {algorithm.max_staleness} versions{_over_sampled(config)})",
     ]
     return "\n".join([*lines, *_adapter_memory(config), *_target_memory(config)])
+
+
+def _over_sampled(config: RunConfig) -> str:
+    f = config.filter.over_sampling
+    return f", {f:g} times over for what the filter takes" if f > 1 else ""
 
 
 def parameters(model: str) -> tuple[int, str] | None:
@@ -57,19 +72,70 @@ def _adapter_memory(config: RunConfig) -> list[str]:
         return ["adapter: its size is not known before it is downloaded"]
     count, source = known
     working = _DTYPE_BYTES[config.learner.dtype]
-    # Per trained parameter: working copy, fp32 master where that is not it, two Adam moments and a gradient in fp32.
-    models = 2 if config.algorithm.has_critic else 1
-    trained = models * count * (working + (4 if working == 2 else 0) + 8 + 4)
-    reference = count * working if config.algorithm.kl > 0 else 0
     return [
         f"adapter: {count / 1e6:,.1f} M parameters ({source})",
-        f"learner: {(trained + reference) / GIB:.2f} GiB over all ranks without activations ({models} trained "
-        f"with optimiser{', reference' if reference else ''})",
+        _learner_memory(config, count, working),
         f"a rollout: {count * working / GIB:.2f} GiB of weights, without its cache",
     ]
 
 
+def _learner_memory(config: RunConfig, count: int, working: int) -> str:
+    """`count`: the adapter's parameters; `working`: bytes of one in the dtype it is computed in."""
+    models = 2 if config.algorithm.has_critic else 1
+    if config.learner.lora is None:
+        actor = critic = count
+        frozen = 1 if config.algorithm.kl > 0 else 0
+        held = [f"{models} trained with optimiser", *(["reference"] if frozen else [])]
+    else:
+        actor, critic = _low_rank_parameters(config, config.learner.lora)
+        frozen = models
+        held = [f"{models} frozen", _said_of_low_rank(actor + (models - 1) * critic)]
+    trained = actor + (models - 1) * critic
+    # Per trained parameter: working copy, fp32 master where that is not it, two Adam moments and a gradient in fp32.
+    size_bytes = trained * (working + (4 if working == 2 else 0) + 8 + 4) + frozen * count * working
+    if config.learner.ema_decay is not None:
+        size_bytes += 4 * actor
+        held.append("moving average")
+    return f"learner: {size_bytes / GIB:.2f} GiB over all ranks without activations ({', '.join(held)})"
+
+
+def _said_of_low_rank(count: int) -> str:
+    if count == 0:
+        return "low-rank matrices not counted before the adapter is downloaded"
+    return f"{count:,} low-rank and head parameters with optimiser"
+
+
+def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, int]:
+    """What actor and critic train beside frozen weights, counted on the adapter without its weights; 0 where it is not here.
+
+    Raises:
+        ConfigError: the matrices fit no layer of the adapter.
+        DataError: the adapter's config.json cannot be read.
+    """
+    if not Path(config.adapter.model, "config.json").is_file():
+        return 0, 0
+    # Seconds of imports, which only a run with low-rank matrices pays for.
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from prefixrl.learner import lora
+
+    try:
+        shape = AutoConfig.from_pretrained(config.adapter.model)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(shape)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"adapter.model = {config.adapter.model!r} is no model folder transformers can load: {error}"
+        ) from error
+    lora.add(model, settings, 0)
+    actor = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    return actor, actor + int(shape.get_text_config().hidden_size)
+
+
 def _target_memory(config: RunConfig) -> list[str]:
+    if config.target is None:
+        return ["no target: a scorer loads the adapter's tokenizer and needs no device"]
     known = parameters(config.target.model)
     if known is None:
         return ["target: its size is not known before it is downloaded"]

@@ -64,7 +64,7 @@ def train_iteration(
         ValueError: a row of this rank is missing or has other lengths than announced.
     """
     algorithm = config.algorithm
-    objective = resolve(algorithm, config.rollout.prefix_tokens)
+    objective = resolve(algorithm, config.max_sampled_tokens)
     _check_rows(data, algorithm.max_staleness)
     minibatches = plan_iteration(
         data.lengths,

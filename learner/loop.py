@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefixrl.common.config import RunConfig
-from prefixrl.common.errors import PeerLost
-from prefixrl.common.messages import Batch, GetBatch, ScoredGroup
-from prefixrl.learner import checkpoint, distributed, summary
+from prefixrl.common.errors import NothingToTrain, PeerLost
+from prefixrl.common.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
+from prefixrl.learner import checkpoint, summary
 from prefixrl.learner.client import BrokerClient
 from prefixrl.learner.evaluate import Evaluator
 from prefixrl.learner.iteration import train_iteration
@@ -62,11 +62,15 @@ class Learner:
     def run(self) -> None:
         """Train until the data is used up, then evaluate and write the summary; or save and go when asked to stop."""
         self.publish()
-        while (batch := self.next_batch()) is not None:
-            self.train(*batch)
-            self.publish()
-            self.save_if_due()
-            self.look_around()
+        try:
+            while (batch := self.next_batch()) is not None:
+                self.train(*batch)
+                self.publish()
+                self.save_if_due()
+                self.look_around()
+        except NothingToTrain as fault:
+            self.give_up(fault)
+            raise
         self.save()
         if not self.is_stopping:
             self.finish()
@@ -79,12 +83,11 @@ class Learner:
             GetBatch(self.iteration, rank, ranks), self.config.learner.batch_timeout_s, self.stopped
         )
         self.first_batch_s = self.first_batch_s or time.monotonic()
-        # Ranks may learn of a stop at different turns: they leave the loop at the same one, or a collective would hang.
-        if distributed.any_rank(self.stopped()):
-            self.is_stopping = True
+        self.is_stopping = isinstance(batch, Halt)
+        if isinstance(batch, Halt | RunOver):
             return None
         self.waited_s = time.monotonic() - waited_from_s
-        if batch is not None and self.zero and self.iteration == 0:
+        if self.zero and self.iteration == 0:
             self.zero.evaluator.ask_candidates(batch[1])
         return batch
 
@@ -101,8 +104,13 @@ class Learner:
         if self.zero:
             self.zero.servers.completed = self.zero.evaluator.iteration = self.iteration
             self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps)
-            times = Times(self.waited_s, trained_s, time.monotonic() - self.started_s)
-            self.zero.metrics.write(batch, shard, metrics, self.models.optimizer_steps, times)
+            now_s = time.monotonic()
+            times = Times(
+                self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s)
+            )
+            self.zero.metrics.write(
+                batch, metrics, self.models.optimizer_steps, times, self.client.status()
+            )
 
     def publish(self) -> None:
         """Hand the current version to the publisher; a collective, so every rank calls it."""
@@ -111,6 +119,11 @@ class Learner:
         tensors = self.models.state_dict_for_publication()
         if self.zero:
             self.zero.publisher.publish(self.iteration, tensors, logprobs)
+
+    def busy_fraction(self, now_s: float) -> float:
+        """Share of the time since the first batch that was spent training."""
+        passed_s = now_s - (self.first_batch_s or now_s)
+        return min(1.0, self.busy_s / passed_s) if passed_s else 0.0
 
     def save_if_due(self) -> None:
         """Checkpoint on the configured iterations."""
@@ -142,16 +155,23 @@ class Learner:
             if self.zero.servers.failure:
                 raise PeerLost(self.zero.servers.failure)
 
+    def give_up(self, fault: NothingToTrain) -> None:
+        """Keep what is trained and send broker and workers home: the run would stand here again; every rank calls it."""
+        self.save()
+        if self.zero:
+            self.zero.servers.expect_end()
+            self.client.stop(str(fault))
+
     def finish(self) -> None:
         """Evaluate the last version, write the summary, end the run."""
         if not self.zero:
             return
         self.zero.publisher.flush(self.iteration)
-        training_s = time.monotonic() - (self.first_batch_s or time.monotonic())
+        busy_fraction = self.busy_fraction(time.monotonic())
         self.zero.evaluator.finish()
         result = summary.summarise(
-            self.client.status(), self.zero.evaluator, self.models.optimizer_steps,
-            min(1.0, self.busy_s / training_s) if training_s else 0.0, time.monotonic() - self.started_s,
+            self.client.status(), self.zero.evaluator, self.zero.metrics, self.models.optimizer_steps,
+            busy_fraction, time.monotonic() - self.started_s,
         )  # fmt: skip
         summary.write(result, self.directory)
         log.info("finished after %d iterations", self.iteration)

@@ -5,17 +5,21 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.messages import Batch, ScoredGroup
+from prefixrl.common.messages import Batch, StageTimes
+from prefixrl.common.status import Document
 from prefixrl.learner.report import IterationMetrics
+from prefixrl.learner.shard import truncated_fraction
 
 
 @dataclass(frozen=True)
 class Times:
-    """Where an iteration's time went."""
+    """Where the learner's time went."""
 
     waited_s: float
     trained_s: float
     since_start_s: float
+    busy_fraction: float
+    """Share of its time since the first batch that the learner trained."""
 
 
 class MetricsLine(msgspec.Struct, frozen=True):
@@ -29,11 +33,22 @@ class MetricsLine(msgspec.Struct, frozen=True):
     ages: dict[str, int]
     """Groups of the batch by age in versions."""
     histograms: dict[str, dict[str, list[float]]]
+    stages: StageTimes
+    """Means over the batch's groups."""
+    waited_for_s: dict[str, float]
+    """How long the broker had no batch to give, by what held it up: rollouts, scorers, or another rank's report."""
+    tokens_per_s: dict[str, float]
+    """rollout, scorer: tokens of the batch over the time since the batch before; learner: while it trained."""
+    busy_fraction: dict[str, float]
+    """Per role, since each worker's first lease."""
+    engine_mismatch: float
+    """Largest difference in a probe logprob among the rollouts, at the versions they installed last."""
+    ended: dict[str, int]
+    """Groups that ended untrained so far, by state and cause."""
+    losses: dict[str, int]
+    """Workers and tasks lost so far, by cause."""
     waited_s: float
     trained_s: float
-    sampled_s: float
-    """Mean seconds the groups of rank 0's shard spent in sampling."""
-    scoring_s: float
     since_start_s: float
 
 
@@ -51,18 +66,20 @@ class MetricsLog:
     def __init__(self, directory: Path, iteration: int) -> None:
         self._metrics = directory / "metrics.jsonl"
         self._advantages = directory / "advantages.jsonl"
+        self._written_s = 0.0
         for path, kind in ((self._metrics, MetricsLine), (self._advantages, AdvantageLine)):
             _keep_before(path, kind, iteration)
 
     def write(
         self,
         batch: Batch,
-        shard: list[ScoredGroup],
         metrics: IterationMetrics,
         optimizer_steps: int,
         times: Times,
+        status: Document,
     ) -> None:
         """Write one iteration's lines."""
+        interval_s, self._written_s = times.since_start_s - self._written_s, times.since_start_s
         ages: dict[str, int] = {}
         for group in batch.groups:
             age = str(batch.iteration - group.version)
@@ -71,16 +88,24 @@ class MetricsLog:
             iteration=batch.iteration,
             version=batch.iteration + 1,
             optimizer_steps=optimizer_steps,
-            figures=metrics.means,
+            figures=metrics.means | {"truncated_fraction": truncated_fraction(batch.groups)},
             ages=ages,
             histograms={
                 name: {"edges": list(each.edges), "counts": [float(count) for count in each.counts]}
                 for name, each in metrics.histograms.items()
             },
+            stages=_mean(batch),
+            waited_for_s=batch.waited_s,
+            tokens_per_s=_tokens_per_s(batch, interval_s, times.trained_s),
+            busy_fraction=status.busy_fraction | {"learner": times.busy_fraction},
+            engine_mismatch=max(
+                (each.engine_mismatch for each in status.workers if each.role == "rollout"),
+                default=0.0,
+            ),
+            ended=status.causes,
+            losses=status.losses,
             waited_s=times.waited_s,
             trained_s=times.trained_s,
-            sampled_s=sum(group.sampled_s for group in shard) / max(1, len(shard)),
-            scoring_s=sum(group.scoring_s for group in shard) / max(1, len(shard)),
             since_start_s=times.since_start_s,
         )
         _append(self._metrics, [line])
@@ -90,6 +115,32 @@ class MetricsLog:
                 AdvantageLine(batch.iteration, group.seq, [next(rows) for _ in group.lengths])
             )
         _append(self._advantages, lines)
+
+    def truncated_fraction(self) -> float:
+        """Share of all rows trained so far that a length limit cut."""
+        decoder, rows, cut = msgspec.json.Decoder(MetricsLine), 0.0, 0.0
+        for line in self._metrics.read_bytes().splitlines() if self._metrics.exists() else ():
+            figures = decoder.decode(line).figures
+            rows += figures["rows"]
+            cut += figures["rows"] * figures.get("truncated_fraction", 0.0)
+        return cut / max(1.0, rows)
+
+
+def _mean(batch: Batch) -> StageTimes:
+    names = StageTimes.__struct_fields__
+    sums = [sum(getattr(group.stages, name) for group in batch.groups) for name in names]
+    return StageTimes(*(total / max(1, len(batch.groups)) for total in sums))
+
+
+def _tokens_per_s(batch: Batch, interval_s: float, trained_s: float) -> dict[str, float]:
+    lengths = [length for group in batch.groups for length in group.lengths]
+    sampled = sum(tokens for _, tokens in lengths)
+    completed = sum(group.completion_tokens for group in batch.groups)
+    return {
+        "rollout": sampled / max(interval_s, 1e-9),
+        "scorer": completed / max(interval_s, 1e-9),
+        "learner": (sampled + sum(prompt for prompt, _ in lengths)) / max(trained_s, 1e-9),
+    }
 
 
 def _append(path: Path, lines: "list[MetricsLine] | list[AdvantageLine]") -> None:

@@ -3,33 +3,39 @@
 This module does not know what is learned: losses, batches and order come from `iteration.py`.
 """
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from prefixrl.common.config import RunConfig
-from prefixrl.common.errors import DataError
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.learner_section import LearnerConfig, LoraConfig
 from prefixrl.common.seeds import derive
-from prefixrl.learner import distributed
+from prefixrl.learner import distributed, lora
 from prefixrl.learner.batch import Padded
 from prefixrl.learner.ppo import token_logprobs
-from prefixrl.learner.trainee import Trainee
+from prefixrl.learner.trainee import Trainee, zero_stage
 
 
 class Actor(nn.Module):
     """A causal language model that answers for the logprobs of given tokens."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, is_packed: bool = False) -> None:
         super().__init__()
         self.model = model
+        self._is_packed = is_packed
 
     def forward(self, batch: dict[str, Tensor], temperature: float) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies at the action positions, both (rows, tokens) float32."""
-        hidden = _at_actions(_hidden(self.model.get_decoder(), batch), batch["action_positions"])
+        hidden = _hidden(self.model.get_decoder(), batch, self._is_packed)
+        hidden = _at_actions(hidden, batch["action_positions"])
         return token_logprobs(
             self.model.get_output_embeddings()(hidden), batch["tokens"], temperature
         )
@@ -38,17 +44,19 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """The adapter's own backbone with a linear head drawn from N(0, 1/(hidden + 1)^2) and no bias."""
 
-    def __init__(self, model: PreTrainedModel, seed: int) -> None:
+    def __init__(self, model: PreTrainedModel, seed: int, is_packed: bool = False) -> None:
         super().__init__()
+        self._is_packed = is_packed
         self.backbone = model.get_decoder()
         hidden = int(model.config.get_text_config().hidden_size)
         draws = torch.randn(1, hidden, generator=torch.Generator().manual_seed(seed))
-        self.head = nn.Linear(hidden, 1, bias=False, dtype=model.dtype)
+        self.head = nn.Linear(hidden, 1, bias=False, dtype=model.dtype, device=model.device)
         self.head.weight.data.copy_(draws / (hidden + 1))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Values at the action positions, (rows, tokens) float32."""
-        hidden = _at_actions(_hidden(self.backbone, batch), batch["action_positions"])
+        hidden = _hidden(self.backbone, batch, self._is_packed)
+        hidden = _at_actions(hidden, batch["action_positions"])
         values: Tensor = self.head(hidden).squeeze(-1).float()
         return values
 
@@ -61,15 +69,18 @@ class Models:
     critic: Trainee | None
     """None when the objective takes its baseline from the group."""
     reference: Actor | None
-    """None when the KL coefficient is 0."""
+    """None where the actor itself answers, without its low-rank matrices, and where there is no reference at all."""
     source: str
-    """Folder or hub name the adapter came from."""
+    """Folder the adapter came from."""
     hf_config: PretrainedConfig
     dtype: Literal["float32", "bfloat16"]
     device: torch.device
     rank: int
     world_size: int
     temperature: float
+    has_reference: bool
+    """False when the KL coefficient is 0."""
+    lora: LoraConfig | None = None
     optimizer_steps: int = 0
     """Planned so far, dropped and left out ones included: the position in the learning rate schedule."""
 
@@ -86,21 +97,25 @@ class Models:
         device = distributed.start(
             config.learner.device, rank, world_size, config.learner.collective_timeout_s
         )
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.learner.dtype]
-        actor = Actor(_load(initial_path, dtype))
+        learner, folder = config.learner, _Folder(initial_path, config, device)
+        actor = Actor(folder.trainable("actor"), folder.is_packed)
         _check_head(actor.model)
         hf_config = actor.model.config
         reference = None
-        if config.algorithm.kl > 0.0:
-            reference = Actor(_load(initial_path, dtype)).to(device).eval().requires_grad_(False)
-        critic, learner = None, config.learner
+        if config.algorithm.kl > 0.0 and learner.lora is None:
+            reference = Actor(folder.load(), folder.is_packed).eval().requires_grad_(False)
+            if world_size > 1 and zero_stage(learner) == 3:
+                shard(reference, device)
+        critic = None
         if config.algorithm.has_critic:
-            head = Critic(_load(initial_path, dtype), derive(config.seed, "critic head"))
+            backbone = folder.trainable("critic")
+            head = Critic(backbone, derive(config.seed, "critic head"), folder.is_packed)
             critic = Trainee(head, learner, learner.critic_lr, device, world_size)
         return cls(
-            actor=Trainee(actor, learner, learner.actor_lr, device, world_size),
+            actor=Trainee(actor, learner, learner.actor_lr, device, world_size, learner.ema_decay),
             critic=critic, reference=reference, source=initial_path, hf_config=hf_config, dtype=learner.dtype, device=device,
-            rank=rank, world_size=world_size, temperature=config.rollout.temperature,
+            rank=rank, world_size=world_size, temperature=config.rollout.temperature, lora=learner.lora,
+            has_reference=config.algorithm.kl > 0.0,
         )  # fmt: skip
 
     def forward_actor(self, batch: Padded) -> tuple[Tensor, Tensor]:
@@ -110,10 +125,11 @@ class Models:
 
     def forward_reference(self, batch: Padded) -> Tensor | None:
         """Logprobs of the initial adapter, (rows, tokens); None when there is no reference."""
-        if self.reference is None:
+        if not self.has_reference:
             return None
-        with torch.no_grad():
-            logprobs: Tensor = self.reference(_inputs(batch), self.temperature)[0]
+        with torch.no_grad(), lora.disabled(self.actor.engine.module):
+            model = self.reference or self.actor.engine
+            logprobs: Tensor = model(_inputs(batch), self.temperature)[0]
         return logprobs
 
     def forward_critic(self, batch: Padded) -> Tensor | None:
@@ -129,7 +145,7 @@ class Models:
         for name, tensor in self.actor.full_tensors():
             if self.rank == 0:
                 whole[name.removeprefix("model.")] = tensor.to("cpu", copy=True).contiguous()
-        return whole
+        return lora.merged(whole, self.lora) if self.lora else whole
 
     @torch.no_grad()
     def probe_logprobs(self, tokens: list[int], temperature: float = 1.0) -> list[float]:
@@ -144,24 +160,80 @@ class Models:
         return logprobs
 
 
-def _load(path: str, dtype: torch.dtype) -> PreTrainedModel:
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True
-        )
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"adapter.model = {path!r} is no model folder transformers can load: {error}"
-        ) from error
-    model.config.use_cache = False
-    model.eval()
-    return model
+def shard(frozen: Actor, device: torch.device) -> None:
+    """Leave each rank its part of a frozen model's weights; a forward gathers them layer by layer, as a collective.
+
+    DeepSpeed's ZeRO-3 has no engine for a model without an optimiser whose forwards may stand between those of others.
+    """
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    layers = frozen.model._no_split_modules or ()
+    for module in frozen.modules():
+        if type(module).__name__ in layers:
+            fully_shard(module, mesh=mesh)
+    fully_shard(frozen, mesh=mesh, reshard_after_forward=True)
+
+
+def attn_implementation(config: LearnerConfig, device: torch.device) -> str:
+    """What computes attention: as asked for, or the best that is installed."""
+    if config.attn_implementation != "auto":
+        return config.attn_implementation
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    is_served = has_flash and device.type == "cuda" and config.dtype == "bfloat16"
+    return "flash_attention_2" if is_served else "sdpa"
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """The adapter's folder, from which actor, critic and reference are loaded in the same way."""
+
+    path: str
+    config: RunConfig
+    device: torch.device
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether rows run end to end as one, without padding."""
+        learner = self.config.learner
+        is_flash = attn_implementation(learner, self.device) == "flash_attention_2"
+        return is_flash if learner.packed is None else learner.packed
+
+    def trainable(self, name: str) -> PreTrainedModel:
+        """With everything that only a model in training needs."""
+        model, learner = self.load(), self.config.learner
+        if learner.lora:
+            lora.add(model, learner.lora, derive(self.config.seed, "lora", name))
+        if learner.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return model
+
+    def load(self) -> PreTrainedModel:
+        """On the learner's device."""
+        attention = attn_implementation(self.config.learner, self.device)
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.config.learner.dtype]
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                self.path, dtype=dtype, use_safetensors=True, attn_implementation=attention
+            )
+        except ImportError as error:
+            raise ConfigError(
+                f"learner.attn_implementation = {attention!r} cannot be had here: {error}; use sdpa or auto"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"adapter.model = {self.path!r} is no model folder transformers can load: {error}"
+            ) from error
+        model.config.use_cache = False
+        nn.Module.to(model, self.device)
+        model.eval()
+        return model
 
 
 @torch.no_grad()
 def _check_head(model: PreTrainedModel) -> None:
     """Logits must be head(backbone): only the positions that count go through the head, which some architectures scale."""
-    ids = torch.arange(4).remainder(model.config.get_text_config().vocab_size)[None, :]
+    ids = torch.arange(4, device=model.device)[None, :].remainder(
+        model.config.get_text_config().vocab_size
+    )
     backbone = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     if not torch.allclose(
         model.get_output_embeddings()(backbone),
@@ -178,12 +250,20 @@ def _inputs(batch: Padded) -> dict[str, Tensor]:
     return {name: getattr(batch, name) for name in names}
 
 
-def _hidden(backbone: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    hidden: Tensor = backbone(
-        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=batch["position_ids"],
-        use_cache=False,
-    ).last_hidden_state  # fmt: skip
-    return hidden
+def _hidden(backbone: nn.Module, batch: dict[str, Tensor], is_packed: bool) -> Tensor:
+    ids, mask, positions = (batch[name] for name in ("input_ids", "attention_mask", "position_ids"))
+    if not is_packed:
+        hidden: Tensor = backbone(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+        ).last_hidden_state
+        return hidden
+    # Without a mask, transformers keeps rows apart by the places where positions begin at 0 again.
+    kept = mask.bool()
+    flat = backbone(
+        input_ids=ids[kept][None], position_ids=positions[kept][None], use_cache=False
+    ).last_hidden_state
+    padded: Tensor = flat.new_zeros(*mask.shape, flat.shape[-1])
+    return padded.index_put((kept,), flat[0])
 
 
 def _at_actions(hidden: Tensor, positions: Tensor) -> Tensor:

@@ -10,9 +10,12 @@ There is one policy loss, one estimator of advantages and one baseline of groups
     rloo                r - mean of the others                   per token      tokens (or rows)
     reinforce_baseline  r - mean, whitened over the iteration    per token      tokens (or rows)
 
+`algorithm.advantage_function`, a user's own, takes the place of the baseline in the last four.
+
 Without a critic, values are 0 and gamma = lambda = 1: GAE is then the sum of the token rewards still to come.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +23,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from prefixrl.common import user_function
 from prefixrl.common.algorithm import AlgorithmConfig
+from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.advantages import gae, group_advantages, token_rewards
 from prefixrl.learner.batch import Piece
 from prefixrl.learner.ppo import PolicySettings, kl_estimate, units
@@ -33,7 +38,7 @@ STD_FLOOR = 1e-6
 class Objective:
     """A name with its options."""
 
-    baseline: Literal["critic", "mean", "leave_one_out"]
+    baseline: Literal["critic", "mean", "leave_one_out", "function"]
     std_floor: float | None
     """What is added to the deviation rewards are divided by; None not to divide."""
     is_one_group: bool
@@ -47,10 +52,12 @@ class Objective:
     """What a row counts in the denominator whatever its length; None when tokens (or rows) are counted."""
     value_clip: float
     policy: PolicySettings
+    advantage_function: str | None = None
+    """Place of the user's function; given with the baseline "function" only."""
 
 
-def resolve(algorithm: AlgorithmConfig, prefix_tokens: int) -> Objective:
-    """The objective a run asks for."""
+def resolve(algorithm: AlgorithmConfig, sampled_tokens: int) -> Objective:
+    """The objective a run asks for; `sampled_tokens` is the most tokens a row may have."""
     name = algorithm.name
     granularity: Literal["token", "product", "geometric_mean"] = "token"
     if name == "appo":
@@ -67,8 +74,10 @@ def resolve(algorithm: AlgorithmConfig, prefix_tokens: int) -> Objective:
         dual_clip=algorithm.dual_clip,
         granularity=granularity,
     )
-    baseline: Literal["critic", "mean", "leave_one_out"] = "critic"
-    if not algorithm.has_critic:
+    baseline: Literal["critic", "mean", "leave_one_out", "function"] = "critic"
+    if algorithm.advantage_function is not None:
+        baseline = "function"
+    elif not algorithm.has_critic:
         baseline = "leave_one_out" if name == "rloo" else "mean"
     return Objective(
         baseline=baseline,
@@ -78,20 +87,53 @@ def resolve(algorithm: AlgorithmConfig, prefix_tokens: int) -> Objective:
         lambda_=algorithm.gae_lambda if name in ("gae", "tppo") else 1.0,
         whiten_floor=algorithm.whiten_floor if algorithm.is_whitened else None,
         kl_in_reward=algorithm.kl if algorithm.kl_placement == "reward" else 0.0,
-        row_tokens=float(prefix_tokens) if name == "dr_grpo" else None,
+        row_tokens=float(sampled_tokens) if name == "dr_grpo" else None,
         value_clip=algorithm.value_clip,
         policy=policy,
+        advantage_function=algorithm.advantage_function,
     )
 
 
 def row_rewards(
     objective: Objective, rewards: Sequence[float], groups: Sequence[int]
 ) -> list[float]:
-    """What each row of the iteration earns: its verdict with a critic, else what it is above its baseline."""
+    """What each row of the iteration earns: its verdict with a critic, else what it is above its baseline.
+
+    Raises:
+        TrainingFault: a user's function failed, or gave something else than a finite number per row.
+    """
     if objective.baseline == "critic":
         return list(rewards)
+    if objective.baseline == "function":
+        assert objective.advantage_function is not None, "resolve sets both"
+        return _ask(objective.advantage_function, rewards, groups)
     whose = [0] * len(groups) if objective.is_one_group else groups
     return group_advantages(rewards, whose, objective.baseline, objective.std_floor)
+
+
+def _ask(place: str, rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """Advantages by the user's function."""
+    what = f"algorithm.advantage_function = {place!r}"
+    try:
+        given = user_function.load(place)(list(rewards), list(groups))
+    except (Exception, SystemExit) as error:
+        said = user_function.explain(error, user_function.file_of(place))
+        raise TrainingFault(f"{what} failed: {said}") from error
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(values, Sequence) or len(values) != len(rewards):
+        size = f"{len(values)} values" if isinstance(values, Sequence) else type(given).__name__
+        raise TrainingFault(
+            f"{what} returned {size}; expected a list of {len(rewards)}, one per row"
+        )
+    advantages = [user_function.number(value) for value in values]
+    for row, advantage in enumerate(advantages):
+        if not math.isfinite(advantage):
+            shown = advantage if math.isinf(advantage) else values[row]
+            raise TrainingFault(
+                f"{what} returned {shown!r:.100} for row {row} (reward {rewards[row]}, group {groups[row]}); advantages "
+                "are finite numbers"
+            )
+    return advantages
 
 
 def estimate(objective: Objective, piece: Piece, rewards: Tensor) -> Piece:

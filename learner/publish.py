@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from prefixrl.common.delta import write_delta
 from prefixrl.common.errors import TrainingFault
 from prefixrl.common.messages import WeightsNote
 from prefixrl.common.packing import pack_logprobs, pack_tokens
 from prefixrl.common.seeds import derive
-from prefixrl.common.snapshots import prune
+from prefixrl.common.snapshots import prune, versions
 from prefixrl.common.weights import describe, write_snapshot
 from prefixrl.learner.client import BrokerClient
 
@@ -37,8 +38,11 @@ def probe_tokens(seed: int, vocabulary: int) -> list[int]:
 class Publisher:
     """Rank 0's publisher; the newest two versions are kept."""
 
-    def __init__(self, endpoint: str, directory: Path, probe: list[int]) -> None:
+    def __init__(
+        self, endpoint: str, directory: Path, probe: list[int], deltas: bool = True
+    ) -> None:
         self._endpoint = endpoint
+        self._deltas = deltas
         self._directory = directory
         self._probe = pack_tokens(probe)
         self._queue: queue.Queue[tuple[int, dict[str, torch.Tensor], list[float]] | None] = (
@@ -95,6 +99,8 @@ class Publisher:
                 version, tensors, logprobs = item
                 manifest = describe(version, tensors)
                 write_snapshot(self._directory, manifest, tensors)
+                if self._deltas and version - 1 in versions(self._directory):
+                    write_delta(self._directory, version - 1, version)
                 client.published(
                     WeightsNote(version, manifest.digest, self._probe, pack_logprobs(logprobs))
                 )

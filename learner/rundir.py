@@ -1,11 +1,16 @@
-"""The run directory: one learner at a time, one config for its whole life."""
+"""The run directory: one learner at a time, one config and one set of inputs for its whole life."""
 
 import os
 import socket
 from pathlib import Path
 
+import msgspec
+
 from prefixrl.common.config import RunConfig, from_json
+from prefixrl.common.digests import file_digest, function_digest, model_digests
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.hub import model_folder
+from prefixrl.common.messages import ModelDigests
 from prefixrl.common.process import own, write_atomically
 from prefixrl.common.transport import check_endpoint
 
@@ -16,6 +21,7 @@ FREE_KEYS = frozenset(
         ("scorer", "device"), ("scorer", "threads"), ("scorer", "vllm"), ("scorer", "verifier_children"),
         ("learner", "device"), ("learner", "threads"), ("learner", "micro_batch_tokens"),
         ("learner", "batch_timeout_s"), ("learner", "collective_timeout_s"),
+        ("filter", "limit_batches"), ("filter", "min_pass_rate"),
     }
 )  # fmt: skip
 """What may differ when a run is resumed, sections and single keys: nothing that changes what is trained."""
@@ -45,7 +51,55 @@ class RunDirectory:
             _refuse_changes(
                 from_json(known.read_text(encoding="utf-8"), str(known)), config, self.path
             )
+        self._adopt_inputs(_inputs(config))
         write_atomically(known, config.model_dump_json(indent=2))
+
+    def _adopt_inputs(self, given: "Inputs") -> None:
+        known = inputs(self.path)
+        changed = [
+            name.replace("_", ".", 1)
+            for name in Inputs.__struct_fields__
+            if known is not None and getattr(known, name) != getattr(given, name)
+        ]
+        if changed:
+            raise ConfigError(
+                f"{self.path} holds a run whose input files were others: {', '.join(changed)} changed since it began; "
+                "give them back, choose another directory, or start anew (--fresh)"
+            )
+        write_atomically(
+            self.path / "inputs.json", msgspec.json.format(msgspec.json.encode(given)).decode()
+        )
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """Digests of the files that decide what is trained; a run resumes with the same ones, whatever their names.
+
+    The journal names problems by their place, holds rewards as they were judged, and a checkpoint may hold no more of a model
+    than what was added to it.
+    """
+
+    data_train: str
+    reward_function: str
+    algorithm_advantage_function: str
+    adapter_model: ModelDigests
+    target_model: ModelDigests | None
+    """None in direct mode; of a hub name, which need not be on this host, the digest of the name."""
+
+
+def inputs(directory: Path) -> Inputs | None:
+    """What a run began with; None where it has not begun."""
+    noted = directory / "inputs.json"
+    return msgspec.json.decode(noted.read_bytes(), type=Inputs) if noted.exists() else None
+
+
+def _inputs(config: RunConfig) -> Inputs:
+    return Inputs(
+        data_train=file_digest(config.data.train),
+        reward_function=function_digest(config.reward.function),
+        algorithm_advantage_function=function_digest(config.algorithm.advantage_function),
+        adapter_model=model_digests(model_folder(config.adapter.model)),
+        target_model=model_digests(config.target.model) if config.target else None,
+    )
 
 
 def _refuse_changes(known: RunConfig, given: RunConfig, path: Path) -> None:
@@ -54,15 +108,15 @@ def _refuse_changes(known: RunConfig, given: RunConfig, path: Path) -> None:
     for section, value in after.items():
         if section in FREE_SECTIONS or value == before[section]:
             continue
-        if isinstance(value, dict):
-            was = before[section]
+        was = before[section]
+        if isinstance(value, dict) and isinstance(was, dict):
             changed += [
                 f"  {section}.{key}: {was[key]!r} -> {new!r}"
                 for key, new in value.items()
                 if new != was[key] and (section, key) not in FREE_KEYS
             ]
         else:
-            changed.append(f"  {section}: {before[section]!r} -> {value!r}")
+            changed.append(f"  {section}: {was!r} -> {value!r}")
     if changed:
         raise ConfigError(
             f"{path} holds a run with other settings; give them back, choose another directory, or start anew (--fresh)\n"

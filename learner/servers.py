@@ -54,11 +54,11 @@ class Servers:
              "--endpoint-file", str(self._weights_endpoint_file)],
         )  # fmt: skip
 
-    def _start_broker(self) -> "subprocess.Popen[bytes]":
+    def _start_broker(self, *flags: str) -> "subprocess.Popen[bytes]":
         return _spawn(
             "prefixrl.learner.broker",
             ["--directory", str(self._directory), "--iteration", str(self.completed),
-             "--weights-endpoint", self.weights_endpoint],
+             "--weights-endpoint", self.weights_endpoint, *flags],
         )  # fmt: skip
 
     def _wait_for_file(
@@ -103,7 +103,7 @@ class Servers:
 
     def _restart(self, name: str) -> None:
         if name == "broker":
-            self._broker = self._start_broker()
+            self._broker = self._start_broker("--again")
         else:
             # Workers know the address from their Welcome: the new server must take the same one.
             self._weights_listen = self.weights_endpoint

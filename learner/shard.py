@@ -1,7 +1,9 @@
 """From a batch as it came over the wire to what the training core takes: pure."""
 
+from collections.abc import Sequence
+
 from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import Batch, ScoredGroup
+from prefixrl.common.messages import Batch, BatchGroup, ScoredGroup
 from prefixrl.common.packing import logprobs, token_ids
 from prefixrl.learner.batch import IterationData, Sample
 
@@ -39,6 +41,12 @@ def _samples(scored: ScoredGroup, group: int) -> list[Sample]:
         behaviour = logprobs(row.logprobs, tokens.size)
         samples.append(Sample(prompt, tokens, behaviour, verdict.reward, group, scored.version))
     return samples
+
+
+def truncated_fraction(groups: Sequence[BatchGroup]) -> float:
+    """Share of a batch's rows that a length limit cut: answers in direct mode, else completions of the target."""
+    rows = sum(len(group.rewards) for group in groups)
+    return sum(group.truncated for group in groups) / max(1, rows)
 
 
 def steps_in_all(config: RunConfig, problems: int) -> int:

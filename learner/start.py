@@ -7,8 +7,10 @@ from pathlib import Path
 
 from prefixrl.common.config import RunConfig
 from prefixrl.common.errors import PeerLost
+from prefixrl.common.hub import model_folder
 from prefixrl.learner import problems
 from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.golds import GoldCheck
 from prefixrl.learner.rundir import RunDirectory, check_port_is_free
 from prefixrl.learner.servers import Servers
 
@@ -33,9 +35,14 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         check_port_is_free(config.broker.listen)
         completed = _completed(run_directory.path)
         servers = Servers(config, run_directory.path, completed)
+        golds = None
+        if config.reward.function is None and config.data.code != "tests":
+            golds = GoldCheck(training, run_directory.path, config.scorer.verify_timeout_s)
         try:
             _run(config, (rank, ranks), servers, len(training), stopped)
         finally:
+            if golds:
+                golds.close()
             servers.close()
     else:
         _run(config, (rank, ranks), None, len(training), stopped)
@@ -71,14 +78,16 @@ def _run(
     evaluator = Evaluator(config, client, directory, servers.completed) if servers else None
     if evaluator:
         evaluator.ask_before_training()
-    models = Models.load(config, *place, config.adapter.model)
+    models = Models.load(config, *place, model_folder(config.adapter.model))
     state = checkpoint.load(directory / "checkpoints", models)
     iteration = state.iteration if state else 0
     log.info("models are loaded at iteration %d", iteration)
     zero = None
     if servers and evaluator:
         probe = probe_tokens(config.seed, models.hf_config.get_text_config().vocab_size)
-        publisher = Publisher(servers.endpoint, directory / "weights", probe)
+        publisher = Publisher(
+            servers.endpoint, directory / "weights", probe, config.learner.weight_deltas
+        )
         zero = RankZero(servers, publisher, evaluator, MetricsLog(directory, iteration))
     learner = Learner(config, directory, client, models, zero, training, stopped, iteration)
     learner.saved = iteration if state else -1

@@ -5,7 +5,9 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.process import write_atomically
-from prefixrl.learner.evaluate import GREEDY, SAMPLED, Evaluator
+from prefixrl.common.status import Document
+from prefixrl.learner.evaluate import GREEDY, SAMPLED, Evaluator, Interval
+from prefixrl.learner.metrics import MetricsLog
 
 
 class Staleness(msgspec.Struct, frozen=True):
@@ -17,19 +19,30 @@ class Staleness(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """The document. Accuracies are per arm, greedy; `*_sampled` at the run's temperatures."""
+    """The document. Accuracies are per arm, greedy; `*_sampled` at the run's temperatures.
+
+    An arm of which nothing could be judged has none, and is named in `evaluations_incomplete`.
+    """
 
     run_id: str
     accuracy: dict[str, float]
     accuracy_ci95: dict[str, tuple[float, float]]
+    accuracy_interval: dict[str, Interval]
+    """What `accuracy_ci95` is: Wilson's of a share where all rewards are 0 or 1, else the normal one of a mean reward."""
     accuracy_sampled: dict[str, float]
     accuracy_by_family: dict[str, dict[str, float]]
+    truncated_fraction: float
+    """Share of the trained rows that a length limit cut; `accuracy_truncated`: of the evaluated ones, greedy."""
+    accuracy_truncated: dict[str, float]
     fixed_prefix: str
     evaluations_incomplete: list[str]
     eval_problems: int
     verifier_errors: int
     groups: dict[str, int]
     causes: dict[str, int]
+    """Untrained groups by state and cause."""
+    filter_pass_fraction: float | None
+    """Of all groups that the prompt filter judged; None without one."""
     staleness: Staleness
     versions: int
     optimizer_steps: int
@@ -39,34 +52,15 @@ class Summary(msgspec.Struct, frozen=True):
     wall_s: float
 
 
-class _StatusWorker(msgspec.Struct):
-    role: str
-    engine: str
-
-
-class _Status(msgspec.Struct):
-    """The part of the status document a summary needs."""
-
-    run_id: str
-    groups: dict[str, int]
-    causes: dict[str, int]
-    window: int
-    age_histogram: dict[str, int]
-    busy_fraction: dict[str, float]
-    losses: dict[str, int]
-    iteration: int
-    workers: list[_StatusWorker]
-
-
 def summarise(
-    status_json: bytes,
+    status: Document,
     evaluator: Evaluator,
+    metrics: MetricsLog,
     optimizer_steps: int,
     learner_busy: float,
     wall_s: float,
 ) -> Summary:
     """Put the broker's status and the evaluations together."""
-    status = msgspec.json.decode(status_json, type=_Status)
     arms = evaluator.arms()
     greedy = {arm: found[GREEDY] for arm, found in arms.items() if GREEDY in found}
     sampled = {arm: found[SAMPLED] for arm, found in arms.items() if SAMPLED in found}
@@ -74,14 +68,18 @@ def summarise(
         run_id=status.run_id,
         accuracy={arm: each.accuracy for arm, each in greedy.items()},
         accuracy_ci95={arm: each.ci95 for arm, each in greedy.items()},
+        accuracy_interval={arm: each.interval for arm, each in greedy.items()},
         accuracy_sampled={arm: each.accuracy for arm, each in sampled.items()},
         accuracy_by_family={arm: each.by_family for arm, each in greedy.items()},
+        truncated_fraction=metrics.truncated_fraction(),
+        accuracy_truncated={arm: each.truncated_fraction for arm, each in greedy.items()},
         fixed_prefix=evaluator.fixed_prefix(),
         evaluations_incomplete=evaluator.incomplete,
         eval_problems=min((each.problems for each in greedy.values()), default=0),
-        verifier_errors=sum(each.errors for each in (*greedy.values(), *sampled.values())),
-        groups=status.groups,
+        verifier_errors=evaluator.errors(),
+        groups=msgspec.structs.asdict(status.groups),
         causes=status.causes,
+        filter_pass_fraction=_pass_fraction(status),
         staleness=Staleness(
             status.window,
             max((int(age) for age in status.age_histogram), default=0),
@@ -94,6 +92,14 @@ def summarise(
         losses=status.losses,
         wall_s=wall_s,
     )
+
+
+def _pass_fraction(status: Document) -> float | None:
+    """A finished run holds no group any more: what passed was trained."""
+    if status.filter is None:
+        return None
+    trained, filtered = status.groups.trained, status.groups.filtered
+    return trained / (trained + filtered)
 
 
 def write(summary: Summary, directory: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prefixrl.common.config import LearnerConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.learner_section import LearnerConfig
 from prefixrl.learner import distributed
 from prefixrl.learner.schedule import lr_at
 
@@ -45,6 +45,7 @@ class Trainee:
         lr: float,
         device: torch.device,
         world_size: int,
+        ema_decay: float | None = None,
     ) -> None:
         import deepspeed
 
@@ -63,6 +64,17 @@ class Trainee:
                 model=module.to(device), optimizer=optimizer, config=settings
             )[0]
         self.engine.eval()
+        for layer in module.modules():
+            if getattr(layer, "gradient_checkpointing", False):
+                # transformers keeps all activations of a layer in evaluation mode; what drops out stays in it.
+                layer.training = True
+        self._ema_decay = ema_decay
+        self.ema = (
+            {name: weights.detach().clone() for name, weights in self.masters().items()}
+            if ema_decay
+            else {}
+        )
+        """Moving average of `masters`; empty when there is none."""
         self._peak_lr, self._config, self._world_size = lr, config, world_size
         self._bad_losses = torch.zeros((), device=device)
 
@@ -84,8 +96,13 @@ class Trainee:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self._bad_losses.zero_()
-        if self.stage == 0:
-            return self._plain_step()
+        report = self._plain_step() if self.stage == 0 else self._sharded_step()
+        if report.is_applied and self._ema_decay is not None:
+            for name, weights in self.masters().items():
+                self.ema[name].lerp_(weights.detach(), 1.0 - self._ema_decay)
+        return report
+
+    def _sharded_step(self) -> StepReport:
         self.engine.step()
         is_applied = bool(self.engine.was_step_applied())
         return StepReport(
@@ -117,7 +134,8 @@ class Trainee:
         """The fp32 weights this rank updates, as the optimiser sees them: whole at stage 0, else flat partitions."""
         optimizer = self.engine.optimizer
         if self.stage == 0:
-            return dict(self.engine.module.named_parameters())
+            named = self.engine.module.named_parameters()
+            return {name: weights for name, weights in named if weights.requires_grad}
         if self.stage == 3:
             partitions = optimizer.fp32_partitioned_groups_flat
         elif hasattr(optimizer, "fp32_groups_flat_partition"):
@@ -137,6 +155,23 @@ class Trainee:
             for index in range(len(optimizer.fp32_partitioned_groups_flat)):
                 optimizer._reassign_or_swap_out_partitioned_parameters(index)
             optimizer.checkpoint_event_epilogue()
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The engine with its moving average for weights. Entering and leaving are collectives."""
+        masters = self.masters()
+        trained = {name: weights.detach().clone() for name, weights in masters.items()}
+        self._become(self.ema)
+        try:
+            yield
+        finally:
+            self._become(trained)
+
+    @torch.no_grad()
+    def _become(self, weights: dict[str, Tensor]) -> None:
+        for name, own in self.masters().items():
+            own.copy_(weights[name])
+        self.masters_changed()
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter, whole, by name; under ZeRO-3 a collective, bucket by bucket, and whole only while yielded."""
@@ -163,20 +198,14 @@ def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]
             "learner.grad_clip, algorithm.minibatches, learner.micro_batch_tokens); leave them out"
         )
     zero = dict(config.deepspeed.get("zero_optimization", {}))
+    stage = zero_stage(config)
     for key in ("offload_optimizer", "offload_param"):
         if (zero.get(key) or {}).get("device") == "nvme":
             raise ConfigError(
                 f'learner.deepspeed.zero_optimization.{key}.device = "nvme": checkpoints could not see the weights '
                 'there; allowed are "cpu" and "none"'
             )
-    stage = zero.setdefault("stage", 0)
-    if stage not in (0, 1, 2, 3):
-        raise ConfigError(
-            f"learner.deepspeed.zero_optimization.stage = {stage!r}; allowed are 0, 1, 2 and 3"
-        )
-    if config.dtype == "bfloat16" and stage == 0:
-        # Stage 0 in bf16 keeps no fp32 weights, and steps of 5e-7 would round away; for one rank stage 1 is stage 0 with them.
-        zero["stage"] = 1
+    zero["stage"] = stage
     zero.setdefault("reduce_bucket_size", min(500_000_000, max(parameters, 1)))
     settings: dict[str, Any] = {
         "steps_per_print": 2**31,
@@ -192,6 +221,17 @@ def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]
     if config.dtype == "bfloat16":
         settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
     return settings
+
+
+def zero_stage(config: LearnerConfig) -> int:
+    """The ZeRO stage in force; raises ConfigError for one that does not exist."""
+    stage = config.deepspeed.get("zero_optimization", {}).get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise ConfigError(
+            f"learner.deepspeed.zero_optimization.stage = {stage!r}; allowed are 0, 1, 2 and 3"
+        )
+    # Stage 0 in bf16 keeps no fp32 weights, and steps of 5e-7 would round away; for one rank stage 1 is stage 0 with them.
+    return max(stage, 1) if config.dtype == "bfloat16" else int(stage)
 
 
 def _buckets(named: list[tuple[str, nn.Parameter]]) -> Iterator[list[tuple[str, nn.Parameter]]]:

@@ -17,8 +17,10 @@ import torch
 from prefixrl.common.config import RunConfig
 from prefixrl.common.digests import model_digests
 from prefixrl.common.engine import Engine, Job, JobResult, TokenIds
+from prefixrl.common.errors import Refusal
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
+    UNPROVED,
     Beat,
     Done,
     FromBroker,
@@ -48,6 +50,7 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
 OFFER_AGAIN_S = 1.0
+REFUSALS_ALLOWED = 3
 
 
 class Rollout:
@@ -72,21 +75,30 @@ class Rollout:
         self._latest: WeightsNote | None = None
         self._offer_s = 0.0
         self._swap_due = False
+        self._refused = 0
         self._digests = model_digests(model)
         self.version = 0
         self.weights_digest = installed_digest(engine)
+        self._is_proved = True
+        self._proof: Installed | None = None
+        self._proof_s = 0.0
 
     def say_ready(self) -> None:
-        """Tell the broker what is loaded and installed now; tasks of an earlier acquaintance are delivered as usual."""
+        """Tell the broker what is loaded and installed now; tasks of an earlier acquaintance are delivered as usual.
+
+        Weights that the broker has not yet found proved are offered for proof again: no version is claimed for them.
+        """
+        version = self.version if self._is_proved else UNPROVED
         self._link.send(
             Ready(
                 self._engine.slots,
                 self._digests,
-                self.version,
+                version,
                 self.weights_digest,
                 self._engine.name,
             )
         )
+        self._proof_s = 0.0
 
     def run(self, stopping: Callable[[], bool]) -> str:
         """Work until the run is over or the process is asked to stop; returns why it ended."""
@@ -100,6 +112,7 @@ class Rollout:
             for result in self._engine.step(IDLE_S):
                 self._deliver(result)
             self._offer_weights()
+            self._offer_proof()
             self._report()
         return "asked to stop"
 
@@ -125,7 +138,7 @@ class Rollout:
                     message.version,
                     message.difference,
                 )
-                self._staged = None
+                self._staged = self._proof = None
                 self._fetcher.again()
             case _:
                 pass
@@ -135,6 +148,7 @@ class Rollout:
             reason = f"version {self.version} is installed, the task wants {task.version}"
             self._link.send(Refused(task.task, task.attempt, reason))
             return
+        self._is_proved = True  # or the broker would have given no work
         prompts = tuple(self._render(group) for group in task.groups)
         self._open[task.task] = (task, prompts)
         job = make_job(task, prompts, self._renderer.stop_tokens)
@@ -195,25 +209,37 @@ class Rollout:
             return
         manifest, tensors = self._staged
         self._staged, self._offer_s = None, 0.0
-        started_s = time.monotonic()
-        self._engine.install(tensors)
+        try:
+            self._engine.install(tensors)
+        except ValueError as error:
+            self._refuse(manifest.version, error)
+            return
+        self._refused = 0
         self.version, self.weights_digest = manifest.version, manifest.digest
-        probe = self._probe()
-        self._link.send(
-            Installed(
-                self.version,
-                self.weights_digest,
-                pack_logprobs(probe),
-                time.monotonic() - started_s,
-            )
-        )
-
-    def _probe(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        """Logprobs of the newest announced probe: the same tokens in every version of a run."""
         assert self._latest is not None
-        return self._engine.logprobs(
+        # The same tokens in every version of a run.
+        probe = self._engine.logprobs(
             token_ids(self._latest.probe_tokens), self._config.rollout.temperature
         )
+        self._proof = Installed(self.version, self.weights_digest, pack_logprobs(probe))
+        self._is_proved, self._proof_s = False, 0.0
+
+    def _refuse(self, version: int, error: ValueError) -> None:
+        """Weights that do not fit the engine change nothing in it: they are fetched again, and not for ever."""
+        self._refused += 1
+        log.warning("version %d cannot be installed: %s; fetching again", version, error)
+        if self._refused >= REFUSALS_ALLOWED:
+            raise Refusal(
+                f"version {version} could not be installed {self._refused} times in a row: {error}"
+            )
+        self._fetcher.again()
+
+    def _offer_proof(self) -> None:
+        """Show the probe until there is work: a broker that was restarted may not know the version yet."""
+        if self._is_proved or self._proof is None or time.monotonic() < self._proof_s:
+            return
+        self._proof_s = time.monotonic() + OFFER_AGAIN_S
+        self._link.send(self._proof)
 
     def _report(self) -> None:
         vitals = self._link.vitals

@@ -1,33 +1,58 @@
-"""Fetches published weights in the background while the engine works: chunk by chunk, verified, whole or not at all."""
+"""Fetches published weights in the background while the engine works: piece by piece, verified, whole or not at all.
+
+    manifest ─▶ pieces of the snapshot, or of the deltas from the one held ─▶ staged in memory, checked as they come ─▶ take()
+
+Whatever goes wrong, a version is handed out with every checksum proved, or it is asked for again and counted: damaged bytes are
+thrown away and all of them pulled anew, pieces that arrived before a connection was lost are kept.
+"""
 
 import logging
 import queue
 import secrets
 import threading
 import time
+from dataclasses import dataclass
 
 import torch
 
 from prefixrl.common.errors import PeerLost, PrefixRLError
+from prefixrl.common.memory_file import MemoryFiles
 from prefixrl.common.messages import (
     Chunk,
     FromWeights,
-    GetChunk,
     GetManifest,
     Gone,
     Manifest,
     ToWeights,
 )
-from prefixrl.common.transport import Client, Malformed
-from prefixrl.common.weights import BadSnapshot, check_manifest, rebuild
+from prefixrl.common.transport import Client, Malformed, keep_receive_buffers
+from prefixrl.common.weights import BadSnapshot, check_manifest
+from prefixrl.rollout.staging import Held, Staging
 
 log = logging.getLogger(__name__)
 
-WINDOW_CHUNKS = 4
-"""Chunks asked for ahead of the one being received."""
+WINDOW_BYTES = 16 * 2**20
+"""Asked for ahead of what is being received."""
+WINDOW_PIECES = 32
 ANSWER_S = 5.0
 ASK_AGAIN_S = 0.2
 DAMAGED_PULLS_ALLOWED = 3
+
+
+@dataclass
+class Counts:
+    """What became of pulls."""
+
+    full: int = 0
+    delta: int = 0
+    wire_bytes: int = 0
+    """Of pieces, those of given-up pulls included."""
+    retries: int = 0
+    """Pulls that did not end with a version, for whatever reason."""
+    damaged: int = 0
+    """Those of them in which bytes or the manifest were wrong."""
+    pull_s: float = 0.0
+    """Time of the pulls that did."""
 
 
 class Fetcher:
@@ -42,9 +67,19 @@ class Fetcher:
             queue.SimpleQueue()
         )
         self._failure: PrefixRLError | None = None
-        self._damaged = 0
-        self.retries = 0
+        self._damaged_in_a_row = 0
+        self._files = MemoryFiles()
+        self._held: Held | None = None
+        self._staging: Staging | None = None
+        """A pull that was interrupted."""
+        self.counts = Counts()
+        keep_receive_buffers()
         threading.Thread(target=self._run, name="weights", daemon=True).start()
+
+    @property
+    def retries(self) -> int:
+        """Pulls that were given up."""
+        return self.counts.retries
 
     def want(self, version: int) -> None:
         """Fetch this version unless it is fetched already."""
@@ -58,7 +93,8 @@ class Fetcher:
         self._endpoint = endpoint
 
     def again(self) -> None:
-        """The version fetched last proved bad: fetch the wanted one anew."""
+        """The version fetched last proved bad: fetch all of the wanted one anew."""
+        self._held = None
         self._have = -1
         self._changed.set()
 
@@ -88,61 +124,92 @@ class Fetcher:
         finally:
             if client is not None:
                 client.close()
+            self._files.close()
 
     def _fetch(self, client: Client[FromWeights, ToWeights]) -> bool:
         """One try; raises PeerLost when a version arrived damaged too often."""
+        started_s = time.monotonic()
         try:
-            manifest, tensors = self._pull(client, self._wanted)
+            staging = self._pull(client, self._wanted)
+            self._held, tensors = staging.finish()
         except (BadSnapshot, Malformed) as error:
-            self.retries += 1
-            self._damaged += 1
-            log.warning("pull %d of version %d failed: %s", self._damaged, self._wanted, error)
-            if self._damaged >= DAMAGED_PULLS_ALLOWED:
-                times = f"{self._damaged} times in a row"
-                raise PeerLost(f"version {self._wanted} arrived damaged {times}: {error}") from None
+            self._give_up_damaged(error)
             return False
-        except PeerLost as error:
-            self.retries += 1
+        except (PeerLost, OSError) as error:
+            self.counts.retries += 1
             log.warning("weights of version %d: %s; asking again", self._wanted, error)
             time.sleep(ASK_AGAIN_S)
             return False
-        self._damaged = 0
-        self._have = manifest.version
-        self._staged.put((manifest, tensors))
+        self._damaged_in_a_row = 0
+        self._staging = None
+        if staging.chain:
+            self.counts.delta += 1
+        else:
+            self.counts.full += 1
+        self.counts.pull_s += time.monotonic() - started_s
+        self._have = staging.manifest.version
+        self._staged.put((staging.manifest, tensors))
         return True
 
-    def _pull(
-        self, client: Client[FromWeights, ToWeights], version: int
-    ) -> tuple[Manifest, dict[str, torch.Tensor]]:
-        """One whole snapshot: of `version`, or of the newest one where that is gone already."""
+    def _give_up_damaged(self, error: Exception) -> None:
+        """The next pull is a full one: nothing that stands here is relied on."""
+        self._staging = self._held = None
+        self.counts.retries += 1
+        self.counts.damaged += 1
+        self._damaged_in_a_row += 1
+        times = self._damaged_in_a_row
+        log.warning("pull %d of version %d failed: %s", times, self._wanted, error)
+        if times >= DAMAGED_PULLS_ALLOWED:
+            raise PeerLost(
+                f"version {self._wanted} arrived damaged {times} times in a row: {error}"
+            ) from None
+        time.sleep(ASK_AGAIN_S)
+
+    def _pull(self, client: Client[FromWeights, ToWeights], version: int) -> Staging:
+        """All pieces of `version`, or of the newest one where that is gone already."""
         manifest = self._manifest(client, version)
         check_manifest(manifest)
-        chunks = -(-manifest.size_bytes // manifest.chunk_bytes)
-        data, asked = bytearray(manifest.size_bytes), 0
-        received: set[int] = set()
-        while len(received) < chunks:
-            while asked < min(chunks, len(received) + WINDOW_CHUNKS):
-                client.send(GetChunk(manifest.version, asked), timeout_s=ANSWER_S)
-                asked += 1
-            answer = client.receive(ANSWER_S)
-            if answer is None:
-                raise PeerLost(f"no chunk from {self._endpoint} for {ANSWER_S:g} s")
-            message, frames = answer
-            if isinstance(message, Gone):
-                raise PeerLost(
-                    f"version {message.version} was superseded by {message.latest} during the pull"
-                )
-            if not isinstance(message, Chunk) or message.version != manifest.version:
-                continue  # an answer to an earlier pull that was given up
-            start = message.index * manifest.chunk_bytes
-            size = min(manifest.chunk_bytes, manifest.size_bytes - start)
-            if len(frames) != 1 or len(frames[0]) != size or message.index >= chunks:
-                raise BadSnapshot(
-                    f"chunk {message.index} holds {[len(frame) for frame in frames]} bytes, expected {size}"
-                )
-            data[start : start + size] = frames[0]
-            received.add(message.index)
-        return manifest, rebuild(manifest, data)
+        staging = self._resumed(manifest)
+        to_ask, under_way = staging.missing(), dict[int, int]()
+        while not staging.is_complete:
+            while not under_way or (
+                sum(under_way.values()) < WINDOW_BYTES and len(under_way) < WINDOW_PIECES
+            ):
+                number = next(to_ask, None)
+                if number is None:
+                    break
+                client.send(staging.request(number), timeout_s=ANSWER_S)
+                under_way[number] = staging.size_of(number)
+            self._receive(client, staging, under_way)
+        return staging
+
+    def _resumed(self, manifest: Manifest) -> Staging:
+        """What an interrupted pull of the same bytes left, else a fresh start."""
+        begun = self._staging
+        if begun is not None and begun.manifest == manifest:
+            return begun
+        self._staging = None  # its memory serves again
+        memory = self._files.take(manifest.size_bytes)
+        self._staging = Staging(manifest, memory, self._held)
+        return self._staging
+
+    def _receive(
+        self, client: Client[FromWeights, ToWeights], staging: Staging, under_way: dict[int, int]
+    ) -> None:
+        answer = client.receive_views(ANSWER_S)
+        if answer is None:
+            raise PeerLost(f"no chunk from {self._endpoint} for {ANSWER_S:g} s")
+        message, frames = answer
+        if isinstance(message, Gone):
+            raise PeerLost(
+                f"version {message.version} was superseded by {message.latest} during the pull"
+            )
+        number = staging.number_of(message) if isinstance(message, Chunk) else None
+        if number is None:
+            return  # an answer to an earlier pull that was given up
+        self.counts.wire_bytes += sum(len(frame) for frame in frames)
+        under_way.pop(number, None)
+        staging.put(number, frames)
 
     def _manifest(self, client: Client[FromWeights, ToWeights], version: int) -> Manifest:
         client.send(GetManifest(version), timeout_s=ANSWER_S)

@@ -4,6 +4,9 @@ Started as `prefixrl-scorer --connect tcp://host:port`, anywhere, any number of 
 receives weights: with its target loaded it is a pure throughput machine, so answers are verified in child processes while
 the engine goes on decoding.
 
-Read in this order: `loop.py` (receive, continue, judge, send), `extract.py` (which part of a text is the answer), `verify.py`
-(is it the gold answer), `verifier_pool.py` and `verifier_child.py` (the same, in processes that can be killed).
+In direct mode there is no target: a scorer decodes the adapter's answers and verifies them.
+
+Read in this order: `loop.py` (receive, continue, judge, send), `direct.py` (the same without a target), `judging.py` (what both
+share), `extract.py` (which part of a text is the answer), `verify.py` (is it the gold answer), `verifier_pool.py` and
+`verifier_child.py` (the same, in processes that can be killed), `programs.py` and `sandbox.py` (answers that are programs).
 """

@@ -1,4 +1,4 @@
-"""`prefixrl-scorer`: the frozen target in an engine, and the verifier. Stateless: start, stop and kill any number at will."""
+"""`prefixrl-scorer`: the frozen target in an engine (none in direct mode), and the verifier; stateless."""
 
 from typing import TYPE_CHECKING
 
@@ -6,11 +6,12 @@ from prefixrl.common.command import worker_command
 
 if TYPE_CHECKING:
     from prefixrl.common.worker import Joined
+    from prefixrl.scorer.direct import DirectScorer
     from prefixrl.scorer.loop import Scorer
 
 
-def _load(joined: "Joined") -> "Scorer":
-    from prefixrl.scorer.start import load  # slow: only once the broker has answered
+def _load(joined: "Joined") -> "Scorer | DirectScorer":
+    from prefixrl.scorer.start import load
 
     return load(joined)
 

@@ -8,7 +8,7 @@ import re
 MAX_ANSWER_CHARS = 512
 """A longer answer is not parsed: `verify.refusal` names it, the verdict is `parse_fail`."""
 
-_THINK_CLOSE = "</think>"
+THINK_CLOSE = "</think>"
 _TOKEN = re.compile(r"\\\\|\\[{}]|\\(?:boxed|fbox)\s*\{|[{}]")
 
 
@@ -19,7 +19,7 @@ def extract_answer(text: str) -> str | None:
     one is blank: an answer that was cut off is no answer. One pass, so a text made of nothing but
     `\boxed{` costs no more than any other.
     """
-    tail = text.rpartition(_THINK_CLOSE)[2]
+    tail = text.rpartition(THINK_CLOSE)[2]
     opened: list[
         int
     ] = []  # where each open brace's content begins; negative unless the brace belongs to a box

@@ -6,27 +6,22 @@ It waits for nothing but the next message, decoding step or verdict; verificatio
 A row whose verdict is `error` keeps that status: it is never read as a wrong answer.
 """
 
-import itertools
 import logging
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from prefixrl.common.config import RunConfig
-from prefixrl.common.digests import model_digests
-from prefixrl.common.engine import Engine, Finished, Job, JobResult, TokenIds
+from prefixrl.common.engine import Engine, Job, JobResult, TokenIds
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
     Done,
     FromBroker,
     GroupPrefixes,
+    ModelDigests,
     Ready,
     Refused,
     Revoke,
-    ScoredGroup,
-    Scores,
     ScoreTask,
     Verdict,
     Welcome,
@@ -34,25 +29,13 @@ from prefixrl.common.messages import (
 from prefixrl.common.packing import token_ids
 from prefixrl.common.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
+from prefixrl.scorer.judging import Answered, Judging
 from prefixrl.scorer.verifier_pool import VerifierPool
 
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
 POLL_S = 0.005
-
-
-@dataclass
-class _Open:
-    """A task between its arrival and its Scores."""
-
-    task: ScoreTask
-    received_s: float
-    rows: int = 0
-    submitted: list[int] = field(default_factory=list)
-    """Rows the engine completes, in the order of its job; the others have their verdict already."""
-    finished: dict[int, Finished] = field(default_factory=dict)
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
 
 
 class Scorer:
@@ -65,18 +48,17 @@ class Scorer:
         engine: Engine,
         renderer: Renderer | ByteRenderer,
         verifier: VerifierPool,
-        model: str,
+        digests: ModelDigests,
     ) -> None:
         self._config = config
         self._link = link
         self._engine = engine
         self._renderer = renderer
-        self._verifier = verifier
-        self._digests = model_digests(model)
-        self._open: dict[str, _Open] = {}
-        self._verifying: dict[int, tuple[str, int, float, str]] = {}
-        self._keys = itertools.count()
-        self._verified = 0
+        self._digests = digests
+        self._judging = Judging(link, verifier, config.scorer.keep_completions)
+        self._decoding: dict[str, list[tuple[int, TokenIds]]] = {}
+        """Per task at the engine: the rows it completes in the order of its job, with their prefixes; the others have their
+        verdict already."""
 
     def say_ready(self) -> None:
         """Tell the broker what is loaded; tasks of an earlier acquaintance are delivered as usual."""
@@ -93,26 +75,23 @@ class Scorer:
                 message = self._link.receive(0.0)
             for result in self._engine.step(IDLE_S):
                 self._judge(result)
-            self._collect_verdicts()
+            self._judging.collect()
             self._report()
         return "asked to stop"
 
     def _patience_s(self) -> float:
-        if not self._open:
+        if not self._judging.open:
             return IDLE_S
-        return (
-            POLL_S
-            if len(self._verifying) and all(each.finished for each in self._open.values())
-            else 0.0
-        )
+        return 0.0 if self._decoding else POLL_S
 
     def _handle(self, message: FromBroker) -> None:
         match message:
             case ScoreTask():
                 self._start(message)
             case Revoke(task, attempt):
-                if task in self._open and self._engine.cancel(task):
-                    del self._open[task]
+                if task in self._decoding and self._engine.cancel(task):
+                    del self._decoding[task]
+                    self._judging.drop(task)
                     self._link.send(Refused(task, attempt, "revoked before it started"))
             case Welcome():
                 self.say_ready()
@@ -121,9 +100,10 @@ class Scorer:
 
     def _start(self, task: ScoreTask) -> None:
         """Submit every row whose question can be rendered; the others are judged `error` with the reason."""
-        entry = self._open[task.task] = _Open(task, time.monotonic())
+        self._judging.begin(task)
         rows: list[TokenIds] = []
-        uniforms, scripts, index = [], [], 0
+        decoding: list[tuple[int, TokenIds]] = []
+        uniforms, scripts, refused, index = [], [], {}, 0
         for group in task.groups:
             draws = row_uniforms(
                 group.seed, "completion", len(group.rows), task.sampling.max_new_tokens
@@ -132,25 +112,24 @@ class Scorer:
                 prompt = self._renderer.prompt(group.prompt.question)
             except ValueError as error:
                 for _ in group.rows:
-                    entry.verdicts[index] = Verdict(0.0, "error", str(error), "error", 0, 0)
+                    refused[index] = Verdict(0.0, "error", str(error), "error", 0, 0)
                     index += 1
                 continue
             for row, row_draws in zip(group.rows, draws, strict=True):
-                rows.append(
-                    np.concatenate([prompt, self._renderer.without_stop(token_ids(row.tokens))])
-                )
+                prefix = self._renderer.without_stop(token_ids(row.tokens))
+                rows.append(np.concatenate([prompt, prefix]))
                 scripts.append(self._script(group, float(row_draws[-1])))
-                entry.submitted.append(index)
+                decoding.append((index, prefix))
                 index += 1
             uniforms.append(draws)
-        entry.rows = index
         if rows:
+            self._decoding[task.task] = decoding
             stops = self._renderer.stop_tokens
             draws = np.concatenate(uniforms)
             job = Job(task.task, tuple(rows), draws, task.sampling, stops, tuple(scripts))
             self._engine.submit(job)
-        else:
-            self._deliver(self._open.pop(task.task))
+        for row_index, verdict in refused.items():
+            self._judging.settle(task.task, row_index, verdict)
 
     def _script(self, group: GroupPrefixes, draw: float) -> TokenIds:
         """What a simulated target answers: right with the declared accuracy."""
@@ -158,55 +137,16 @@ class Scorer:
         return ByteRenderer().encode(f"\\boxed{{{answer}}}")
 
     def _judge(self, result: JobResult) -> None:
-        entry = self._open[result.key]
-        flat = [(group, row) for group in entry.task.groups for row in group.rows]
-        for index, done in zip(entry.submitted, result.rows, strict=True):
-            group, row = flat[index]
-            entry.finished[index] = done
-            prefix = self._renderer.without_stop(token_ids(row.tokens))
+        for (row, prefix), done in zip(self._decoding.pop(result.key), result.rows, strict=True):
             text = self._renderer.text(np.concatenate([prefix, done.tokens]))
-            key = next(self._keys)
-            self._verifying[key] = (result.key, index, time.monotonic(), text)
-            self._verifier.submit(key, text, group.prompt.gold)
-
-    def _collect_verdicts(self) -> None:
-        for key, verdict in self._verifier.poll():
-            task, index, since_s, text = self._verifying.pop(key)
-            entry, self._verified = self._open[task], self._verified + 1
-            done = entry.finished[index]
-            keep = entry.task.kind == "eval" or self._config.scorer.keep_completions
-            entry.verdicts[index] = Verdict(
-                reward=verdict.reward,
-                status=verdict.status,
-                extracted=verdict.extracted or "",
-                finish=done.finish,
-                completion_tokens=int(done.tokens.size),
-                elapsed_ms=int((time.monotonic() - since_s) * 1000),
-                completion=text if keep else "",
+            self._judging.submit(
+                Answered(result.key, row, text, done.finish, int(done.tokens.size))
             )
-            if len(entry.verdicts) == entry.rows:
-                self._deliver(self._open.pop(task))
-
-    def _deliver(self, entry: _Open) -> None:
-        task, scoring_s = entry.task, time.monotonic() - entry.received_s
-        verdicts = iter(entry.verdicts[index] for index in range(entry.rows))
-        groups = tuple(
-            ScoredGroup(
-                prefixes=group,
-                version=task.version,
-                weights_digest=task.weights_digest,
-                verdicts=tuple(next(verdicts) for _ in group.rows),
-                scorer=self._link.name,
-                sampled_s=task.sampled_s,
-                scoring_s=scoring_s,
-            )
-            for group in task.groups
-        )
-        self._link.send(Scores(task.task, task.attempt, task.kind, groups))
 
     def _report(self) -> None:
         vitals = self._link.vitals
-        vitals.progress = self._engine.progress + self._verified
+        vitals.progress = self._engine.progress + self._judging.verified
         vitals.busy_slot_s = self._engine.busy_slot_s
-        vitals.leases = tuple(self._open)
-        vitals.state = f"verifying {len(self._verifying)}" if self._verifying else "scoring"
+        vitals.leases = tuple(self._judging.open)
+        pending = self._judging.pending
+        vitals.state = f"verifying {pending}" if pending else "scoring"

@@ -5,11 +5,14 @@
                                       ▲          ├─ past its deadline: killed, `timeout`
                                       └─ once ───┴─ died by itself; the second time `error`
 
+With a reward function of the user's there is no exact path and no cache: every text is given to it, in a child.
+
 Equal questions are asked once, one after the other (cache) or at the same time alike. A child that
 is killed, dies or has served its time is replaced, so the pool is soon back at full size.
 """
 
 import contextlib
+import fcntl
 import os
 import selectors
 import subprocess
@@ -22,6 +25,7 @@ import msgspec
 
 from prefixrl.common.errors import PeerLost
 from prefixrl.scorer.extract import MAX_ANSWER_CHARS, extract_answer
+from prefixrl.scorer.programs import MAX_PROGRAM_CHARS, CodeMode, find_program
 from prefixrl.scorer.verifier_child import (
     LENGTH_BYTES,
     Answer,
@@ -31,7 +35,7 @@ from prefixrl.scorer.verifier_child import (
     deadline_s,
     frame,
 )
-from prefixrl.scorer.verify import Status, Verdict, judge_exactly
+from prefixrl.scorer.verify import Status, Verdict, bare, judge_exactly
 
 START_DEADLINE_S = 120.0
 """Importing sympy takes half a second; minutes on a cold network file system."""
@@ -39,9 +43,13 @@ MAX_FAILED_STARTS = 3
 MAX_ATTEMPTS = 2
 MAX_GOLD_CHARS = 8_192
 """A question must fit a pipe's buffer (64 KiB), or sending it could block."""
+FUNCTION_PIPE_BYTES = 2**20
+"""The buffer where whole texts are sent, to a user's function; a longer question is an error."""
 _READ_BYTES = 65_536
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
 """All that a child sees of the parent's environment, which may hold tokens."""
+_PYTHON_INTEGERS = {"SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
+"""Where gmpy2 is installed sympy takes it by itself: no signal interrupts it, and without memory it aborts the process."""
 
 _JUDGED: dict[Outcome, tuple[float, Status]] = {
     "right": (1.0, "ok"),
@@ -49,12 +57,23 @@ _JUDGED: dict[Outcome, tuple[float, Status]] = {
     "parse_fail": (0.0, "parse_fail"),
     "timeout": (0.0, "timeout"),
 }
+_OK: Status = "ok"
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A user's function that is asked instead of the verifier."""
+
+    place: str
+    """`file.py:name`."""
+    digest: str
+    """What its file must have in every child."""
 
 
 @dataclass
 class _Job:
-    gold: str
-    answer: str
+    question: Question
+    extracted: str
     keys: list[int]
     attempts: int = 0
 
@@ -85,25 +104,32 @@ class VerifierPool:
         self,
         children: int,
         timeout_s: int,
+        function: RewardFunction | None = None,
+        code: CodeMode = "none",
         cache_entries: int = 65_536,
         jobs_per_child: int = 2_000,
     ) -> None:
         """A pool of no processes yet.
 
         Args:
-            timeout_s: whole seconds for each step of math-verify; a child is killed after
-                `3 * timeout_s + 1`.
+            timeout_s: whole seconds for one answer, or for one call of a function; a child that
+                has not answered GRACE_S later is killed.
+            function: asked instead of the verifier.
+            code: which programs in answers are run, in the sandbox.
             cache_entries: verdicts kept, least recently used first out.
             jobs_per_child: answers after which a child is replaced: sympy's caches only grow.
         """
         self._size = children
         self._timeout_s = timeout_s
+        self._function = function
+        self._code = code
+        self._takes_long_questions = function is not None or code != "none"
         self._cache_entries = cache_entries
         self._jobs_per_child = jobs_per_child
         self._is_started = False
-        self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._cache: OrderedDict[Question, Verdict] = OrderedDict()
         self._settled: list[tuple[int, Verdict]] = []
-        self._jobs: dict[tuple[str, str], _Job] = {}
+        self._jobs: dict[Question, _Job] = {}
         self._queue: deque[_Job] = deque()
         self._children: list[_Child] = []
         self._killed: list[subprocess.Popen[bytes]] = []
@@ -126,21 +152,53 @@ class VerifierPool:
         """The living children, starting ones included."""
         return tuple(child.process.pid for child in self._children)
 
-    def submit(self, key: int, text: str, gold: str) -> None:
+    def submit(self, key: int, text: str, gold: str, question: str = "") -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
         extracted = extract_answer(text)
+        if self._function is not None:
+            self._ask_long(key, Question(gold, text, self._timeout_s, question), extracted or "")
+            return
+        program = find_program(text, self._code) if self._code != "none" else None
+        if program is not None or self._code == "tests":
+            self._submit_program(key, program, gold)
+            return
         verdict = judge_exactly(gold, extracted)
         if verdict is None and extracted is not None:
-            verdict = self._recall(gold, extracted)
+            verdict = self._recall(Question(gold, extracted, self._timeout_s))
         if verdict is None and extracted is not None and len(gold) > MAX_GOLD_CHARS:
-            verdict = Verdict(0.0, "error", extracted[:MAX_ANSWER_CHARS])
+            reason = f"a gold answer of more than {MAX_GOLD_CHARS} characters"
+            verdict = Verdict(0.0, "error", reason)
         if verdict is not None:
             self._settled.append((key, verdict))
             return
         assert extracted is not None, "without an answer judge_exactly has decided"
-        job = self._jobs.get((gold, extracted))
+        asked = Question(gold, extracted, self._timeout_s)
+        self._ask(key, asked, extracted[:MAX_ANSWER_CHARS])
+
+    def _submit_program(self, key: int, program: str | None, gold: str) -> None:
+        if program is None:
+            self._settled.append((key, Verdict(0.0, "no_answer", None)))
+        elif len(program) > MAX_PROGRAM_CHARS:
+            cut = program[:MAX_ANSWER_CHARS]
+            self._settled.append((key, Verdict(0.0, "parse_fail", cut)))
+        else:
+            self._ask_long(key, Question(gold, program, self._timeout_s, code=self._code), program)
+
+    def _ask_long(self, key: int, question: Question, extracted: str) -> None:
+        if len(frame(question)) > FUNCTION_PIPE_BYTES:
+            reason = f"more than {FUNCTION_PIPE_BYTES} bytes of question, answer and gold answer"
+            self._settled.append((key, Verdict(0.0, "error", reason)))
+        else:
+            self._ask(key, question, extracted[:MAX_ANSWER_CHARS])
+
+    def check_gold(self, key: int, gold: str) -> None:
+        """Judge a gold answer against itself by sympy alone; `poll` returns the verdict under `key`."""
+        self._ask(key, Question(gold, bare(gold), self._timeout_s), gold[:MAX_ANSWER_CHARS])
+
+    def _ask(self, key: int, question: Question, extracted: str) -> None:
+        job = self._jobs.get(question)
         if job is None:
-            job = self._jobs[gold, extracted] = _Job(gold, extracted, [])
+            job = self._jobs[question] = _Job(question, extracted, [])
             self._queue.append(job)
         job.keys.append(key)
         self._is_started = True
@@ -158,7 +216,7 @@ class VerifierPool:
         for child in [each for each in self._children if each.deadline <= now]:
             self._discard(child)
             if child.job is not None:
-                self._finish(child.job, "timeout")
+                self._give_up(child.job)
             else:
                 self._count_failed_start()
         self._killed = [process for process in self._killed if process.poll() is None]
@@ -197,14 +255,21 @@ class VerifierPool:
 
     def _start(self) -> None:
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment |= _PYTHON_INTEGERS
         # -P: modules of the working directory must not shadow the installed ones.
+        given = (self._function.place, self._function.digest) if self._function else ()
+        command = [sys.executable, "-P", "-m", "prefixrl.scorer.verifier_child"]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "prefixrl.scorer.verifier_child", str(os.getpid())],
+            [*command, str(os.getpid()), *given],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
         )
         assert process.stdin is not None and process.stdout is not None, "both are pipes"
+        if self._takes_long_questions:
+            # Where the system grants less, a long question waits for the idle child to read it.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, FUNCTION_PIPE_BYTES)
         outbox = process.stdout.fileno()
         os.set_blocking(outbox, False)
         child = _Child(process, process.stdin.fileno(), outbox, time.monotonic() + START_DEADLINE_S)
@@ -226,8 +291,13 @@ class VerifierPool:
             raise PeerLost(
                 f"{self._failed_starts} verifier children in a row ended or hung before they were "
                 f"ready (limit {START_DEADLINE_S:.0f} s each); their last words are on stderr. "
-                f"Try: {sys.executable} -c 'import math_verify'"
+                f"Try: {self._how_to_try()}"
             )
+
+    def _how_to_try(self) -> str:
+        if self._function:
+            return f"{sys.executable} {self._function.place.rpartition(':')[0]}"
+        return f"{sys.executable} -c 'import math_verify'"
 
     def _assign(self) -> None:
         for child in self._children:
@@ -239,11 +309,10 @@ class VerifierPool:
     def _send(self, child: _Child, job: _Job) -> None:
         job.attempts += 1
         child.job = job
-        child.deadline = time.monotonic() + deadline_s(self._timeout_s)
-        question = frame(Question(job.gold, job.answer, self._timeout_s))
+        child.deadline = time.monotonic() + deadline_s(self._timeout_s, job.question.code)
         # Broken: it died while idle; the end of its output says so to the next poll.
         with contextlib.suppress(BrokenPipeError):
-            os.write(child.inbox, question)
+            os.write(child.inbox, frame(job.question))
 
     def _read_children(self) -> None:
         for key, _ in self._selector.select(0):
@@ -279,13 +348,21 @@ class VerifierPool:
             return
         job, child.job = child.job, None
         child.jobs_done += 1
+        if self._function is not None and job is not None:
+            if child.jobs_done >= self._jobs_per_child:
+                self._discard(child)
+            self._take_score(job, message)
+            return
         has_failed = message.outcome == "error"
-        if has_failed or child.jobs_done >= self._jobs_per_child:
+        # What was interrupted or ran out of memory may have left sympy's caches in any state.
+        if has_failed or message.outcome == "timeout" or child.jobs_done >= self._jobs_per_child:
             self._discard(child)
         if job is not None and has_failed:
-            self._retry(job)
+            self._retry(job, message.reason)
         elif job is not None:
-            self._finish(job, message.outcome)
+            if message.extracted is not None:
+                job.extracted = message.extracted[:MAX_ANSWER_CHARS]
+            self._finish(job, message.outcome, message.reward)
 
     def _lose(self, child: _Child) -> None:
         """The child ended by itself, or spoke nonsense."""
@@ -293,36 +370,53 @@ class VerifierPool:
             return
         self._discard(child)
         if child.job is not None and child.deadline <= time.monotonic():
-            self._finish(child.job, "timeout")  # its CPU limit was quicker than this process
+            self._give_up(child.job)  # its CPU limit was quicker than this process
         elif child.job is not None:
-            self._retry(child.job)
+            place = self._function.place if self._function else "the verifier"
+            self._retry(child.job, f"{place}: its process ended {MAX_ATTEMPTS} times")
         elif not child.is_ready:
             self._count_failed_start()
 
     # --- verdicts ---------------------------------------------------------------------------------
 
-    def _retry(self, job: _Job) -> None:
+    def _retry(self, job: _Job, reason: str) -> None:
         if job.attempts < MAX_ATTEMPTS:
             self._queue.appendleft(job)
         else:
-            self._settle(job, Verdict(0.0, "error", job.answer[:MAX_ANSWER_CHARS]))
+            self._settle(job, Verdict(0.0, "error", reason[:MAX_ANSWER_CHARS]))
 
-    def _finish(self, job: _Job, outcome: Outcome) -> None:
-        reward, status = _JUDGED[outcome]
-        verdict = Verdict(reward, status, job.answer[:MAX_ANSWER_CHARS])
+    def _take_score(self, job: _Job, answer: Answer) -> None:
+        if answer.outcome == "scored":
+            self._settle(job, Verdict(answer.reward, "ok", job.extracted))
+        else:
+            self._settle(job, Verdict(0.0, "error", answer.reason[:MAX_ANSWER_CHARS]))
+
+    def _give_up(self, job: _Job) -> None:
+        """A child ran past its deadline: the fault of a formula, but not of what keeps its own time."""
+        if self._function is not None:
+            reason = f"{self._function.place}: no reward within {self._timeout_s} s"
+            self._settle(job, Verdict(0.0, "error", reason))
+        elif job.question.code != "none":
+            self._settle(job, Verdict(0.0, "error", "the sandbox did not end the program in time"))
+        else:
+            self._finish(job, "timeout")
+
+    def _finish(self, job: _Job, outcome: Outcome, score: float = 0.0) -> None:
+        reward, status = (score, _OK) if outcome == "scored" else _JUDGED[outcome]
+        verdict = Verdict(reward, status, job.extracted)
         # A timeout may be the machine's fault: it stands for these answers, not for later ones.
         if status != "timeout":
-            self._cache[job.gold, job.answer] = verdict
+            self._cache[job.question] = verdict
             if len(self._cache) > self._cache_entries:
                 self._cache.popitem(last=False)
         self._settle(job, verdict)
 
     def _settle(self, job: _Job, verdict: Verdict) -> None:
-        del self._jobs[job.gold, job.answer]
+        del self._jobs[job.question]
         self._settled.extend((key, verdict) for key in job.keys)
 
-    def _recall(self, gold: str, extracted: str) -> Verdict | None:
-        verdict = self._cache.get((gold, extracted))
+    def _recall(self, question: Question) -> Verdict | None:
+        verdict = self._cache.get(question)
         if verdict is not None:
-            self._cache.move_to_end((gold, extracted))
+            self._cache.move_to_end(question)
         return verdict

@@ -3,19 +3,30 @@ r"""Is an answer the gold answer? Exactly where arithmetic can tell, else with m
     settle_exactly      pure and bounded: strings and rational numbers; None where it cannot tell
     verify_with_sympy   anything else; may cost seconds or gigabytes: for child processes only
 
-Two kinds of answers that math-verify takes for right are wrong here: numbers that agree only
-because both are tiny (1/2004! and 1/2006!, which it rounds to zero), and the question given back as
-the answer (`2+2` for 4).
+Some answers that math-verify takes for right are wrong here: numbers that agree only because both
+are tiny (1/2004! and 1/2006!, which it rounds to zero), the question given back as the answer
+(`2+2` for 4), a set for a tuple (`guards.py`).
 """
 
+import functools
 import logging
 import re
+import time
 from typing import Literal
 
 import msgspec
 
 from prefixrl.scorer.extract import MAX_ANSWER_CHARS
-from prefixrl.scorer.rationals import read_rational
+from prefixrl.scorer.guards import (
+    differs_in_kind,
+    is_close,
+    leaves_undone,
+    sides_of,
+    tuple_elements,
+)
+from prefixrl.scorer.rationals import Rational, read_rational
+from prefixrl.scorer.residues import are_equal
+from prefixrl.scorer.time_limit import time_limit
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +48,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 class UnparsableAnswerError(ValueError):
     """The answer is no mathematical expression and not literally the gold answer."""
+
+
+class GoldError(ValueError):
+    """The gold answer is no mathematical expression that math-verify reads."""
 
 
 def judge_exactly(gold: str, extracted: str | None) -> Verdict | None:
@@ -61,16 +76,22 @@ _REWRITES = tuple(
         (r"\^(?:\\circ|\{\\circ\})", ""),
         (r"\{,\}", ","),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:boxed|fbox)\s*", ""),
         (r"~|\\ ", " "),
         # Two spaces mean something and are kept, as "~": "3 4" is not 34, "1, 200" is not 1,200.
         (r"(?<=\d)\s+(?=\d)|(?<=\d,)\s+(?=\d{3}(?!\d))", "~"),
         (r"\s+", ""),
         (r"\\frac(\d)", r"\\frac{\1}"),
         (r"(\\frac\{[^{}]*\})(\d)", r"\1{\2}"),
+        (r"_\{\\text\{(\w+)\}\}", r"_\1"),
         (r"_\{(\w+)\}", r"_\1"),
+        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+        (r"\{:\}", ":"),
     )
 )
 _IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
+_UNIT = re.compile(r"(?<=[\d}])~?\\(?:text|mathrm|mbox)\{~?[a-zA-Z/]+\.?\}(?:\^\d|\^\{\d\})?$")
+_NAME = re.compile(r"[a-zA-Z](?:_\w)?")
 _CHOICE = re.compile(r"\(?([A-J])(?:[).:].*)?", re.DOTALL)
 
 
@@ -91,16 +112,45 @@ def settle_exactly(gold: str, answer: str) -> bool | None:
     want_choice, got_choice = _CHOICE.fullmatch(want), _CHOICE.fullmatch(got)
     if want_choice and got_choice and len(want) <= 3:
         return want_choice.group(1) == got_choice.group(1)
-    want_number, got_number = read_rational(want), read_rational(got.rpartition("=")[2])
-    if want_number is None or got_number is None:
-        return None
-    if want_number.is_evaluated and not got_number.is_evaluated:
+    want_number = read_rational(want)
+    is_number = want_number is not None and want_number.is_evaluated
+    if leaves_undone(want, got, is_number) or differs_in_kind(want, got, is_number):
         return False
-    if "=" in got:
+    if want_number is not None:
+        return _is_number(want_number, got)
+    elements = tuple_elements(want), tuple_elements(got)
+    if elements[0] and elements[1]:
+        return _are_tuples(want, got, *elements)
+    return are_equal(want, got)
+
+
+def _is_number(want: Rational, answer: str) -> bool | None:
+    """Of `x=8=7` every side that is a number counts, and the last one must be done."""
+    answer = _UNIT.sub("", answer)
+    texts = sides_of(answer)
+    sides = [read_rational(side) for side in texts]
+    if any(side and not side.is_grouped and side.value != want.value for side in sides):
+        return None if want.is_grouped else False
+    got = sides[-1]
+    if got is None:
         return None
-    if want_number.value == got_number.value:
+    if want.is_evaluated and not got.is_evaluated:
+        return False
+    is_named = len(texts) == 2 and _NAME.fullmatch(texts[0]) is not None
+    is_chain = all(side is not None for side in sides)
+    if not (is_named or is_chain) or got.value != want.value:
+        return None
+    return True
+
+
+def _are_tuples(want: str, got: str, wanted: list[str], given: list[str]) -> bool | None:
+    """Element by element; round and square brackets are not the same."""
+    if len(wanted) != len(given) or (want[0], want[-1]) != (got[0], got[-1]):
+        return False
+    pairs = [settle_exactly(*pair) for pair in zip(wanted, given, strict=True)]
+    if all(pairs):
         return True
-    return None if want_number.is_grouped or got_number.is_grouped else False
+    return False if False in pairs else None
 
 
 def normalise(answer: str) -> str:
@@ -111,6 +161,16 @@ def normalise(answer: str) -> str:
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     return text
+
+
+def is_settled_without_sympy(gold: str) -> bool:
+    """Whether the gold answer is a number or the letter of a choice, which the exact path reads by itself."""
+    text = normalise(gold)
+    return (
+        read_rational(text) is not None
+        or _IN_BASE.fullmatch(text) is not None
+        or (len(text) <= 3 and _CHOICE.fullmatch(text) is not None)
+    )
 
 
 def _undelimited(text: str) -> str:
@@ -157,65 +217,95 @@ def refusal(answer: str) -> str | None:
 # --- the slow path --------------------------------------------------------------------------------
 
 
-def verify_with_sympy(gold: str, answer: str, timeout_s: int) -> bool:
+def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
     r"""Ask math-verify. For the main thread of a process that can be killed, and nowhere else.
 
-    Its alarms use SIGALRM, and some of sympy's loops never look at them. Only its LaTeX extraction
-    is used: the other one evaluates text as Python. The gold answer is delimited, since math-verify
-    reads a bare `2\sqrt{3}` as 2.
+    The limit uses SIGALRM, and some of sympy's loops never look at it. Only math-verify's LaTeX
+    extraction is used: the other one evaluates text as Python. The gold answer is delimited, since
+    math-verify reads a bare `2\sqrt{3}` as 2.
 
     Args:
-        timeout_s: whole seconds (alarms take no others) for each of: parsing the gold answer,
-            parsing the answer, comparing one reading of one with one reading of the other.
+        timeout_s: for everything together; where it has passed, no result counts.
 
     Raises:
-        TimeoutError: nothing matched, and one of the steps ran out of time.
+        TimeoutError: the answer cannot be judged within the limit.
         UnparsableAnswerError: nothing matched, and the answer is no expression.
-        ValueError: the gold answer cannot be parsed.
+        GoldError: the gold answer cannot be parsed.
     """
-    bare_gold = re.sub(r"(?<!\\)\$", "", _undelimited(gold))
-    golds = _parse(f"${bare_gold}$", timeout_s)
-    if not golds:
-        raise ValueError(f"gold answer {gold!r} cannot be parsed")
+    deadline = time.monotonic() + timeout_s
+    golds = gold_readings(gold, timeout_s)
+    with time_limit(deadline - time.monotonic()):
+        return _matches(golds, answer)
+
+
+def bare(gold: str) -> str:
+    """A gold answer without dollars that delimit, stray ones included."""
+    return re.sub(r"(?<!\\)\$", "", _undelimited(gold))
+
+
+@functools.lru_cache(maxsize=1024)
+def gold_readings(gold: str, timeout_s: float) -> tuple[object, ...]:
+    """What math-verify makes of a gold answer: at most an expression and its text.
+
+    Raises:
+        GoldError: nothing, or not within the limit.
+    """
     try:
-        answers = _parse(rf"\boxed{{{answer}}}", timeout_s)
-    except (TimeoutError, MemoryError):
+        with time_limit(timeout_s):
+            readings = _parse(f"${bare(gold)}$")
+    except Exception as error:
+        raise GoldError(f"gold answer {gold!r:.200} cannot be parsed: {error}") from error
+    if not readings:
+        raise GoldError(f"gold answer {gold!r:.200} cannot be parsed")
+    return readings
+
+
+def _matches(golds: tuple[object, ...], answer: str) -> bool:
+    # Of a box within the box math-verify would take the inner one alone.
+    unboxed = re.sub(r"\\(?:boxed|fbox)(?![a-zA-Z])", "", answer)
+    try:
+        answers = _parse(rf"\boxed{{{unboxed}}}")
+    except MemoryError:
         raise
     except Exception as error:
         raise UnparsableAnswerError(answer) from error
-    outcomes = [_compare(want, got, timeout_s) for want in golds for got in answers]
-    if True in outcomes:
+    if any(_is_equal(want, got) for want in golds for got in answers):
         return True
-    if None in outcomes:
-        raise TimeoutError("comparing ran out of time")
     if all(isinstance(got, str) for got in answers):
         raise UnparsableAnswerError(answer)
     return False
 
 
-def _parse(delimited: str, timeout_s: int) -> list[object]:
+def _parse(delimited: str) -> tuple[object, ...]:
     from math_verify import LatexExtractionConfig, parse
-    from math_verify.errors import TimeoutException
 
     config = [LatexExtractionConfig(boxed_match_priority=0)]
-    try:
-        return list(parse(delimited, config, parsing_timeout=timeout_s, raise_on_error=True))
-    except TimeoutException as error:  # a BaseException: `except Exception` would let it through
-        raise TimeoutError("parsing ran out of time") from error
+    return tuple(parse(delimited, config, parsing_timeout=None, raise_on_error=True))
 
 
-def _compare(want: object, got: object, timeout_s: int) -> bool | None:
-    """None on timeout."""
+def _is_equal(want: object, got: object) -> bool:
     from math_verify import verify
-    from math_verify.errors import TimeoutException
 
     try:
-        return bool(verify(want, got, timeout_seconds=timeout_s, raise_on_error=True))
-    except TimeoutException:
-        return None
+        # Intervals and inequalities say the same; by default only a gold inequality may be answered by the other.
+        is_equal = verify(
+            want, got, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
+        )
+        return bool(is_equal) and _is_close(want, got)
     except MemoryError:
         raise
     except Exception:
         # Sympy raises whatever it likes on pairs that it cannot compare: they are not equal.
         log.debug("a pair could not be compared", exc_info=True)
         return False
+
+
+def _is_close(want: object, got: object) -> bool:
+    from sympy import Expr
+
+    if not (isinstance(want, Expr) and isinstance(got, Expr) and want.is_number and got.is_number):
+        return True
+    try:
+        return is_close(complex(want), complex(got))
+    except (TypeError, OverflowError):  # no number that a float holds: not tiny
+        return True

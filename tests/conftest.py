@@ -1,6 +1,7 @@
 """One thread per process, no hub, and property tests that say the same thing twice."""
 
 import os
+from typing import Any
 
 # Set before anything imports torch: on few cores two threads per process are slower than one.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -15,3 +16,20 @@ settings.register_profile(
     "prefixrl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("prefixrl")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if os.environ.get("PREFIXRL_NO_VLLM") == "1":
+        terminalreporter.write_line(
+            "PREFIXRL_NO_VLLM=1: the tests of the vLLM engine were turned off"
+        )
+    figures = [
+        text
+        for done in terminalreporter.stats.get("passed", [])
+        for name, text in done.user_properties
+        if name == "figure" and done.when == "call"
+    ]
+    if figures:
+        terminalreporter.section("vLLM against transformers")
+        for line in figures:
+            terminalreporter.write_line(line)

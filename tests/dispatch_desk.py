@@ -13,10 +13,9 @@ from prefixrl.common.messages import (
     Sampling,
 )
 from prefixrl.learner import problems
+from prefixrl.learner.broker.__main__ import make_ledger
 from prefixrl.learner.broker.dispatch import Dispatcher
-from prefixrl.learner.broker.ledger import Ledger, Limits
 from prefixrl.learner.broker.prompts import PromptOrder
-from prefixrl.learner.broker.window import Window
 from prefixrl.learner.broker.workers import Worker
 
 SAMPLING = Sampling(0.0, 4)
@@ -34,10 +33,7 @@ class Desk:
         config = self.config
         prompts = [each.prompt() for each in problems.load(config.data.train, config.data)]
         order = PromptOrder(prompts, config.seed, None)
-        algorithm = config.algorithm
-        limits = Limits(config.rollout.groups_per_task, 3, 3, algorithm.iterations)
-        window = Window(algorithm.groups_per_iteration, algorithm.max_staleness)
-        self.ledger = Ledger(window, limits, order)
+        self.ledger = make_ledger(config, order)
         self.dispatcher = Dispatcher(config, self.ledger, order, "e")
 
     def worker(
@@ -73,7 +69,7 @@ class Desk:
             if not tasks:
                 return groups
             for task in tasks:
-                self.dispatcher.take_prefixes(rollout, sampled(task))
+                self.dispatcher.take_prefixes(rollout, sampled(task), now_s=1.0)
                 groups += len(task.groups)
 
 

@@ -15,7 +15,8 @@ import msgspec
 import torch
 
 from prefixrl.common.config import RunConfig
-from prefixrl.common.digests import model_digests
+from prefixrl.common.delta import write_delta
+from prefixrl.common.digests import model_digests, scorer_digests
 from prefixrl.common.messages import (
     PROTOCOL,
     Accepted,
@@ -55,8 +56,13 @@ ROWS = 2
 NOTE = WeightsNote(0, "d0", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0]))
 
 
-def run_on_disk(folder: Path, *, problems: int = 40, **sections: dict[str, Any]) -> RunConfig:
-    """Models of a few bytes, problems, and a config of 4 groups of 2 per iteration; `config.json` as the learner leaves it."""
+def run_on_disk(
+    folder: Path, *, problems: int = 40, mode: str = "prefix", **sections: dict[str, Any]
+) -> RunConfig:
+    """Models of a few bytes, problems, and a config of 4 groups of 2 per iteration; `config.json` as the learner leaves it.
+
+    `sections`: keys that differ, section by section.
+    """
     for name in ("adapter", "target"):
         model = folder / name
         model.mkdir(parents=True, exist_ok=True)
@@ -67,16 +73,18 @@ def run_on_disk(folder: Path, *, problems: int = 40, **sections: dict[str, Any])
     rows = [{"id": f"p{i}", "question": f"{i} + 1 =", "answer": i + 1} for i in range(problems)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     algorithm = {"groups_per_iteration": 4, "samples_per_prompt": ROWS, "iterations": 5}
+    usual: dict[str, dict[str, Any]] = {
+        "adapter": {"model": str(folder / "adapter")},
+        "data": {"train": str(folder / "train.jsonl")},
+        "rollout": {"groups_per_task": 2},
+        "algorithm": algorithm | {"minibatches": 1},
+        "broker": {"heartbeat_s": 1.0, "silence_s": 30.0},
+    }
+    if mode == "prefix":
+        usual["target"] = {"model": str(folder / "target")}
+    changed = {name: usual.get(name, {}) | keys for name, keys in sections.items()}
     config = RunConfig.model_validate(
-        {
-            "directory": str(folder / "run"),
-            "adapter": {"model": str(folder / "adapter")},
-            "target": {"model": str(folder / "target")},
-            "data": {"train": str(folder / "train.jsonl")},
-            "rollout": {"groups_per_task": 2} | sections.get("rollout", {}),
-            "algorithm": algorithm | {"minibatches": 1} | sections.get("algorithm", {}),
-            "broker": {"heartbeat_s": 1.0, "silence_s": 30.0} | sections.get("broker", {}),
-        }
+        {"directory": str(folder / "run"), "mode": mode} | usual | changed
     )
     directory = Path(config.directory)
     directory.mkdir(exist_ok=True)
@@ -149,8 +157,9 @@ def peers(endpoint: str, *names: str) -> Iterator[list[Peer]]:
 
 def ready(config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> Ready:
     """Ready of a worker that loaded what the run means."""
-    model = config.adapter.model if role == "rollout" else config.target.model
-    return loaded(role, model_digests(model), slots, version)
+    if role == "rollout":
+        return loaded(role, model_digests(config.model_of("rollout")), slots, version)
+    return loaded(role, scorer_digests(config, config.model_of("scorer")), slots, version)
 
 
 def loaded(role: Role, digests: ModelDigests, slots: int = 1, version: int = 0) -> Ready:
@@ -283,6 +292,32 @@ def publish(directory: Path, version: int, chunk_bytes: int = 256) -> dict[str, 
     manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=chunk_bytes)
     write_snapshot(directory, manifest, tensors)
     return tensors
+
+
+def publish_next(
+    directory: Path, version: int, before: dict[str, torch.Tensor], chunk_bytes: int = 256
+) -> dict[str, torch.Tensor]:
+    """Write a snapshot in which a few values differ from `before`, version - 1, and the delta; its tensors."""
+    tensors = {name: tensor.clone() for name, tensor in before.items()}
+    for tensor in tensors.values():
+        tensor.reshape(-1)[version % tensor.numel()] += 1.0
+    manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=chunk_bytes)
+    write_snapshot(directory, manifest, tensors)
+    assert write_delta(directory, version - 1, version)
+    return tensors
+
+
+def trained_further(tensors: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
+    """Every tenth value moved, as a training step would: by steps in proportion to the value's own size."""
+    random = torch.Generator().manual_seed(version)
+    return {
+        name: torch.where(
+            torch.rand(tensor.shape, generator=random) < 0.1,
+            tensor * (1 + 0.01 * torch.randn(tensor.shape, generator=random)),
+            tensor,
+        ).to(tensor.dtype)
+        for name, tensor in tensors.items()
+    }
 
 
 def status(peer: Peer) -> dict[str, Any]:

@@ -6,11 +6,15 @@ ages and pairings are read from the data, never from the ledger's own books.
 
 from collections import Counter
 from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
 
 from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
 from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.common.records import Record
-from prefixrl.learner.broker.ledger import Ledger, Limits, SampleItem, ScoreItem
+from prefixrl.learner.broker.filtering import AccuracyFilter, Starved
+from prefixrl.learner.broker.groups import SampleItem, ScoreItem
+from prefixrl.learner.broker.ledger import Ledger, Limits
 from prefixrl.learner.broker.window import Choice, Wait, Window
 
 
@@ -33,6 +37,11 @@ class Shape:
     groups_per_item: int
     iterations: int | None
     places: int | None
+    over_sampling: Fraction = Fraction(1)
+    passing: int | None = None
+    """With a filter: the draws, modulo 10, below this pass; None: no filter."""
+    limit_groups: int = 10**6
+    """Judged groups of which one must pass."""
 
 
 @dataclass
@@ -50,15 +59,21 @@ class World:
     trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
     draws: int = 0
     over: bool = False
+    starved: Starved | None = None
 
     def __post_init__(self) -> None:
         self.ledger = self._new()
 
     def _new(self) -> Ledger:
         shape = self.shape
-        limits = Limits(shape.groups_per_item, 2, 2, shape.iterations)
-        window = Window(shape.batch_groups, shape.max_staleness)
-        return self.make(window, limits, Places(shape.places))
+        limits = Limits(shape.groups_per_item, 2, 2)
+        window = Window(
+            shape.batch_groups, shape.max_staleness, shape.over_sampling, shape.iterations
+        )
+        band = AccuracyFilter(0.5, 1.0, shape.limit_groups, 0.0)
+        return self.make(
+            window, limits, Places(shape.places), None if shape.passing is None else band
+        )
 
     # --- what workers do ---------------------------------------------------------------------------------------------
 
@@ -66,6 +81,7 @@ class World:
         item = self.ledger.start_sampling(version)
         self._sync()
         if item is not None:
+            self.check_admission(version)
             self.sampling.append(item)
         return item is not None
 
@@ -94,8 +110,15 @@ class World:
         return item is not None
 
     def deliver_scores(self, groups: tuple[GroupPrefixes, ...], error: bool = False) -> None:
-        self.ledger.take_scores([judged(group, error) for group in groups])
+        self.ledger.take_scores([self._judged(group, error) for group in groups])
         self._sync()
+
+    def _judged(self, group: GroupPrefixes, error: bool) -> ScoredGroup:
+        return judged(group, error, self.passes(group))
+
+    def passes(self, group: GroupPrefixes) -> bool:
+        """Whether a group is worth training: a property of the draw, the same whoever judges it."""
+        return self.shape.passing is None or draw_of(group) % 10 < self.shape.passing
 
     def lose(self, item: SampleItem | ScoreItem, died: bool) -> None:
         if isinstance(item, ScoreItem):
@@ -113,6 +136,9 @@ class World:
         self._sync()
         if choice is None:
             self.over = True
+            return False
+        if isinstance(choice, Starved):
+            self.starved, self.over = choice, True
             return False
         if isinstance(choice, Wait):
             return False
@@ -141,6 +167,7 @@ class World:
                 f"age {iteration - version} from the tokens"
             )
             assert group.version == version
+            assert self.passes(group.prefixes), "trained although the filter objects"
             for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
                 assert verdict.extracted == str(token_ids(row.tokens)[1]), (
                     "a verdict on other prefixes"
@@ -163,6 +190,7 @@ class World:
         self.ledger.replay(self.records, completed)
         self.completed = completed
         self.over = False
+        self.starved = None
 
     def _sync(self) -> None:
         """Written down before anybody is told, as the server does."""
@@ -177,16 +205,40 @@ class World:
         gone = counts.trained + counts.filtered + counts.failed + counts.expired
         assert counts.issued == gone + len(live)
         assert counts.trained == sum(len(self.trained[t]) for t in range(self.completed))
-        due = [group.version + shape.max_staleness for group in live if group.version is not None]
-        for until in range(self.completed, max(due, default=0) + 1):
-            fits = shape.batch_groups * (until - self.completed + 1)
+        # Groups whose batch is recorded have their iteration; the others share those after it.
+        chosen = {seq for seqs in ledger.batches.values() for seq in seqs}
+        first = self.completed + len(ledger.batches)
+        due = [
+            group.version + shape.max_staleness
+            for group in live
+            if group.version is not None
+            and group.seq not in chosen
+            and (shape.over_sampling == 1 or group.state == "scored")
+        ]
+        for until in range(first - 1, max(due, default=0) + 1):
+            fits = shape.batch_groups * (until - first + 1)
             assert sum(each <= until for each in due) <= fits, (
                 f"more groups due by {until} than can be trained"
             )
+        if shape.over_sampling == 1:
+            assert "expired: surplus" not in counts.causes
+        if shape.passing in (None, 10):
+            assert not counts.filtered
+
+    def check_admission(self, version: int) -> None:
+        """What is under way after a group was given out at `version`: the cap, as DESIGN words it."""
+        shape = self.shape
+        states = Counter(group.state for group in self.ledger.live())
+        accepted = states["scored"] + states["batched"]
+        under_way = states["sampling"] + states["sampled"] + states["scoring"]
+        needed = (
+            shape.batch_groups * (version + shape.max_staleness + 1 - self.completed) - accepted
+        )
+        assert under_way <= -(-shape.over_sampling * needed // 1), "more under way than the cap"
 
     def finish(self) -> None:
         """Everybody works properly from now on: the run must end, with nothing left over."""
-        for _ in range(2000):
+        for _ in range(5000):
             while self.start_sampling(self.completed):
                 pass
             while self.sampling:
@@ -201,7 +253,17 @@ class World:
             if self.over:
                 break
         assert self.over, "the run hangs"
-        assert self.ledger.outstanding == 0
+        if self.starved is None or self.starved.why == "data":
+            assert self.ledger.outstanding == 0
+            assert (self.starved is None) == bool(self.trained)
+        else:
+            assert self.shape.passing == 0
+        if self.starved is None and self.shape.iterations is not None:
+            assert self.completed == self.shape.iterations
+        if self.starved is None and self.shape.places is not None:
+            books = self.ledger.counts
+            ended = books.trained + books.filtered + books.failed
+            assert ended == self.shape.places, "a prompt was lost"
         counts = Counter(seq for seqs in self.trained.values() for seq in seqs)
         assert not counts or max(counts.values()) == 1
 
@@ -211,10 +273,16 @@ def version_of(group: GroupPrefixes) -> int:
     return int(token_ids(group.rows[0].tokens)[0])
 
 
-def judged(group: GroupPrefixes, error: bool = False) -> ScoredGroup:
+def draw_of(group: GroupPrefixes) -> int:
+    """The draw that made a group, from its tokens."""
+    return int(token_ids(group.rows[0].tokens)[1])
+
+
+def judged(group: GroupPrefixes, error: bool = False, is_right: bool = True) -> ScoredGroup:
     """A verdict per row that names the draw it judged."""
+    status: Literal["ok", "error"] = "error" if error else "ok"
     verdicts = tuple(
-        Verdict(1.0, "error" if error else "ok", str(token_ids(row.tokens)[1]), "eos", 1, 0)
+        Verdict(float(is_right), status, str(token_ids(row.tokens)[1]), "eos", 1, 0)
         for row in group.rows
     )
     return ScoredGroup(group, version_of(group), "d", verdicts, "scorer-0")

@@ -1,5 +1,6 @@
 """Engines of the arithmetic example's models, jobs for them, and what transformers says about the same tokens."""
 
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "deploy/examples/arithmetic"
 VOCABULARY = 40
 END = 1
 """The models' own end-of-turn token."""
+NOTHING_IS_COPIED = "plugin.SharedMemoryWeights.receive_weights = lambda self, update: None"
+"""A fault to plant: installations succeed and change nothing."""
 BLOCK_TOKENS = 32
 """vLLM's cache shares whole blocks; its default on a CPU is longer than any prompt here."""
 
@@ -35,9 +38,11 @@ def config(**vllm: Any) -> RunConfig:
 
 
 @contextmanager
-def started(model: Path, role: str = "rollout", **vllm: Any) -> Iterator[VllmEngine]:
-    """A vLLM engine; its processes are gone afterwards."""
-    engine = make_engine("vllm", str(model), role, config(**vllm))
+def started(
+    model: Path, role: str = "rollout", run: RunConfig | None = None, **vllm: Any
+) -> Iterator[VllmEngine]:
+    """A vLLM engine of a run, the example's by default; its processes are gone afterwards."""
+    engine = make_engine("vllm", str(model), role, run or config(**vllm))
     assert isinstance(engine, VllmEngine)
     try:
         yield engine
@@ -135,3 +140,19 @@ def probe() -> TokenIds:
 def with_stops(each: Job, stops: frozenset[int]) -> Job:
     """The same job, ended by these tokens."""
     return replace(each, key=f"{each.key} {sorted(stops)}", stop_tokens=stops)
+
+
+def plant(folder: Path, fault: str) -> None:
+    """Leave a distribution that breaks our plugin in vLLM's processes; it works where `folder` is on the path."""
+    source = f"""
+        def register():
+            import prefixrl.common.vllm_plugin as plugin
+            {fault}
+    """
+    (folder / "planted_fault.py").write_text(textwrap.dedent(source), encoding="utf-8")
+    metadata = folder / "planted_fault-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted-fault\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nplanted = planted_fault:register\n"
+    )

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import click
@@ -22,11 +23,13 @@ from prefixrl.common.records import Record, RunHeader, VersionPublished
 from prefixrl.common.transport import Server
 from prefixrl.learner import problems
 from prefixrl.learner.broker.dispatch import Dispatcher
+from prefixrl.learner.broker.filtering import AccuracyFilter
 from prefixrl.learner.broker.identity import IdentityCheck
 from prefixrl.learner.broker.ledger import Ledger, Limits
 from prefixrl.learner.broker.prompts import PromptOrder
 from prefixrl.learner.broker.server import Broker, RunState
 from prefixrl.learner.broker.window import Window
+from prefixrl.learner.rundir import inputs
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +45,11 @@ REBIND_S = 10.0
 )
 @click.option("--iteration", type=int, required=True, help="Iterations the learner has completed.")
 @click.option("--weights-endpoint", required=True, help="Where workers fetch published weights.")
+@click.option(
+    "--again", is_flag=True, help="An earlier broker of this run died under the ranks of now."
+)
 @click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
-def main(directory: Path, iteration: int, weights_endpoint: str, parent: int) -> None:
+def main(directory: Path, iteration: int, weights_endpoint: str, again: bool, parent: int) -> None:
     """Serve one run until told to stop."""
     die_with_parent(parent)
     start_logging("prefixrl-broker")
@@ -51,7 +57,7 @@ def main(directory: Path, iteration: int, weights_endpoint: str, parent: int) ->
     with exit_codes():
         config = from_json((directory / "config.json").read_text(encoding="utf-8"))
         server: Server[ToBroker, FromBroker] = _bind(config, directory)
-        broker = build(config, directory, iteration, weights_endpoint, server)
+        broker = build(config, directory, iteration, weights_endpoint, server, again)
         write_atomically(directory / "endpoint", server.endpoint)
         broker.serve(stop.is_set)
         broker.journal.close()
@@ -76,26 +82,42 @@ def _bind(config: RunConfig, directory: Path) -> Server[ToBroker, FromBroker]:
             time.sleep(0.1)
 
 
+def make_ledger(config: RunConfig, order: PromptOrder) -> Ledger:
+    """An empty ledger with the window, the filter and the limits of a config."""
+    batch_groups = config.algorithm.groups_per_iteration
+    window = Window(
+        batch_groups,
+        config.algorithm.max_staleness,
+        Fraction(str(config.filter.over_sampling)),
+        config.algorithm.iterations,
+    )
+    limits = Limits(
+        config.rollout.groups_per_task,
+        config.broker.attempts,
+        config.broker.requeues,
+        config.broker.max_failure_share,
+    )
+    if config.filter.accuracy is None:
+        return Ledger(window, limits, order)
+    judged = config.filter.limit_batches * batch_groups
+    band = AccuracyFilter(*config.filter.accuracy, judged, config.filter.min_pass_rate)
+    return Ledger(window, limits, order, band)
+
+
 def build(
     config: RunConfig,
     directory: Path,
     iteration: int,
     weights_endpoint: str,
     server: Server[ToBroker, FromBroker],
+    is_again: bool = False,
 ) -> Broker:
     """A broker as the run directory describes it, its journal replayed."""
     loaded = problems.load(config.data.train, config.data)
     order = PromptOrder([problem.prompt() for problem in loaded], config.seed, config.data.epochs)
-    limits = Limits(
-        config.rollout.groups_per_task,
-        config.broker.attempts,
-        config.broker.requeues,
-        config.algorithm.iterations,
-    )
-    window = Window(config.algorithm.groups_per_iteration, config.algorithm.max_staleness)
-    ledger = Ledger(window, limits, order)
+    ledger = make_ledger(config, order)
     path = directory / "journal.msgpack"
-    run_id, identity, newest = "", IdentityCheck(config), None
+    run_id, identity, newest = "", IdentityCheck(config, inputs(directory)), None
     if path.exists():
         journals.cut_torn_tail(path)
         events: list[Record] = []
@@ -113,7 +135,8 @@ def build(
     if not run_id:
         run_id = secrets.token_hex(6)
         journal.append([RunHeader(run_id, PROTOCOL)])
-    state = RunState(run_id, weights_endpoint, len(loaded), identity)
+    begun = iteration if is_again else -1
+    state = RunState(run_id, weights_endpoint, len(loaded), identity, begun)
     broker = Broker(
         config, state, Dispatcher(config, ledger, order, secrets.token_hex(3)), journal, server
     )

@@ -15,15 +15,16 @@ from prefixrl.common.messages import (
     PrefixTask,
     Refused,
     Revoke,
-    Sampling,
     Scores,
     ScoreTask,
 )
 from prefixrl.common.packing import check_prefixes, check_scores
 from prefixrl.common.seeds import derive
 from prefixrl.learner.broker.evaluations import Evaluations
-from prefixrl.learner.broker.ledger import Ledger, SampleItem, ScoreItem
+from prefixrl.learner.broker.groups import SampleItem, ScoreItem
+from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.prompts import PromptOrder
+from prefixrl.learner.broker.stages import StageClock
 from prefixrl.learner.broker.workers import Lease, Registry, Worker
 
 EVALUATION_SHARE = 4
@@ -46,6 +47,7 @@ class Dispatcher:
         self.registry = Registry(config.broker.silence_s, config.broker.stall_s)
         self.outgoing: list[tuple[bytes, FromBroker]] = []
         self.losses: Counter[str] = Counter()
+        self.stages = StageClock()
         self.paused = False
 
     # --- giving work -------------------------------------------------------------------------------------------------
@@ -91,8 +93,7 @@ class Dispatcher:
             )
             for seq in item.seqs
         )
-        rollout = self._config.rollout
-        sampling = Sampling(rollout.temperature, rollout.prefix_tokens)
+        sampling = self._config.rollout_sampling()
         rows = self._config.algorithm.samples_per_prompt
         self._lease(
             worker,
@@ -120,7 +121,9 @@ class Dispatcher:
         if is_evaluation:
             sampling = self.evaluations.run_of(item.seqs[0]).request.completion_sampling
         else:
-            sampling = Sampling(self._config.scorer.temperature, self._config.scorer.max_new_tokens)
+            sampling = self._config.scorer_sampling()
+        if not is_evaluation:
+            self.stages.leased(item.seqs, now_s)
         kind: Kind = "eval" if is_evaluation else "train"
         task = ScoreTask(
             self._name(),
@@ -159,7 +162,7 @@ class Dispatcher:
 
     # --- taking results ----------------------------------------------------------------------------------------------
 
-    def take_prefixes(self, worker: Worker, result: Prefixes) -> None:
+    def take_prefixes(self, worker: Worker, result: Prefixes, now_s: float) -> None:
         """Accept a rollout's result; raises ValueError when it is not what a rollout may send."""
         lease = worker.leases.pop(result.task, None)
         rows = 1 if result.kind == "eval" else self._config.algorithm.samples_per_prompt
@@ -178,16 +181,17 @@ class Dispatcher:
             raise
         worker.tasks_done += 1
         if result.kind == "train":
-            self.ledger.take_prefixes(
+            taken = self.ledger.take_prefixes(
                 result.groups, result.version, result.weights_digest, result.elapsed_s
             )
+            self.stages.sampled(taken, now_s)
         elif lease and isinstance(lease.item, SampleItem):
             self.evaluations.take_prefixes(
                 lease.item, result.groups, result.weights_digest, result.elapsed_s
             )
         self._return_missing(lease, {group.seq for group in result.groups})
 
-    def take_scores(self, worker: Worker, result: Scores) -> None:
+    def take_scores(self, worker: Worker, result: Scores, now_s: float) -> None:
         """Accept a scorer's result; raises ValueError when it is not what a scorer may send."""
         lease = worker.leases.pop(result.task, None)
         rows = 1 if result.kind == "eval" else self._config.algorithm.samples_per_prompt
@@ -205,7 +209,7 @@ class Dispatcher:
         worker.tasks_done += 1
         if result.kind == "train":
             # Not leased here (any more): the groups carry all it takes to judge whether they may still be used.
-            self.ledger.take_scores(result.groups)
+            self.stages.scored(self.ledger.take_scores(result.groups), now_s)
         elif lease:
             self.evaluations.take_scores(result.groups)
         self._return_missing(lease, {group.prefixes.seq for group in result.groups})

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from prefixrl.common.messages import Evaluate, GroupPrefixes, GroupTask, Row, ScoredGroup
 from prefixrl.common.packing import pack_logprobs, token_ids
 from prefixrl.common.seeds import derive
-from prefixrl.learner.broker.ledger import SampleItem, ScoreItem
+from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 
 GROUPS_PER_ITEM = 64
 

@@ -3,30 +3,46 @@
 from pathlib import Path
 
 from prefixrl.common.config import RunConfig
-from prefixrl.common.digests import model_digests
+from prefixrl.common.digests import function_digest, model_digests, scorer_digests
 from prefixrl.common.messages import ModelDigests
+from prefixrl.learner.rundir import Inputs
 
 
 class IdentityCheck:
-    """Digests per role and per version. Where the model is not on this host, the first worker of a role sets them."""
+    """Digests per role and per version. Where the target is not on this host, the first scorer sets them."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, inputs: Inputs | None) -> None:
+        """`inputs`: what the learner loaded; None where no learner began the run, for a broker on its own."""
         self._expected: dict[str, ModelDigests] = {}
-        for role, model in (("rollout", config.adapter.model), ("scorer", config.target.model)):
-            if Path(model).is_dir():
-                self._expected[role] = model_digests(model)
+        if inputs is not None:
+            self._expected["rollout"] = inputs.adapter_model
+        elif Path(config.model_of("rollout")).is_dir():
+            self._expected["rollout"] = model_digests(config.model_of("rollout"))
+        if Path(config.model_of("scorer")).is_dir():
+            self._expected["scorer"] = scorer_digests(config, config.model_of("scorer"))
+        self._function = config.reward.function
+        # The file is on this host even where the models are not.
+        self._function_digest = function_digest(self._function)
+        self._loaded = {
+            "rollout": "adapter",
+            "scorer": "target" if config.mode == "prefix" else "adapter's tokenizer",
+        }
         self._versions: dict[int, set[str]] = {}
         self._initial: str | None = None
 
     def check(self, role: str, digests: ModelDigests) -> None:
         """Raise ValueError naming what differs."""
+        if role == "scorer" and digests.reward_function != self._function_digest:
+            raise ValueError(
+                f"this scorer has another reward.function: digest of its file is {digests.reward_function or 'missing'}, the "
+                f"run's is {self._function_digest or 'missing'}; copy the learner's {self._function} to its host"
+            )
         expected = self._expected.setdefault(role, digests)
         for part in ("model", "tokenizer", "chat_template"):
             got, wanted = getattr(digests, part), getattr(expected, part)
             if got != wanted:
-                what = {"rollout": "adapter", "scorer": "target"}[role]
                 raise ValueError(
-                    f"this {role} loaded another {what}: digest of its {part.replace('_', ' ')} is {got}, "
+                    f"this {role} loaded another {self._loaded[role]}: digest of its {part.replace('_', ' ')} is {got}, "
                     f"the run's is {wanted}; give it the same files (--model)"
                 )
 

@@ -1,8 +1,8 @@
 """The ledger: what became of every group, and what may happen to it next. Pure: no sockets, no clock, no files.
 
     queued ─▶ sampling ─▶ sampled ─▶ scoring ─▶ scored ─▶ batched ─▶ trained
-       ▲          │                     │          └─▶ filtered
-       └──────────┴──── worker lost ────┘   any of them ─▶ failed(cause) | expired(cause), prompt requeued as a new group
+       ▲          │                     │ └─▶ filtered(cause)
+       └──────────┴──── worker lost ────┘   before scored ─▶ failed(cause) | expired(cause), prompt requeued as a new group
 
 Groups are issued, leased and delivered in *work items*: runs of groups that share one forward, so that a group's text depends
 on its item and never on arrival or worker count. Results are taken group by group: the first complete result for a group wins,
@@ -13,25 +13,29 @@ Every change that a restart must know is appended to `records`; the shell writes
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal
 
 from prefixrl.common.messages import GroupPrefixes, ScoredGroup
 from prefixrl.common.records import Batched, Ended, GroupScored, Issued, Record
+from prefixrl.learner.broker.filtering import AccuracyFilter, FailureShare, PassRate, Starved
+from prefixrl.learner.broker.groups import (
+    ACCEPTED,
+    Counts,
+    Group,
+    PromptSource,
+    SampleItem,
+    ScoreItem,
+    State,
+)
 from prefixrl.learner.broker.window import Choice, Wait, Window, choose
 
-State = Literal["queued", "sampling", "sampled", "scoring", "scored", "batched"]
+SURPLUS = "surplus"
+"""Cause of a group that over-sampling had too many of; its prompt comes back, and no failure is counted against it."""
 
 
-class PromptSource(Protocol):
-    """Order of prompts: `identity(place)` names the problem at a place of the order."""
-
-    @property
-    def places(self) -> int | None:
-        """Number of places, None when the order repeats for ever."""
-
-    def identity(self, place: int) -> str:
-        """Prompt id at this place."""
+FEWEST_FAILURES_SEEN = 64
+"""Groups after which the share of failures means something."""
 
 
 @dataclass(frozen=True)
@@ -41,64 +45,24 @@ class Limits:
     groups_per_item: int
     attempts: int
     requeues: int
-    total_iterations: int | None
-    """Iterations of the run where `algorithm.iterations` sets them; None: until the prompts are used up."""
-
-
-@dataclass
-class Group:
-    """One live group."""
-
-    seq: int
-    prompt: int
-    requeues: int
-    state: State = "queued"
-    version: int | None = None
-    deaths: int = 0
-    result: ScoredGroup | None = None
-
-
-@dataclass(frozen=True)
-class SampleItem:
-    """Groups to sample in one forward at `version`."""
-
-    seqs: tuple[int, ...]
-    version: int
-
-
-@dataclass(frozen=True)
-class ScoreItem:
-    """Prefixes to complete and judge in one forward."""
-
-    groups: tuple[GroupPrefixes, ...]
-    version: int
-    weights_digest: str
-    sampled_s: float
-
-    @property
-    def seqs(self) -> tuple[int, ...]:
-        """Sequence numbers of the item's groups."""
-        return tuple(group.seq for group in self.groups)
-
-
-@dataclass
-class Counts:
-    """Where issued groups went. Live ones are counted from the ledger itself."""
-
-    issued: int = 0
-    trained: int = 0
-    filtered: int = 0
-    failed: int = 0
-    expired: int = 0
-    duplicates_ignored: int = 0
-    causes: Counter[str] = field(default_factory=Counter)
-    age_histogram: Counter[int] = field(default_factory=Counter)
+    max_failure_share: float = 1.0
+    """Of the newest rows: when more fail, a waiting iteration gets no batch any more."""
 
 
 class Ledger:
     """All live groups of a run; see the module's picture."""
 
-    def __init__(self, window: Window, limits: Limits, prompts: PromptSource) -> None:
+    def __init__(
+        self,
+        window: Window,
+        limits: Limits,
+        prompts: PromptSource,
+        accuracy_filter: AccuracyFilter | None = None,
+    ) -> None:
+        assert window.iterations is not None or prompts.places is not None, "a run must end"
+        assert window.over_sampling == 1 or accuracy_filter, (
+            "over-sampling is for what a filter takes"
+        )
         self.window = window
         self.limits = limits
         self.counts = Counts()
@@ -107,6 +71,12 @@ class Ledger:
         """Iterations every rank has finished; also the newest version."""
         self.batches: dict[int, tuple[int, ...]] = {}
         """Recorded iterations that are not trained yet."""
+        self.pass_rate = PassRate(accuracy_filter) if accuracy_filter else None
+        self.failures = FailureShare(
+            max(FEWEST_FAILURES_SEEN, 2 * window.batch_groups), limits.max_failure_share
+        )
+        self.newest_error = ""
+        """What the newest row that could not be sampled or judged says of itself."""
         self._prompts = prompts
         self._live: dict[int, Group] = {}
         self._resample: deque[tuple[int, ...]] = deque()
@@ -136,31 +106,38 @@ class Ledger:
 
     def _resample_item(self, version: int) -> SampleItem | None:
         seqs = self._live_again(self._resample[0])
-        # The item itself is among the outstanding: it may start if it would fit were it new.
-        room = self.window.room(version, self.completed, self.outstanding - len(seqs))
-        if room < len(seqs):
+        # What waits to be sampled again is not under way: counted, such groups could keep each other out for ever.
+        room = self._room(version, [group for group in self.live() if group.state != "queued"])
+        if room < len(seqs) and (self.window.over_sampling == 1 or not room):
             return None
         self._resample.popleft()
-        for seq in seqs:
+        if seqs[room:]:
+            # Over-sampled groups were accepted meanwhile: fewer are needed than were under way.
+            self._resample.appendleft(seqs[room:])
+        for seq in seqs[:room]:
             self._begin_sampling(seq, version)
-        return SampleItem(seqs, version)
+        return SampleItem(seqs[:room], version)
 
     def _new_item_size(self, version: int) -> int:
-        room = self.window.room(version, self.completed, self.outstanding)
+        if self.failures.is_too_high or (self.pass_rate and self.pass_rate.is_too_low):
+            return 0  # what is under way decides whether the run can go on
+        room = self._room(version, self.live())
         to_boundary = self.window.batch_groups - self._next_seq % self.window.batch_groups
-        return max(0, min(self.limits.groups_per_item, to_boundary, room, self._issuable()))
+        return min(self.limits.groups_per_item, to_boundary, room, self._issuable(room))
 
-    def _issuable(self) -> int:
-        """Groups that may still be issued as far as the data and the length of the run go."""
-        if self.limits.total_iterations is not None:
-            in_all = self.limits.total_iterations * self.window.batch_groups
-            return in_all - self.completed * self.window.batch_groups - self.outstanding
-        assert self._prompts.places is not None
-        return self._prompts.places - self._next_place + len(self._requeued)
+    def _room(self, version: int, under_way: Iterable[Group]) -> int:
+        states = Counter(group.state in ACCEPTED for group in under_way)
+        return self.window.room(version, self.completed, states[True], states[False])
+
+    def _issuable(self, wanted: int) -> int:
+        """Of so many groups, those that the data still holds prompts for."""
+        if self._prompts.places is None:
+            return wanted
+        return min(wanted, self._prompts.places - self._next_place + len(self._requeued))
 
     def _issue(self) -> int:
         seq = self._next_seq
-        place, requeues = self._requeued.popleft() if self._requeued else (self._next_place, 0)
+        place, requeues = self._requeued[0] if self._requeued else (self._next_place, 0)
         self._append(Issued(seq, place, requeues))
         return seq
 
@@ -179,6 +156,7 @@ class Ledger:
         good = []
         for group in taken:
             if group.error:
+                self.newest_error = group.error
                 self.end(group.seq, "failed", group.error)
                 continue
             self._live[group.seq].state, self._live[group.seq].version = "sampled", version
@@ -211,11 +189,22 @@ class Ledger:
                 self.counts.duplicates_ignored += 1
                 continue
             taken.append(group.prefixes.seq)
-            if all(verdict.status == "error" for verdict in group.verdicts):
-                self.expire(group.prefixes.seq, "verifier error on every row")
-            else:
-                self._append(GroupScored(group))
+            self._judge(group)
         return taken
+
+    def _judge(self, group: ScoredGroup) -> None:
+        rewards = [verdict.reward for verdict in group.verdicts if verdict.status != "error"]
+        if len(rewards) < len(group.verdicts):
+            self.newest_error = next(
+                verdict.extracted for verdict in group.verdicts if verdict.status == "error"
+            )
+        if not rewards:
+            self.expire(group.prefixes.seq, "verifier error on every row")
+        elif self.pass_rate and (cause := self.pass_rate.filter.objection(rewards)):
+            self.end(group.prefixes.seq, "filtered", cause)
+        else:
+            self._append(GroupScored(group))
+            self._end_surplus()
 
     def _may_take(self, group: GroupPrefixes, version: int, states: tuple[State, ...]) -> bool:
         live = self._live.get(group.seq)
@@ -228,13 +217,26 @@ class Ledger:
         if live.version == version:
             return True
         # A late result of an earlier lease may be older than the present one: it must still fit its own, earlier deadline.
-        others = [
-            other.version
-            for other in self._live.values()
-            if other.seq != live.seq and other.version is not None
+        deadlines = [*self._binding(besides=live.seq), self.window.deadline(version)]
+        return self.window.overfull(self._next_iteration, deadlines) is None
+
+    def _binding(self, besides: int | None = None) -> list[int]:
+        """Deadlines that must be met: of the accepted, and without over-sampling of everything that has a version."""
+        return [
+            self.window.deadline(group.version)
+            for group in self.live()
+            if group.version is not None
+            and group.seq != besides
+            and (
+                group.state == "scored"
+                or (self.window.over_sampling == 1 and group.state != "batched")
+            )
         ]
-        deadlines = [self.window.deadline(other) for other in (*others, version)]
-        return self.window.overfull(self.completed, deadlines) is None
+
+    @property
+    def _next_iteration(self) -> int:
+        """The first iteration whose groups are not chosen yet."""
+        return self.completed + len(self.batches)
 
     # --- losses ------------------------------------------------------------------------------------------------------
 
@@ -275,16 +277,27 @@ class Ledger:
         """End a live group untrained and without another try."""
         self._append(Ended(seq, state, cause))
 
+    def _end_surplus(self) -> None:
+        """End what can no longer be trained in time, now that so much is accepted or that an iteration is chosen."""
+        if self.window.over_sampling == 1:
+            return  # everything live is binding, so everything live fits
+        full = self.window.full_until(self._next_iteration, self._binding())
+        for group in list(self.live()):
+            # What waits to be sampled again gets a later version: only the end of the run leaves it without a place.
+            version = full + 1 if group.version is None else group.version
+            if group.state not in ACCEPTED and self.window.deadline(version) <= full:
+                self._append(Ended(group.seq, "expired", SURPLUS, requeued=True))
+
     # --- batches -----------------------------------------------------------------------------------------------------
 
-    def batch(self, iteration: int) -> Choice | Wait | None:
-        """The groups of an iteration: recorded, chosen now, to be waited for, or None when the run is over."""
+    def batch(self, iteration: int) -> Choice | Wait | Starved | None:
+        """The groups of an iteration: recorded, chosen now, to be waited for, never to come, or None: the run is over."""
         if iteration in self.batches:
             return Choice(self.batches[iteration])
         assert iteration == self.completed, "batches are asked for in order"
         size = self._batch_size()
         if size == 0:
-            return None
+            return None if self.counts.trained or not self.counts.issued else Starved("data")
         scored: list[tuple[int, int]] = []
         unscored: list[tuple[int, int]] = []
         for group in self._live.values():
@@ -294,15 +307,19 @@ class Ledger:
         choice = choose(self.window, iteration, size, scored, unscored)
         if isinstance(choice, Choice):
             self._append(Batched(iteration, choice.seqs))
+            self._end_surplus()
+        elif self.failures.is_too_high:
+            return Starved("failures")
+        elif self.pass_rate and self.pass_rate.is_too_low:
+            return Starved("filter")
         return choice
 
     def _batch_size(self) -> int:
-        limit = self.limits.total_iterations
-        if limit is not None:
-            return 0 if self.completed >= limit else self.window.batch_groups
-        if self._issuable() > 0:
-            return self.window.batch_groups
-        return min(self.window.batch_groups, self.outstanding)
+        size = self.window.batch_groups
+        if self.window.iterations is not None and self.completed >= self.window.iterations:
+            return 0
+        # The last batch may be small: no prompt is left, and everything live has to come in first.
+        return size if self._issuable(size) > 0 else min(size, self.outstanding)
 
     def results(self, seqs: Iterable[int]) -> list[ScoredGroup]:
         """The scored groups of a batch, in the order given."""
@@ -361,12 +378,7 @@ class Ledger:
             counts.issued
             == counts.trained + counts.filtered + counts.failed + counts.expired + self.outstanding
         )
-        deadlines = [
-            self.window.deadline(group.version)
-            for group in self.live()
-            if group.version is not None
-        ]
-        assert self.window.overfull(self.completed, deadlines) is None
+        assert self.window.overfull(self._next_iteration, self._binding()) is None
 
     # --- records -----------------------------------------------------------------------------------------------------
 
@@ -377,6 +389,8 @@ class Ledger:
     def _apply(self, record: Record) -> None:
         match record:
             case Issued(seq, prompt, requeues):
+                if prompt < self._next_place:
+                    self._requeued.remove((prompt, requeues))
                 self._live[seq] = Group(seq, prompt, requeues)
                 self._next_seq = max(self._next_seq, seq + 1)
                 self._next_place = max(self._next_place, prompt + 1)
@@ -384,6 +398,10 @@ class Ledger:
             case GroupScored(scored):
                 group = self._live[scored.prefixes.seq]
                 group.state, group.version, group.result = "scored", scored.version, scored
+                failed = sum(verdict.status == "error" for verdict in scored.verdicts)
+                self.failures.note(failed / len(scored.verdicts))
+                if self.pass_rate:
+                    self.pass_rate.note(True)
             case Batched(iteration, seqs):
                 self.batches[iteration] = seqs
                 for seq in seqs:
@@ -393,7 +411,11 @@ class Ledger:
                 setattr(self.counts, state, getattr(self.counts, state) + 1)
                 self.counts.causes[f"{state}: {cause}"] += 1
                 if requeued:
-                    self._requeued.append((group.prompt, group.requeues + 1))
+                    self._requeued.append((group.prompt, group.requeues + (cause != SURPLUS)))
+                if cause != SURPLUS:
+                    self.failures.note(float(state != "filtered"))
+                if self.pass_rate and state == "filtered":
+                    self.pass_rate.note(False)
 
     def replay(self, records: Iterable[Record], completed: int) -> None:
         """Rebuild after a restart from what was written down, the learner standing at iteration `completed`.
@@ -402,8 +424,6 @@ class Ledger:
         sampling or scoring when the broker died are queued again; the workers that still hold them deliver as usual.
         """
         for record in records:
-            if isinstance(record, Issued) and record.requeues:
-                self._requeued.remove((record.prompt, record.requeues))
             self._apply(record)
             while self.completed < completed and self.completed in self.batches:
                 self.trained(self.completed)
@@ -413,3 +433,4 @@ class Ledger:
         self._resample.extend(
             tuple(waiting[start : start + size]) for start in range(0, len(waiting), size)
         )
+        self._end_surplus()

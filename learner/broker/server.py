@@ -20,6 +20,7 @@ from prefixrl.common.config import RunConfig
 from prefixrl.common.journal import Journal
 from prefixrl.common.messages import (
     PROTOCOL,
+    UNPROVED,
     Accepted,
     Ack,
     Beat,
@@ -79,6 +80,8 @@ class RunState:
     weights_endpoint: str
     problems: int
     identity: IdentityCheck
+    begun: int = -1
+    """The iteration at which an earlier broker died under the ranks of now; -1 where ranks begin with this one."""
 
 
 class Broker:
@@ -104,7 +107,7 @@ class Broker:
         self._identity = run.identity
         self._peers: dict[bytes, str] = {}
         self._tags: dict[bytes, bytes] = {}
-        self.batches = BatchDesk(config, dispatcher, run.problems)
+        self.batches = BatchDesk(config, dispatcher, run.problems, run.begun)
         self._acks: list[tuple[bytes, Ack]] = []
         self._stopping: str | None = None
         self._notes: dict[int, WeightsNote] = {}
@@ -253,7 +256,7 @@ class Broker:
         known = self.dispatcher.registry.by_identity.get(peer)
         if known is not None:
             self.dispatcher.return_leases(known)
-            known.phase = "loading"
+            known.phase, known.wanted_version, known.refused = "loading", UNPROVED, None
             return known
         assert hello.role == "rollout" or hello.role == "scorer"
         worker = self.dispatcher.registry.add(peer, hello.role, hello.host, hello.pid, now_s)
@@ -271,15 +274,16 @@ class Broker:
                     self._ready(worker, message, now_s)
                 case Prefixes():
                     self._check_digest(message.version, message.weights_digest, worker)
-                    self.dispatcher.take_prefixes(worker, message)
+                    self.dispatcher.take_prefixes(worker, message, now_s)
                     self._acks.append((worker.identity, Ack(message.task, message.attempt)))
                 case Scores():
-                    self.dispatcher.take_scores(worker, message)
+                    self.dispatcher.take_scores(worker, message, now_s)
                     self._acks.append((worker.identity, Ack(message.task, message.attempt)))
                 case Refused():
                     self.dispatcher.take_refusal(worker, message)
                 case Staged(version):
                     worker.phase, worker.wanted_version = "draining", version
+                    worker.refused = None
                 case Installed():
                     self._installed(worker, message)
                 case Goodbye(reason):
@@ -290,7 +294,7 @@ class Broker:
         except ValueError as error:
             self.malformed += 1
             self._reject(worker, str(error))
-        self._grant_swap(worker)
+        self._grant_swap(worker, now_s)
 
     def _reject(self, worker: Worker, reason: str) -> None:
         log.error("refused %s (%s pid %d): %s", worker.name, worker.host, worker.pid, reason)
@@ -308,11 +312,14 @@ class Broker:
                 f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}"
             )
         self._identity.check(worker.role, ready.digests)
-        if worker.role == "rollout":
+        is_proved = worker.role == "scorer" or ready.version != UNPROVED
+        if worker.role == "rollout" and is_proved:
             self._identity.check_version(ready.version, ready.weights_digest)
         worker.slots, worker.digests, worker.engine = ready.slots, ready.digests, ready.engine
         worker.version, worker.weights_digest = ready.version, ready.weights_digest
-        worker.phase, worker.ready_s = "ready", now_s
+        # Installed follows with the probe.
+        worker.phase = "ready" if is_proved else "swapping"
+        worker.ready_s = worker.progressed_s = now_s
         log.info(
             "%s is ready: %d slots, %s engine, version %d",
             worker.name,
@@ -326,21 +333,27 @@ class Broker:
             raise ValueError(f"a {worker.role} may not send Prefixes")
         self._identity.check_version(version, digest)
 
-    def _grant_swap(self, worker: Worker) -> None:
+    def _grant_swap(self, worker: Worker, now_s: float) -> None:
         """A draining rollout may swap once its last lease is in, unless an evaluation still needs the version it has."""
         if (
             worker.phase == "draining"
             and not worker.leases
             and not self.dispatcher.evaluations.needs_version(worker.version)
         ):
-            worker.phase = "swapping"
+            worker.phase, worker.progressed_s = "swapping", now_s
             self._send(worker.identity, Swap(worker.wanted_version))
 
     def _installed(self, worker: Worker, report: Installed) -> None:
+        if worker.phase != "swapping" or report.version < worker.wanted_version:
+            # Said again before our answer arrived, or although it was lost.
+            if worker.refused is not None:
+                self._send(worker.identity, worker.refused)
+            return
         note = self._notes.get(report.version)
         if note is None:
-            # Superseded so long ago that nothing proves it any more: the worker fetches the newest one next.
-            worker.phase, worker.version = "swapping", -1
+            # Superseded so long ago that nothing proves it any more, and the worker fetches the newest one next; or not
+            # published yet by a learner that goes the same way again, and the worker says it again.
+            worker.version = UNPROVED
             return
         expected = logprobs(note.probe_logprobs, len(token_ids(note.probe_tokens)) - 1)
         got = np.frombuffer(report.probe_logprobs, dtype="<f4")
@@ -365,10 +378,9 @@ class Broker:
                 f"the engine does not hold version {note.version} after {worker.probe_failures} installations: "
                 f"probe differs by {difference:.3g}, tolerance {tolerance:.3g} (rollout.probe_tolerance)"
             )
-        worker.version = -1
-        self._send(
-            worker.identity, ProbeFailed(note.version, difference, tolerance, worker.probe_failures)
-        )
+        worker.phase, worker.version = "loading", UNPROVED
+        worker.refused = ProbeFailed(note.version, difference, tolerance, worker.probe_failures)
+        self._send(worker.identity, worker.refused)
 
     # --- learner and operator ----------------------------------------------------------------------------------------
 

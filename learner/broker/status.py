@@ -1,75 +1,17 @@
-"""What an operator sees of a run: one JSON-able document, the same for the live view, `prefixrl status` and `summary.json`."""
+"""The broker's part of the status document: building it."""
 
 import os
 from typing import TYPE_CHECKING
 
-import msgspec
+from prefixrl.common.status import Document, FilterStatus, GroupCounts, WorkerStatus
 
 if TYPE_CHECKING:
     from prefixrl.learner.broker.server import Broker
 
 
-class WorkerStatus(msgspec.Struct, frozen=True):
-    """One connected worker."""
-
-    name: str
-    role: str
-    host: str
-    pid: int
-    phase: str
-    engine: str
-    version: int
-    slots: int
-    leases: int
-    busy_fraction: float | None
-    tasks_done: int
-    silent_s: float
-    engine_mismatch: float
-    first_lease_after_ready_s: float | None
-    state: str
-
-
-class GroupCounts(msgspec.Struct, frozen=True):
-    """Where every group went: issued is the sum of the others but duplicates_ignored."""
-
-    issued: int
-    trained: int
-    filtered: int
-    failed: int
-    expired: int
-    outstanding: int
-    duplicates_ignored: int
-
-
-class Document(msgspec.Struct, frozen=True):
-    """State of a run."""
-
-    run_id: str
-    directory: str
-    broker_pid: int
-    iteration: int
-    """Completed iterations, which is also the newest version."""
-    total_iterations: int
-    groups: GroupCounts
-    causes: dict[str, int]
-    queues: dict[str, int]
-    """Live groups by state."""
-    window: int
-    age_histogram: dict[str, int]
-    """Trained groups by age in versions."""
-    workers: list[WorkerStatus]
-    busy_fraction: dict[str, float]
-    """Mean over the workers of a role."""
-    losses: dict[str, int]
-    waiting_for: str
-    malformed_messages: int
-    journal_bytes: int
-    up_s: float
-
-
 def document(broker: "Broker", now_s: float) -> Document:
     """The state of a run now."""
-    ledger, counts = broker.ledger, broker.ledger.counts
+    ledger, counts, rate = broker.ledger, broker.ledger.counts, broker.ledger.pass_rate
     workers = [
         WorkerStatus(
             worker.name,
@@ -115,12 +57,14 @@ def document(broker: "Broker", now_s: float) -> Document:
             counts.duplicates_ignored,
         ),
         causes=dict(counts.causes),
+        filter=FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None,
         queues=ledger.states(),
         window=ledger.window.max_staleness,
         age_histogram={str(age): count for age, count in sorted(counts.age_histogram.items())},
         workers=workers,
         busy_fraction=busy,
         losses=dict(broker.dispatcher.losses),
+        truncated_fraction=broker.batches.truncated_fraction,
         waiting_for=broker.batches.waiting_for,
         malformed_messages=broker.malformed,
         journal_bytes=broker.journal.offset_bytes,

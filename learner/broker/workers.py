@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prefixrl.common.messages import ModelDigests
-from prefixrl.learner.broker.ledger import SampleItem, ScoreItem
+from prefixrl.common.messages import ModelDigests, ProbeFailed
+from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 
 Phase = Literal["loading", "ready", "draining", "swapping"]
 
@@ -54,6 +54,8 @@ class Worker:
     busy_slot_s: float = 0.0
     state: str = "starting"
     probe_failures: int = 0
+    refused: ProbeFailed | None = None
+    """What it was told of weights that did not pass, until it offers others."""
     engine_mismatch: float = 0.0
     tasks_done: int = 0
     wanted_version: int = -1
@@ -128,6 +130,9 @@ class Registry:
                 found.append(
                     (worker, f"no progress for {stuck_s:.0f} s on {', '.join(worker.leases)}")
                 )
+            elif worker.phase == "swapping" and stuck_s > self._stall_s:
+                # Its Swap or Installed was lost with a connection: it is asked to join anew, and proves what it has.
+                found.append((worker, f"no installed weights for {stuck_s:.0f} s after its swap"))
         return found
 
     def pick(self, role: str, fits: Callable[[Worker], bool], prefetch: bool) -> Worker | None:

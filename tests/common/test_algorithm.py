@@ -19,12 +19,14 @@ VALUES = {
     "zscore": "buffer",
     "aggregation": "sequence",
     "whiten": "true",
+    "advantage_function": "mine.py:advantages",
 }
 
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
     (tmp_path / "train.jsonl").write_text("{}\n", encoding="utf-8")
+    (tmp_path / "mine.py").write_text("def advantages(rewards, groups):\n    return rewards\n")
     path = tmp_path / "run.toml"
     path.write_text(
         'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\ndata.train = "train.jsonl"\n'
@@ -127,3 +129,12 @@ def test_groups_of_one_are_standardised_over_the_buffer(run_file: Path) -> None:
 def test_only_the_first_three_have_a_critic() -> None:
     with_critic = [name for name in NAMES if AlgorithmConfig(name=name).has_critic]
     assert with_critic == ["gae", "tppo", "appo"]
+
+
+def test_a_function_of_ones_own_allows_groups_of_one_and_refuses_a_zscore(run_file: Path) -> None:
+    mine = VALUES["advantage_function"]
+    config = read(run_file, name="grpo", samples_per_prompt="1", advantage_function=mine)
+    assert config.algorithm.advantage_function == f"{run_file.parent / 'mine.py'}:advantages"
+    assert from_json(config.model_dump_json()) == config
+    with pytest.raises(ConfigError, match=r"zscore = 'buffer' with advantage_function = 'mine\.py"):
+        read(run_file, name="grpo", zscore="buffer", advantage_function=mine)

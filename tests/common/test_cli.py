@@ -14,11 +14,11 @@ HEAVY = {"deepspeed", "matplotlib", "numpy", "torch", "transformers", "vllm", "z
 
 HELP = {
     "deploy": {"launch", "status", "inspect", "report"},
-    "deploy launch": {"RUN_FILE", "--set KEY=VALUE", "--fresh"},
+    "deploy launch": {"RUN_FILE", "--set KEY=VALUE", "--fresh", "Executes the Python files"},
     "deploy status": {"RUN_DIRECTORY", "--json"},
     "deploy inspect": {"RUN_DIRECTORY", "--json"},
     "deploy report": {"RUN_DIRECTORY"},
-    "learner": {"RUN_FILE", "--set KEY=VALUE", "--check"},
+    "learner": {"RUN_FILE", "--set KEY=VALUE", "--check", "Executes the Python files"},
     "rollout": {"--connect", "--model", "--engine", "--device"},
     "scorer": {"--connect", "--model", "--engine", "--device"},
 }
@@ -112,6 +112,22 @@ def test_check_prints_what_follows_and_starts_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert '"iterations": 7' in done.stdout and "groups in 7 iterations" in done.stdout
     assert not directory.exists()
+
+
+def test_check_reads_a_users_file_and_a_start_executes_it_before_anything_else(
+    tmp_path: Path,
+) -> None:
+    executed, directory, mine = (tmp_path / name for name in ("executed", "run", "mine.py"))
+    mine.write_text(f"open({str(executed)!r}, 'w').close()\n1 / 0\ndef f(): ...\n")
+    flags = ("--set", f"directory={directory}", "--set", f"reward.function={mine}:f")
+    done = run("learner", str(EXAMPLE / "run.toml"), "--check", *flags)
+    assert done.returncode == 0, done.stderr
+    assert not executed.exists(), "--check executed a user's file"
+    for command in STARTERS:
+        done = run(command, str(EXAMPLE / "run.toml"), *flags)
+        assert_one_message(done, "ZeroDivisionError: division by zero (mine.py, line 2)")
+        assert executed.exists() and not directory.exists()
+        executed.unlink()
 
 
 def assert_one_message(done: "subprocess.CompletedProcess[str]", message: str) -> None:

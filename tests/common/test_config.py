@@ -1,5 +1,8 @@
 """The run file: what is accepted, how settings go over it, and that every refusal says what, where and what to do."""
 
+import math
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.config import RunConfig, from_json, load
+from prefixrl.common.config import RunConfig, from_json, import_functions, load
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.filtering import FilterConfig, is_within
+from prefixrl.common.mode import ONLY_IN
+from prefixrl.learner.broker.filtering import AccuracyFilter
 
 MINIMAL = """
 directory = "run"
@@ -91,6 +97,33 @@ def test_a_config_of_another_release_is_refused_as_such(run_file: Path) -> None:
     text = load(run_file).model_dump_json().replace('"seed"', '"sead"')
     with pytest.raises(ConfigError, match=r"(?s)written by another one.*sead"):
         from_json(text)
+
+
+@pytest.mark.parametrize("setting", ["top_p=0.9", "top_k=50", "min_p=0.1"])
+def test_sampling_that_biases_the_ratio_must_be_asked_for_by_name(
+    run_file: Path, setting: str
+) -> None:
+    key, value = setting.split("=")
+    with pytest.raises(ConfigError, match=rf"rollout: {key} = {value}.*allow_biased_ratios = true"):
+        load(run_file, (f"rollout.{setting}",))
+    asked = load(run_file, (f"rollout.{setting}", "rollout.allow_biased_ratios=true"))
+    assert getattr(asked.rollout_sampling(), key) == float(value)
+    target = load(run_file, (f"scorer.{setting}",))
+    assert getattr(target.scorer_sampling(), key) == float(value)
+
+
+def test_a_task_whose_result_no_message_could_carry_is_refused(run_file: Path) -> None:
+    settings = ("rollout.groups_per_task=64", "algorithm.samples_per_prompt=64")
+    with pytest.raises(
+        ConfigError, match=r"groups_per_task = 64 .* may have 64 MiB, allowed are 48"
+    ):
+        load(run_file, (*settings, "rollout.prefix_tokens=2048"))
+    load(run_file, (*settings, "rollout.prefix_tokens=1024"))
+
+
+def test_penalties_on_repetition_are_not_offered(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.repetition_penalty: unknown key"):
+        load(run_file, ("rollout.repetition_penalty=1.1",))
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -184,6 +217,42 @@ ONE_LINE: dict[str, tuple[str, str]] = {
         "algorithm.minibatches=5000",
         "algorithm.minibatches = 5000 exceeds the 4096 rows of an iteration (groups_per_iteration x samples_per_prompt)",
     ),
+    "over-sampling for nothing": (
+        "filter.over_sampling=2",
+        "filter: over_sampling = 2 with accuracy absent: without a filter every group is trained and nothing needs making "
+        "good; leave over_sampling out, or give filter.accuracy, for example [0.01, 0.99]",
+    ),
+    "under-sampling": (
+        "filter.over_sampling=0.5",
+        "filter.over_sampling = 0.5: Input should be greater than or equal to 1",
+    ),
+    "a limit of a filter that is not there": (
+        "filter.limit_batches=10",
+        "filter: limit_batches = 10 with accuracy absent",
+    ),
+    "a band upside down": (
+        "filter.accuracy=[0.8, 0.2]",
+        "filter: accuracy = [0.8, 0.2]: the low end is above the high end",
+    ),
+    "a band that takes everything": (
+        "filter.accuracy=[0, 1.0]",
+        "filter: accuracy = [0, 1] lets every group pass; leave it out, or narrow it: [0.01, 0.99] keeps groups that are "
+        "neither all right nor all wrong",
+    ),
+    "a band beyond all accuracies": (
+        "filter.accuracy=[0.5, 2]",
+        "filter.accuracy.1 = 2: Input should be less than or equal to 1",
+    ),
+    "a band between the accuracies a group can have": (
+        "filter.accuracy=[0.3, 0.37]",
+        "filter.accuracy = [0.3, 0.37] with algorithm.samples_per_prompt = 8: no group can pass, its mean reward is one of "
+        "0/8 ... 8/8; the nearest are 0.25 and 0.375; widen the band or sample more per prompt",
+    ),
+    "a learner that gives up before the broker does": (
+        "learner.batch_timeout_s=600",
+        "learner.batch_timeout_s = 600 with broker.stall_s = 600 and broker.silence_s = 10: the learner would end before a "
+        "stuck worker's groups are given to another; batch_timeout_s must exceed both",
+    ),
     "a silence shorter than the heartbeat allows": (
         "broker.silence_s=2.5",
         "broker: silence_s = 2.5 must be at least three times heartbeat_s = 1, or one late heartbeat ends a healthy worker",
@@ -198,6 +267,52 @@ def test_a_refusal_names_file_key_value_and_remedy(
     head, line = refusal(run_file, setting).split("\n")
     assert head == f"{run_file}: 1 problem"
     assert line.startswith(f"  {expected}")
+
+
+def test_a_band_is_accepted_exactly_if_some_group_of_right_and_wrong_rows_passes_it() -> None:
+    tenths = [step / 10 for step in range(11)]
+    for samples, low, high in product(range(1, 11), tenths, tenths):
+        if low > high or (low, high) == (0.0, 1.0):
+            continue
+        band = AccuracyFilter(low, high, 1, 0.0)
+        can_pass = any(
+            band.objection([1.0] * right + [0.0] * (samples - right)) is None
+            for right in range(samples + 1)
+        )
+        # Counted in tenths of rows, so that nothing is rounded.
+        assert can_pass == any(
+            round(10 * low) * samples <= 10 * right <= round(10 * high) * samples
+            for right in range(samples + 1)
+        )
+        refused = nullcontext() if can_pass else pytest.raises(ValueError, match="no group can")
+        with refused:
+            FilterConfig(accuracy=(low, high)).check_reachable(samples)
+
+
+def test_a_band_that_only_fractions_can_hit_wants_a_reward_function(run_file: Path) -> None:
+    (run_file.parent / "mine.py").write_text("def score(question, answer, gold):\n    return 0.4\n")
+    settings = ("filter.accuracy=[0.3, 0.45]", "algorithm.samples_per_prompt=2")
+    assert "no group can pass" in refusal(run_file, *settings)
+    config = load(run_file, (*settings, "reward.function=mine.py:score"))
+    assert config.filter.accuracy == (0.3, 0.45)
+    assert from_json(config.model_dump_json()) == config
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_the_band_is_the_same_for_the_config_and_for_the_broker(
+    low: float, high: float, rewards: list[float]
+) -> None:
+    mean = math.fsum(rewards) / len(rewards)
+    is_trained = AccuracyFilter(low, high, 1, 0.0).objection(rewards) is None
+    assert is_within(mean, low, high) == is_trained
+
+
+def test_the_filter_survives_the_wire_and_is_off_when_absent(run_file: Path) -> None:
+    config = load(run_file, ("filter.accuracy=[0.01, 0.99]", "filter.over_sampling=1.5"))
+    assert from_json(config.model_dump_json()) == config
+    assert config.filter.accuracy == (0.01, 0.99)
+    assert load(run_file).filter == FilterConfig()
+    assert from_json(load(run_file).model_dump_json()).filter == FilterConfig()
 
 
 def test_all_problems_are_told_at_once(run_file: Path) -> None:
@@ -248,3 +363,173 @@ def test_an_unreadable_run_file_is_refused_by_name(tmp_path: Path) -> None:
     path.write_bytes(b"directory = '\xff'")
     assert refusal(path).startswith(f"{path} is not valid TOML: ")
     assert refusal(tmp_path) == f"cannot read the run file {tmp_path}: Is a directory"
+
+
+# --- modes -----------------------------------------------------------------------------------------------------------
+
+DIRECT = MINIMAL.replace('[target]\nmodel = "org/target"\n', "").replace(
+    "directory", 'mode = "direct"\ndirectory', 1
+)
+MEANINGLESS_IN_DIRECT = {
+    "rollout.prefix_tokens": "32",
+    "scorer.engine": "auto",
+    "scorer.max_new_tokens": "7",
+    "scorer.temperature": "0.0",
+    "scorer.top_k": "5",
+    "scorer.top_p": "0.9",
+    "scorer.min_p": "0.1",
+    "scorer.max_prompt_tokens": "9",
+    "scorer.device": "cpu",
+    "scorer.threads": "2",
+    "scorer.vllm": "{max_num_seqs=4}",
+    "simulated.completion_s": "0.1",
+    "simulated.completion_sigma": "0.5",
+    "simulated.accuracy": "0.5",
+    "evaluation.max_new_tokens": "5",
+    "evaluation.fixed_prefixes": '["a"]',
+    "evaluation.selection_problems": "3",
+    "evaluation.sampled_candidates": "2",
+}
+
+
+@pytest.fixture
+def direct_file(run_file: Path) -> Path:
+    run_file.write_text(DIRECT, encoding="utf-8")
+    return run_file
+
+
+def test_direct_mode_has_no_target_and_a_length_of_its_own(direct_file: Path) -> None:
+    config = load(direct_file, ("rollout.answer_tokens=24",))
+    assert config.target is None
+    assert config.max_sampled_tokens == 24
+    assert config.model_of("rollout") == config.model_of("scorer") == config.adapter.model
+    assert from_json(config.model_dump_json()) == config
+
+
+def test_prefix_mode_samples_a_prefix_and_scores_with_the_target(run_file: Path) -> None:
+    config = load(run_file, ("rollout.prefix_tokens=24",))
+    assert config.max_sampled_tokens == 24
+    assert config.model_of("scorer") == "org/target"
+
+
+def test_the_modes_want_a_target_or_refuse_it(run_file: Path) -> None:
+    assert refusal(run_file, "mode=direct").split("\n")[1:] == [
+        "  target.model = 'org/target' with mode = \"direct\": the adapter writes the whole answer; leave [target] out, or "
+        'use mode = "prefix"'
+    ]
+    run_file.write_text(DIRECT, encoding="utf-8")
+    assert refusal(run_file, "mode=prefix").split("\n")[1:] == [
+        '  target: missing, with mode = "prefix" a frozen target completes the answers; give [target] model, or use '
+        'mode = "direct"'
+    ]
+
+
+@pytest.mark.parametrize(("key", "value"), MEANINGLESS_IN_DIRECT.items())
+def test_a_key_without_meaning_in_direct_mode_is_refused_with_both_named(
+    direct_file: Path, key: str, value: str
+) -> None:
+    message = refusal(direct_file, f"{key}={value}")
+    assert f"  {key} = " in message
+    assert 'has no meaning with mode = "direct": ' in message
+    assert message.endswith('leave it out, or use mode = "prefix"')
+
+
+def test_the_table_of_modes_names_every_key_that_is_tested_and_no_other() -> None:
+    tested = {tuple(key.split(".")) for key in (*MEANINGLESS_IN_DIRECT, "rollout.answer_tokens")}
+    assert tested == set(ONLY_IN)
+
+
+def test_a_prefix_run_refuses_the_length_of_answers(run_file: Path) -> None:
+    assert refusal(run_file, "rollout.answer_tokens=2048").split("\n")[1:] == [
+        '  rollout.answer_tokens = 2048 has no meaning with mode = "prefix": the length of a prefix is '
+        'rollout.prefix_tokens; leave it out, or use mode = "direct"'
+    ]
+
+
+def test_a_resolved_config_is_refused_for_values_that_differ_from_the_default_only(
+    direct_file: Path,
+) -> None:
+    text = load(direct_file).model_dump_json()
+    with pytest.raises(ConfigError, match=r"rollout\.prefix_tokens = 9 has no meaning"):
+        from_json(text.replace('"prefix_tokens":32', '"prefix_tokens":9'))
+
+
+# --- functions of the user's own -------------------------------------------------------------------------------------
+
+
+def test_a_function_is_found_beside_the_run_file(run_file: Path) -> None:
+    (run_file.parent / "mine.py").write_text("def score(question, answer, gold):\n    return 1.0\n")
+    config = load(run_file, ("reward.function=mine.py:score",))
+    assert config.reward.function == f"{run_file.parent / 'mine.py'}:score"
+    assert from_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("place", "source", "expected"),
+    [
+        ("mine", "", "is not FILE.py:NAME, for example"),
+        ("mine.py", "", "is not FILE.py:NAME, for example"),
+        ("mine.py:no name", "", "is not FILE.py:NAME, for example"),
+        ("gone.py:f", "", "there is no such file (looked at "),
+        ("mine.py:f", "def g(): ...\n", "mine.py has no 'f'; it defines g"),
+        ("mine.py:f", "", "mine.py has no 'f'; it defines no function"),
+        ("mine.py:f", "def g():\n    def f(): ...\n", "mine.py has no 'f'; it defines g"),
+        ("mine.py:f", "print(f)\n", "mine.py has no 'f'; it defines no function"),
+        ("mine.py:f", "x = '\0'\n", "mine.py is not valid Python: "),
+        ("mine.py:f", "x = 1\ndef f(:\n", "SyntaxError: invalid syntax (mine.py, line 2)"),
+    ],
+)
+@pytest.mark.parametrize("key", ["reward.function", "algorithm.advantage_function"])
+def test_a_function_that_cannot_be_called_is_refused_with_file_line_and_reason(
+    run_file: Path, key: str, place: str, source: str, expected: str
+) -> None:
+    (run_file.parent / "mine.py").write_text(source)
+    message = refusal(run_file, f"{key}={place}", "algorithm.name=grpo")
+    assert message.startswith(f"{key} = {place!r}")
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(): ...",
+        "async def f(): ...",
+        "class f: ...",
+        "# -*- coding: utf-8 -*-\ndef f(): 'é'",
+        "f = print",
+        "from os import remove as f",
+        "from mine import *",
+        "if True:\n    def f(): ...",
+        "try:\n    import f\nexcept ImportError:\n    f = None",
+    ],
+)
+def test_reading_a_config_finds_the_name_however_it_is_bound_and_executes_nothing(
+    run_file: Path, source: str
+) -> None:
+    executed = run_file.parent / "executed"
+    (run_file.parent / "mine.py").write_text(f"open({str(executed)!r}, 'w').close()\n{source}\n")
+    config = load(run_file, ("reward.function=mine.py:f",))
+    assert config.reward.function == f"{run_file.parent / 'mine.py'}:f"
+    assert not executed.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("f = 3\n", "'f' in {path} is a int, not a function"),
+        ("from os import *\n", "{path} has no 'f'"),
+        ("\n\nraise KeyError('k')\nf = 1", "KeyError: 'k' (mine.py, line 3); mend the file"),
+        ("import sys\nsys.exit(3)\nf = 1", "SystemExit: 3 (mine.py, line 2); mend the file"),
+    ],
+)
+@pytest.mark.parametrize("key", ["reward.function", "algorithm.advantage_function"])
+def test_a_function_that_does_not_run_is_refused_before_anything_is_started(
+    run_file: Path, key: str, source: str, expected: str
+) -> None:
+    path = run_file.parent / "mine.py"
+    path.write_text(source)
+    config = load(run_file, (f"{key}=mine.py:f", "algorithm.name=grpo"))
+    with pytest.raises(ConfigError) as refused:
+        import_functions(config)
+    assert str(refused.value).startswith(f"{key} = '{path}:f': ")
+    assert str(refused.value).endswith(expected.format(path=path))

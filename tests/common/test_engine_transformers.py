@@ -1,6 +1,7 @@
 """The embedded engine on a tiny real model: texts, logprobs, stops, installation, drawing."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from prefixrl.common.engine import Finished, Job, JobResult
-from prefixrl.common.engine_transformers import TransformersEngine, draw
+from prefixrl.common.engine_transformers import TransformersEngine, draw, truncated
 from prefixrl.common.errors import DataError
 from prefixrl.common.messages import Sampling
 from prefixrl.common.seeds import row_uniforms
@@ -272,6 +273,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(
         (missing, "differ in names.*model.norm.weight"),
         (changed | {"model.extra": torch.zeros(1)}, "differ in names.*model.extra"),
         (changed | {name: torch.zeros(3)}, r"model.norm.weight has shape \(3,\).* is \(16,\)"),
+        (changed | {name: changed[name].double()}, r"model.norm.weight has dtype torch.float64"),
     ):
         with pytest.raises(ValueError, match=message):
             engine.install(wrong)
@@ -339,3 +341,35 @@ def test_greedy_takes_the_most_likely_token_whatever_the_draw() -> None:
     tokens, logprobs = draw(logits, 0.0, np.array([0.0, 0.5, 0.999]))
     assert tokens.tolist() == [0, 0, 0]
     assert (logprobs < 0).all()
+
+
+@given(
+    st.lists(st.integers(-24, 24), min_size=1, max_size=10, unique=True),
+    st.sampled_from([0.5, 1.0, 1.7]),
+    st.integers(0, 12),
+    st.sampled_from([1.0, 0.9, 0.5, 0.1]),
+    st.sampled_from([0.0, 0.05, 0.4]),
+)
+def test_truncation_leaves_out_what_its_definitions_say(
+    quarters: list[int], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = [each / 4 for each in quarters]
+    sampling = Sampling(temperature, 8, top_k, top_p, min_p)
+    kept = truncated(torch.tensor([logits]), sampling)[0]
+    weights = [math.exp(each / temperature) for each in logits]
+    left = [place for place in range(len(logits)) if weights[place] >= min_p * max(weights)]
+    left.sort(key=lambda place: -weights[place])
+    left = left[: top_k or None]
+    nucleus, mass, whole = [], 0.0, sum(weights[place] for place in left)
+    for place in left:
+        if mass < top_p * whole:
+            nucleus.append(place)
+        mass += weights[place]
+    assert set(torch.isfinite(kept).nonzero()[:, 0].tolist()) == set(nucleus)
+    assert kept[nucleus].tolist() == pytest.approx([logits[place] for place in nucleus], abs=1e-5)
+
+
+def test_without_truncation_and_when_greedy_logits_stay_as_they_are() -> None:
+    logits = torch.randn(2, 5)
+    assert truncated(logits, Sampling(0.7, 8)) is logits
+    assert truncated(logits, Sampling(0.0, 8, top_k=1)) is logits

@@ -139,7 +139,13 @@ def sample(annotation: Any) -> Any:
         return annotation(**{field.name: sample(field.type) for field in fields})
     arguments = get_args(annotation)
     if not arguments:
-        values: dict[Any, Any] = {int: 3, float: 0.5, str: "text", bytes: b"\x01\x00\x00\x00"}
+        values: dict[Any, Any] = {
+            bool: True,
+            int: 3,
+            float: 0.5,
+            str: "text",
+            bytes: b"\x01\x00\x00\x00",
+        }
         return values[annotation]
     if annotation.__class__.__name__ == "_LiteralGenericAlias":
         return arguments[0]

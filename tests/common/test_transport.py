@@ -14,6 +14,7 @@ from prefixrl.common.messages import (
     FromWeights,
     GetChunk,
     GetStatus,
+    Reject,
     Stop,
     ToBroker,
     ToWeights,
@@ -188,6 +189,24 @@ def test_a_frame_above_the_limit_ends_the_connection_and_not_the_server(
     bomber.close()
     client.close()
     server.close()
+
+
+def test_a_message_above_the_limit_is_refused_where_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "MAX_HEADER_BYTES", 2**20)
+    server = bind()
+    client = connect(server)
+    try:
+        client.send(Stop("x" * 2**19))
+        peer, _ = receive(server)
+        with pytest.raises(ConfigError, match=r"Stop holds 2 MiB, a message at most 1: lower"):
+            client.send(Stop("x" * 2**21))
+        with pytest.raises(ConfigError, match="Reject holds 2 MiB"):
+            server.send(peer, Reject("x" * 2**21))
+    finally:
+        client.close()
+        server.close()
 
 
 def test_wake_ends_a_receive_that_waits() -> None:

@@ -26,6 +26,13 @@ def test_an_empty_list_of_gpus_stays_empty(monkeypatch: pytest.MonkeyPatch) -> N
     assert _Devices().deal(1) == {}
 
 
+def test_a_process_that_needs_no_gpu_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    devices = _Devices()
+    assert devices.deal(0) == {"CUDA_VISIBLE_DEVICES": ""}
+    assert devices.deal(1) == {"CUDA_VISIBLE_DEVICES": "0"}
+
+
 def test_fresh_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_text(json.dumps({"model_type": "llama"}))

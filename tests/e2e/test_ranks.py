@@ -47,7 +47,7 @@ def test_a_killed_rank_ends_the_learner_with_its_name_and_the_run_resumes(tmp_pa
 
 def test_a_straggling_scorer_makes_no_rank_wait_inside_a_collective(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    settings = (*TWO_RANKS, "broker.silence_s=60", "learner.collective_timeout_s=6")
+    settings = (*TWO_RANKS, "broker.silence_s=120", "learner.collective_timeout_s=20")
     with launched(directory, *settings) as process:
         wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
         scorers = [
@@ -57,7 +57,7 @@ def test_a_straggling_scorer_makes_no_rank_wait_inside_a_collective(tmp_path: Pa
         ]
         for each in scorers:
             os.kill(each.pid, signal.SIGSTOP)
-        time.sleep(15)  # longer than any collective may take
+        time.sleep(60)  # three times as long as a collective may take
         stopped_at = trained_iterations(directory)
         for each in scorers:
             os.kill(each.pid, signal.SIGCONT)

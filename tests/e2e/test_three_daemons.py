@@ -1,5 +1,6 @@
 """The real thing on real models: processes, sockets, DeepSpeed, transformers; and what happens when parts of it are killed."""
 
+import json
 import re
 import signal
 import subprocess
@@ -26,6 +27,16 @@ from run_helper import (
 
 pytestmark = pytest.mark.timeout(400)
 
+FIGURES = {
+    *("reward", "reward_std", "all_right_groups_fraction", "all_wrong_groups_fraction"),
+    *("clip_fraction", "approx_kl", "reference_kl", "entropy", "explained_variance"),
+    *("actor_grad_norm", "critic_grad_norm", "policy_loss", "value_loss"),
+    *("importance", "importance_ess_fraction", "importance_capped_fraction", "ratio"),
+    *("behaviour_gap", "masked_tokens_fraction", "truncated_fraction", "steps_left_out"),
+}
+LONG = ("algorithm.iterations=200", "launch.scorers=2", "broker.silence_s=6")
+"""Long enough for newcomers to load on a busy machine, and patient with those that are slow to beat."""
+
 
 def scorer(directory: Path) -> "subprocess.Popen[bytes]":
     endpoint = (directory / "endpoint").read_text().strip()
@@ -48,11 +59,26 @@ def newcomer() -> Iterator[Callable[["subprocess.Popen[bytes]"], "subprocess.Pop
         each.wait()
 
 
+def check_metrics(directory: Path) -> None:
+    """Every figure that an iteration reports, on the newest line, and none that cannot be."""
+    line = json.loads((directory / "metrics.jsonl").read_bytes().splitlines()[-1])
+    assert set(line["figures"]) >= FIGURES, FIGURES - set(line["figures"])
+    assert set(line["histograms"]) == {"advantage", "age", "log_importance", "log_ratio"}
+    stages = line["stages"]
+    assert stages["sampling_s"] > 0 and stages["scoring_s"] > 0
+    assert stages["queued_s"] >= 0 and stages["waiting_s"] >= 0
+    assert all(line["tokens_per_s"][role] > 0 for role in ("rollout", "scorer", "learner"))
+    assert all(0 < line["busy_fraction"][role] <= 1 for role in ("rollout", "scorer", "learner"))
+    assert 0 <= line["engine_mismatch"] < 1e-3
+    assert set(line["waited_for_s"]) <= {"rollouts", "scorers", "report"}
+    assert line["losses"]["scorer: lost"] == 1 and line["ended"] == {}
+
+
 def test_a_killed_scorer_is_made_good_and_newcomers_get_work(
     tmp_path: Path, newcomer: Callable[["subprocess.Popen[bytes]"], "subprocess.Popen[bytes]"]
 ) -> None:
     directory = tmp_path / "run"
-    with launched(directory, *SMALL, "algorithm.iterations=80", "launch.scorers=2") as process:
+    with launched(directory, *SMALL, *LONG) as process:
         wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
         victim = wait_for(lambda: child(process, "prefixrl-scorer"), "a scorer")
         victim.kill()
@@ -71,8 +97,9 @@ def test_a_killed_scorer_is_made_good_and_newcomers_get_work(
         for each in newcomers:
             assert each.wait(30) == 0
     check_books(summary, directory)
-    assert summary["groups"]["trained"] == 80 * 16
+    assert summary["groups"]["trained"] == 200 * 16
     assert summary["losses"]["scorer: lost"] == 1
+    check_metrics(directory)
 
 
 def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path: Path) -> None:

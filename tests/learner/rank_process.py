@@ -5,6 +5,9 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from torch.distributed.tensor import DTensor
 
 from prefixrl.common.config import RunConfig
 from prefixrl.learner import checkpoint, distributed
@@ -14,42 +17,59 @@ from prefixrl.learner.plan import plan_iteration, rows_of_rank
 from tiny_model import random_iteration, run_config
 
 RANKS = 2
+LOW_RANK = {"lora": {"rank": 4, "alpha": 8}, "gradient_checkpointing": True, "packed": True}
+MICRO_BATCH_TOKENS = 30
+"""Few enough that ranks would often run different numbers of forwards."""
+ITERATIONS = 10
 
 
 def main(rank: int, folder: Path) -> None:
     told = [one_stage(rank, folder, stage) for stage in range(4)]
     for stage in range(4):
         told[stage]["grouped"] = grouped(rank, folder, stage)
+        told[stage]["low rank"] = grouped(rank, folder, stage, **LOW_RANK)
     (folder / f"rank_{rank}.json").write_text(json.dumps(told))
     distributed.stop()
 
 
 def one_stage(rank: int, folder: Path, stage: int) -> dict[str, object]:
-    config = run_config(
-        folder / "adapter", learner={"deepspeed": {"zero_optimization": {"stage": stage}}}
-    )
+    config = run_config(folder / "adapter", learner=learner(stage))
     models = Models.load(config, rank, RANKS, config.adapter.model)
-    steps = [train(models, config, iteration) for iteration in range(2)]
-    state = checkpoint.TrainerState(2, models.optimizer_steps, 0, "", RANKS)
+    steps = [train(models, config, iteration) for iteration in range(ITERATIONS)]
+    state = checkpoint.TrainerState(ITERATIONS, models.optimizer_steps, 0, "", RANKS)
     checkpoint.save(folder / f"stage_{stage}", models, state, keep=1)
-    went_on = train(models, config, 2)
-    poisoned = train(models, config, 3, poisoned_row=0)
+    went_on = train(models, config, ITERATIONS)
+    poisoned = train(models, config, ITERATIONS + 1, poisoned_row=0)
     resumed = Models.load(config, rank, RANKS, config.adapter.model)
     checkpoint.load(folder / f"stage_{stage}", resumed)
     return {
         "steps": steps,
         "went_on": went_on,
-        "resumed": train(resumed, config, 2),
+        "resumed": train(resumed, config, ITERATIONS),
         "poisoned": [step["actor_applied"] for step in poisoned],
         "probe": resumed.probe_logprobs([3, 4, 5]),
+        "reference_share": reference_share(models),
         "published": sorted(resumed.state_dict_for_publication()),
     }
 
 
-def grouped(rank: int, folder: Path, stage: int) -> list[list[dict[str, float]]]:
+def learner(stage: int) -> dict[str, Any]:
+    zero = {"zero_optimization": {"stage": stage}}
+    return {"deepspeed": zero, "micro_batch_tokens": MICRO_BATCH_TOKENS}
+
+
+def reference_share(models: Models) -> float:
+    """How much of the reference model this rank holds."""
+    assert models.reference is not None
+    weights = list(models.reference.parameters())
+    held = sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in weights)
+    return held / sum(each.numel() for each in weights)
+
+
+def grouped(rank: int, folder: Path, stage: int, **options: Any) -> list[list[dict[str, float]]]:
     config = run_config(
         folder / "adapter",
-        learner={"deepspeed": {"zero_optimization": {"stage": stage}}},
+        learner=learner(stage) | options,
         algorithm=json.loads((folder / "grouped.json").read_text()),
     )
     models = Models.load(config, rank, RANKS, config.adapter.model)
@@ -60,7 +80,9 @@ def train(
     models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None
 ) -> list[dict[str, float]]:
     data = random_iteration(iteration)
-    plan = plan_iteration(data.lengths, data.seed, RANKS, config.algorithm.minibatches, 60)
+    plan = plan_iteration(
+        data.lengths, data.seed, RANKS, config.algorithm.minibatches, MICRO_BATCH_TOKENS
+    )
     own = {row: data.samples[row] for row in rows_of_rank(plan, models.rank)}
     if poisoned_row in own:
         own[poisoned_row] = replace(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config import load
+from prefixrl.common.errors import ConfigError
 from prefixrl.learner.forecast import forecast, parameters
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy/examples"
@@ -55,3 +56,63 @@ def test_sizes_come_from_files_where_there_are_any() -> None:
 def test_a_hub_name_tells_the_size_or_nothing_does(name: str, count: float | None) -> None:
     known = parameters(name)
     assert (known[0] if known else None) == count
+
+
+def test_a_direct_run_counts_answers_and_has_no_target() -> None:
+    said = forecast(load(EXAMPLES / "arithmetic_direct/run.toml"))
+    assert "at most 96 groups = 768 answers of up to 24 tokens" in said
+    assert "no target: a scorer loads the adapter's tokenizer and needs no device" in said
+
+
+# --- memory of the learner, for the example's adapter: 2 layers, 64 wide, 256 inside, 40 tokens, tied ------------------
+
+ARITHMETIC = EXAMPLES / "arithmetic/run.toml"
+LAYER = 4 * 64 * 64 + 3 * 64 * 256 + 2 * 64
+WHOLE = 40 * 64 + 2 * LAYER + 64
+LOW_RANK = 4 * 2 * (4 * (64 + 64) + 3 * (64 + 256))
+"""Rank 4: in each of 2 layers, q, k, v and o from 64 to 64, gate, up and down between 64 and 256."""
+
+
+def learner_bytes(*settings: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """What the forecast says the learner holds."""
+    monkeypatch.setattr("prefixrl.learner.forecast.GIB", 0.01)  # "%.2f" of it is then exact
+    said = forecast(load(ARITHMETIC, ("learner.dtype=bfloat16", *settings)))
+    (line,) = (each for each in said.splitlines() if each.startswith("learner: "))
+    return round(float(line.split()[1]) / 100)
+
+
+CRITIC, LORA, EMA = "algorithm.name=gae", "learner.lora={rank=4}", "learner.ema_decay=0.9"
+GROUP, NO_KL = "algorithm.name=grpo", "algorithm.kl=0.0"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ((CRITIC,), 2 * 18 * WHOLE + 2 * WHOLE),
+        ((CRITIC, NO_KL, EMA), 2 * 18 * WHOLE + 4 * WHOLE),
+        ((GROUP, LORA), 2 * WHOLE + 18 * LOW_RANK),
+        ((CRITIC, LORA), 2 * 2 * WHOLE + 18 * (2 * LOW_RANK + 64)),
+        ((CRITIC, LORA, EMA), 2 * 2 * WHOLE + 18 * (2 * LOW_RANK + 64) + 4 * LOW_RANK),
+        (
+            (GROUP, "learner.lora={rank=4, target_modules=['q_proj']}"),
+            2 * WHOLE + 18 * 4 * 2 * (64 + 64),
+        ),
+    ],
+)
+def test_memory_is_what_is_trained_with_its_optimiser_what_is_frozen_and_the_average(
+    settings: tuple[str, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert learner_bytes(*settings, monkeypatch=monkeypatch) == expected
+
+
+def test_low_rank_matrices_of_an_adapter_that_is_not_here_are_not_counted_and_that_is_said() -> (
+    None
+):
+    said = forecast(load(ARITHMETIC, ("adapter.model=Qwen/Qwen2.5-1.5B", LORA, CRITIC)))
+    assert "(2 frozen, low-rank matrices not counted before the adapter is downloaded)" in said
+    assert "1,500.0 M" in said
+
+
+def test_matrices_for_no_layer_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"target_modules = \['nowhere'\]"):
+        forecast(load(ARITHMETIC, ("learner.lora={target_modules=['nowhere']}",)))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from prefixrl.common import user_function
 from prefixrl.common.algorithm import AlgorithmConfig, Name
+from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.advantages import moments, whiten
 from prefixrl.learner.batch import Piece, Sample, pad
 from prefixrl.learner.objectives import (
@@ -264,3 +267,64 @@ def narrowed(piece: Piece, share: list[int]) -> Piece:
     batch = replace(batch, mask=batch.mask[:, :width])
     tensors = {name: x[share, :width] for name, x in vars(piece).items() if isinstance(x, Tensor)}
     return Piece(tuple(share), batch, **tensors)
+
+
+# --- an advantage function of the user's own -------------------------------------------------------------------------
+
+
+def written(folder: Path, body: str) -> Objective:
+    path = folder / "mine.py"
+    path.write_text(f"def advantages(rewards, groups):\n    {body}\n")
+    user_function._module.cache_clear()
+    return objective_of("grpo", advantage_function=f"{path}:advantages")
+
+
+def test_a_users_function_sees_all_rows_and_replaces_the_baseline(tmp_path: Path) -> None:
+    body = "assert type(rewards) is type(groups) is list; return [r * 10 + g for r, g in zip(rewards, groups)]"
+    objective = written(tmp_path, body)
+    assert row_rewards(objective, (0.5, 0.0, 1.0), (0, 0, 2)) == [5.0, 0.0, 12.0]
+    rows = random_rows(3)
+    found = estimated(objective, rows)
+    for i, size in enumerate(rows.sizes):
+        costs = penalties(rows, i)
+        worth = rows.rewards[i] * 10 + rows.groups[i]
+        twin = [worth - sum(costs[t:]) for t in range(size)]
+        assert found.advantages[i, :size].tolist() == pytest.approx(twin, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import numpy; return numpy.array([0.5, -1])",
+        "import numpy; return (numpy.float32(0.5), numpy.int64(-1))",
+        "import torch; return torch.tensor([0.5, -1.0])",
+        "import torch; return [torch.tensor(0.5), -1]",
+    ],
+)
+def test_a_users_function_may_give_arrays_and_their_scalars(tmp_path: Path, body: str) -> None:
+    found = row_rewards(written(tmp_path, body), (0.5, 1.0), (3, 4))
+    assert found == [0.5, -1.0]
+    assert {type(value) for value in found} == {float}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return rewards[1:]", "returned 1 values; expected a list of 2, one per row"),
+        ("return None", "returned NoneType; expected a list of 2, one per row"),
+        ("return [0.0, float('nan')]", r"returned nan for row 1 \(reward 1.0, group 4\)"),
+        ("return ['a', 0]", r"returned 'a' for row 0 \(reward 0.5, group 3\)"),
+        ("return [10 ** 400, 0]", r"returned inf for row 0 \(reward 0.5, group 3\)"),
+        ("return [0, 10 ** 5000]", r"returned inf for row 1 \(reward 1.0, group 4\)"),
+        ("import sys; sys.exit()", r"failed: SystemExit:  \(mine.py, line 2\)"),
+        ("import numpy; return numpy.zeros(3)", "returned 3 values; expected a list of 2"),
+        ("import numpy; return numpy.zeros((2, 2))", r"returned \[0.0, 0.0\] for row 0"),
+        ("return [1 / 0]", r"failed: ZeroDivisionError: division by zero \(mine.py, line 2\)"),
+    ],
+)
+def test_a_users_function_that_gives_no_advantages_ends_the_run_by_its_name(
+    tmp_path: Path, body: str, expected: str
+) -> None:
+    objective = written(tmp_path, body)
+    with pytest.raises(TrainingFault, match=f"mine.py:advantages' {expected}"):
+        row_rewards(objective, (0.5, 1.0), (3, 4))

@@ -108,6 +108,24 @@ def test_what_does_not_change_the_training_may_change(config: RunConfig) -> None
         assert from_json((directory.path / "config.json").read_text()) == other
 
 
+@pytest.mark.parametrize("name", ["data.train", "adapter.model", "target.model"])
+def test_inputs_that_changed_under_their_names_are_refused_when_a_run_goes_on(
+    name: str, config: RunConfig
+) -> None:
+    with held(config):
+        pass
+    section = getattr(config, name.partition(".")[0])
+    path = Path(section.train if name == "data.train" else section.model)
+    file = path if path.is_file() else path / "model.safetensors"
+    before = file.read_bytes()
+    file.write_bytes(before[:-2] + b"\n\n")
+    with pytest.raises(ConfigError, match=f"input files were others: {name} changed since"):
+        RunDirectory(config)
+    file.write_bytes(before)
+    with held(config):
+        pass
+
+
 def test_a_directory_that_cannot_be_made_is_refused(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used: Not a directory"):

@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from fakes import end, publish, wait_until, weight_server
+from fakes import end, publish, publish_next, wait_until, weight_server
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.messages import Manifest
-from prefixrl.common.snapshots import prune, versions
+from prefixrl.common.snapshots import DELTAS_KEPT, delta_folder, prune, versions
+from prefixrl.common.weights import describe, write_snapshot
 from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
 
@@ -216,3 +218,107 @@ def test_another_weight_server_is_used_from_then_on(
         fetcher.want(version)
         assert equal(taken(fetcher)[1], published)
     assert versions(folder) == [version]
+
+
+def test_a_worker_that_holds_the_version_before_pulls_the_delta_and_holds_the_same_bits(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    published = publish(folder, version)
+    with fetching(endpoint) as fetcher:
+        fetcher.want(version)
+        taken(fetcher)
+        full_bytes = fetcher.counts.wire_bytes
+        for newer in range(version + 1, version + 6):
+            published = publish_next(folder, newer, published)
+            fetcher.want(newer)
+            manifest, tensors = taken(fetcher)
+            assert manifest.version == newer and equal(tensors, published)
+            assert describe(newer, tensors).digest == manifest.digest
+        assert (fetcher.counts.full, fetcher.counts.delta, fetcher.retries) == (1, 5, 0)
+        assert fetcher.counts.wire_bytes - full_bytes < full_bytes / 5
+
+
+def test_a_worker_a_few_versions_behind_pulls_the_deltas_in_between(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    published = publish(folder, version)
+    with fetching(endpoint) as fetcher:
+        fetcher.want(version)
+        taken(fetcher)
+        for newer in range(version + 1, version + 4):
+            published = publish_next(folder, newer, published)
+            prune(folder, {newer - 1, newer})
+        fetcher.want(version + 3)
+        assert equal(taken(fetcher)[1], published)
+        assert (fetcher.counts.full, fetcher.counts.delta) == (1, 1)
+
+
+def test_a_worker_that_is_new_or_too_far_behind_pulls_the_snapshot(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    published = publish(folder, version)
+    with fetching(endpoint) as behind, fetching(endpoint) as late:
+        behind.want(version)
+        taken(behind)
+        newest = version + DELTAS_KEPT + 1
+        for newer in range(version + 1, newest + 1):
+            published = publish_next(folder, newer, published)
+            prune(folder, {newer - 1, newer})
+        for fetcher, pulls in ((behind, 2), (late, 1)):
+            fetcher.want(newest)
+            assert equal(taken(fetcher)[1], published)
+            assert (fetcher.counts.full, fetcher.counts.delta) == (pulls, 0)
+
+
+def test_tensors_handed_out_before_keep_their_values_while_later_versions_arrive(
+    folder: Path, endpoint: str, version: int
+) -> None:
+    wanted = [publish(folder, version)]
+    got = []
+    with fetching(endpoint) as fetcher:
+        for newer in range(version, version + 5):
+            if newer > version:
+                wanted.append(publish_next(folder, newer, wanted[-1]))
+            fetcher.want(newer)
+            got.append(taken(fetcher)[1])
+    assert all(equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("place", range(0, 1000, 83))
+def test_a_damaged_delta_is_replaced_by_the_whole_snapshot_and_counted(
+    folder: Path, endpoint: str, version: int, place: int
+) -> None:
+    before = publish(folder, version)
+    with fetching(endpoint) as fetcher:
+        fetcher.want(version)
+        taken(fetcher)
+        published = publish_next(folder, version + 1, before)
+        path = delta_folder(folder, version + 1) / "delta.bin"
+        data = bytearray(path.read_bytes())
+        data[place % len(data)] ^= 0x10
+        path.write_bytes(data)
+        fetcher.want(version + 1)
+        assert equal(taken(fetcher)[1], published)
+        counts = fetcher.counts
+        # A flipped bit that zstd does not use changes nothing, and then the delta is as good as it was.
+        assert (counts.full, counts.delta, counts.damaged) in ((2, 0, 1), (1, 1, 0))
+
+
+def test_pieces_that_arrived_before_the_server_was_killed_are_not_pulled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "ANSWER_S", 0.5)
+    tensors = {"w": torch.arange(2**18, dtype=torch.float32)}
+    manifest = msgspec.structs.replace(describe(1, tensors), chunk_bytes=256)
+    write_snapshot(tmp_path, manifest, tensors)
+    with weight_server(tmp_path) as (endpoint, child), fetching(endpoint) as fetcher:
+        fetcher.want(1)
+        wait_until(lambda: fetcher.counts.wire_bytes > 2**16, "some pieces")
+        child.kill()
+        child.wait()
+        wait_until(lambda: fetcher.retries, "a pull that failed")
+        arrived = fetcher.counts.wire_bytes
+        assert fetcher.take() is None and arrived < manifest.size_bytes
+        with weight_server(tmp_path, endpoint):
+            assert equal(taken(fetcher)[1], tensors)
+        assert fetcher.counts.wire_bytes == manifest.size_bytes

@@ -16,8 +16,8 @@ from prefixrl.scorer.verifier_child import deadline_s
 from prefixrl.scorer.verifier_pool import START_DEADLINE_S, VerifierPool
 from prefixrl.scorer.verify import Verdict
 
-EQUAL = (r"\boxed{1+x}", "x+1")
-HANGS = (r"\boxed{\int_0^1 x^x \sin(\cos(x^x)) dx}", "7")
+EQUAL = (r"\boxed{1+\ln x}", r"\ln x+1")
+HANGS = (r"\boxed{(x+1)^{9999}}", r"\ln y+7")
 PATIENCE_S = 200
 
 
@@ -73,6 +73,14 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+def environment_of(pid: int) -> bytes:
+    """What a process was started with: empty until it is, and not for long, since its title comes to stand there."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := Path(f"/proc/{pid}/environ").read_bytes()):
+        assert time.monotonic() < deadline, "it was never started"
+    return found
+
+
 def test_exact_answers_need_no_process_and_no_waiting() -> None:
     with pool_of() as pool:
         pool.submit(1, r"\boxed{7}", "7")
@@ -97,7 +105,7 @@ def test_many_answers_at_once_each_get_their_own_verdict() -> None:
     with pool_of(children=2) as pool:
         for key in range(120):
             shift = key % 2  # odd keys are wrong by one
-            pool.submit(key, rf"so \boxed{{{key + shift} + x}}", f"x + {key}")
+            pool.submit(key, rf"so \boxed{{{key + shift} + \ln x}}", rf"\ln x + {key}")
         found = verdicts(pool)
         assert len(pool.child_pids) == 2
     assert {key: verdict.reward for key, verdict in found.items()} == {
@@ -130,17 +138,20 @@ def test_equal_answers_under_way_are_judged_once() -> None:
         found = verdicts(pool)
         # With one job per child a second judgement would have taken a third process.
         until(lambda: pool.child_pids != pids, pool)
-    assert found == dict.fromkeys(range(20), Verdict(1.0, "ok", "1+x"))
+    assert found == dict.fromkeys(range(20), Verdict(1.0, "ok", r"1+\ln x"))
 
 
 def test_the_least_recently_used_verdict_leaves_the_cache_first() -> None:
     with pool_of(cache_entries=1) as pool:
         pool.submit(1, *EQUAL)
         verdicts(pool)
-        pool.submit(2, r"\boxed{2+x}", "x+2")
+        pool.submit(2, r"\boxed{2+\ln x}", r"\ln x+2")
         verdicts(pool)
+        (pid,) = pool.child_pids
+        os.kill(pid, signal.SIGSTOP)  # only what the cache holds is answered now
         pool.submit(3, *EQUAL)
         assert pool.poll() == []
+        os.kill(pid, signal.SIGCONT)
         assert verdicts(pool)[3].reward == 1.0
 
 
@@ -150,9 +161,9 @@ def test_a_child_killed_during_a_job_is_replaced_and_the_answer_judged_by_anothe
         verdicts(pool)
         (pid,) = pool.child_pids
         os.kill(pid, signal.SIGSTOP)  # it takes the job and does not end it
-        pool.submit(2, r"\boxed{2+x}", "x+2")
+        pool.submit(2, r"\boxed{2+\ln x}", r"\ln x+2")
         os.kill(pid, signal.SIGKILL)
-        assert verdicts(pool) == {2: Verdict(1.0, "ok", "2+x")}
+        assert verdicts(pool) == {2: Verdict(1.0, "ok", r"2+\ln x")}
         assert len(pool.child_pids) == 1
         assert pool.child_pids != (pid,)
 
@@ -173,11 +184,11 @@ def test_a_child_that_hears_no_alarm_is_killed_at_the_deadline() -> None:
         verdicts(pool)
         (pid,) = pool.child_pids
         os.kill(pid, signal.SIGSTOP)
-        pool.submit(2, r"\boxed{2+x}", "x+2")
-        assert verdicts(pool) == {2: Verdict(0.0, "timeout", "2+x")}
+        pool.submit(2, r"\boxed{2+\ln x}", r"\ln x+2")
+        assert verdicts(pool) == {2: Verdict(0.0, "timeout", r"2+\ln x")}
         until(lambda: not is_alive(pid), pool)
-        pool.submit(3, r"\boxed{2+x}", "x+2")  # a timeout is not remembered
-        assert verdicts(pool) == {3: Verdict(1.0, "ok", "2+x")}
+        pool.submit(3, r"\boxed{2+\ln x}", r"\ln x+2")  # a timeout is not remembered
+        assert verdicts(pool) == {3: Verdict(1.0, "ok", r"2+\ln x")}
         assert len(pool.child_pids) == 1
 
 
@@ -192,7 +203,7 @@ def test_a_child_is_replaced_after_its_number_of_jobs() -> None:
     with pool_of(jobs_per_child=2) as pool:
         pids: set[int] = set()
         for key in range(4):
-            pool.submit(key, rf"\boxed{{{key}+x}}", f"x+{key}")
+            pool.submit(key, rf"\boxed{{{key}+\ln x}}", rf"\ln x+{key}")
             pids.update(pool.child_pids)
             assert verdicts(pool)[key].reward == 1.0
         assert len(pids) == 2
@@ -203,12 +214,13 @@ def test_a_child_has_a_memory_limit_and_sees_no_tokens(monkeypatch: pytest.Monke
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     with pool_of() as pool:
         pool.submit(1, *EQUAL)
-        verdicts(pool)
         (pid,) = pool.child_pids
+        environment = environment_of(pid)
+        verdicts(pool)
         limits = Path(f"/proc/{pid}/limits").read_text()
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
     (line,) = (line for line in limits.splitlines() if line.startswith("Max address space"))
     assert line.split()[3] == str(2 * 2**30)
+    assert b"PATH=" in environment
     assert b"secret" not in environment
 
 
@@ -241,7 +253,7 @@ import time
 from prefixrl.scorer.verifier_pool import VerifierPool
 
 pool = VerifierPool(2, 20)
-pool.submit(1, r"\\boxed{1+x}", "x+1")
+pool.submit(1, r"\\boxed{1+\\ln x}", r"\\ln x+1")
 while not pool.poll():
     pool.wait(1.0)
 print(*pool.child_pids, flush=True)

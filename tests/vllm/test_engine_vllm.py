@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import vllm_world as world
+from prefixrl.common.engine_transformers import truncated
 from prefixrl.common.engine_vllm import VllmEngine
 from prefixrl.common.errors import UserError
+from prefixrl.common.messages import Sampling
 from vllm_world import EXAMPLE
 
 pytestmark = [
@@ -84,6 +87,23 @@ def test_greedy_is_the_argmax(engine: VllmEngine, folder: Path) -> None:
     for ours, theirs in zip(rows, expected[0].rows, strict=True):
         assert ours.tokens.tolist() == theirs.tokens.tolist()
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}], ids=str)
+def test_truncated_sampling_draws_from_what_transformers_would_and_says_so(
+    engine: VllmEngine, folder: Path, cut: dict[str, float]
+) -> None:
+    each = world.job("a", temperature=2.0)
+    sampling = Sampling(2.0, 16, **cut)  # type: ignore[arg-type]
+    rows = world.finish(engine, replace(each, sampling=sampling))["a"].rows
+    model = world.fresh_model(folder)
+    for start, row in zip(each.rows[:16], rows[:16], strict=True):
+        whole = np.concatenate([start, row.tokens])
+        with torch.no_grad():
+            logits = model(torch.from_numpy(whole.astype(np.int64))[None]).logits[0]
+        table = (truncated(logits[len(start) - 1 : -1], sampling) / 2.0).log_softmax(-1)
+        expected = table.gather(1, torch.from_numpy(row.tokens.astype(np.int64))[:, None])[:, 0]
+        assert row.logprobs == pytest.approx(expected.numpy(), abs=1e-3)
 
 
 def test_a_stop_token_ends_its_row_and_stands_there_with_its_logprob(engine: VllmEngine) -> None:

@@ -13,8 +13,12 @@ import pytest
 import torch
 
 import vllm_world as world
+from fakes import trained_further, wait_until, weight_server
+from prefixrl.common.delta import write_delta
 from prefixrl.common.engine_vllm import VllmEngine
-from prefixrl.common.weights import describe
+from prefixrl.common.snapshots import prune
+from prefixrl.common.weights import describe, write_snapshot
+from prefixrl.rollout.weights import Fetcher
 from run_helper import wait_for
 from vllm_world import EXAMPLE
 
@@ -98,14 +102,41 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngi
         (missing, "differ in names.*model.norm.weight"),
         (tensors | {"model.extra": torch.zeros(1)}, "differ in names.*model.extra"),
         (tensors | {name: torch.zeros(3)}, r"model.norm.weight has shape \(3,\).* is \(64,\)"),
+        (tensors | {name: tensors[name].double()}, r"model.norm.weight has dtype torch.float64"),
     ):
         with pytest.raises(ValueError, match=message):
             engine.install(wrong)
     assert np.array_equal(engine.logprobs(world.probe(), TEMPERATURE), before)
 
 
+def test_after_fifty_updates_by_delta_the_engine_holds_the_published_bits(
+    engine: VllmEngine, tmp_path: Path, report: Callable[[str], None]
+) -> None:
+    """vLLM's own parameters are fused and packed: the digest is of what they were loaded from, the probe is theirs."""
+    published = world.reference(ADAPTER).weights()
+    found = []
+    with weight_server(tmp_path) as (endpoint, _):
+        fetcher = Fetcher(endpoint)
+        for version in range(1, 52):
+            published = trained_further(published, version)
+            manifest = describe(version, published)
+            write_snapshot(tmp_path, manifest, published)
+            if version > 1:
+                assert write_delta(tmp_path, version - 1, version)
+            prune(tmp_path, {version - 1, version})
+            fetcher.want(version)
+            staged = wait_until(fetcher.take, f"version {version}")
+            engine.install(staged[1])
+            assert describe(0, engine.weights()).digest == manifest.digest == staged[0].digest
+            if version % 10 == 1:
+                found.append(probe_difference(engine, published))
+    assert (fetcher.counts.full, fetcher.counts.delta) == (1, 50)
+    report(f"50 updates by delta: probe difference at most {max(found):.2g}")
+    assert max(found) < 1e-3
+
+
 FAULTS = {
-    "nothing is copied": "plugin.SharedMemoryWeights.receive_weights = lambda self, update: None",
+    "nothing is copied": world.NOTHING_IS_COPIED,
     "the tied head is not packed again": "plugin.pack_again = lambda model: None",
 }
 
@@ -115,7 +146,8 @@ def test_an_engine_that_does_not_hold_the_weights_fails_the_probe(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Callable[[str], None]
 ) -> None:
     """The broker refuses it: it admits a worker only with a difference within rollout.probe_tolerance."""
-    _plant(tmp_path, FAULTS[fault], monkeypatch)
+    world.plant(tmp_path, FAULTS[fault])
+    monkeypatch.syspath_prepend(tmp_path)  # a spawned process begins with its parent's path
     tensors = world.perturbed(world.reference(ADAPTER).weights(), 9, 0.1)
     with world.started(ADAPTER) as broken:
         initial = world.reference(ADAPTER).weights()
@@ -124,23 +156,6 @@ def test_an_engine_that_does_not_hold_the_weights_fails_the_probe(
         difference = probe_difference(broken, tensors)
     report(f"when {fault}: probe difference {difference:.2g}")
     assert difference > 100 * world.config().probe_tolerance
-
-
-def _plant(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a plugin that breaks ours in vLLM's processes, as a distribution of its own."""
-    source = f"""
-        def register():
-            import prefixrl.common.vllm_plugin as plugin
-            {fault}
-    """
-    (folder / "planted_fault.py").write_text(textwrap.dedent(source), encoding="utf-8")
-    metadata = folder / "planted_fault-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted-fault\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nplanted = planted_fault:register\n"
-    )
-    monkeypatch.syspath_prepend(folder)  # a spawned process begins with its parent's path
 
 
 def test_nothing_of_vllm_outlives_a_killed_worker() -> None:

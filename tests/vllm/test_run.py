@@ -1,10 +1,13 @@
-"""A whole run whose adapter and target stand in vLLM."""
+"""Whole runs with vLLM: one that trains, and one whose engine keeps its old weights."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from run_helper import SMALL, check_books, finish, launched
+import vllm_world as world
+from prefixrl.common.errors import ConfigError
+from run_helper import SMALL, check_books, finish, inspect, launched, logs
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -19,3 +22,22 @@ def test_a_run_trains_with_both_models_in_vllm(tmp_path: Path) -> None:
     assert summary["groups"]["trained"] == 8 * 16
     assert not summary["losses"]
     assert "failed the probe" not in (directory / "logs/learner.log").read_text()
+
+
+def test_an_engine_that_keeps_its_old_weights_is_refused_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets no work after its first version, and ends with the reason after three failed proofs."""
+    world.plant(tmp_path, world.NOTHING_IS_COPIED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    directory = tmp_path / "run"
+    # Steps large enough that no two versions agree within the tolerance.
+    settings = ("rollout.engine=vllm", "launch.scorers=1", "learner.actor_lr=1e-2")
+    with launched(directory, *SMALL, *settings) as process:
+        output, _ = process.communicate(timeout=500)
+    assert process.returncode == ConfigError.exit_code, output + logs(directory)
+    assert "rollout-0 ended with exit code 3 and would again" in output
+    said = re.sub(r"\s+", " ", output)
+    assert "the engine does not hold version" in said and "after 3 installations" in said
+    assert (directory / "logs/learner.log").read_text().count("failed the probe") == 3
+    assert {line["version_sampled"] for line in inspect(directory)} == {0}

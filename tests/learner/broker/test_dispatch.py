@@ -47,7 +47,7 @@ def test_a_task_is_prefetched_only_when_no_slot_is_free_anywhere(desk: Desk) -> 
     for _ in range(2):
         desk.dispatch()
         (task,) = desk.tasks(rollout, PrefixTask)
-        desk.dispatcher.take_prefixes(rollout, sampled(task))
+        desk.dispatcher.take_prefixes(rollout, sampled(task), now_s=1.0)
     idle = desk.worker("scorer", 1)
     desk.dispatch()
     assert [len(desk.tasks(each, ScoreTask)) for each in (busy, idle)] == [1, 1]
@@ -65,7 +65,7 @@ def test_an_idle_newcomer_gets_what_only_waits_behind_other_work(desk: Desk) -> 
     for _ in range(2):
         desk.dispatch()
         (task,) = desk.tasks(rollout, PrefixTask)
-        desk.dispatcher.take_prefixes(rollout, sampled(task))
+        desk.dispatcher.take_prefixes(rollout, sampled(task), now_s=1.0)
     rollout.phase = "swapping"
     busy = desk.worker("scorer", 1)
     desk.dispatch()
@@ -120,7 +120,7 @@ def test_one_score_task_in_four_is_an_evaluations_while_both_wait(desk: Desk) ->
         desk.dispatch()
         for task in desk.tasks(scorer, ScoreTask):
             kinds.append(task.kind)
-            desk.dispatcher.take_scores(scorer, scored(task))
+            desk.dispatcher.take_scores(scorer, scored(task), now_s=1.0)
     assert len(kinds) >= 12
     assert all(
         (kind == "eval") == (number % EVALUATION_SHARE == 0)
@@ -135,7 +135,7 @@ def test_an_evaluation_takes_every_scorer_when_there_is_nothing_else(desk: Desk)
         desk.dispatch()
         for task in desk.tasks(scorer, ScoreTask):
             kinds.append(task.kind)
-            desk.dispatcher.take_scores(scorer, scored(task))
+            desk.dispatcher.take_scores(scorer, scored(task), now_s=1.0)
     assert kinds == ["eval"] * 3
 
 
@@ -183,9 +183,9 @@ def test_the_late_result_of_a_lost_worker_counts_and_the_second_one_is_ignored(d
     second = desk.worker("rollout")
     desk.dispatch()
     (again,) = desk.tasks(second, PrefixTask)
-    desk.dispatcher.take_prefixes(first, sampled(task))
+    desk.dispatcher.take_prefixes(first, sampled(task), now_s=1.0)
     assert desk.ledger.states() == {"sampled": 2}
-    desk.dispatcher.take_prefixes(second, sampled(again))
+    desk.dispatcher.take_prefixes(second, sampled(again), now_s=1.0)
     assert desk.ledger.states() == {"sampled": 2}
     assert desk.ledger.counts.duplicates_ignored == 2
 

@@ -39,7 +39,7 @@ def test_prefixes_of_another_version_are_refused_and_the_task_comes_back(desk: D
     wrong = sampled(task)
     wrong = Prefixes(task.task, 0, "train", 1, "d1", wrong.groups, 0.0)
     with pytest.raises(ValueError, match="version 1 for a task at version 0"):
-        desk.dispatcher.take_prefixes(rollout, wrong)
+        desk.dispatcher.take_prefixes(rollout, wrong, now_s=1.0)
     desk.dispatch()
     (again,) = desk.tasks(rollout, PrefixTask)
     assert again.groups == task.groups
@@ -51,15 +51,15 @@ def test_groups_left_out_of_a_result_come_back(desk: Desk) -> None:
     (task,) = desk.tasks(rollout, PrefixTask)
     whole = sampled(task)
     half = Prefixes(task.task, 0, "train", 0, "d0", whole.groups[:1], 0.0)
-    desk.dispatcher.take_prefixes(rollout, half)
+    desk.dispatcher.take_prefixes(rollout, half, now_s=1.0)
     desk.dispatch()
     (again,) = desk.tasks(rollout, PrefixTask)
     assert again.groups == task.groups[1:]
-    desk.dispatcher.take_prefixes(rollout, sampled(again))
+    desk.dispatcher.take_prefixes(rollout, sampled(again), now_s=1.0)
     desk.dispatch()
     score_tasks = desk.tasks(scorer, ScoreTask)
     assert sorted(group.seq for each in score_tasks for group in each.groups) == [0, 1]
-    desk.dispatcher.take_scores(scorer, Scores(score_tasks[0].task, 0, "train", ()))
+    desk.dispatcher.take_scores(scorer, Scores(score_tasks[0].task, 0, "train", ()), now_s=1.0)
     desk.dispatch()
     assert desk.ledger.states()["scoring"] >= 2
 
@@ -70,11 +70,11 @@ def test_groups_left_out_of_an_evaluations_result_come_back(desk: Desk) -> None:
     desk.dispatch()
     (task,) = desk.tasks(scorer, ScoreTask)
     only = judged(task.groups[0], task)
-    desk.dispatcher.take_scores(scorer, Scores(task.task, 0, "eval", (only,)))
+    desk.dispatcher.take_scores(scorer, Scores(task.task, 0, "eval", (only,)), now_s=1.0)
     desk.dispatch()
     (again,) = desk.tasks(scorer, ScoreTask)
     assert again.groups == task.groups[1:]
-    desk.dispatcher.take_scores(scorer, scored(again))
+    desk.dispatcher.take_scores(scorer, scored(again), now_s=1.0)
     run = desk.dispatcher.evaluations.get("e")
     assert run is not None and run.finished and len(run.results) == 3
 
@@ -87,7 +87,7 @@ def test_groups_nobody_asked_for_are_refused_and_the_task_comes_back(desk: Desk)
     good = scored(task)
     strange = Scores(task.task, 0, "eval", (*good.groups, *good.groups))
     with pytest.raises(ValueError, match="the task holds \\[0, 1\\]"):
-        desk.dispatcher.take_scores(scorer, strange)
+        desk.dispatcher.take_scores(scorer, strange, now_s=1.0)
     desk.dispatch()
     assert len(desk.tasks(scorer, ScoreTask)) == 1
 
@@ -96,12 +96,12 @@ def test_scores_without_a_version_never_count_as_training(desk: Desk) -> None:
     rollout, scorer = desk.worker("rollout"), desk.worker("scorer")
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
-    desk.dispatcher.take_prefixes(rollout, sampled(task))
+    desk.dispatcher.take_prefixes(rollout, sampled(task), now_s=1.0)
     desk.dispatch()
     (score,) = desk.tasks(scorer, ScoreTask)
     unversioned = ScoreTask(score.task, 0, "train", -1, "", score.groups, SAMPLING, 0.0)
     with pytest.raises(ValueError, match="has no version"):
-        desk.dispatcher.take_scores(scorer, scored(unversioned))
+        desk.dispatcher.take_scores(scorer, scored(unversioned), now_s=1.0)
     assert "scored" not in desk.ledger.states()
 
 
@@ -129,12 +129,12 @@ def test_an_evaluations_result_never_enters_the_ledger_though_number_and_prompt_
 ) -> None:
     _, evaluator, _, test = colliding(desk)
     before = desk.ledger.states()
-    desk.dispatcher.take_prefixes(evaluator, sampled(test))
+    desk.dispatcher.take_prefixes(evaluator, sampled(test), now_s=1.0)
     scorer = desk.worker("scorer")
     desk.dispatch()
     (task,) = desk.tasks(scorer, ScoreTask)
     assert task.kind == "eval"
-    desk.dispatcher.take_scores(scorer, scored(task))
+    desk.dispatcher.take_scores(scorer, scored(task), now_s=1.0)
     after = desk.ledger.states()
     assert after.get("sampled", 0) == after.get("scored", 0) == 0
     assert after["sampling"] >= before["sampling"]
@@ -146,7 +146,7 @@ def test_an_evaluations_result_that_calls_itself_training_is_refused(desk: Desk)
     _, evaluator, _, test = colliding(desk)
     rows = PrefixTask(test.task, 0, "train", 0, test.groups, ROWS, SAMPLING)
     with pytest.raises(ValueError, match="a train result Prefixes for the eval task"):
-        desk.dispatcher.take_prefixes(evaluator, sampled(rows))
+        desk.dispatcher.take_prefixes(evaluator, sampled(rows), now_s=1.0)
     assert "sampled" not in desk.ledger.states()
 
 
@@ -154,14 +154,14 @@ def test_a_training_result_that_calls_itself_an_evaluation_is_refused(desk: Desk
     trainer, _, train, _ = colliding(desk)
     rows = PrefixTask(train.task, 0, "eval", 0, train.groups, 1, SAMPLING)
     with pytest.raises(ValueError, match="a eval result Prefixes for the train task"):
-        desk.dispatcher.take_prefixes(trainer, sampled(rows))
+        desk.dispatcher.take_prefixes(trainer, sampled(rows), now_s=1.0)
 
 
 def test_an_evaluations_late_result_is_dropped(desk: Desk) -> None:
     _, evaluator, _, test = colliding(desk)
     desk.dispatcher.lose(evaluator, "slow", died=True)
     before = desk.ledger.states()
-    desk.dispatcher.take_prefixes(evaluator, sampled(test))
+    desk.dispatcher.take_prefixes(evaluator, sampled(test), now_s=1.0)
     assert desk.ledger.states() == before
     run = desk.dispatcher.evaluations.get("e")
     assert run is not None and not run.to_score

@@ -11,7 +11,7 @@ from prefixrl.common.messages import (
 )
 from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.evaluations import GROUPS_PER_ITEM, EvaluationRun, Evaluations
-from prefixrl.learner.broker.ledger import SampleItem, ScoreItem
+from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 
 SAMPLING = Sampling(0.0, 4)
 

@@ -1,5 +1,9 @@
 """The four invariants of the ledger under random results, duplicates, deaths and restarts; planted faults must show."""
 
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Literal
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -14,8 +18,11 @@ from hypothesis.stateful import (
 
 from ledger_world import Shape, World
 from prefixrl.common.messages import GroupPrefixes, ScoredGroup
+from prefixrl.common.records import Ended, Record
 from prefixrl.learner.broker import ledger as ledgers
-from prefixrl.learner.broker.ledger import Ledger
+from prefixrl.learner.broker.filtering import AccuracyFilter, Starved
+from prefixrl.learner.broker.groups import Group, PromptSource
+from prefixrl.learner.broker.ledger import SURPLUS, Ledger
 from prefixrl.learner.broker.window import Choice, Wait, Window
 
 EXAMPLES = 2000
@@ -33,6 +40,8 @@ class LedgerMachine(RuleBasedStateMachine):
         groups_per_item=st.integers(1, 3),
         by_iterations=st.booleans(),
         length=st.integers(1, 6),
+        over_sampling=st.sampled_from([Fraction(1), Fraction(3, 2), Fraction(2)]),
+        passing=st.sampled_from([None, 0, 3, 5, 10]),
     )
     def begin(
         self,
@@ -41,10 +50,17 @@ class LedgerMachine(RuleBasedStateMachine):
         groups_per_item: int,
         by_iterations: bool,
         length: int,
+        over_sampling: Fraction,
+        passing: int | None,
     ) -> None:
         iterations = length if by_iterations else None
         places = None if by_iterations else length * batch_groups - length % batch_groups + 1
-        shape = Shape(batch_groups, max_staleness, groups_per_item, iterations, places)
+        if passing is None:
+            over_sampling = Fraction(1)
+        shape = Shape(
+            *(batch_groups, max_staleness, groups_per_item, iterations, places),
+            *(over_sampling, passing, 40),
+        )
         self.world = World(shape, self.ledger_type)
 
     @rule(behind=st.integers(0, 3))
@@ -139,32 +155,37 @@ def test_the_invariants_hold_under_results_duplicates_deaths_and_restarts() -> N
 class BatchedCountedOut(Ledger):
     """Fault: groups that were handed out as a batch no longer count as outstanding."""
 
-    @property
-    def outstanding(self) -> int:
-        return sum(group.state != "batched" for group in self.live())
+    def _room(self, version: int, under_way: Iterable[Group]) -> int:
+        return super()._room(version, [each for each in under_way if each.state != "batched"])
 
 
 class NewestVersionWindow(Window):
     """Admits by the newest version, which is the number of completed iterations."""
 
-    def room(self, version: int, completed: int, outstanding: int) -> int:
-        return super().room(completed, completed, outstanding)
+    def room(self, version: int, completed: int, accepted: int, unverified: int) -> int:
+        return super().room(completed, completed, accepted, unverified)
 
 
 class LearnersVersion(Ledger):
     """Fault: admission looks at the learner's version instead of the one the worker has installed."""
 
     def __init__(
-        self, window: Window, limits: ledgers.Limits, prompts: ledgers.PromptSource
+        self,
+        window: Window,
+        limits: ledgers.Limits,
+        prompts: PromptSource,
+        accuracy_filter: AccuracyFilter | None = None,
     ) -> None:
-        faulty = NewestVersionWindow(window.batch_groups, window.max_staleness)
-        super().__init__(faulty, limits, prompts)
+        faulty = NewestVersionWindow(
+            window.batch_groups, window.max_staleness, window.over_sampling, window.iterations
+        )
+        super().__init__(faulty, limits, prompts, accuracy_filter)
 
 
 class FinishedFirst(Ledger):
     """Fault: the batch is whatever is scored, in the order it was scored."""
 
-    def batch(self, iteration: int) -> Choice | Wait | None:
+    def batch(self, iteration: int) -> Choice | Wait | Starved | None:
         if iteration in self.batches:
             return Choice(self.batches[iteration])
         size = self._batch_size()
@@ -182,12 +203,12 @@ class FinishedFirst(Ledger):
         return Choice(tuple(scored[:size]))
 
     @property
-    def history(self) -> list[ledgers.Record]:
+    def history(self) -> list[Record]:
         if not hasattr(self, "_history"):
-            self._history: list[ledgers.Record] = []
+            self._history: list[Record] = []
         return self._history
 
-    def _apply(self, record: ledgers.Record) -> None:
+    def _apply(self, record: Record) -> None:
         self.history.append(record)
         super()._apply(record)
 
@@ -214,7 +235,68 @@ class JoinedById(Ledger):
         return super().take_scores(joined)
 
 
-@pytest.mark.parametrize("fault", [BatchedCountedOut, LearnersVersion, FinishedFirst, JoinedById])
+class SurplusAccepted(Ledger):
+    """Fault: over-sampled groups are accepted whether they still fit or not."""
+
+    def _end_surplus(self) -> None:
+        pass
+
+
+class SurplusLost(Ledger):
+    """Fault: the prompt of a surplus group does not come back."""
+
+    def _append(self, record: Record) -> None:
+        if isinstance(record, Ended) and record.cause == SURPLUS:
+            record = Ended(record.seq, record.state, record.cause)
+        super()._append(record)
+
+
+class FilteredUncounted(Ledger):
+    """Fault: a filtered group disappears from the books."""
+
+    def end(self, seq: int, state: Literal["filtered", "failed"], cause: str) -> None:
+        super().end(seq, state, cause)
+        self.counts.filtered -= state == "filtered"
+
+
+class FilterForgotten(Ledger):
+    """Fault: the filter is not applied."""
+
+    def _judge(self, group: ScoredGroup) -> None:
+        self._append(ledgers.GroupScored(group))
+        self._end_surplus()
+
+
+class QueuedHoldPlaces(Ledger):
+    """Fault: groups that wait to be sampled again count as under way, and so keep each other out."""
+
+    def _room(self, version: int, under_way: Iterable[Group]) -> int:
+        return super()._room(version, self.live())
+
+
+class BatchedKeepTheirDeadline(Ledger):
+    """Fault: a batch that was handed out but not trained leaves its iteration open to late results."""
+
+    @property
+    def _next_iteration(self) -> int:
+        return self.completed
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        BatchedCountedOut,
+        LearnersVersion,
+        FinishedFirst,
+        JoinedById,
+        SurplusAccepted,
+        SurplusLost,
+        FilteredUncounted,
+        FilterForgotten,
+        QueuedHoldPlaces,
+        BatchedKeepTheirDeadline,
+    ],
+)
 def test_a_planted_fault_breaks_an_invariant(fault: type[Ledger]) -> None:
     machine = type(f"{fault.__name__}Machine", (LedgerMachine,), {"ledger_type": fault})
     with pytest.raises(AssertionError):

@@ -10,6 +10,7 @@ import pytest
 
 from fakes import (
     NOTE,
+    ROWS,
     endpoint_of,
     learner,
     loaded,
@@ -21,11 +22,12 @@ from fakes import (
     scored,
     serving,
     status,
+    train,
     wait_until,
 )
 from prefixrl.common import journal as journals
 from prefixrl.common.config import RunConfig
-from prefixrl.common.digests import model_digests
+from prefixrl.common.digests import model_digests, scorer_digests
 from prefixrl.common.journal import Journal
 from prefixrl.common.messages import (
     PROTOCOL,
@@ -35,6 +37,7 @@ from prefixrl.common.messages import (
     Beat,
     GetBatch,
     GetStatus,
+    Halt,
     Heartbeat,
     Hello,
     IterationDone,
@@ -43,6 +46,7 @@ from prefixrl.common.messages import (
     Published,
     Reject,
     ScoredGroup,
+    Scores,
     ScoreTask,
     Unknown,
     WeightsNote,
@@ -90,7 +94,7 @@ def test_the_welcome_carries_the_run_its_config_and_the_weight_server(
 def test_a_worker_that_loaded_something_else_is_refused_by_name(
     role: Any, part: str, config: RunConfig, broker: Broker
 ) -> None:
-    right = model_digests((config.adapter if role == "rollout" else config.target).model)
+    right = model_digests(config.model_of(role))
     wrong = msgspec.structs.replace(right, **{part: "another"})
     what = {"rollout": "adapter", "scorer": "target"}[role]
     with peers(endpoint_of(config), "wrong", "right") as (bad, good):
@@ -102,6 +106,67 @@ def test_a_worker_that_loaded_something_else_is_refused_by_name(
         good.say(Heartbeat(0, 0.0, (), ""))
         good.hear(Beat)
         assert [worker["name"] for worker in status(learner(good))["workers"]] == [f"{role}-1"]
+
+
+def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def score(question, answer, gold): return 1.0")
+    config = run_on_disk(tmp_path, reward={"function": f"{mine}:score"})
+    right = scorer_digests(config, config.model_of("scorer"))
+    assert right.reward_function
+    wrongs = [msgspec.structs.replace(right, reward_function=each) for each in ("another", "")]
+    with serving(config), peers(endpoint_of(config), "a", "b", "right") as (*bad, good):
+        for peer, wrong in zip(bad, wrongs, strict=True):
+            peer.join("scorer")
+            peer.say(loaded("scorer", wrong))
+            reason = peer.hear(Reject).reason
+            assert f"digest of its file is {wrong.reward_function or 'missing'}" in reason
+            assert f"copy the learner's {mine}:score to its host" in reason
+        good.join("scorer")
+        good.say(loaded("scorer", right))
+        good.say(Heartbeat(0, 0.0, (), ""))
+        good.hear(Beat)
+
+
+def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model_does_not_count(
+    tmp_path: Path,
+) -> None:
+    config = run_on_disk(tmp_path, mode="direct")
+    right = scorer_digests(config, config.model_of("scorer"))
+    assert right.model == ""
+    wrong = msgspec.structs.replace(right, tokenizer="another")
+    with serving(config), peers(endpoint_of(config), "bad", "good") as (bad, good):
+        bad.join("scorer")
+        bad.say(loaded("scorer", wrong))
+        expected = "loaded another adapter's tokenizer: digest of its tokenizer is another"
+        assert expected in bad.hear(Reject).reason
+        good.join("scorer")
+        good.say(loaded("scorer", right))
+        good.say(Heartbeat(0, 0.0, (), ""))
+        good.hear(Beat)
+
+
+def test_the_batch_and_the_status_say_how_many_rows_a_limit_cut(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank", "rollout", "scorer") as (rank, rollout, scorer):
+        learner(rank)
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        for _ in range(2):
+            task = rollout.hear(PrefixTask)
+            rollout.say(sampled(task))
+            score = scorer.hear(ScoreTask)
+            groups = tuple(
+                msgspec.structs.replace(group, verdicts=(cut, *group.verdicts[1:]))
+                for group in scored(score).groups
+                for cut in [msgspec.structs.replace(group.verdicts[0], reward=0.0, finish="length")]
+            )
+            scorer.say(Scores(score.task, score.attempt, score.kind, groups))
+            scorer.hear(Ack)
+        batch = train(rank, 0)
+        assert [group.truncated for group in batch.groups] == [1] * 4
+        assert status(rank)["truncated_fraction"] == 1 / ROWS
 
 
 def test_weights_that_were_never_published_are_refused(config: RunConfig, broker: Broker) -> None:
@@ -313,3 +378,53 @@ def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is
         zero.hear(Accepted)
         assert one.hear(Batch).iteration == 1
         assert zero.hears_nothing_of(Batch)
+
+
+def test_one_rank_that_is_told_to_stop_halts_all_at_the_same_iteration(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
+        learner(zero)
+        one.join("rank")
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        for _ in range(2):
+            score_one_item(rollout, scorer)
+        zero.say(GetBatch(0, 0, 2))
+        zero.hear(Batch)
+        one.say(GetBatch(0, 1, 2, is_stopping=True))
+        assert one.hear(Batch).iteration == 0, "the other rank trains it already"
+        zero.say(IterationDone(0, 1))
+        zero.hear(Accepted)
+        for rank, number in ((zero, 0), (one, 1)):
+            rank.say(GetBatch(1, number, 2))
+            assert rank.hear(Halt).iteration == 1
+
+
+def test_a_batch_says_how_long_was_waited_for_whom_and_where_its_groups_were(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
+        learner(zero)
+        one.join("rank")
+        zero.say(GetBatch(0, 0, 2))
+        zero.hear(NotYet)  # waits for rollouts for a second
+        rollout.ready(config, "rollout", slots=2)
+        tasks = [rollout.hear(PrefixTask) for _ in range(2)]
+        for task in tasks:
+            rollout.say(sampled(task))
+            rollout.hear(Ack)
+        zero.say(GetBatch(0, 0, 2))
+        zero.hear(NotYet)  # waits for scorers for a second
+        scorer.ready(config, "scorer", slots=2)
+        for _ in tasks:
+            scorer.say(scored(scorer.hear(ScoreTask)))
+        zero.say(GetBatch(0, 0, 2))
+        batch = zero.hear(Batch)
+        one.say(GetBatch(0, 1, 2))
+        again = one.hear(Batch)
+    assert batch.waited_s["rollouts"] > 0.9 and batch.waited_s["scorers"] > 0.9
+    assert (batch.groups, batch.waited_s) == (again.groups, again.waited_s)
+    for group in batch.groups:
+        assert group.stages.queued_s > 0.9 and group.stages.waiting_s >= 0.0
+        assert group.completion_tokens == 3 * ROWS

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fakes import (
@@ -11,6 +12,7 @@ from fakes import (
     endpoint_of,
     learner,
     peers,
+    ready,
     run_on_disk,
     sampled,
     scored,
@@ -19,6 +21,7 @@ from fakes import (
 )
 from prefixrl.common.config import RunConfig
 from prefixrl.common.messages import (
+    UNPROVED,
     Accepted,
     Ack,
     Beat,
@@ -123,7 +126,7 @@ def test_a_rollout_swaps_once_its_last_lease_is_in_and_works_at_the_new_version(
         swapping(config, rank, rollout)
         assert rollout.hears_nothing_of(PrefixTask)
         close = pack_logprobs([-1.0, -2.0 + 5e-4])
-        rollout.say(Installed(1, "d1", close, 0.1))
+        rollout.say(Installed(1, "d1", close))
         assert rollout.hear(PrefixTask).version == 1
 
 
@@ -142,19 +145,86 @@ def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for failure in range(1, PROBE_FAILURES_ALLOWED):
-            rollout.say(Installed(1, digest, probe, 0.1))
+            rollout.say(Installed(1, digest, probe))
             assert rollout.hear(ProbeFailed).failures == failure
+            rollout.say(Staged(1))
+            rollout.hear(Swap)
         assert rollout.hears_nothing_of(PrefixTask), "no work for a rollout that proved nothing"
-        rollout.say(Installed(1, digest, probe, 0.1))
+        rollout.say(Installed(1, digest, probe))
         reason = rollout.hear(Reject).reason
         assert "does not hold version 1 after 3 installations" in reason
         assert "rollout.probe_tolerance" in reason
 
 
+def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_first(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5])))
+        rollout.hear(ProbeFailed)
+        rollout.join("rollout")
+        unproved = msgspec.structs.replace(ready(config, "rollout"), version=UNPROVED)
+        rollout.say(unproved)
+        assert rollout.hears_nothing_of(PrefixTask), "no work for weights that nothing proved"
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
+        assert rollout.hear(PrefixTask).version == 1
+
+
+def test_a_proof_that_is_said_again_changes_nothing(config: RunConfig, broker: Broker) -> None:
+    proof = Installed(1, "d1", NOTE.probe_logprobs)
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        for _ in range(3):
+            rollout.say(proof)
+        task = rollout.hear(PrefixTask)
+        rank.say(Published(WeightsNote(2, "d2", NOTE.probe_tokens, NOTE.probe_logprobs)))
+        rank.hear(Accepted)
+        rollout.say(Staged(2))
+        rollout.say(sampled(task))
+        assert rollout.hear(Swap) == Swap(2)
+        rollout.say(proof)
+        assert rollout.hears_nothing_of(PrefixTask), "it is about to install another version"
+        rollout.say(Installed(2, "d2", NOTE.probe_logprobs))
+        assert rollout.hear(PrefixTask).version == 2
+
+
+def test_a_refusal_that_was_lost_is_said_again_and_counted_once(
+    config: RunConfig, broker: Broker
+) -> None:
+    bad = Installed(1, "d1", pack_logprobs([-1.0, -2.5]))
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        for _ in range(5):
+            rollout.say(bad)
+            assert rollout.hear(ProbeFailed).failures == 1
+        rollout.say(Staged(1))
+        rollout.hear(Swap)
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
+        assert rollout.hear(PrefixTask).version == 1
+
+
+def test_a_version_that_is_published_only_after_it_was_installed_is_proved_by_the_next_proof(
+    config: RunConfig, broker: Broker
+) -> None:
+    """A learner that was killed goes the same way again while its rollouts are ahead."""
+    unproved = msgspec.structs.replace(ready(config, "rollout"), version=UNPROVED)
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        learner(rank)
+        rollout.join("rollout")
+        rollout.say(unproved)
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
+        assert rollout.hears_nothing_of(PrefixTask)
+        rank.say(Published(V1))
+        rank.hear(Accepted)
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
+        assert rollout.hear(PrefixTask).version == 1
+
+
 def test_a_probe_of_the_wrong_length_ends_the_rollout(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(Installed(1, "d1", pack_logprobs([-1.0]), 0.1))
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0])))
         assert "1 probe logprobs for 2" in rollout.hear(Reject).reason
 
 

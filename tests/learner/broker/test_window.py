@@ -1,5 +1,6 @@
 """The window's three rules against their definitions, counted out over every subset."""
 
+from fractions import Fraction
 from itertools import combinations
 
 from hypothesis import given
@@ -30,17 +31,77 @@ def test_overfull_names_the_first_iteration_that_cannot_hold_what_is_due(
     window=windows,
     version=st.integers(0, 6),
     completed=st.integers(0, 6),
-    outstanding=st.integers(0, 20),
+    accepted=st.integers(0, 20),
+    unverified=st.integers(0, 20),
 )
 def test_room_is_the_number_of_groups_that_may_start_one_after_the_other(
-    window: Window, version: int, completed: int, outstanding: int
+    window: Window, version: int, completed: int, accepted: int, unverified: int
 ) -> None:
     consumed, started = window.batch_groups * completed, 0
+    outstanding = accepted + unverified
     while consumed + outstanding + started < window.batch_groups * (
         version + window.max_staleness + 1
     ):
         started += 1
-    assert window.room(version, completed, outstanding) == started
+    assert window.room(version, completed, accepted, unverified) == started
+
+
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 9)),
+    tenths=st.integers(10, 30),
+    version=st.integers(0, 6),
+    completed=st.integers(0, 6),
+    accepted=st.integers(0, 20),
+    unverified=st.integers(0, 40),
+)
+def test_over_sampling_multiplies_what_is_still_needed_and_the_run_ends_where_it_ends(
+    shape: tuple[int, int, int],
+    tenths: int,
+    version: int,
+    completed: int,
+    accepted: int,
+    unverified: int,
+) -> None:
+    batch_groups, staleness, iterations = shape
+    window = Window(batch_groups, staleness, Fraction(tenths, 10), iterations)
+    started, needed = 0, batch_groups * (min(version + staleness + 1, iterations) - completed)
+    # Counted in tenths, one group after the other: ten more tenths under way may reach up to nine beyond the cap.
+    while 10 * (unverified + started) < tenths * (needed - accepted):
+        started += 1
+    assert window.room(version, completed, accepted, unverified) == started
+
+
+@given(window=windows, iteration=st.integers(0, 5), deadlines=st.lists(st.integers(0, 8)))
+def test_full_until_says_whether_one_more_group_fits(
+    window: Window, iteration: int, deadlines: list[int]
+) -> None:
+    if slow_overfull(window, iteration, deadlines) is not None:
+        return
+    full = window.full_until(iteration, deadlines)
+    for due in range(-1, 10):
+        fits = slow_overfull(window, iteration, [*deadlines, due]) is None
+        assert fits == (due > full)
+
+
+@given(situation=st.deferred(lambda: situations()))
+def test_with_over_sampling_only_the_accepted_decide(
+    situation: tuple[Window, int, list[tuple[int, int]], list[tuple[int, int]]],
+) -> None:
+    window, iteration, scored, unscored = situation
+    window = Window(window.batch_groups, window.max_staleness, Fraction(2))
+    size = window.batch_groups
+    answer = choose(window, iteration, size, scored, unscored)
+    if len(scored) < size:
+        assert answer == Wait(tuple(seq for _, seq in sorted(unscored)))
+    else:
+        assert answer == Choice(tuple(seq for _, seq in sorted(scored)[:size]))
+        left = [due for due, _ in sorted(scored)[size:]]
+        assert slow_overfull(window, iteration + 1, left) is None, "none of them is late by it"
+
+
+def test_the_end_of_the_run_is_the_last_deadline() -> None:
+    window = Window(2, 3, iterations=5)
+    assert [window.deadline(version) for version in range(5)] == [3, 4, 4, 4, 4]
 
 
 @st.composite

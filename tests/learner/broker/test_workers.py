@@ -119,6 +119,15 @@ def test_progress_renews_a_lease_however_old_it_is() -> None:
         assert registry.lost(step * 90.0) == []
 
 
+def test_a_rollout_that_never_reports_what_it_was_told_to_install_is_lost() -> None:
+    registry = registry_of(1)
+    (worker,) = workers(registry)
+    worker.phase, worker.progressed_s, worker.heard_s = "swapping", 60.0, 160.5
+    assert registry.lost(160.0) == []
+    ((_, reason),) = registry.lost(160.5)
+    assert reason == "no installed weights for 100 s after its swap"
+
+
 def test_an_idle_worker_is_never_stuck() -> None:
     registry = registry_of(1)
     (worker,) = workers(registry)

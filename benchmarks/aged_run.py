@@ -1,0 +1,223 @@
+"""A whole training run in one process in which every trained sample has an exact age, on the real ledger and loss.
+
+    fill      at version v: while the window has room, sample and judge groups with the weights of version v
+    train     iteration v: the batch the ledger chooses, through `train_iteration`; its weights are version v + 1
+
+The window is filled as soon as it opens, so the ledger itself makes the age: S + 1 batches are sampled at version 0 and one at
+each later version, and iteration t trains what version max(0, t - S) wrote. Each group's prompt and random draws follow from
+its sequence number, so runs of one seed differ in nothing but what is asked of them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from prefixrl.common.config import RunConfig
+from prefixrl.common.engine import Job, JobResult
+from prefixrl.common.engine_transformers import TransformersEngine
+from prefixrl.common.messages import (
+    GroupPrefixes,
+    GroupTask,
+    PrefixTask,
+    Prompt,
+    Row,
+    Sampling,
+    ScoredGroup,
+    Verdict,
+)
+from prefixrl.common.packing import logprobs, pack_logprobs, pack_tokens, token_ids
+from prefixrl.common.rendering import Renderer
+from prefixrl.common.seeds import derive
+from prefixrl.learner.batch import IterationData, Sample
+from prefixrl.learner.broker.ledger import Ledger, Limits
+from prefixrl.learner.broker.prompts import PromptOrder
+from prefixrl.learner.broker.window import Choice, Window
+from prefixrl.learner.iteration import train_iteration
+from prefixrl.learner.model import Models
+from prefixrl.learner.problems import load
+from prefixrl.learner.report import IterationMetrics
+from prefixrl.rollout.loop import installed_digest, make_job
+from prefixrl.scorer.extract import extract_answer
+from prefixrl.scorer.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One iteration: what was trained, the ages its samples carry (in versions), and the learner's figures."""
+
+    data: IterationData
+    ages: Counter[int]
+    metrics: IterationMetrics
+
+
+class Target:
+    """The frozen target and its verifier, greedy: a verdict is a function of question and prefix, so each is made once."""
+
+    def __init__(self, config: RunConfig) -> None:
+        assert config.scorer.temperature == 0.0, "a sampled completion is no function of its prefix"
+        model = config.model_of("scorer")
+        self._sampling = Sampling(0.0, config.scorer.max_new_tokens)
+        self._engine = TransformersEngine(model, "cpu", "float32", 1)
+        self._text = Renderer(model, config.scorer.max_prompt_tokens)
+        self._verdicts: dict[tuple[str, bytes], Verdict] = {}
+
+    def judge(self, groups: Sequence[GroupPrefixes]) -> list[tuple[Verdict, ...]]:
+        """A verdict per row; what was not judged before is completed in one forward."""
+        keys = [[(group.prompt.question, row.tokens) for row in group.rows] for group in groups]
+        gold = {group.prompt.question: group.prompt.gold for group in groups}
+        new = [key for key in dict.fromkeys(chain(*keys)) if key not in self._verdicts]
+        if new:
+            prefixes = [self._text.without_stop(token_ids(tokens)) for _, tokens in new]
+            rows = tuple(
+                np.concatenate([self._text.prompt(question), prefix])
+                for (question, _), prefix in zip(new, prefixes, strict=True)
+            )
+            draws = np.zeros((len(rows), self._sampling.max_new_tokens))
+            job = Job("task", rows, draws, self._sampling, self._text.stop_tokens)
+            for key, prefix, row in zip(new, prefixes, _run(self._engine, job).rows, strict=True):
+                text = self._text.text(np.concatenate([prefix, row.tokens]))
+                self._verdicts[key] = verdict(gold[key[0]], text)
+        return [tuple(self._verdicts[key] for key in of_group) for of_group in keys]
+
+
+class AgedRun:
+    """See the module text. `config.algorithm.max_staleness` is the age."""
+
+    def __init__(self, config: RunConfig, target: "Target") -> None:
+        algorithm = config.algorithm
+        assert algorithm.iterations is not None
+        self.config = config
+        self.models = Models.load(config, 0, 1, config.adapter.model)
+        self.version = 0
+        self._adapter = TransformersEngine(config.adapter.model, "cpu", "float32", 1)
+        self._target = target
+        self._digest = installed_digest(self._adapter)
+        self._text = Renderer(config.adapter.model, config.rollout.max_prompt_tokens)
+        train = [problem.prompt() for problem in load(config.data.train, config.data)]
+        self._order = PromptOrder(train, config.seed, config.data.epochs)
+        window = Window(
+            algorithm.groups_per_iteration, algorithm.max_staleness, iterations=algorithm.iterations
+        )
+        limits = Limits(config.rollout.groups_per_task, 1, 0)
+        self.ledger = Ledger(window, limits, self._order)
+        self._steps = algorithm.iterations * algorithm.minibatches * algorithm.ppo_epochs
+
+    def fill(self) -> None:
+        """Sample and judge with the present weights for as long as the window has room."""
+        while item := self.ledger.start_sampling(self.version):
+            groups = self._write(
+                [
+                    GroupTask(seq, self._prompt(seq), derive(self.config.seed, "group", seq))
+                    for seq in item.seqs
+                ],
+                self.config.algorithm.samples_per_prompt,
+            )
+            self.ledger.take_prefixes(groups, self.version, self._digest, 0.0)
+            due = self.ledger.start_scoring()
+            assert due is not None
+            verdicts = self._target.judge(due.groups)
+            self.ledger.take_scores(
+                [
+                    ScoredGroup(group, due.version, due.weights_digest, given, "in process")
+                    for group, given in zip(due.groups, verdicts, strict=True)
+                ]
+            )
+        self.ledger.records.clear()
+
+    def train(self) -> Trained:
+        """One iteration on what the ledger chooses; afterwards the new weights are installed."""
+        choice = self.ledger.batch(self.version)
+        assert isinstance(choice, Choice), "the window is filled before each iteration"
+        data = self.data(self.ledger.results(choice.seqs))
+        metrics = train_iteration(self.models, data, self.config, self._steps)
+        ages = Counter(data.iteration - sample.version for sample in data.samples.values())
+        self.ledger.trained(self.version)
+        self.ledger.check()
+        self.version += 1
+        self._adapter.install(self.models.state_dict_for_publication())
+        self._digest = installed_digest(self._adapter)
+        return Trained(data, ages, metrics)
+
+    def data(self, groups: Sequence[ScoredGroup]) -> IterationData:
+        """A batch as the learner takes it, every row in it."""
+        rows = [
+            _sample(group, row, verdict, index)
+            for index, group in enumerate(groups)
+            for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True)
+        ]
+        return IterationData(
+            iteration=self.version,
+            seed=derive(self.config.seed, "iteration", self.version),
+            lengths=tuple((row.prompt_tokens.size, row.tokens.size) for row in rows),
+            rewards=tuple(row.reward for row in rows),
+            groups=tuple(row.group for row in rows),
+            samples=dict(enumerate(rows)),
+        )
+
+    def accuracy(self, problems: Sequence[Prompt]) -> float:
+        """Share of problems the target gets right after one sampled prefix of the present version each; the draws are the
+        same for every version and seed."""
+        tasks = [
+            GroupTask(place, problem, derive(0, "evaluation", place))
+            for place, problem in enumerate(problems)
+        ]
+        verdicts = self._target.judge(self._write(tasks, 1))
+        return sum(given[0].reward for given in verdicts) / len(verdicts)
+
+    def _prompt(self, seq: int) -> Prompt:
+        return self._order.prompt(self.ledger.place(seq))
+
+    def _write(self, tasks: Sequence[GroupTask], rows: int) -> list[GroupPrefixes]:
+        """Prefixes of the adapter, all tasks in one forward."""
+        rollout = self.config.rollout
+        sampling = Sampling(rollout.temperature, rollout.prefix_tokens)
+        prompts = tuple(self._text.prompt(task.prompt.question) for task in tasks)
+        whole = PrefixTask("task", 1, "train", self.version, tuple(tasks), rows, sampling)
+        done = iter(_run(self._adapter, make_job(whole, prompts, self._text.stop_tokens)).rows)
+        groups = []
+        for task, prompt in zip(tasks, prompts, strict=True):
+            finished = [next(done) for _ in range(rows)]
+            packed = tuple(
+                Row(pack_tokens(row.tokens), pack_logprobs(row.logprobs), row.finish)
+                for row in finished
+            )
+            groups.append(
+                GroupPrefixes(task.seq, task.prompt, task.seed, pack_tokens(prompt), packed)
+            )
+        return groups
+
+
+def verdict(gold: str, text: str) -> Verdict:
+    """What the verifier says of a whole answer."""
+    extracted = extract_answer(text)
+    judged = judge_exactly(gold, extracted)
+    if judged is not None:
+        return Verdict(judged.reward, judged.status, judged.extracted or "", "eos", 0, 0)
+    assert extracted is not None
+    try:
+        is_right = verify_with_sympy(gold, extracted, 5)
+    except UnparsableAnswerError:
+        return Verdict(0.0, "parse_fail", extracted, "eos", 0, 0)
+    return Verdict(float(is_right), "ok", extracted, "eos", 0, 0)
+
+
+def _run(engine: TransformersEngine, job: Job) -> JobResult:
+    engine.submit(job)
+    while not (done := engine.step(0.0)):
+        pass
+    return done[0]
+
+
+def _sample(group: ScoredGroup, row: Row, given: Verdict, index: int) -> Sample:
+    tokens = token_ids(row.tokens)
+    return Sample(
+        token_ids(group.prefixes.prompt_tokens),
+        tokens,
+        logprobs(row.logprobs, tokens.size),
+        given.reward,
+        index,
+        group.version,
+    )

@@ -1,0 +1,109 @@
+"""What it costs to run a model's program where it can do no harm, and whether anything is left of many of them.
+
+python -m benchmarks.sandbox [--quick] --json benchmarks/results/sandbox.json
+"""
+
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from benchmarks.results import Figure, Report, commit, options
+from prefixrl.scorer.sandbox import PYTHON, Limits, probe, run
+
+PROGRAMS = 10_000
+QUICK_PROGRAMS = 200
+PAIRS = 100
+SOURCE = "print(sum(range(100)))"
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s
+
+
+def bare() -> None:
+    """The same program by the same Python, without the sandbox."""
+    subprocess.run([PYTHON, "-I", "-S", "-c", SOURCE], capture_output=True, check=True)
+
+
+def figure(name: str, values: list[float], baseline: list[float]) -> Figure:
+    middle, against = statistics.median(values), statistics.median(baseline)
+    low, *_, high = statistics.quantiles(values, n=20)
+    return Figure(
+        name, "ms", middle, len(values), (low, high), against, "the same program without the sandbox",
+        middle / against, "median", "5th and 95th percentile",
+    )  # fmt: skip
+
+
+def leaks(programs: int) -> dict[str, int]:
+    """Processes and descriptors after so many programs, less those before."""
+    processes, descriptors, everyone = children(), open_files(), zombies()
+    for number in range(programs):
+        finished = run(f"print({number})", limits=Limits(wall_ms=60_000, cpu_s=60))
+        assert finished.stdout == b"%d\n" % number, finished
+    return {
+        "programs": programs,
+        "processes": children() - processes,
+        "descriptors": open_files() - descriptors,
+        "orphans": zombies() - everyone,
+    }
+
+
+def children() -> int:
+    """Of this process, dead ones that it has not reaped included."""
+    return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def zombies() -> int:
+    """Dead Python processes of the whole machine that nobody has reaped."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, rest = path.read_text().split("(", 1)[1].rsplit(")", 1)
+        except OSError:
+            continue
+        found += rest.split()[0] == "Z" and name.startswith("python")
+    return found
+
+
+@click.command()
+@options
+def main(path: Path, quick: bool) -> None:
+    """Start overhead against a bare Python, and leaks over many programs."""
+    reason = probe()
+    if reason:
+        raise click.ClickException(reason)
+    began_s = time.monotonic()
+    measured = commit()
+    pairs = PAIRS // 5 if quick else PAIRS
+    sandboxed, plain = [], []
+    for _ in range(pairs):  # in turns, so that other work of the machine meets both
+        plain.append(1000 * seconds(bare))
+        sandboxed.append(1000 * seconds(lambda: run(SOURCE)))
+    overhead = [a - b for a, b in zip(sandboxed, plain, strict=True)]
+    figures = [figure("start_to_end", sandboxed, plain), figure("overhead", overhead, plain)]
+    left = leaks(QUICK_PROGRAMS if quick else PROGRAMS)
+    report = Report(
+        "sandbox", quick, {"source": SOURCE, "cores": os.cpu_count()}, figures, left, measured
+    )
+    report.wall_s = time.monotonic() - began_s
+    report.write(path)
+    for each in figures:
+        click.echo(f"{each.name}: {each.value:.1f} ms (bare {each.baseline:.1f} ms)")
+    click.echo(f"left: {left}")
+    if left["processes"] or left["descriptors"]:
+        raise click.ClickException(f"something was left behind: {left}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""How long a rollout stands still for an update of its weights, and whether scorers notice.
+
+A real broker, weight server and publisher, real workers with the simulated engine (declared latencies, no model), and a learner
+that trains nothing but publishes as many bytes as asked for after each batch. The run is made twice: with weights of 500 MiB
+(--quick: 100), and with weights of 64 bytes, which are the baseline for the scorers' busy share.
+
+    pause       from the end of the rollout's last task after it asked to swap (or the asking, when it had none) until it
+                reports the new version installed and probed
+    transfer    the pull of that version: asked for until staged and verified
+
+    python -m benchmarks.update_pause [--quick] --json FILE
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import click
+import msgspec
+import torch
+
+from benchmarks.results import Figure, Report, commit, options
+from prefixrl.common.config import RunConfig
+from prefixrl.common.engine import JobResult
+from prefixrl.common.engine_simulated import SimulatedEngine
+from prefixrl.common.link import Link
+from prefixrl.common.messages import Batch, GetBatch
+from prefixrl.common.rendering import ByteRenderer
+from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.publish import Publisher, probe_tokens
+from prefixrl.learner.servers import Servers
+from prefixrl.rollout.loop import Rollout
+from prefixrl.rollout.weights import Fetcher
+
+MIB = 2**20
+SPAWN = multiprocessing.get_context("spawn")
+SCORERS = 2
+
+
+class Update(msgspec.Struct, frozen=True):
+    """One installed version."""
+
+    version: int
+    pause_s: float
+    transfer_s: float
+
+
+class TimedRollout(Rollout):
+    """A rollout that notes when it could work and did not."""
+
+    updates: "SimpleQueue[Update]"
+    _idle_from_s = 0.0
+    _pulled_s = 0.0
+    _was_staged = False
+
+    def _deliver(self, result: JobResult) -> None:
+        super()._deliver(result)
+        self._idle_from_s = time.monotonic()
+
+    def _offer_weights(self) -> None:
+        super()._offer_weights()
+        if self._staged is not None and not self._was_staged:
+            self._was_staged = True
+            if not self._open:
+                self._idle_from_s = time.monotonic()
+
+    def _install(self) -> None:
+        has_some = self._staged is not None
+        super()._install()
+        if has_some:
+            self._was_staged = False
+            transfer_s = self._fetcher.counts.pull_s - self._pulled_s
+            self._pulled_s = self._fetcher.counts.pull_s
+            pause_s = time.monotonic() - self._idle_from_s
+            self.updates.put(Update(self.version, pause_s, transfer_s))
+
+
+def run_rollout(config: RunConfig, endpoint: str, updates: "SimpleQueue[Update]") -> None:
+    """A rollout process."""
+    torch.set_num_threads(1)
+    link = Link(endpoint, "rollout")
+    welcome = link.welcome()
+    link.name = welcome.worker
+    fetcher = Fetcher(welcome.weights_endpoint)
+    engine = SimulatedEngine("rollout", config.simulated)
+    rollout = TimedRollout(config, link, engine, ByteRenderer(), fetcher, config.adapter.model)
+    rollout.updates = updates
+    rollout.say_ready()
+    rollout.run(lambda: False)
+    link.close("done")
+
+
+def make_config(directory: Path, iterations: int, scoring_s: float) -> RunConfig:
+    """Batches of 16 groups, two for each of the scorers' slots; models of a few bytes, which nobody reads."""
+    for name in ("adapter", "target"):
+        model = directory / name
+        model.mkdir()
+        for file in ("config.json", "tokenizer.json"):
+            (model / file).write_text("{}", encoding="utf-8")
+        (model / "chat_template.jinja").write_text(name, encoding="utf-8")
+        (model / "model.safetensors").write_bytes(name.encode() * 8)
+    rows = [
+        {"id": f"p{each}", "question": f"{each} + 1 =", "answer": each + 1} for each in range(64)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (directory / "train.jsonl").write_text(lines, encoding="utf-8")
+    config = RunConfig.model_validate(
+        {
+            "directory": str(directory / "run"),
+            "adapter": {"model": str(directory / "adapter")},
+            "target": {"model": str(directory / "target")},
+            "data": {"train": str(directory / "train.jsonl")},
+            "rollout": {"engine": "simulated", "groups_per_task": 1, "prefix_tokens": 4},
+            "scorer": {"engine": "simulated", "max_new_tokens": 8},
+            "simulated": {"prefix_s": 0.2, "completion_s": scoring_s},
+            "algorithm": {
+                "groups_per_iteration": 16,
+                "samples_per_prompt": 2,
+                "minibatches": 1,
+                "iterations": iterations,
+                "max_staleness": 2,
+            },
+            "broker": {"silence_s": 60.0},
+        }
+    )
+    (directory / "run").mkdir()
+    (directory / "run" / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
+    return config
+
+
+def run(size_bytes: int, iterations: int, scoring_s: float) -> tuple[list[Update], float]:
+    """One run; its updates and the scorers' busy share."""
+    directory = Path(tempfile.mkdtemp(prefix="pause-"))
+    config = make_config(directory, iterations, scoring_s)
+    servers = Servers(config, directory / "run", 0)
+    updates: SimpleQueue[Update] = SPAWN.SimpleQueue()
+    rollout = SPAWN.Process(
+        target=run_rollout, args=(config, servers.endpoint, updates), daemon=True
+    )
+    rollout.start()
+    command = [sys.executable, "-m", "prefixrl.scorer", "--connect", servers.endpoint]
+    scorers = [subprocess.Popen(command) for _ in range(SCORERS)]
+    try:
+        busy = learn(servers, directory / "run" / "weights", size_bytes, iterations)
+    finally:
+        for scorer in scorers:
+            scorer.kill()
+            scorer.wait()
+        rollout.kill()
+        rollout.join()
+        servers.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    found = []
+    while not updates.empty():
+        found.append(updates.get())
+    return found, busy
+
+
+def learn(servers: Servers, weights: Path, size_bytes: int, iterations: int) -> float:
+    """Take every batch, publish after each; the scorers' busy share at the end."""
+    client = BrokerClient(servers.endpoint)
+    probe = probe_tokens(0, 256)
+    publisher = Publisher(servers.endpoint, weights, probe, deltas=False)
+    zeros = [0.0] * (len(probe) - 1)
+    publisher.publish(0, {"weight": torch.zeros(4)}, zeros)
+    tensors = {"weight": torch.randn(size_bytes // 4)}
+    for iteration in range(iterations):
+        answer = client.next_batch(GetBatch(iteration, 0, 1), 300.0, lambda: False)
+        assert isinstance(answer, tuple) and isinstance(answer[0], Batch), answer
+        client.iteration_done(iteration, iteration + 1)
+        tensors = {"weight": tensors["weight"] + 1.0}
+        publisher.publish(iteration + 1, tensors, zeros)
+    busy = client.status().busy_fraction["scorer"]
+    publisher.flush(iterations)
+    servers.expect_end()
+    client.stop("done")
+    client.close()
+    publisher.close()
+    return busy
+
+
+def figures_of(updates: list[Update], busy: float, busy_without: float) -> list[Figure]:
+    """Medians and ranges; the first two transfers, which bring fresh memory, are not counted."""
+    counted = updates[2:]
+    pauses = [each.pause_s * 1e3 for each in counted]
+    transfers = [each.transfer_s * 1e3 for each in counted]
+    shares = [each.pause_s / each.transfer_s for each in counted]
+    middle, kinds = statistics.median, ("median", "smallest and largest")
+    count = len(counted)
+    return [
+        Figure(
+            "pause of an update", "ms", middle(pauses), count, (min(pauses), max(pauses)),
+            middle(transfers), "transfer", middle(pauses) / middle(transfers), *kinds,
+        ),
+        Figure(
+            "pause over transfer, update by update", "share", middle(shares), count,
+            (min(shares), max(shares)), None, "", None, *kinds,
+        ),
+        Figure(
+            "scorers busy", "share", busy, 1, (busy, busy), busy_without, "weights of 64 bytes", busy / busy_without,
+        ),
+    ]  # fmt: skip
+
+
+@click.command()
+@options
+def main(path: Path, quick: bool) -> None:
+    """Measure and write the figures."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    at, started_s = commit(), time.monotonic()
+    size, iterations, scoring_s = (100 * MIB, 4, 2.0) if quick else (500 * MIB, 5, 4.0)
+    without = run(64, iterations, scoring_s)
+    updates, busy = run(size, iterations, scoring_s)
+    for update in updates:
+        print(update, flush=True)
+    figures = figures_of(updates, busy, without[1])
+    settings = {
+        "size_mib": size // MIB,
+        "iterations": iterations,
+        "scoring_s": scoring_s,
+        "scorers": SCORERS,
+    }
+    report = Report("update_pause", quick, settings, figures, {"updates": updates}, at)
+    report.wall_s = time.monotonic() - started_s
+    report.write(path)
+    for figure in figures:
+        against = f", {figure.ratio:.3f} of {figure.baseline_name}" if figure.ratio else ""
+        print(f"{figure.name}: {figure.value:.3g} {figure.unit}{against}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""How fast answers are judged: the pool with two children against math-verify called directly in one process.
+
+python -m benchmarks.verifier [--quick] --json benchmarks/results/verifier.json
+
+The answers are like those to MATH problems: three in four golds are numbers, four in ten answers are wrong, and right ones come
+in more than one spelling. No (gold, answer) pair occurs twice, so that the first pass finds nothing in the cache; the second
+pass submits the same answers again. Both are measured in turns, chunk by chunk.
+"""
+
+import random
+import time
+from pathlib import Path
+
+import click
+
+from benchmarks.results import Report, commit, mean_figure, options
+from prefixrl.scorer.verifier_pool import VerifierPool
+from prefixrl.scorer.verify import judge_exactly
+
+ANSWERS = 10_000
+QUICK_ANSWERS = 1_000
+CHUNKS = 10
+CHILDREN = 2
+TIMEOUT_S = 5
+PATIENCE_S = 600.0
+BASELINE = "math-verify called directly in one process"
+
+Case = tuple[str, str]
+"""A gold answer and an answer."""
+
+
+def integer(rng: random.Random) -> tuple[str, list[str]]:
+    n = rng.randint(-500, 20_000)
+    return str(n), [str(n), f"${n}$", f"{n:,}", f"x = {n}", rf"{n}\text{{ cm}}"]
+
+
+def fraction(rng: random.Random) -> tuple[str, list[str]]:
+    a, b = rng.randint(1, 200), rng.randint(2, 99)
+    return rf"\frac{{{a}}}{{{b}}}", [
+        rf"\frac{{{a}}}{{{b}}}",
+        rf"\dfrac{{{a}}}{{{b}}}",
+        f"{a}/{b}",
+        rf"\frac{{{2 * a}}}{{{2 * b}}}",
+    ]
+
+
+def decimal(rng: random.Random) -> tuple[str, list[str]]:
+    n = rng.randint(1, 99_999)
+    return f"{n / 100:.2f}", [f"{n / 100:.2f}", f"{n / 100:.3f}", rf"\frac{{{n}}}{{100}}"]
+
+
+def surd(rng: random.Random) -> tuple[str, list[str]]:
+    a, b = rng.randint(2, 60), rng.choice((2, 3, 5, 6, 7, 10, 11, 13))
+    return rf"{a}\sqrt{{{b}}}", [
+        rf"{a}\sqrt{{{b}}}",
+        rf"{a} \sqrt{b}" if b < 10 else rf"{a} \sqrt{{{b}}}",
+        rf"\sqrt{{{a * a * b}}}",
+    ]
+
+
+def multiple_of_pi(rng: random.Random) -> tuple[str, list[str]]:
+    a, b = rng.randint(1, 99), rng.randint(2, 60)
+    return rf"\frac{{{a}\pi}}{{{b}}}", [
+        rf"\frac{{{a}\pi}}{{{b}}}",
+        rf"\frac{{{a}}}{{{b}}}\pi",
+        rf"{a}\pi/{b}",
+    ]
+
+
+def polynomial(rng: random.Random) -> tuple[str, list[str]]:
+    a, b, c = (rng.randint(2, 40) for _ in range(3))
+    return f"{a}x^2+{b}x+{c}", [f"{a}x^2+{b}x+{c}", f"{a}x^2 + {b}x + {c}", f"{c}+{b}x+{a}x^2"]
+
+
+def pair(rng: random.Random) -> tuple[str, list[str]]:
+    a, b = rng.randint(-99, 99), rng.randint(-99, 99)
+    return f"({a},{b})", [f"({a},{b})", f"({a}, {b})", rf"\left({a}, {b}\right)"]
+
+
+def interval(rng: random.Random) -> tuple[str, list[str]]:
+    a = rng.randint(-99, 99)
+    b = a + rng.randint(1, 99)
+    return f"[{a},{b})", [f"[{a},{b})", f"[{a}, {b})", rf"\left[{a},{b}\right)"]
+
+
+def logarithm(rng: random.Random) -> tuple[str, list[str]]:
+    a, b, c = (rng.randint(2, 60) for _ in range(3))
+    return rf"{a}+{b}\ln {c}", [rf"{a}+{b}\ln {c}", rf"{b}\ln {c}+{a}", rf"{a}+{b}\ln({c})"]
+
+
+def line(rng: random.Random) -> tuple[str, list[str]]:
+    a, b = rng.randint(2, 60), rng.randint(1, 60)
+    return f"y={a}x+{b}", [f"y={a}x+{b}", f"y = {b} + {a}x"]
+
+
+KINDS = (
+    (integer, 60),
+    (fraction, 13),
+    (decimal, 4),
+    (surd, 7),
+    (multiple_of_pi, 4),
+    (polynomial, 6),
+    (pair, 4),
+    (interval, 2),
+)
+
+
+def cases(count: int, seed: int = 0) -> list[Case]:
+    """Distinct pairs in an order without pattern."""
+    rng = random.Random(seed)
+    makers, weights = zip(*KINDS, strict=True)
+    found: dict[Case, None] = {}
+    while len(found) < count:
+        make = rng.choices(makers, weights)[0]
+        gold, spellings = make(rng)
+        right = rng.random() < 0.6
+        found[gold, rng.choice(spellings if right else make(rng)[1])] = None
+    return list(found)
+
+
+def judged_by_pool(pool: VerifierPool, asked: list[Case]) -> tuple[list[bool], float]:
+    """Verdicts, and answers per second."""
+    began_s = time.perf_counter()
+    for key, (gold, answer) in enumerate(asked):
+        pool.submit(key, rf"so the answer is \boxed{{{answer}}}", gold)
+    found: dict[int, bool] = {}
+    while pool.pending:
+        if time.perf_counter() - began_s > PATIENCE_S:
+            raise click.ClickException(f"{pool.pending} answers are still pending")
+        pool.wait(0.01)
+        for key, verdict in pool.poll():
+            if verdict.status in ("error", "timeout"):
+                raise click.ClickException(f"{asked[key]}: {verdict}")
+            found[key] = bool(verdict.reward)
+    return [found[key] for key in range(len(asked))], len(asked) / (time.perf_counter() - began_s)
+
+
+def judged_directly(asked: list[Case]) -> tuple[list[bool], float]:
+    """As its documentation shows it."""
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    config = [LatexExtractionConfig(boxed_match_priority=0)]
+    began_s = time.perf_counter()
+    found = []
+    for gold, answer in asked:
+        golds = parse(f"${gold}$", config, parsing_timeout=TIMEOUT_S)
+        answers = parse(rf"so the answer is \boxed{{{answer}}}", config, parsing_timeout=TIMEOUT_S)
+        found.append(bool(verify(golds, answers, timeout_seconds=TIMEOUT_S)))
+    return found, len(asked) / (time.perf_counter() - began_s)
+
+
+@click.command()
+@options
+def main(path: Path, quick: bool) -> None:
+    """Answers per second, uncached and cached, and whether the verdicts are the same."""
+    began_s = time.monotonic()
+    measured = commit()
+    asked = cases(QUICK_ANSWERS if quick else ANSWERS)
+    size = len(asked) // CHUNKS
+    direct, uncached, cached = [], [], []
+    differences: list[dict[str, object]] = []
+    pool = VerifierPool(CHILDREN, TIMEOUT_S)
+    try:
+        judged_directly([("x+1", "1+x")])
+        judged_by_pool(pool, [(rf"\ln x+{n}", rf"{n}+\ln x") for n in range(4)])  # all have started
+        for start in range(0, len(asked), size):
+            chunk = asked[start : start + size]
+            theirs, rate = judged_directly(chunk)
+            direct.append(rate)
+            ours, rate = judged_by_pool(pool, chunk)
+            uncached.append(rate)
+            again, rate = judged_by_pool(pool, chunk)
+            cached.append(rate)
+            assert again == ours, "the cache says what was found"
+            differences += [
+                {"gold": gold, "answer": answer, "pool": a, "math_verify": b}
+                for (gold, answer), a, b in zip(chunk, ours, theirs, strict=True)
+                if a != b
+            ]
+    finally:
+        pool.close()
+    figures = [
+        mean_figure("uncached", "answers/s", uncached, direct, BASELINE),
+        mean_figure("cached", "answers/s", cached, direct, BASELINE),
+        mean_figure(
+            "uncached_ratio", "ratio", [a / b for a, b in zip(uncached, direct, strict=True)]
+        ),
+        mean_figure("cached_ratio", "ratio", [a / b for a, b in zip(cached, direct, strict=True)]),
+    ]
+    settings = {
+        "answers": len(asked),
+        "children": CHILDREN,
+        "chunks": CHUNKS,
+        "kinds": {make.__name__: share for make, share in KINDS},
+    }
+    by_children = sum(judge_exactly(gold, answer) is None for gold, answer in asked) / len(asked)
+    details = {
+        "share_judged_by_children": by_children,
+        "different_verdicts": len(differences),
+        "differences": differences[:20],
+    }
+    report = Report("verifier", quick, settings, figures, details, measured)
+    report.wall_s = time.monotonic() - began_s
+    report.write(path)
+    for each in figures:
+        low, high = each.spread
+        click.echo(f"{each.name}: {each.value:.1f} {each.unit} ({low:.1f} to {high:.1f})")
+    click.echo(f"different verdicts: {len(differences)} of {len(asked)} {differences[:10]}")
+
+
+if __name__ == "__main__":
+    main()

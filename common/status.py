@@ -1,0 +1,76 @@
+"""The status document: what an operator sees of a run, and what its summary and metrics take from the broker.
+
+Built by the broker, sent as JSON; the live view, `prefixrl status`, `metrics.jsonl` and `summary.json` read the same.
+"""
+
+import msgspec
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """One connected worker."""
+
+    name: str
+    role: str
+    host: str
+    pid: int
+    phase: str
+    engine: str
+    version: int
+    slots: int
+    leases: int
+    busy_fraction: float | None
+    tasks_done: int
+    silent_s: float
+    engine_mismatch: float
+    first_lease_after_ready_s: float | None
+    state: str
+
+
+class GroupCounts(msgspec.Struct, frozen=True):
+    """Where every group went: issued is the sum of the others but duplicates_ignored."""
+
+    issued: int
+    trained: int
+    filtered: int
+    failed: int
+    expired: int
+    outstanding: int
+    duplicates_ignored: int
+
+
+class FilterStatus(msgspec.Struct, frozen=True):
+    """How the prompt filter judged the newest groups."""
+
+    passed: int
+    judged: int
+
+
+class Document(msgspec.Struct, frozen=True):
+    """State of a run."""
+
+    run_id: str
+    directory: str
+    broker_pid: int
+    iteration: int
+    """Completed iterations, which is also the newest version."""
+    total_iterations: int
+    groups: GroupCounts
+    causes: dict[str, int]
+    """Untrained groups by state and cause."""
+    filter: FilterStatus | None
+    """None where no group was judged by a filter."""
+    queues: dict[str, int]
+    """Live groups by state."""
+    window: int
+    age_histogram: dict[str, int]
+    """Trained groups by age in versions."""
+    workers: list[WorkerStatus]
+    busy_fraction: dict[str, float]
+    """Mean over the workers of a role."""
+    losses: dict[str, int]
+    truncated_fraction: float
+    """Share of the newest batch's rows that a length limit cut."""
+    waiting_for: str
+    malformed_messages: int
+    journal_bytes: int
+    up_s: float

@@ -1,0 +1,100 @@
+"""The `[rollout]`, `[scorer]` and `[simulated]` sections: engines, and how they sample.
+
+Nothing of a model's generation_config is taken over; penalties on repetition are not offered at all.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from prefixrl.common.section import (
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+)
+from prefixrl.common.vllm_options import VllmConfig
+
+TRUNCATIONS = ("top_k", "top_p", "min_p")
+
+
+class EngineConfig(Section):
+    """What a rollout's engine and a scorer's have in common."""
+
+    engine: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
+    """auto: vLLM where it and a CUDA device are there, else transformers."""
+    max_prompt_tokens: Positive = 1024
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Positive = 1
+    """CPU threads of torch; more than one per process is slower on most machines."""
+    vllm: VllmConfig = VllmConfig()
+    top_k: NonNegative = 0
+    """Only the k most likely tokens; 0 for all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Only the most likely tokens that together have this probability."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Only tokens at least this many times as likely as the most likely one."""
+
+    def truncations(self) -> list[str]:
+        """The keys by which tokens are left out of the draw, with their values."""
+        fields = EngineConfig.model_fields
+        return [
+            f"{key} = {getattr(self, key):g}"
+            for key in TRUNCATIONS
+            if getattr(self, key) != fields[key].default
+        ]
+
+
+class RolloutConfig(EngineConfig):
+    prefix_tokens: Positive = 32
+    """k: the most tokens the adapter writes in prefix mode."""
+    answer_tokens: Positive = 2048
+    """The most tokens it writes in direct mode; an answer that does not end within them has reward 0."""
+    temperature: PositiveFloat = 0.7
+    groups_per_task: Positive = 8
+    """Groups sampled in one forward; part of what fixes the text."""
+    probe_tolerance: PositiveFloat | None = None
+    """Largest difference in a probe logprob at which installed weights count as proved; by default 1e-3 in fp32 and 0.2 in
+    bf16, where learner and engine round differently (a wrong version differs by more than 1)."""
+    allow_biased_ratios: bool = False
+    """Accept top_p, top_k and min_p although they bias the correction."""
+
+    @model_validator(mode="after")
+    def _ratios_are_unbiased(self) -> "RolloutConfig":
+        given = self.truncations()
+        if given and not self.allow_biased_ratios:
+            raise ValueError(
+                f"{', '.join(given)}: tokens are then drawn from a distribution that the learner does not have, so that "
+                "p/mu of every one is off; leave it out, or ask for the bias by name with allow_biased_ratios = true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _draws_are_repeatable(self) -> "RolloutConfig":
+        if not self.vllm.seeded:
+            raise ValueError(
+                "vllm.seeded = false is for scorers: a rollout's text follows from the run's seed, its group and its row"
+            )
+        return self
+
+
+class ScorerConfig(EngineConfig):
+    max_new_tokens: Positive = 2048
+    temperature: NonNegativeFloat = 0.7
+    """0 completes greedily."""
+    verifier_children: Positive = 1
+    verify_timeout_s: Positive = 5
+    keep_completions: bool = False
+    """Keep the target's text in the journal."""
+
+
+class SimulatedConfig(Section):
+    """Declared latencies of the `simulated` engine: load tests and sizing, never evidence that training works."""
+
+    prefix_s: NonNegativeFloat = 0.05
+    completion_s: NonNegativeFloat = 0.2
+    completion_sigma: NonNegativeFloat = 0.0
+    """Spread of the lognormal completion time; 0 is constant."""
+    accuracy: Fraction = 0.5

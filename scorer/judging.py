@@ -1,0 +1,114 @@
+"""Tasks between their arrival and their Scores: what a scorer with a target and one of direct mode have in common.
+
+A row ends with a verdict, from the verifier (`submit`) or without it (`settle`). The last one of a task sends its Scores. A row
+whose verdict is `error` keeps that status: it is never read as a wrong answer.
+"""
+
+import itertools
+import time
+from dataclasses import dataclass, field
+
+from prefixrl.common.link import Link
+from prefixrl.common.messages import Finish, Prompt, ScoredGroup, Scores, ScoreTask, Verdict
+from prefixrl.scorer.verifier_pool import VerifierPool
+
+
+@dataclass
+class _Open:
+    task: ScoreTask
+    received_s: float
+    prompts: list[Prompt]
+    """Of every row of the task."""
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A row that can be judged: row number `row` of task `task`, over all its groups."""
+
+    task: str
+    row: int
+    text: str
+    """The whole answer."""
+    finish: Finish
+    completion_tokens: int
+
+
+class Judging:
+    """The open tasks of a scorer and its verifier."""
+
+    def __init__(self, link: Link, verifier: VerifierPool, keeps_text: bool) -> None:
+        self._link = link
+        self._verifier = verifier
+        self._keeps_text = keeps_text
+        self._verifying: dict[int, tuple[Answered, float]] = {}
+        self._keys = itertools.count()
+        self.open: dict[str, _Open] = {}
+        self.verified = 0
+        self.delivered_s = 0.0
+        """Seconds between arrival and Scores, summed over the tasks delivered."""
+
+    @property
+    def pending(self) -> int:
+        """Rows at the verifier."""
+        return len(self._verifying)
+
+    def begin(self, task: ScoreTask) -> None:
+        """Open a task; every row of it must be submitted or settled."""
+        prompts = [group.prompt for group in task.groups for _ in group.rows]
+        self.open[task.task] = _Open(task, time.monotonic(), prompts)
+
+    def drop(self, task: str) -> None:
+        """Forget a task of which no row was submitted or settled."""
+        del self.open[task]
+
+    def submit(self, answered: Answered) -> None:
+        """Let the verifier judge a row."""
+        key, prompt = next(self._keys), self.open[answered.task].prompts[answered.row]
+        self._verifying[key] = answered, time.monotonic()
+        self._verifier.submit(key, answered.text, prompt.gold, prompt.question)
+
+    def settle(self, task: str, row: int, verdict: Verdict) -> None:
+        """A row's verdict is known; the last one ends the task."""
+        entry = self.open[task]
+        entry.verdicts[row] = verdict
+        if len(entry.verdicts) == len(entry.prompts):
+            self._deliver(self.open.pop(task))
+
+    def keeps_text(self, task: str) -> bool:
+        """Whether verdicts of a task carry the text that was judged."""
+        return self._keeps_text or self.open[task].task.kind == "eval"
+
+    def collect(self) -> None:
+        """Settle what the verifier has judged; never waits."""
+        for key, verdict in self._verifier.poll():
+            answered, since_s = self._verifying.pop(key)
+            self.verified += 1
+            made = Verdict(
+                reward=verdict.reward,
+                status=verdict.status,
+                extracted=verdict.extracted or "",
+                finish=answered.finish,
+                completion_tokens=answered.completion_tokens,
+                elapsed_ms=int((time.monotonic() - since_s) * 1000),
+                completion=answered.text if self.keeps_text(answered.task) else "",
+            )
+            self.settle(answered.task, answered.row, made)
+
+    def _deliver(self, entry: _Open) -> None:
+        task, scoring_s = entry.task, time.monotonic() - entry.received_s
+        self.delivered_s += scoring_s
+        verdicts = iter(entry.verdicts[row] for row in range(len(entry.prompts)))
+        groups = tuple(
+            ScoredGroup(
+                prefixes=group,
+                version=task.version,
+                weights_digest=task.weights_digest,
+                verdicts=tuple(next(verdicts) for _ in group.rows),
+                scorer=self._link.name,
+                sampled_s=task.sampled_s,
+                scoring_s=scoring_s,
+            )
+            for group in task.groups
+        )
+        self._link.send(Scores(task.task, task.attempt, task.kind, groups))

@@ -1,0 +1,58 @@
+"""Hub names without a network: a cache as the hub's client lays it out, and the message where there is none."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_world import EXAMPLE
+
+ASK = """
+import sys
+from prefixrl.common.digests import model_digests
+from prefixrl.common.errors import DataError
+from prefixrl.common.hub import model_folder
+from prefixrl.common.rendering import Renderer
+try:
+    folder = model_folder(sys.argv[1])
+    print(model_digests(folder) == model_digests(sys.argv[2]), sorted(Renderer(folder, 100).stop_tokens))
+except DataError as error:
+    print("error:", error)
+"""
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+
+def ask(cache: Path, model: str) -> str:
+    """In a process of its own: the client reads its environment once."""
+    environment = os.environ | {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", ASK, model, str(EXAMPLE / "adapter")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """The example's adapter as the hub's `someone/adapter`."""
+    repository = tmp_path / "hub" / "models--someone--adapter"
+    shutil.copytree(EXAMPLE / "adapter", repository / "snapshots" / REVISION)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(REVISION)
+    return tmp_path
+
+
+def test_a_cached_hub_name_is_its_snapshot_with_the_same_digests_and_stop_tokens(
+    cache: Path,
+) -> None:
+    told = ask(cache, "someone/adapter")
+    assert told == ask(cache, str(EXAMPLE / "adapter"))
+    assert told.startswith("True [")
+
+
+def test_a_name_that_nobody_has_is_one_message_with_the_remedy(cache: Path) -> None:
+    told = ask(cache, "someone/else")
+    assert told.startswith("error: model 'someone/else' is neither a folder on this host nor")
+    assert "HF_TOKEN" in told

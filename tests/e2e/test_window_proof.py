@@ -1,0 +1,117 @@
+"""The promise of the window, proved from the tokens of what was trained: never older than S, nothing discarded for its age.
+
+Runs of 2,000 groups through a real broker, real sockets and the real worker loops, scoring times heavy-tailed (lognormal). The
+ages are computed from what the engines wrote into the tokens, never from the ledger's books. Nothing asserted depends on time.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+from simulated_run import Trained, config_of, run, until_full
+
+from prefixrl.common.messages import CannotGoOn, RunOver
+from prefixrl.learner.broker import ledger as ledgers
+from prefixrl.learner.broker.window import Choice, Wait, Window
+
+ITERATIONS = 100
+GROUPS = 20 * ITERATIONS
+
+
+def by_age(trained: Trained) -> str:
+    return f"trained groups by age {dict(sorted(trained.ages.items()))}"
+
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4, 8])
+def test_no_sample_is_older_than_the_window_and_none_expires(
+    staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = run(config_of(tmp_path, staleness, ITERATIONS), until_full)
+    with capsys.disabled():
+        sys.stdout.write(f"\nS = {staleness}: {by_age(trained)}\n")
+    assert isinstance(trained.end, RunOver)
+    assert len(trained.groups) == len(set(trained.groups)) == GROUPS
+    assert max(trained.ages) <= staleness and min(trained.ages) >= 0
+    groups = trained.status["groups"]
+    assert (groups["issued"], groups["trained"]) == (GROUPS, GROUPS)
+    assert not any(groups[state] for state in ("expired", "failed", "filtered", "outstanding"))
+    if staleness == 0:
+        assert trained.versions == [{iteration} for iteration in range(ITERATIONS)]
+    else:
+        # Every second iteration began with a full window, of which it left B x S groups to later ones.
+        aged = sum(count for age, count in trained.ages.items() if age >= 1)
+        assert aged >= GROUPS / 4, "the pipe is not asynchronous"
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_the_bound_holds_when_a_filter_takes_most_and_over_sampling_makes_it_good(
+    staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Of two samples, one right and one wrong: 2 x 0.1838 x 0.8162 = 0.30 of the groups.
+    config = config_of(
+        *(tmp_path, staleness, ITERATIONS // 2),
+        filter={"accuracy": [0.01, 0.99], "over_sampling": 2.0},
+        simulated={"accuracy": 0.1838},
+    )
+    trained = run(config, until_full)
+    groups, causes = trained.status["groups"], trained.status["causes"]
+    passing = groups["trained"] / (groups["trained"] + groups["filtered"])
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\nS = {staleness}, f = 2: {by_age(trained)}; {passing:.0%} passed; {causes}\n"
+        )
+    assert isinstance(trained.end, RunOver)
+    assert len(trained.groups) == len(set(trained.groups)) == GROUPS // 2
+    assert max(trained.ages) <= staleness
+    assert all(sorted(rewards) == [0.0, 1.0] for rewards in trained.rewards)
+    if staleness == 0:
+        assert trained.versions == [{iteration} for iteration in range(ITERATIONS // 2)]
+    assert groups["issued"] == sum(
+        groups[state] for state in ("trained", "filtered", "failed", "expired", "outstanding")
+    )
+    assert groups["outstanding"] == groups["failed"] == 0
+    assert groups["expired"] == causes["expired: surplus"] > 0
+    assert groups["filtered"] == sum(
+        count for cause, count in causes.items() if cause.startswith("filtered: ")
+    )
+
+
+def test_a_filter_that_nothing_passes_ends_the_run_with_the_figures(tmp_path: Path) -> None:
+    config = config_of(
+        *(tmp_path, 1, 5),
+        filter={"accuracy": [0.01, 0.99], "limit_batches": 3},
+        simulated={"accuracy": 0.0},
+    )
+    trained = run(config)
+    assert isinstance(trained.end, CannotGoOn)
+    assert "iteration 0 gets no batch: 0 of the last 60 judged groups passed" in trained.end.reason
+    assert "filter.accuracy = [0.01, 0.99]" in trained.end.reason
+    assert "filter.min_pass_rate = 0.01" in trained.end.reason
+    assert trained.status["groups"]["filtered"] >= 60
+
+
+def test_the_proof_sees_a_choice_that_takes_the_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def newest_first(
+        _window: Window,
+        _iteration: int,
+        size: int,
+        scored: list[tuple[int, int]],
+        _unscored: list[tuple[int, int]],
+    ) -> Choice | Wait:
+        newest = sorted(scored, reverse=True)[:size]
+        return Choice(tuple(seq for _, seq in newest)) if len(newest) == size else Wait(())
+
+    def trained(ledger: ledgers.Ledger, iteration: int) -> bool:
+        for seq in ledger.batches.pop(iteration):
+            del ledger._live[seq]
+        ledger.completed += 1
+        return True
+
+    monkeypatch.setattr(ledgers, "choose", newest_first)
+    monkeypatch.setattr(ledgers.Ledger, "trained", trained)
+    assert max(run(config_of(tmp_path, 2, 40), until_full).ages) > 2

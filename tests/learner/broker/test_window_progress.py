@@ -1,0 +1,95 @@
+"""Every setting that is accepted makes progress to the end: all small runs, counted out, under unkind schedules.
+
+What could hold a run up for ever is a state in which no worker may start anything, nothing is under way and the learner waits.
+"""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import product
+
+import pytest
+
+from ledger_world import Shape, World
+
+SCHEDULES = ("oldest first", "newest first", "sampling first", "every third lost", "drains")
+
+
+def shapes(over_sampling: Fraction, passing: int | None) -> Iterator[Shape]:
+    """Every small B, S, item size and length of run."""
+    for batch_groups, staleness, item in product((1, 2, 3), (0, 1, 2), (1, 2, 3)):
+        for iterations in (1, 2, 3):
+            yield Shape(batch_groups, staleness, item, iterations, None, over_sampling, passing)
+        for places in (1, batch_groups, 2 * batch_groups + 1, 12):
+            yield Shape(batch_groups, staleness, item, None, places, over_sampling, passing)
+
+
+def drive(world: World, schedule: str, slots: int) -> None:
+    """One rollout and one scorer of so many slots; fails where nothing can happen any more."""
+    version = 0
+    for turn in range(3000):
+        moved = False
+        wants_swap = version < world.completed
+        if wants_swap and not world.sampling:
+            version, wants_swap = world.completed, False
+        holds_back = wants_swap and schedule == "drains"
+        while len(world.sampling) < slots and not holds_back and world.start_sampling(version):
+            moved = True
+        while len(world.scoring) < slots and world.start_scoring():
+            moved = True
+        which = -1 if schedule == "newest first" else 0
+        if schedule == "every third lost" and turn % 3 == 2 and (world.sampling or world.scoring):
+            world.lose((world.sampling or world.scoring).pop(which), died=False)
+            moved = True
+        elif world.scoring and not (schedule == "sampling first" and world.sampling):
+            world.deliver_scores(world.scoring.pop(which).groups)
+            moved = True
+        elif world.sampling:
+            world.deliver_prefixes(world.sample(world.sampling.pop(which)))
+            moved = True
+        moved = world.train() or moved
+        world.check()
+        if world.over:
+            return
+        assert moved, f"nothing can happen any more in {world.shape}, {schedule}, {slots} slots"
+    raise AssertionError(f"no end in {world.shape}, {schedule}, {slots} slots")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("over_sampling", "passing"),
+    [
+        (Fraction(1), None),
+        (Fraction(1), 4),
+        (Fraction(3, 2), 4),
+        (Fraction(2), 4),
+        (Fraction(2), 10),
+    ],
+)
+def test_every_small_run_comes_to_its_end(over_sampling: Fraction, passing: int | None) -> None:
+    runs = 0
+    for shape, schedule, slots in product(shapes(over_sampling, passing), SCHEDULES, (1, 2)):
+        world = World(shape)
+        drive(world, schedule, slots)
+        assert world.starved is None or (world.starved.why == "data" and not world.trained)
+        if shape.iterations is not None:
+            assert world.completed == shape.iterations
+        else:
+            counts = world.ledger.counts
+            assert counts.trained + counts.filtered == shape.places
+        if world.starved is None:
+            assert world.ledger.outstanding == 0
+        runs += 1
+    assert runs == 27 * 7 * 10
+
+
+class NoRoomForOne(World):
+    """A window that lets nothing start while it is less than empty: the progress check must see it."""
+
+    def start_sampling(self, version: int) -> bool:
+        return self.ledger.outstanding == 0 and super().start_sampling(version)
+
+
+def test_a_run_that_cannot_go_on_is_noticed() -> None:
+    world = NoRoomForOne(Shape(3, 0, 1, 2, None))
+    with pytest.raises(AssertionError, match="nothing can happen any more"):
+        drive(world, "oldest first", 2)

@@ -1,0 +1,181 @@
+"""What the arms of a run amount to: fractions, rows that could not be judged, arms of which nothing could be."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import run_on_disk
+from prefixrl.common.messages import (
+    Evaluate,
+    EvaluationProgress,
+    GroupPrefixes,
+    Prompt,
+    Row,
+    ScoredGroup,
+    Verdict,
+)
+from prefixrl.common.status import Document, GroupCounts
+from prefixrl.deploy.report import print_table
+from prefixrl.learner import summary
+from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.evaluate import EvaluatedRow, Evaluator, accuracy
+from prefixrl.learner.metrics import MetricsLog
+
+Judge = Callable[[str, int], float | None]
+"""(evaluation, problem) -> reward, None for an error."""
+
+
+class JudgingClient:
+    """Answers every evaluation at once, rewards being what `judge` says."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._asked: dict[str, Evaluate] = {}
+
+    def evaluate(self, request: Evaluate) -> None:
+        self._asked[request.name] = request
+
+    def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
+        request = self._asked[name]
+        groups = [
+            scored(prompt, request.version, self._judge(name, index))
+            for index, prompt in enumerate(request.prompts)
+        ]
+        return EvaluationProgress(name, len(groups), len(groups), 0), groups
+
+
+def scored(prompt: Prompt, version: int, reward: float | None) -> ScoredGroup:
+    verdict = Verdict(reward or 0.0, "error" if reward is None else "ok", "", "stop", 0, 0)
+    prefixes = GroupPrefixes(0, prompt, 0, b"", (Row(b"", b"", "stop"),))
+    return ScoredGroup(prefixes, version, "", (verdict,), "s")
+
+
+def evaluated(folder: Path, judge: Judge) -> Evaluator:
+    """A finished evaluation of 4 held-out problems and one candidate."""
+    train = folder / "train.jsonl"
+    config = run_on_disk(
+        folder,
+        rollout={"engine": "simulated"},
+        data={"eval": str(train)},
+        evaluation={"problems": 4, "fixed_prefixes": ["so "], "selection_problems": 4},
+    )
+    client = cast(BrokerClient, JudgingClient(judge))
+    evaluator = Evaluator(config, client, Path(config.directory), 0)
+    evaluator.ask_before_training()
+    evaluator.ask_candidates([])
+    evaluator.finish()
+    return evaluator
+
+
+def told(evaluator: Evaluator, directory: Path) -> summary.Summary:
+    counts = GroupCounts(0, 0, 0, 0, 0, 0, 0)
+    status = Document(
+        "r", str(directory), 0, 0, 0, counts, {}, None, {}, 2, {}, [], {}, {}, 0.0, "", 0, 0, 0.0
+    )
+    (directory / "metrics.jsonl").touch()
+    found = summary.summarise(status, evaluator, MetricsLog(directory, 0), 0, 0.0, 1.0)
+    summary.write(found, directory)
+    return found
+
+
+def test_an_arm_of_which_nothing_could_be_judged_has_no_accuracy_and_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def judge(name: str, problem: int) -> float | None:
+        return None if name.startswith("no_prefix") or problem == 3 else float(problem == 0)
+
+    evaluator = evaluated(tmp_path, judge)
+    found = told(evaluator, tmp_path / "run")
+    assert "no_prefix" not in found.accuracy | found.accuracy_sampled | found.accuracy_truncated
+    assert found.evaluations_incomplete == ["no_prefix.greedy", "no_prefix.sampled"]
+    assert found.accuracy["trained_adapter"] == pytest.approx(1 / 3)
+    assert found.accuracy_interval["trained_adapter"] == "wilson"
+    # Four rows of each decoding of an arm without a verdict, one of the three others.
+    assert found.verifier_errors == 2 * 4 + 3 * 2 * 1
+    print_table(tmp_path / "run")
+    table = capsys.readouterr().out
+    assert "no_prefix.greedy, no_prefix.sampled" in table
+    assert "0.000" not in table
+
+
+def test_a_run_of_which_nothing_could_be_judged_is_told_without_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluator = evaluated(tmp_path, lambda name, problem: None)
+    found = told(evaluator, tmp_path / "run")
+    assert found.accuracy == found.accuracy_ci95 == {}
+    assert "candidate-0" in found.evaluations_incomplete
+    assert not (tmp_path / "run/evaluations/fixed_prefix.greedy.jsonl").exists(), "none was best"
+    assert found.eval_problems == 0
+    print_table(tmp_path / "run")
+    assert "candidate-0" in capsys.readouterr().out
+
+
+def test_an_arm_stays_incomplete_when_its_file_is_read_again(tmp_path: Path) -> None:
+    evaluated(tmp_path, lambda name, problem: None)
+    again = evaluated(tmp_path, lambda name, problem: 1.0)
+    assert "no_prefix.greedy" in again.incomplete
+
+
+def test_fractional_rewards_are_told_as_a_mean_reward(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(evaluated(tmp_path, lambda name, problem: 0.25 * problem), tmp_path / "run")
+    assert set(found.accuracy_interval.values()) == {"normal"}
+    print_table(tmp_path / "run")
+    assert (
+        "mean reward, with the normal interval of a mean: no_prefix, fixed"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(evaluated(tmp_path, lambda name, problem: 1.0), tmp_path / "run")
+    by_family = {"no_prefix": {"b": 0.25}, "trained_adapter": {"a": 0.5, "b": 0.75}}
+    changed = msgspec.structs.replace(found, accuracy_by_family=by_family)
+    summary.write(changed, tmp_path / "run")
+    print_table(tmp_path / "run")
+    _, families = capsys.readouterr().out.split("arm, greedy")
+    heads, _, blank, full, *_ = f"  arm, greedy{families}".splitlines()
+    assert blank.index("0.25") == full.index("0.75") == heads.rindex("b")
+
+
+# --- intervals -------------------------------------------------------------------------------------------------------
+
+
+def rows(rewards: Sequence[float]) -> list[EvaluatedRow]:
+    return [EvaluatedRow(str(i), "", 0, "", "", "", each, "ok") for i, each in enumerate(rewards)]
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=40))
+def test_where_every_reward_is_0_or_1_the_interval_is_wilsons(rewards: list[float]) -> None:
+    found = accuracy(rows(rewards))
+    assert found is not None and found.interval == "wilson"
+    n, p = len(rewards), sum(rewards) / len(rewards)
+    for end in found.ci95:
+        # The ends are where the score test just rejects: |p - end| = z sqrt(end (1 - end) / n).
+        assert abs(p - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / n), abs=1e-6)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.3, 0.5, 1.0]), min_size=1, max_size=40))
+def test_else_it_is_the_normal_one_of_the_mean(rewards: list[float]) -> None:
+    rewards = [*rewards, 0.5]
+    found = accuracy(rows(rewards))
+    assert found is not None and found.interval == "normal"
+    mean = sum(rewards) / len(rewards)
+    deviation = math.sqrt(sum((each - mean) ** 2 for each in rewards) / (len(rewards) - 1))
+    half = 1.959964 * deviation / math.sqrt(len(rewards))
+    assert found.ci95 == pytest.approx((max(0.0, mean - half), min(1.0, mean + half)), abs=1e-9)
+
+
+def test_one_fractional_reward_tells_nothing_of_the_spread() -> None:
+    found = accuracy(rows([0.5]))
+    assert found is not None and found.ci95 == (0.0, 1.0)

@@ -1,0 +1,39 @@
+"""After fifty versions pulled as deltas from a real weight server, the engine's own parameters are the published ones."""
+
+from pathlib import Path
+
+import torch
+
+from fakes import trained_further, wait_until, weight_server
+from prefixrl.common.delta import write_delta
+from prefixrl.common.engine_transformers import TransformersEngine
+from prefixrl.common.snapshots import prune
+from prefixrl.common.weights import describe, write_snapshot
+from prefixrl.rollout.loop import installed_digest
+from prefixrl.rollout.weights import Fetcher
+
+ADAPTER = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "arithmetic" / "adapter"
+UPDATES = 50
+
+
+def test_after_fifty_deltas_the_engine_holds_the_published_bits(tmp_path: Path) -> None:
+    for dtype in ("bfloat16", "float32"):
+        engine = TransformersEngine(str(ADAPTER), "cpu", dtype, 1)
+        published = {name: tensor.clone() for name, tensor in engine.weights().items()}
+        folder = tmp_path / dtype
+        with weight_server(folder) as (endpoint, _):
+            fetcher = Fetcher(endpoint)
+            for version in range(1, UPDATES + 2):
+                published = trained_further(published, version)
+                manifest = describe(version, published)
+                write_snapshot(folder, manifest, published)
+                if version > 1:
+                    assert write_delta(folder, version - 1, version)
+                prune(folder, {version - 1, version})
+                fetcher.want(version)
+                staged = wait_until(fetcher.take, f"version {version}")
+                engine.install(staged[1])
+                assert installed_digest(engine) == manifest.digest == staged[0].digest
+        assert (fetcher.counts.full, fetcher.counts.delta) == (1, UPDATES)
+        for name, tensor in engine.weights().items():
+            assert tensor.dtype == published[name].dtype and torch.equal(tensor, published[name])

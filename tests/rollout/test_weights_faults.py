@@ -1,0 +1,206 @@
+"""Whatever befalls a pull, its outcome is the asked-for version with its digest proved, or another try, counted."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fakes import publish, publish_next, wait_until, weight_server
+from prefixrl.common.messages import Manifest
+from prefixrl.common.snapshots import prune
+from prefixrl.common.weights import describe, write_snapshot
+from prefixrl.rollout import weights
+from prefixrl.rollout.weights import Fetcher
+from puller import pulling
+
+CHUNKS = 80
+numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("weights")
+
+
+@pytest.fixture(scope="module")
+def endpoint(folder: Path) -> Iterator[str]:
+    with weight_server(folder) as (address, _):
+        yield address
+
+
+def fresh(folder: Path) -> int:
+    """A version higher than any before; nothing is published."""
+    prune(folder, set())
+    return 100 * next(numbers)
+
+
+def digest(tensors: dict[str, torch.Tensor]) -> str:
+    return describe(0, tensors).digest
+
+
+def flip(path: Path, place: int) -> None:
+    """One bit, in place: the server has the file mapped."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 0x10]))
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(place=st.integers(0, CHUNKS - 1), is_delta=st.booleans())
+def test_a_worker_killed_at_any_piece_delays_nobody_and_its_successor_gets_exactly_the_version(
+    folder: Path, endpoint: str, place: int, is_delta: bool
+) -> None:
+    version = fresh(folder)
+    published = publish(folder, version)
+    wanted = [version]
+    if is_delta:
+        published = publish_next(folder, version + 1, published)
+        wanted, place = [version, version + 1], CHUNKS + place % 2  # of a delta of two or three
+    with pulling(endpoint, wanted, killed_after=place) as killed:
+        with pulling(endpoint, wanted) as other:
+            *_, (got, announced, found, retries) = [other.hears() for _ in wanted]
+        assert (got, announced, found, retries) == (
+            wanted[-1],
+            digest(published),
+            digest(published),
+            0,
+        )
+        killed.process.join(60.0)
+        assert killed.process.exitcode == -signal.SIGKILL
+    with pulling(endpoint, wanted[-1:]) as successor:
+        assert successor.hears() == (wanted[-1], digest(published), digest(published), 0)
+
+
+def stopped_for(folder: Path, endpoint: str, stopped_s: float) -> int:
+    """Stop a worker in the middle of a pull; others pull two versions meanwhile; retries of the one stopped."""
+    version = fresh(folder)
+    first = publish(folder, version)
+    with pulling(endpoint, [version], pause_s=0.02) as stopped:
+        assert stopped.hears() == "begun"
+        os.kill(stopped.process.pid or 0, signal.SIGSTOP)
+        stopped_at_s = time.monotonic()
+        second = publish_next(folder, version + 1, first)
+        with pulling(endpoint, [version, version + 1]) as other:
+            assert other.hears() == (version, digest(first), digest(first), 0)
+            assert other.hears() == (version + 1, digest(second), digest(second), 0)
+        time.sleep(max(0.0, stopped_s - (time.monotonic() - stopped_at_s)))
+        os.kill(stopped.process.pid or 0, signal.SIGCONT)
+        got, announced, found, retries = stopped.hears()
+        assert (got, announced, found) == (version, digest(first), digest(first))
+        return int(retries)
+
+
+def test_a_stopped_worker_delays_nobody_and_finishes_its_pull(folder: Path, endpoint: str) -> None:
+    stopped_for(folder, endpoint, 0.0)
+
+
+@pytest.mark.chaos
+def test_a_worker_stopped_for_twenty_seconds_finishes_its_pull(folder: Path, endpoint: str) -> None:
+    """Longer than a heartbeat lasts: its connection is gone when it wakes."""
+    stopped_for(folder, endpoint, 20.0)
+
+
+def test_a_version_is_fetched_once_its_damaged_chunk_is_whole_again(
+    folder: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "ASK_AGAIN_S", 2.0)
+    version = fresh(folder)
+    published = publish(folder, version)
+    path = folder / f"v{version:08d}" / "weights.bin"
+    flip(path, 5000)
+    fetcher = Fetcher(endpoint)
+    fetcher.want(version)
+    wait_until(lambda: fetcher.counts.damaged, "a damaged pull")
+    flip(path, 5000)
+    staged = wait_until(fetcher.take, "the version")
+    assert digest(staged[1]) == staged[0].digest == digest(published)
+    assert fetcher.counts.damaged == fetcher.retries < 3
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, -1])
+def test_a_truncated_manifest_is_never_served_and_asked_for_again(
+    folder: Path, endpoint: str, kept: int
+) -> None:
+    version = fresh(folder)
+    published = publish(folder, version)
+    path = folder / f"v{version:08d}" / "manifest.msgpack"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept])
+    fetcher = Fetcher(endpoint)
+    fetcher.want(version)
+    wait_until(lambda: fetcher.retries >= 2, "asking again")
+    assert fetcher.take() is None
+    path.write_bytes(whole)
+    staged = wait_until(fetcher.take, "the version")
+    assert digest(staged[1]) == digest(published)
+
+
+def test_a_manifest_with_another_dtype_is_refused_and_ends_the_fetching_by_name(
+    folder: Path, endpoint: str
+) -> None:
+    version = fresh(folder)
+    publish(folder, version)
+    path = folder / f"v{version:08d}" / "manifest.msgpack"
+    manifest = msgspec.msgpack.decode(path.read_bytes(), type=Manifest)
+    wrong = tuple(
+        msgspec.structs.replace(entry, dtype="float32" if entry.dtype == "bfloat16" else "bfloat16")
+        for entry in manifest.tensors
+    )
+    path.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(manifest, tensors=wrong)))
+    fetcher = Fetcher(endpoint)
+    fetcher.want(version)
+    with pytest.raises(Exception, match=r"3 times in a row: weight .* does not fit its place"):
+        wait_until(fetcher.take, "the end")
+    assert fetcher.counts.damaged == 3
+
+
+def test_a_worker_without_room_for_a_version_asks_again_until_there_is(
+    folder: Path, endpoint: str
+) -> None:
+    version = fresh(folder)
+    published = publish(folder, version)
+    with pulling(endpoint, [version], file_bytes=10_000) as puller:
+        got, announced, found, retries = puller.hears()
+    assert (got, announced, found) == (version, digest(published), digest(published))
+    assert retries >= 2
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory that is the process's own, not that of files."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (found,) = [line for line in lines if line.startswith("RssAnon")]
+    return int(found.split()[1]) * 1024
+
+
+def test_the_server_needs_no_memory_for_workers_that_do_not_read(tmp_path: Path) -> None:
+    """Each asks for as much as it is allowed to have under way and stops; versions come and go meanwhile."""
+    tensors = {"w": torch.randn(2**23)}
+    for version in (1, 2):
+        write_snapshot(tmp_path, describe(version, tensors), tensors)
+    with weight_server(tmp_path) as (address, child):
+        with pulling(address, [1]) as first:
+            first.hears()
+        before = anonymous_bytes(child.pid)
+        pullers = [pulling(address, [1], pause_s=30.0) for _ in range(6)]
+        opened = [each.__enter__() for each in pullers]
+        for each in opened:
+            assert each.hears() == "begun"
+            os.kill(each.process.pid or 0, signal.SIGSTOP)
+        with pulling(address, [2]) as other:
+            assert other.hears()[0] == 2
+        grown = anonymous_bytes(child.pid) - before
+        for each in pullers:
+            each.__exit__(None, None, None)
+    assert grown < 2**23, f"{grown / 2**20:.1f} MiB more"

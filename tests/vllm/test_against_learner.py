@@ -1,0 +1,80 @@
+"""Behaviour logprobs against the learner's own, at the same published version, from a folder whose defaults are hostile."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import vllm_world as world
+from prefixrl.learner.batch import Sample, pad
+from prefixrl.learner.model import Models
+from tiny_model import DEEPSPEED_WARNINGS
+from vllm_world import EXAMPLE
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),  # of vLLM and what it imports
+    *DEEPSPEED_WARNINGS,
+]
+
+HOSTILE = {
+    "do_sample": True,
+    "temperature": 0.05,
+    "top_k": 1,
+    "top_p": 0.1,
+    "min_p": 0.9,
+    "repetition_penalty": 9.0,
+}
+TEMPERATURE = 2.0
+"""The example's models are sure of themselves: at 1 most logprobs are 0 on either side."""
+MOST = {"float32": (1e-5, 1e-3), "bfloat16": (0.03, 0.3)}
+"""Mean and maximum of |difference| in nats: rounding, which in bf16 is 2^-8 of every logit on either side."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sampled_logprobs_are_the_learners_at_the_same_version(
+    dtype: str, tmp_path: Path, report: Callable[[str], None]
+) -> None:
+    folder = tmp_path / "hostile"
+    shutil.copytree(EXAMPLE / "adapter", folder)
+    (folder / "generation_config.json").write_text(json.dumps(HOSTILE), encoding="utf-8")
+    run = world.config()
+    learner = run.learner.model_copy(update={"dtype": dtype})
+    rollout = run.rollout.model_copy(update={"temperature": TEMPERATURE})
+    run = run.model_copy(update={"learner": learner, "rollout": rollout})
+    models = Models.load(run, 0, 1, str(folder))
+    move(models)
+    with world.started(folder, run=run) as engine:
+        engine.install(models.state_dict_for_publication())
+        each = world.job("a", temperature=TEMPERATURE)
+        rows = world.finish(engine, each)["a"].rows
+    batch = pad(
+        [
+            Sample(prompt, row.tokens, row.logprobs, 0.0, 0, 1)
+            for prompt, row in zip(each.rows, rows, strict=True)
+        ],
+        0,
+    )
+    with torch.no_grad():
+        theirs = models.forward_actor(batch)[0]
+    found = (theirs - batch.behaviour).abs()[batch.mask]
+    mean, largest = MOST[dtype]
+    assert batch.behaviour[batch.mask].mean() < -0.3, "there is something to compare"
+    report(
+        f"{dtype}: |learner - vLLM| of {found.numel()} sampled logprobs "
+        f"mean {found.mean():.2g}, max {found.max():.2g}"
+    )
+    assert found.mean() < mean and found.max() < largest
+
+
+@torch.no_grad()
+def move(models: Models) -> None:
+    """Make it another version than the folder's, as far away as many updates."""
+    random = torch.Generator().manual_seed(7)
+    for parameter in models.actor.engine.module.parameters():
+        noise = torch.randn(parameter.shape, generator=random) * parameter.std().clamp(min=0.05)
+        parameter += 0.1 * noise.to(parameter.dtype)
