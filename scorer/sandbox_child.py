@@ -1,25 +1,22 @@
-"""`python -I -S sandbox_child.py PARENT_PID STATUS_FD LIMITS LIBRARY... -- COMMAND...`: runs a command where it can do no harm.
+"""`main PARENT_PID STATUS_FD NAME=LIMIT... LIBRARY... -- COMMAND...`: runs a command where it can do no harm.
 
-Started by `sandbox.py`, by its path: nothing but the standard library is imported here.
+Started by `sandbox.py` with `python -I -S`, once per program: of the standard library only what starts fast is imported here.
 
     watcher (this process: a user namespace, keeps the time)
       └── init (its own pid, mount, network, ipc, uts and cgroup namespace; nobody, no capabilities)
             └── the command (resource limits, seccomp filter)
 
-Whatever the command starts dies with init, and init with the watcher. One JSON line goes to STATUS_FD:
-`{"exit": 0}`, `{"signal": 9}`, `{"timeout": true}` or `{"refused": "why"}`.
+Whatever the command starts dies with init, and init with the watcher. One line goes to STATUS_FD:
+`exit 0`, `signal 9`, `timeout` or `refused why`.
 """
 
 import ctypes
-import json
 import os
-import platform
 import resource
 import signal
 import struct
 import sys
 import time
-from contextlib import suppress
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NOBODY = 65534
@@ -127,7 +124,7 @@ def drop_privileges(is_root: bool) -> None:
 
 def seccomp_filter() -> bytes:
     """The program of the filter: refused calls fail with EPERM, another architecture ends the process."""
-    column, audit = ARCHITECTURES[platform.machine()]
+    column, audit = ARCHITECTURES[os.uname().machine]
     refuse, allow, kill = 0x50000 | EPERM, 0x7FFF0000, 0x80000000
 
     def load(offset: int) -> bytes:
@@ -184,7 +181,7 @@ def run_init(told: int, libraries: list[str], command: list[str], limits: dict[s
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user takes it back
         program = os.fork()
     except OSError as error:
-        os.write(told, json.dumps({"refused": str(error)}).encode())
+        os.write(told, refused(error))
         return
     if program == 0:
         try:
@@ -195,14 +192,14 @@ def run_init(told: int, libraries: list[str], command: list[str], limits: dict[s
                 command[0], command, {"HOME": SCRATCH, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
             )
         except OSError as error:
-            os.write(told, json.dumps({"refused": str(error)}).encode())
+            os.write(told, refused(error))
         os._exit(127)
     while True:
         pid, status = os.wait()
         if pid == program:
             break
     code = os.waitstatus_to_exitcode(status)
-    os.write(told, json.dumps({"exit": code} if code >= 0 else {"signal": -code}).encode())
+    os.write(told, b"exit %d" % code if code >= 0 else b"signal %d" % -code)
 
 
 def enter_user_namespace() -> None:
@@ -213,7 +210,7 @@ def enter_user_namespace() -> None:
     if helper == 0:
         # Only a process outside may map a second user.
         code = 1
-        with suppress(OSError):
+        try:
             os.read(ready[0], 1)
             for file, host in (("uid_map", uid), ("gid_map", gid)):
                 lines = f"0 0 1\n{NOBODY} {NOBODY} 1\n" if uid == 0 else f"{NOBODY} {host} 1\n"
@@ -221,7 +218,8 @@ def enter_user_namespace() -> None:
                     _write(f"/proc/{watcher}/setgroups", "deny")
                 _write(f"/proc/{watcher}/{file}", lines)
             code = 0
-        os._exit(code)
+        finally:
+            os._exit(code)
     try:
         call("unshare", NAMESPACES)
     finally:
@@ -244,8 +242,9 @@ def _write(path: str, text: str) -> None:
 def watch(libraries: list[str], command: list[str], limits: dict[str, int]) -> bytes:
     """Start init and wait for it, no longer than the limit; what is to be told."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)
-    if platform.machine() not in ARCHITECTURES:
-        raise OSError(ENOSYS, f"no seccomp filter is known for {platform.machine()}")
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        raise OSError(ENOSYS, f"no seccomp filter is known for {machine}")
     enter_user_namespace()
     hear, told = os.pipe()
     deadline = time.monotonic() + limits["wall_ms"] / 1000
@@ -266,25 +265,30 @@ def watch(libraries: list[str], command: list[str], limits: dict[str, int]) -> b
         os.waitpid(init, 0)  # returns when nothing of the namespace is left
     said = os.read(hear, 4096)
     if is_over:
-        return b'{"timeout": true}'
-    return said or b'{"refused": "init ended without a word"}'
+        return b"timeout"
+    return said or b"refused init ended without a word"
+
+
+def refused(error: OSError) -> bytes:
+    """Why nothing was run, in one line."""
+    return b"refused " + " ".join(str(error).split()).encode()
 
 
 def main() -> None:
     """Run the command and say how it ended."""
     parent, status_fd = int(sys.argv[1]), int(sys.argv[2])
-    limits = json.loads(sys.argv[3])
     divide = sys.argv.index("--")
+    given = sys.argv[3:divide]
+    pairs = [each.partition("=") for each in given if not each.startswith("/")]
+    limits = {name: int(value) for name, _, value in pairs}
+    libraries = [each for each in given if each.startswith("/")]
     os.set_inheritable(status_fd, False)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
     try:
-        said = watch(sys.argv[4:divide], sys.argv[divide + 1 :], limits)
+        said = watch(libraries, sys.argv[divide + 1 :], limits)
     except OSError as error:
-        said = json.dumps({"refused": str(error)}).encode()
+        said = refused(error)
     os.write(status_fd, said + b"\n")
-
-
-if __name__ == "__main__":
-    main()
+    os._exit(0)  # nothing is left to tidy, which would take some milliseconds

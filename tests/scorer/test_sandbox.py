@@ -262,11 +262,9 @@ def test_where_the_host_cannot_isolate_nothing_is_run_and_the_reason_is_told() -
 
 
 def test_a_sandbox_that_dies_is_an_error_and_not_the_programs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broken = tmp_path / "broken.py"
-    broken.write_text("import os; os.abort()")
-    monkeypatch.setattr("prefixrl.scorer.sandbox.CHILD", broken)
+    monkeypatch.setattr("prefixrl.scorer.sandbox._CHILD", "import os; os.abort()")
     with pytest.raises(SandboxError, match="ended without a word"):
         run("print(1)")
 
