@@ -1,26 +1,35 @@
-"""How fast answers are judged: the pool with two children against math-verify called directly in one process.
+"""How fast answers are judged, and how late at most: the pool with two children against math-verify called in one process.
 
 python -m benchmarks.verifier [--quick] --json benchmarks/results/verifier.json
 
 The answers are like those to MATH problems: three in four golds are numbers, four in ten answers are wrong, and right ones come
 in more than one spelling. No (gold, answer) pair occurs twice, so that the first pass finds nothing in the cache; the second
-pass submits the same answers again. Both are measured in turns, chunk by chunk.
+pass submits the same answers again. Both are measured in turns, chunk by chunk; then the same with answers of which every one
+needs sympy. Last come hostile answers (`hostile_answers.py`), on the machine as it is and beside two processes that do nothing
+but compute: seconds from submitting to the slowest verdict.
 """
 
 import random
+import statistics
 import time
 from pathlib import Path
 
 import click
 
-from benchmarks.results import Report, commit, mean_figure, options
+from benchmarks.hostile_answers import HOSTILE, hogs, latest
+from benchmarks.hostile_answers import TIMEOUT_S as HOSTILE_TIMEOUT_S
+from benchmarks.results import Figure, Report, commit, mean_figure, options
 from prefixrl.scorer.verifier_pool import VerifierPool
 from prefixrl.scorer.verify import judge_exactly
 
 ANSWERS = 10_000
 QUICK_ANSWERS = 1_000
+SLOW_ANSWERS = 1_000
+QUICK_SLOW_ANSWERS = 200
+QUICK_HOSTILE = 6
 CHUNKS = 10
 CHILDREN = 2
+HOGS = 2
 TIMEOUT_S = 5
 PATIENCE_S = 600.0
 BASELINE = "math-verify called directly in one process"
@@ -149,51 +158,110 @@ def judged_directly(asked: list[Case]) -> tuple[list[bool], float]:
     return found, len(asked) / (time.perf_counter() - began_s)
 
 
+Measured = dict[str, list[float]]
+"""Answers per second of each chunk: `direct`, `uncached`, `cached`."""
+
+
+def slow_cases(count: int) -> list[Case]:
+    """Distinct pairs that only sympy can judge."""
+    wanted, seed = list[Case](), 1
+    while len(wanted) < count:
+        fresh = cases(10 * count, seed)
+        wanted += [each for each in fresh if judge_exactly(*each) is None]
+        wanted, seed = list(dict.fromkeys(wanted)), seed + 1
+    return wanted[:count]
+
+
+def in_turns(pool: VerifierPool, asked: list[Case]) -> tuple[Measured, list[dict[str, object]]]:
+    """Rates, and the answers on which the pool and math-verify differ."""
+    found: Measured = {"direct": [], "uncached": [], "cached": []}
+    differences: list[dict[str, object]] = []
+    size = len(asked) // CHUNKS
+    for start in range(0, len(asked), size):
+        chunk = asked[start : start + size]
+        theirs, rate = judged_directly(chunk)
+        found["direct"].append(rate)
+        ours, rate = judged_by_pool(pool, chunk)
+        found["uncached"].append(rate)
+        again, rate = judged_by_pool(pool, chunk)
+        found["cached"].append(rate)
+        assert again == ours, "the cache says what was found"
+        differences += [
+            {"gold": gold, "answer": answer, "pool": a, "math_verify": b}
+            for (gold, answer), a, b in zip(chunk, ours, theirs, strict=True)
+            if a != b
+        ]
+    return found, differences
+
+
+def rates(measured: Measured, prefix: str = "") -> list[Figure]:
+    """Rates and their ratios to math-verify."""
+    direct = measured["direct"]
+    return [
+        mean_figure(f"{prefix}{name}", "answers/s", measured[name], direct, BASELINE)
+        for name in ("uncached", "cached")
+    ] + [
+        mean_figure(
+            f"{prefix}{name}_ratio",
+            "ratio",
+            [a / b for a, b in zip(measured[name], direct, strict=True)],
+        )
+        for name in ("uncached", "cached")
+    ]
+
+
+def slowest(name: str, values: list[float]) -> Figure:
+    """The worst of many, and what most of them are like."""
+    low, *_, high = statistics.quantiles(values, n=20)
+    return Figure(
+        name, "s", max(values), len(values), (low, high), float(HOSTILE_TIMEOUT_S), "the limit of one answer",
+        max(values) / HOSTILE_TIMEOUT_S, "maximum", "5th and 95th percentile",
+    )  # fmt: skip
+
+
+def hostile_figures(names: list[str]) -> list[Figure]:
+    """The slowest verdicts on the machine as it is, and on one whose cores are all taken."""
+    figures = []
+    for count in (0, HOGS):
+        with hogs(count):
+            hostile_s, ordinary_s = latest(CHILDREN, names)
+        where = f"_beside_{count}_hogs" if count else ""
+        figures += [
+            slowest(f"hostile{where}", hostile_s),
+            slowest(f"ordinary_behind_hostile{where}", ordinary_s),
+        ]
+    return figures
+
+
 @click.command()
 @options
 def main(path: Path, quick: bool) -> None:
-    """Answers per second, uncached and cached, and whether the verdicts are the same."""
+    """Answers per second, uncached and cached, whether the verdicts are the same, and the slowest verdicts."""
     began_s = time.monotonic()
     measured = commit()
     asked = cases(QUICK_ANSWERS if quick else ANSWERS)
-    size = len(asked) // CHUNKS
-    direct, uncached, cached = [], [], []
-    differences: list[dict[str, object]] = []
+    slow = slow_cases(QUICK_SLOW_ANSWERS if quick else SLOW_ANSWERS)
     pool = VerifierPool(CHILDREN, TIMEOUT_S)
     try:
         judged_directly([("x+1", "1+x")])
         judged_by_pool(pool, [(rf"\ln x+{n}", rf"{n}+\ln x") for n in range(4)])  # all have started
-        for start in range(0, len(asked), size):
-            chunk = asked[start : start + size]
-            theirs, rate = judged_directly(chunk)
-            direct.append(rate)
-            ours, rate = judged_by_pool(pool, chunk)
-            uncached.append(rate)
-            again, rate = judged_by_pool(pool, chunk)
-            cached.append(rate)
-            assert again == ours, "the cache says what was found"
-            differences += [
-                {"gold": gold, "answer": answer, "pool": a, "math_verify": b}
-                for (gold, answer), a, b in zip(chunk, ours, theirs, strict=True)
-                if a != b
-            ]
+        found, differences = in_turns(pool, asked)
+        slow_found, slow_differences = in_turns(pool, slow)
     finally:
         pool.close()
-    figures = [
-        mean_figure("uncached", "answers/s", uncached, direct, BASELINE),
-        mean_figure("cached", "answers/s", cached, direct, BASELINE),
-        mean_figure(
-            "uncached_ratio", "ratio", [a / b for a, b in zip(uncached, direct, strict=True)]
-        ),
-        mean_figure("cached_ratio", "ratio", [a / b for a, b in zip(cached, direct, strict=True)]),
-    ]
+    hostile = list(HOSTILE)[:: len(HOSTILE) // QUICK_HOSTILE] if quick else list(HOSTILE)
+    figures = [*rates(found), *rates(slow_found, "sympy_only_"), *hostile_figures(hostile)]
     settings = {
         "answers": len(asked),
+        "sympy_only_answers": len(slow),
+        "hostile_answers": len(hostile),
+        "hostile_timeout_s": HOSTILE_TIMEOUT_S,
         "children": CHILDREN,
         "chunks": CHUNKS,
         "kinds": {make.__name__: share for make, share in KINDS},
     }
     by_children = sum(judge_exactly(gold, answer) is None for gold, answer in asked) / len(asked)
+    differences += slow_differences
     details = {
         "share_judged_by_children": by_children,
         "different_verdicts": len(differences),
@@ -204,8 +272,9 @@ def main(path: Path, quick: bool) -> None:
     report.write(path)
     for each in figures:
         low, high = each.spread
-        click.echo(f"{each.name}: {each.value:.1f} {each.unit} ({low:.1f} to {high:.1f})")
-    click.echo(f"different verdicts: {len(differences)} of {len(asked)} {differences[:10]}")
+        click.echo(f"{each.name}: {each.value:.2f} {each.unit} ({low:.2f} to {high:.2f})")
+    total = len(asked) + len(slow)
+    click.echo(f"different verdicts: {len(differences)} of {total} {differences[:10]}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """`python -m prefixrl.scorer.verifier_child PARENT_PID [FUNCTION DIGEST]`: judges answers until its input ends.
 
-Started by `VerifierPool`, never by hand. A process of its own because sympy may loop for minutes in
-C code that no alarm interrupts, or take all memory: such work can only be killed from outside. With FUNCTION, a user's
-`file.py:name`, that function is asked instead of sympy; DIGEST is the one its file must have.
+Started by `child_process.py`, never by hand. A process of its own because sympy may loop for minutes in
+C code that no alarm interrupts, or take all memory: such work can only be killed from outside. Without FUNCTION it is the
+template: it imports sympy, and for every two descriptors that come through the socket on its stdin it forks a child that reads
+and writes there. With FUNCTION, a user's `file.py:name`, it is itself a child, reads stdin, writes stdout, and asks that
+function instead of sympy; DIGEST is the one its file must have.
 
-    parent ── Question ──▶ stdin        stdout ── Ready, then one Answer per Question ──▶ parent
+    parent ── Question ──▶ child ── Ready, then one Answer per Question ──▶ parent
 
 A frame is its length (4 bytes, big-endian) and a MessagePack document.
 """
@@ -14,6 +16,7 @@ import math
 import os
 import resource
 import signal
+import socket
 import sys
 from typing import BinaryIO, Literal
 
@@ -64,6 +67,8 @@ class Question(msgspec.Struct, frozen=True):
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Imports are done: from here on time is the answer's."""
+
+    pid: int
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
@@ -163,27 +168,54 @@ def load_function(place: str, digest: str) -> None:
 
 
 def main() -> None:
-    """Judge until the parent closes the pipe or dies."""
+    """Judge, or fork those that do, until the parent closes the pipe or dies."""
     die_with_parent(int(sys.argv[1]))
     setproctitle.setproctitle("prefixrl-verifier")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     # Whatever a library reads or prints must not be a frame, nor land between two.
-    questions = os.fdopen(os.dup(0), "rb")
+    given, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the limit is ours
-    place = sys.argv[2] if len(sys.argv) > 2 else ""
-    if place:
-        load_function(place, sys.argv[3])
-    else:
-        verify_with_sympy("x+1", "1+x", 60)  # imports sympy and builds its parser
-    answers.write(frame(Ready()))
-    while (question := _next_question(questions)) is not None:
-        _renew_cpu_limit(math.ceil(deadline_s(question.timeout_s, question.code)))
-        answers.write(frame(_answer(place, question)))
+    if len(sys.argv) > 2:
+        place, digest = sys.argv[2:4]
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        load_function(place, digest)
+        serve(place, given, answers)
+        return
+    verify_with_sympy("x+1", "1+x", 60)  # imports sympy and builds its parser
+    fork_children(socket.socket(fileno=given))
+
+
+def fork_children(link: socket.socket) -> None:
+    """Be the template, until the parent closes the link. Returns in no child."""
+    template = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a child: the kernel reaps it
+    while True:
+        said, pipes, _, _ = socket.recv_fds(link, 1, 2)
+        if not said:
+            return
+        if os.fork() == 0:
+            try:
+                die_with_parent(template)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+                link.close()
+                serve("", *pipes)
+            finally:
+                os._exit(0)
+        for each in pipes:
+            os.close(each)
+
+
+def serve(place: str, questions: int, answers: int) -> None:
+    """Judge what comes through one pipe into the other, until the first is closed."""
+    with os.fdopen(questions, "rb") as asked, os.fdopen(answers, "wb", buffering=0) as answered:
+        answered.write(frame(Ready(os.getpid())))
+        while (question := _next_question(asked)) is not None:
+            _renew_cpu_limit(math.ceil(deadline_s(question.timeout_s, question.code)))
+            answered.write(frame(_answer(place, question)))
 
 
 def _answer(place: str, question: Question) -> Answer:

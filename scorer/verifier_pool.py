@@ -8,26 +8,22 @@
 With a reward function of the user's there is no exact path and no cache: every text is given to it, in a child.
 
 Equal questions are asked once, one after the other (cache) or at the same time alike. A child that
-is killed, dies or has served its time is replaced, so the pool is soon back at full size.
+is killed, dies or has served its time is replaced; that takes milliseconds (`child_process.py`), so
+that no answer waits for a start because another was hostile. The time of an answer begins when a
+child takes it.
 """
 
-import contextlib
-import fcntl
-import os
 import selectors
-import subprocess
 import sys
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
-
-import msgspec
+from dataclasses import dataclass
 
 from prefixrl.common.errors import PeerLost
+from prefixrl.scorer.child_process import FUNCTION_PIPE_BYTES, ChildProcess, Template, spawn
 from prefixrl.scorer.extract import MAX_ANSWER_CHARS, extract_answer
 from prefixrl.scorer.programs import MAX_PROGRAM_CHARS, CodeMode, find_program
 from prefixrl.scorer.verifier_child import (
-    LENGTH_BYTES,
     Answer,
     FromChild,
     Outcome,
@@ -43,14 +39,6 @@ MAX_FAILED_STARTS = 3
 MAX_ATTEMPTS = 2
 MAX_GOLD_CHARS = 8_192
 """A question must fit a pipe's buffer (64 KiB), or sending it could block."""
-FUNCTION_PIPE_BYTES = 2**20
-"""The buffer where whole texts are sent, to a user's function; a longer question is an error."""
-_READ_BYTES = 65_536
-_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
-"""All that a child sees of the parent's environment, which may hold tokens."""
-_PYTHON_INTEGERS = {"SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
-"""Where gmpy2 is installed sympy takes it by itself: no signal interrupts it, and without memory it aborts the process."""
-
 _JUDGED: dict[Outcome, tuple[float, Status]] = {
     "right": (1.0, "ok"),
     "wrong": (0.0, "ok"),
@@ -80,17 +68,12 @@ class _Job:
 
 @dataclass(eq=False)
 class _Child:
-    process: subprocess.Popen[bytes]
-    inbox: int
-    """Where questions are written."""
-    outbox: int
-    """Where answers are read."""
+    process: ChildProcess
     deadline: float
     """Monotonic time at which it is killed, still starting or at its job; infinite while idle."""
     is_ready: bool = False
     job: _Job | None = None
     jobs_done: int = 0
-    received: bytearray = field(default_factory=bytearray)
 
 
 class VerifierPool:
@@ -112,6 +95,7 @@ class VerifierPool:
         """A pool of no processes yet.
 
         Args:
+            children: answers judged at the same time.
             timeout_s: whole seconds for one answer, or for one call of a function; a child that
                 has not answered GRACE_S later is killed.
             function: asked instead of the verifier.
@@ -132,7 +116,8 @@ class VerifierPool:
         self._jobs: dict[Question, _Job] = {}
         self._queue: deque[_Job] = deque()
         self._children: list[_Child] = []
-        self._killed: list[subprocess.Popen[bytes]] = []
+        self._template: Template | None = None
+        self._killed: list[ChildProcess] = []
         self._selector = selectors.DefaultSelector()
         self._failed_starts = 0
 
@@ -149,8 +134,8 @@ class VerifierPool:
 
     @property
     def child_pids(self) -> tuple[int, ...]:
-        """The living children, starting ones included."""
-        return tuple(child.process.pid for child in self._children)
+        """The living children, but for starting ones of which nothing is known yet."""
+        return tuple(child.process.pid for child in self._children if child.process.pid)
 
     def submit(self, key: int, text: str, gold: str, question: str = "") -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
@@ -218,8 +203,9 @@ class VerifierPool:
             if child.job is not None:
                 self._give_up(child.job)
             else:
+                self._end_template()  # it hangs
                 self._count_failed_start()
-        self._killed = [process for process in self._killed if process.poll() is None]
+        self._killed = [each for each in self._killed if not each.is_gone()]
         self._keep_full()
         self._assign()
         settled, self._settled = self._settled, []
@@ -243,6 +229,7 @@ class VerifierPool:
         for process in self._killed:
             process.wait()
         self._killed.clear()
+        self._end_template()
         self._queue.clear()
         self._jobs.clear()
         self._selector.close()
@@ -251,38 +238,28 @@ class VerifierPool:
 
     def _keep_full(self) -> None:
         while self._is_started and len(self._children) < self._size:
-            self._start()
+            child = _Child(self._new_process(), time.monotonic() + START_DEADLINE_S)
+            self._children.append(child)
+            self._selector.register(child.process.outbox, selectors.EVENT_READ, child)
 
-    def _start(self) -> None:
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        environment |= _PYTHON_INTEGERS
-        # -P: modules of the working directory must not shadow the installed ones.
-        given = (self._function.place, self._function.digest) if self._function else ()
-        command = [sys.executable, "-P", "-m", "prefixrl.scorer.verifier_child"]
-        process = subprocess.Popen(
-            [*command, str(os.getpid()), *given],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
-        assert process.stdin is not None and process.stdout is not None, "both are pipes"
-        if self._takes_long_questions:
-            # Where the system grants less, a long question waits for the idle child to read it.
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, FUNCTION_PIPE_BYTES)
-        outbox = process.stdout.fileno()
-        os.set_blocking(outbox, False)
-        child = _Child(process, process.stdin.fileno(), outbox, time.monotonic() + START_DEADLINE_S)
-        self._children.append(child)
-        self._selector.register(outbox, selectors.EVENT_READ, child)
+    def _new_process(self) -> ChildProcess:
+        if self._function:
+            return spawn(self._function.place, self._function.digest)
+        if self._template is not None and not self._template.is_alive:
+            self._end_template()
+        if self._template is None:
+            self._template = Template()
+        return self._template.fork(self._takes_long_questions)
+
+    def _end_template(self) -> None:
+        if self._template is not None:
+            self._template.close()
+            self._template = None
 
     def _discard(self, child: _Child) -> None:
         self._children.remove(child)
-        self._selector.unregister(child.outbox)
+        self._selector.unregister(child.process.outbox)
         child.process.kill()
-        for pipe in (child.process.stdin, child.process.stdout):
-            if pipe is not None:
-                pipe.close()
         self._killed.append(child.process)
 
     def _count_failed_start(self) -> None:
@@ -310,39 +287,21 @@ class VerifierPool:
         job.attempts += 1
         child.job = job
         child.deadline = time.monotonic() + deadline_s(self._timeout_s, job.question.code)
-        # Broken: it died while idle; the end of its output says so to the next poll.
-        with contextlib.suppress(BrokenPipeError):
-            os.write(child.inbox, frame(job.question))
+        child.process.ask(job.question)
 
     def _read_children(self) -> None:
         for key, _ in self._selector.select(0):
             child: _Child = key.data
-            try:
-                data = os.read(child.outbox, _READ_BYTES)
-            except BlockingIOError:
-                continue
-            child.received += data
-            if not self._take_messages(child) or not data:
+            messages, is_alive = child.process.hear()
+            for message in messages:
+                self._handle(child, message)
+            if not is_alive:
                 self._lose(child)
-
-    def _take_messages(self, child: _Child) -> bool:
-        """False when the child says something that is no message."""
-        buffer = child.received
-        while len(buffer) >= LENGTH_BYTES:
-            end = LENGTH_BYTES + int.from_bytes(buffer[:LENGTH_BYTES], "big")
-            if len(buffer) < end:
-                break
-            try:
-                message = msgspec.msgpack.decode(buffer[LENGTH_BYTES:end], type=FromChild)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                return False
-            del buffer[:end]
-            self._handle(child, message)
-        return len(buffer) < _READ_BYTES
 
     def _handle(self, child: _Child, message: FromChild) -> None:
         child.deadline = float("inf")
         if not isinstance(message, Answer):
+            child.process.learn_pid(message.pid)
             child.is_ready = True
             self._failed_starts = 0
             return

@@ -1,6 +1,9 @@
-"""One thread per process, no hub, and property tests that say the same thing twice."""
+"""One thread per process, no hub, property tests that say the same thing twice, and `benchmarks` for who tests it."""
 
+import importlib.util
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
 # Set before anything imports torch: on few cores two threads per process are slower than one.
@@ -16,6 +19,15 @@ settings.register_profile(
     "prefixrl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("prefixrl")
+
+# It lies beside the packages and is not installed: found by its path, so that the root stays off sys.path.
+_FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+_SPEC = importlib.util.spec_from_file_location(
+    "benchmarks", _FOLDER / "__init__.py", submodule_search_locations=[str(_FOLDER)]
+)
+assert _SPEC is not None and _SPEC.loader is not None
+sys.modules["benchmarks"] = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(sys.modules["benchmarks"])
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,5 +1,10 @@
-r"""Answers written to stop a verifier: each ends in time, delays no other, kills nothing, and leaves the pool as it was."""
+r"""Answers written to stop a verifier: each ends, kills nothing, and leaves the pool as it was.
 
+How late they make a verdict is measured by `python -m benchmarks.verifier`: here the bound is one that a busy machine keeps.
+That they delay no other by their own limit is in `test_verifier_pool.py`, where no clock decides.
+"""
+
+import importlib.util
 import logging
 import os
 import time
@@ -7,105 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hostile_answers import ALLOWED_S, HOSTILE, TIMEOUT_S, judged
 from prefixrl.scorer.verifier_child import MEMORY_BYTES
-from prefixrl.scorer.verifier_pool import VerifierPool
-from prefixrl.scorer.verify import Verdict
+from prefixrl.scorer.verifier_pool import START_DEADLINE_S, VerifierPool
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 2
-ALLOWED_S = 0.5
-BUSY_S = 6.0
-"""What a machine that does other work may take more: a child's start and its share of the cores."""
+BUSY_S = 20.0
+"""What a machine that does other work may take more."""
 CHILDREN = 2
-
-HOSTILE = {
-    "tower": "9^{9^{9^{9}}}",
-    "tower of symbols": "x^{x^{x^{x^{x^{x^{x^{x}}}}}}}",
-    "bare tower": "9^9^9^9",
-    "bracketed tower": "((9^9)^9)^9",
-    "huge exponent": "7^{7777777777}",
-    "huge exponent by product": r"7^{10000\cdot 10000\cdot 10000}",
-    "huge exponent by sum": "7^{9999+9999^2+9999^3}",
-    "exponent by factorial": "2^{100!}",
-    "negative tower": "9^{-9^{9^9}}",
-    "root tower": r"\sqrt{9^{9^{9^9}}}",
-    "fractional exponent": r"9^{\frac{999999999}{7}}",
-    "factorial": "100000000!",
-    "small factorials": "9999!+9998!+9997!+9996!",
-    "factorial of a factorial": "((7!)!)!",
-    "factorial of a power": "(10^{9})!",
-    "factorial by product": r"(1000\cdot 1000\cdot 1000)!",
-    "symbolic factorial": r"\frac{(10^9)!}{(10^9-1)!}",
-    "binomial": r"\binom{1000000000}{500000000}",
-    "binomial of powers": r"\binom{10^9}{5\cdot 10^8}",
-    "binomial with spaces": r"\dbinom{99999999}{ 4999999 }",
-    "nested binomial": r"\binom{\binom{\binom{99}{9}}{9}}{9}",
-    "parentheses": "(" * 240 + "x" + ")" * 240,
-    "fewer parentheses": "(" * 49 + "x" + ")" * 49,
-    "many parentheses": "(" * 100_000 + "x" + ")" * 100_000,
-    "open parentheses": "(" * 400,
-    "braces": "{" * 240 + "x" + "}" * 240,
-    "fractions": r"\frac{1}{" * 45 + "x" + "}" * 45,
-    "many fractions": r"\frac{1}{" * 3000 + "x" + "}" * 3000,
-    "roots": r"\sqrt{" * 45 + "x" + "}" * 45,
-    "fractions side by side": r"\frac{1}{x}+" * 40 + "1",
-    "digits": "1" * 100_000,
-    "decimals": "0." + "1" * 100_000,
-    "sixty-four digits, powered": "1234567890" * 6 + "^{9999}",
-    "many short numbers": "99^{999}+" * 50 + "1",
-    "power with a variable": "(x+1)^{9999}",
-    "expansion": "(a+b+c+d+e+f+g+h)^{300}",
-    "product of expansions": "(a+b+c+d)^{90}(a-b+c-d)^{90}(a+b-c-d)^{90}",
-    "power of a sum of roots": r"(\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7})^{500}",
-    "roots that hide zero": r"\sqrt{2}+\sqrt{3}-\sqrt{5+2\sqrt{6}}+" * 5 + "x",
-    "integral": r"\int_0^1 x^x \sin(\cos(x^x)) dx",
-    "nested integrals": r"\int_0^1\int_0^1\int_0^1 e^{xyz}\sin(xyz) dx dy dz",
-    "sum": r"\sum_{k=1}^{1000000000} \frac{\sin k}{k}",
-    "nested sums": r"\sum_{i=1}^{99999}\sum_{j=1}^{99999}\sum_{k=1}^{99999} ijk^{x}",
-    "product": r"\prod_{k=1}^{100000000} (k+x)",
-    "limit": r"\lim_{x\to 0} \frac{\sin(\tan(x)) - \tan(\sin(x))}{x^7}",
-    "derivative": r"\frac{d}{dx} x^{x^{x^{x^{x}}}}",
-    "gcd": r"\gcd(10^{9999}-1, 10^{9998}-1)",
-    "logarithm": r"\log_{2}(3^{9999^{9}})",
-    "matrix": r"\begin{pmatrix}" + "&".join("x" * 30) + r"\end{pmatrix}^{9999}",
-    "determinant": r"\det\begin{pmatrix} a&b&c&d\\e&f&g&h\\i&j&k&l\\m&n&o&p\end{pmatrix}^{200}",
-    "list of bombs": ",".join(["(x+1)^{9999}"] * 20),
-    "set of bombs": r"\{" + ",".join(f"(x+{n})^{{999}}" for n in range(20)) + r"\}",
-    "regex of spaces": " " * 100_000 + "x",
-    "regex of commas": "1," * 50_000 + "1",
-    "regex of frac": r"\frac" * 90,
-    "regex of digits and commas": "1,111" * 90 + "x",
-    "regex of units": r"\text{ }" * 60 + "x",
-    "regex of dollars": "$" * 500 + "x",
-    "regex of boxes": r"\boxed{" * 60 + "x" + "}" * 60,
-    "regex of and": "x and " * 80 + "x",
-    "regex of equals": "x=" * 250 + "x",
-    "unicode digits": "٣" * 400 + "x",
-    "nulls": "\0" * 400 + "x",
-    "surrogates and marks": "x\u0301" * 200,
-    "python": r"__import__('os').system('echo escaped >&2')",
-    "python in text": r"\text{__import__('os').abort()}",
-    "inequality": r"\sin(x^x) < \cos(x^{x^x})",
-    "modular": r"7^{7^{7}} \mod 1000000007",
-    "absolute values": "|" * 60 + "x" + "|" * 60,
-    "percent": "%" * 500,
-}  # fmt: skip
-
-
-def judged(
-    pool: VerifierPool, asked: dict[int, tuple[str, str]]
-) -> dict[int, tuple[Verdict, float]]:
-    """Each verdict and the seconds it took."""
-    began_s = time.monotonic()
-    for key, (answer, gold) in asked.items():
-        pool.submit(key, rf"\boxed{{{answer}}}", gold)
-    found: dict[int, tuple[Verdict, float]] = {}
-    while pool.pending:
-        pool.wait(0.05)
-        for key, verdict in pool.poll():
-            found[key] = verdict, time.monotonic() - began_s
-    return found
 
 
 def peak_bytes(pid: int) -> int:
@@ -115,8 +30,9 @@ def peak_bytes(pid: int) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_every_hostile_answer_ends_in_time_and_delays_no_other() -> None:
+def test_every_hostile_answer_ends_and_so_does_the_one_beside_it() -> None:
     assert len(HOSTILE) >= 50
+    assert importlib.util.find_spec("gmpy2"), "it changes what sympy does: part of the dev extra"
     descriptors = len(os.listdir("/proc/self/fd"))
     pool = VerifierPool(CHILDREN, TIMEOUT_S)
     slowest_s, peak = 0.0, 0
@@ -141,21 +57,12 @@ def test_every_hostile_answer_ends_in_time_and_delays_no_other() -> None:
         # One that was killed is replaced: both judge again, and at the same time.
         last = judged(pool, {key: (rf"{key}+\ln z", rf"\ln z+{key}") for key in range(1000, 1040)})
         assert {verdict.reward for verdict, _ in last.values()} == {1.0}
-        assert len(pool.child_pids) == CHILDREN
+        deadline = time.monotonic() + START_DEADLINE_S
+        while len(pool.child_pids) < CHILDREN or pool.next_deadline_s is not None:
+            assert time.monotonic() < deadline, "the pool is not back at full size"
+            pool.wait(0.05)
+            assert pool.poll() == []
     finally:
         pool.close()
     assert len(os.listdir("/proc/self/fd")) == descriptors
     log.info("slowest %.2f s, peak %d MiB, %s", slowest_s, peak >> 20, statuses)
-
-
-def test_a_child_never_uses_the_integers_that_no_signal_interrupts() -> None:
-    pool = VerifierPool(1, 20)
-    try:
-        pool.submit(0, r"\boxed{1+\ln x}", r"\ln x+1")
-        # Empty until the child is started, and not for long: its title comes to stand there.
-        while not (found := Path(f"/proc/{pool.child_pids[0]}/environ").read_bytes()):
-            time.sleep(0)
-        environment = found.split(b"\0")
-    finally:
-        pool.close()
-    assert {b"SYMPY_GROUND_TYPES=python", b"MPMATH_NOGMPY=1"} <= set(environment)

@@ -52,6 +52,12 @@ def until(condition: Callable[[], bool], pool: VerifierPool | None = None) -> No
         time.sleep(0.01)
 
 
+def at_full_size(pool: VerifierPool, children: int) -> tuple[int, ...]:
+    """The children, all of them ready and idle."""
+    until(lambda: len(pool.child_pids) == children and pool.next_deadline_s is None, pool)
+    return pool.child_pids
+
+
 def is_at_work(pool: VerifierPool) -> bool:
     """A child has a job: the next deadline is an answer's, not a start's."""
     remaining_s = pool.next_deadline_s
@@ -73,12 +79,41 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def environment_of(pid: int) -> bytes:
-    """What a process was started with: empty until it is, and not for long, since its title comes to stand there."""
+def environment_of(pool: VerifierPool) -> bytes:
+    """What children inherit: empty until their template is started, and not for long, since its title comes to stand there."""
+    assert pool._template is not None
+    path = Path(f"/proc/{pool._template._process.pid}/environ")
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := Path(f"/proc/{pid}/environ").read_bytes()):
+    while not (found := path.read_bytes()):
         assert time.monotonic() < deadline, "it was never started"
     return found
+
+
+def test_an_answer_that_hangs_delays_no_other() -> None:
+    with pool_of(children=2, timeout_s=PATIENCE_S) as pool:
+        pool.submit(0, *HANGS)
+        for key in range(1, 40):
+            pool.submit(key, rf"\boxed{{{key}+\ln x}}", rf"\ln x+{key}")
+        judged: set[int] = set()
+        until(lambda: bool(judged.update(dict(pool.poll()))) or len(judged) == 39)
+        assert judged == set(range(1, 40)), "all but the one that hangs, long before its time is up"
+
+
+def test_a_killed_child_is_replaced_without_starting_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pool_of(timeout_s=1) as pool:
+        pool.submit(1, *EQUAL)
+        assert verdicts(pool)[1].reward == 1.0
+        monkeypatch.setattr(sys, "executable", "/bin/false")  # nothing new can be started
+        pids = set()
+        for key in range(2, 5):
+            (pid,) = at_full_size(pool, 1)
+            pids.add(pid)
+            os.kill(pid, signal.SIGSTOP)
+            pool.submit(key, rf"\boxed{{{key}+\ln x}}", rf"\ln x+{key}")
+            assert verdicts(pool)[key].status == "timeout"
+        assert len(pids | set(at_full_size(pool, 1))) == 4
 
 
 def test_exact_answers_need_no_process_and_no_waiting() -> None:
@@ -107,7 +142,7 @@ def test_many_answers_at_once_each_get_their_own_verdict() -> None:
             shift = key % 2  # odd keys are wrong by one
             pool.submit(key, rf"so \boxed{{{key + shift} + \ln x}}", rf"\ln x + {key}")
         found = verdicts(pool)
-        assert len(pool.child_pids) == 2
+        at_full_size(pool, 2)
     assert {key: verdict.reward for key, verdict in found.items()} == {
         key: 1.0 - key % 2 for key in range(120)
     }
@@ -204,31 +239,33 @@ def test_a_child_is_replaced_after_its_number_of_jobs() -> None:
         pids: set[int] = set()
         for key in range(4):
             pool.submit(key, rf"\boxed{{{key}+\ln x}}", rf"\ln x+{key}")
-            pids.update(pool.child_pids)
             assert verdicts(pool)[key].reward == 1.0
-        assert len(pids) == 2
-        assert len(pool.child_pids) == 1
+            pids.update(at_full_size(pool, 1))
+        assert len(pids) == 3, "of two jobs each, and a third that waits"
 
 
-def test_a_child_has_a_memory_limit_and_sees_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_has_a_memory_limit_python_integers_and_sees_no_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     with pool_of() as pool:
         pool.submit(1, *EQUAL)
-        (pid,) = pool.child_pids
-        environment = environment_of(pid)
+        environment = environment_of(pool)
         verdicts(pool)
+        (pid,) = at_full_size(pool, 1)
         limits = Path(f"/proc/{pid}/limits").read_text()
     (line,) = (line for line in limits.splitlines() if line.startswith("Max address space"))
     assert line.split()[3] == str(2 * 2**30)
     assert b"PATH=" in environment
     assert b"secret" not in environment
+    assert {b"SYMPY_GROUND_TYPES=python", b"MPMATH_NOGMPY=1"} <= set(environment.split(b"\0"))
 
 
 def test_closing_the_pool_reaps_every_child() -> None:
     with pool_of(children=2) as pool:
         pool.submit(1, *EQUAL)
-        pids = pool.child_pids
-        assert len(pids) == 2
+        verdicts(pool)
+        pids = at_full_size(pool, 2)
     for pid in pids:
         assert not Path(f"/proc/{pid}").exists()
 
