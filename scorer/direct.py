@@ -5,7 +5,9 @@
 An answer that the length limit cut is not verified: its reward is 0, its finish `length`, and nothing is extracted from it.
 """
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from prefixrl.common.config import RunConfig
 from prefixrl.common.link import Link
@@ -28,6 +30,23 @@ IDLE_S = 0.05
 POLL_S = 0.005
 
 
+@dataclass
+class BusySlots:
+    """Slot-seconds at work. A task that was prefetched waits for a slot: it makes none busier."""
+
+    slots: int
+    noted_s: float
+    """Monotonic time of the last note."""
+    at_work: int = 0
+    """Slots at work since then."""
+    total_s: float = 0.0
+
+    def note(self, open_tasks: int, now_s: float) -> None:
+        """So many tasks are open from now on."""
+        self.total_s += self.at_work * (now_s - self.noted_s)
+        self.noted_s, self.at_work = now_s, min(open_tasks, self.slots)
+
+
 class DirectScorer:
     """A tokenizer and a verifier."""
 
@@ -40,6 +59,7 @@ class DirectScorer:
         digests: ModelDigests,
     ) -> None:
         self._slots = config.scorer.verifier_children
+        self._busy = BusySlots(self._slots, time.monotonic())
         self._link = link
         self._decoder = decoder
         self._digests = digests
@@ -90,6 +110,7 @@ class DirectScorer:
     def _report(self) -> None:
         judging, vitals = self._judging, self._link.vitals
         vitals.progress = judging.verified
-        vitals.busy_slot_s = judging.delivered_s
+        self._busy.note(len(judging.open), time.monotonic())
+        vitals.busy_slot_s = self._busy.total_s
         vitals.leases = tuple(judging.open)
         vitals.state = f"verifying {judging.pending}" if judging.pending else "waiting"

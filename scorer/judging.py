@@ -45,8 +45,6 @@ class Judging:
         self._keys = itertools.count()
         self.open: dict[str, _Open] = {}
         self.verified = 0
-        self.delivered_s = 0.0
-        """Seconds between arrival and Scores, summed over the tasks delivered."""
 
     @property
     def pending(self) -> int:
@@ -97,7 +95,6 @@ class Judging:
 
     def _deliver(self, entry: _Open) -> None:
         task, scoring_s = entry.task, time.monotonic() - entry.received_s
-        self.delivered_s += scoring_s
         verdicts = iter(entry.verdicts[row] for row in range(len(entry.prompts)))
         groups = tuple(
             ScoredGroup(

@@ -28,7 +28,7 @@ from prefixrl.common.messages import (
 )
 from prefixrl.common.packing import check_scores, pack_logprobs, pack_tokens
 from prefixrl.scorer.decoder import Decoder
-from prefixrl.scorer.direct import DirectScorer
+from prefixrl.scorer.direct import BusySlots, DirectScorer
 from prefixrl.scorer.verifier_pool import VerifierPool
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy/examples/arithmetic_direct"
@@ -163,6 +163,17 @@ def test_its_slots_are_its_verifier_children() -> None:
     scorer = DirectScorer(config, link, Decoder(config.model_of("scorer")), pool, digests)  # type: ignore[arg-type]
     scorer.say_ready()
     assert link.sent == [Ready(3, digests, -1, "", "verifier")]
+
+
+def test_a_prefetched_task_makes_no_slot_busier() -> None:
+    busy = BusySlots(2, noted_s=100.0)
+    busy.note(3, 110.0)  # idle for ten seconds, then one task more than slots
+    assert busy.total_s == 0.0
+    busy.note(1, 120.0)
+    assert busy.total_s == 2 * 10.0
+    busy.note(0, 125.0)
+    busy.note(0, 200.0)
+    assert busy.total_s == 2 * 10.0 + 5.0
 
 
 def test_an_engine_asked_for_on_the_command_line_is_refused(tmp_path: Path) -> None:
