@@ -18,6 +18,7 @@ import resource
 import signal
 import socket
 import sys
+from collections import Counter
 from typing import BinaryIO, Literal
 
 import msgspec
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 
 LENGTH_BYTES = 4
 MEMORY_BYTES = 2 * 2**30
+MAX_COMPLAINTS = 20
+"""Kinds of failures of a user's function that are told apart in the log."""
 
 Outcome = Literal["right", "wrong", "parse_fail", "timeout", "error", "scored"]
 """`scored`: a user's function or a program's tests gave a reward."""
@@ -148,21 +151,47 @@ def score(place: str, question: Question) -> Answer:
     try:
         reward = function(question.question, question.answer, question.gold)
     except Exception as error:
-        log.warning("%s failed", place, exc_info=True)
-        return Answer("error", reason=user_function.explain(error, path))
+        reason = user_function.explain(error, path)
+        if _is_first((type(error).__name__, _last_line(error)), reason):
+            log.warning("%s failed", place, exc_info=True)
+        return Answer("error", reason=reason)
     value = user_function.number(reward)
     if not 0.0 <= value <= 1.0:
         reason = f"{place} returned {reward!r:.100}; a reward is a finite number from 0 to 1"
-        log.warning(reason)
+        if _is_first(("returned", type(reward).__name__), reason):
+            log.warning(reason)
         return Answer("error", reason=reason)
     return Answer("scored", value)
+
+
+_complaints: Counter[tuple[str, object]] = Counter()
+"""How often a user's function has failed, by kind and line."""
+
+
+def _is_first(kind: tuple[str, object], reason: str) -> bool:
+    """Count a failure; of the later ones of a kind the log tells only how many there are, at 10, 100 and so on."""
+    if kind not in _complaints and len(_complaints) >= MAX_COMPLAINTS:
+        kind = ("other", 0)
+    _complaints[kind] += 1
+    count = _complaints[kind]
+    if count > 1 and str(count).strip("0") == "1":
+        log.warning("%d times so far: %s", count, reason)
+    return count == 1
+
+
+def _last_line(error: Exception) -> int:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_lineno if trace is not None else 0
 
 
 def load_function(place: str, digest: str) -> None:
     """Import a user's function; raises ConfigError when it cannot be, or is not the one the run means."""
     if function_digest(place) != digest:
         raise ConfigError(
-            f"{user_function.file_of(place)} has changed since this scorer started; start it again"
+            f"{user_function.file_of(place)} has changed since this run began; give the file back as it was, or start a run "
+            "in another directory"
         )
     user_function.load(place)
 

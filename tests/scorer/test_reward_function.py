@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.digests import function_digest
-from prefixrl.common.errors import PeerLost
+from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.scorer.verifier_child import Question, load_function, score
 from prefixrl.scorer.verifier_pool import FUNCTION_PIPE_BYTES, RewardFunction, VerifierPool
 from prefixrl.scorer.verify import Verdict
 
@@ -144,3 +145,23 @@ def test_a_child_never_runs_another_file_than_the_scorer_named(tmp_path: Path) -
         pytest.raises(PeerLost, match=r"verifier children in a row ended.*Try: .*mine\.py"),
     ):
         judged(pool, "return 1.0")
+
+
+def test_one_stack_trace_is_logged_per_kind_of_failure_and_the_others_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "fails.py"
+    path.write_text("def score(question, answer, gold):\n    raise ValueError(answer)\n")
+    for number in range(100):
+        assert score(f"{path}:score", Question("4", f"row {number}", 5)).outcome == "error"
+    first, *others = caplog.records
+    assert first.exc_info is not None and "row 0" in str(first.exc_info[1])
+    assert [each.exc_info for each in others] == [None, None]
+    assert [each.getMessage().split(" times")[0] for each in others] == ["10", "100"]
+
+
+def test_a_file_that_changed_during_a_run_is_named_with_what_helps(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def score(question, answer, gold):\n    return 1.0\n")
+    with pytest.raises(ConfigError, match="give the file back as it was, or start a run in anoth"):
+        load_function(f"{path}:score", "the digest of what it was")
