@@ -27,12 +27,12 @@ import xxhash
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from prefixrl.common.errors import DataError
+from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.learner import distributed
 from prefixrl.learner.model import Models
 from prefixrl.learner.trainee import Trainee
 
-FORMAT = 1
+FORMAT = 2
 
 CARRIED_FILES = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
@@ -49,9 +49,6 @@ class TrainerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     iteration: int
     """Iterations completed, which is the version of the weights."""
     optimizer_steps: int
-    journal_offset: int
-    """Bytes of the broker's journal that this state already contains."""
-    config_digest: str
     world_size: int
 
 
@@ -72,6 +69,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     zero_stage: int
     dtype: str
     files: tuple[FileEntry, ...]
+
+
+class _Written(msgspec.Struct, frozen=True):
+    format: int
 
 
 def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Path:
@@ -163,14 +164,22 @@ def latest(directory: Path) -> Path | None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint; raises DataError when it is missing or not one this software writes."""
+    """The manifest of a checkpoint.
+
+    Raises:
+        DataError: it is missing or damaged.
+        ConfigError: another release wrote it.
+    """
     try:
-        manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
+        body = (folder / "manifest.json").read_bytes()
+        written = msgspec.json.decode(body, type=_Written).format
+        manifest = msgspec.json.decode(body, type=Manifest) if written == FORMAT else None
     except (OSError, msgspec.DecodeError) as error:
         raise DataError(f"{folder} has no readable manifest: {error}") from error
-    if manifest.format != FORMAT:
-        raise DataError(
-            f"{folder} has checkpoint format {manifest.format}, this software reads {FORMAT}"
+    if manifest is None:
+        raise ConfigError(
+            f"{folder} has checkpoint format {written}, this release reads {FORMAT}; go on with the release that wrote it, "
+            "or start a run in another directory"
         )
     return manifest
 

@@ -138,8 +138,6 @@ class Learner:
         state = checkpoint.TrainerState(
             iteration=self.iteration,
             optimizer_steps=self.models.optimizer_steps,
-            journal_offset=0,
-            config_digest="",
             world_size=self.models.world_size,
         )
         checkpoint.save(

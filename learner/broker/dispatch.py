@@ -48,14 +48,11 @@ class Dispatcher:
         self.outgoing: list[tuple[bytes, FromBroker]] = []
         self.losses: Counter[str] = Counter()
         self.stages = StageClock()
-        self.paused = False
 
     # --- giving work -------------------------------------------------------------------------------------------------
 
     def dispatch(self, now_s: float) -> None:
         """Fill every free slot that the window and the data allow."""
-        if self.paused:
-            return
         for worker in sorted(self.registry.of("rollout"), key=lambda each: -each.free):
             while (
                 worker.phase in ("ready", "draining")

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config import RunConfig
-from prefixrl.common.errors import DataError
+from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.learner import checkpoint
 from prefixrl.learner.checkpoint import TrainerState
 from prefixrl.learner.iteration import train_iteration
@@ -49,7 +49,7 @@ def train(models: Models, config: RunConfig, first: int, last: int) -> list[Iter
 
 
 def state(iteration: int, steps: int = 0) -> TrainerState:
-    return TrainerState(iteration, steps, journal_offset=4096, config_digest="c0ffee", world_size=1)
+    return TrainerState(iteration, steps, world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -184,3 +184,14 @@ def test_no_file_of_a_checkpoint_can_execute_anything(models: Models, tmp_path: 
     folder = checkpoint.save(tmp_path, models, state(1), keep=1)
     kinds = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert kinds == {".json", ".safetensors", ".jinja"}
+
+
+def test_a_checkpoint_of_another_release_is_refused_by_name_and_not_passed_over(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "step_00000002"
+    folder.mkdir()
+    older = {"format": 1, "state": {"iteration": 2, "journal_offset": 0, "config_digest": ""}}
+    (folder / "manifest.json").write_text(json.dumps(older))
+    with pytest.raises(ConfigError, match="has checkpoint format 1, this release reads 2; go on"):
+        checkpoint.latest(tmp_path)

@@ -139,13 +139,6 @@ def test_an_evaluation_takes_every_scorer_when_there_is_nothing_else(desk: Desk)
     assert kinds == ["eval"] * 3
 
 
-def test_nothing_is_given_while_paused(desk: Desk) -> None:
-    rollout = desk.worker("rollout")
-    desk.dispatcher.paused = True
-    desk.dispatch()
-    assert not desk.tasks(rollout, PrefixTask)
-
-
 # --- losing work ---
 
 
