@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 LEARNER_RESTARTS = 3
 WORKER_RESTARTS = 10
+WELL_S = 3600.0
+"""A process that ran so long before it ended has all its restarts again: those of a long run do not add up."""
 STOP_LEARNER_S = 60.0
 STOP_WORKER_S = 10.0
 TICK_S = 0.2
@@ -47,11 +49,14 @@ class Child:
     environment: dict[str, str]
     restarts: int = 0
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+    started_s: float = 0.0
+    """Monotonic time of its last start."""
     log_from_bytes: int = 0
     """Where this start begins in the log, which may hold earlier runs."""
 
     def start(self) -> None:
         """Start it; its output is appended to its log."""
+        self.started_s = time.monotonic()
         with self.log_path.open("ab") as output:
             self.log_from_bytes = output.tell()
             # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
@@ -67,6 +72,12 @@ class Child:
     def code(self) -> int | None:
         """Exit code, None while it runs."""
         return self.process.poll() if self.process else None
+
+    def has_restarts_left(self, most: int, now_s: float) -> bool:
+        """Whether it may be started again, now that it has ended."""
+        if now_s - self.started_s >= WELL_S:
+            self.restarts = 0
+        return self.restarts < most
 
     def stop(self, patience_s: float) -> None:
         """SIGTERM, then SIGKILL to its whole group when the patience is over."""
@@ -188,7 +199,9 @@ class Launcher:
             while not stopped():
                 code = self.learner.code
                 if code is not None:
-                    if not _worth_a_restart(code) or self.learner.restarts >= LEARNER_RESTARTS:
+                    if not _worth_a_restart(code) or not self.learner.has_restarts_left(
+                        LEARNER_RESTARTS, time.monotonic()
+                    ):
                         return code
                     self._restart(self.learner, code)
                 if not self.workers and _modified(self._directory / "endpoint") != known:
@@ -218,7 +231,7 @@ class Launcher:
     def _worker_ended(self, worker: Child, code: int) -> None:
         if code == 0:
             return  # sent home: the run is over, the learner ends next
-        if code in (2, 3) or worker.restarts >= WORKER_RESTARTS:
+        if code in (2, 3) or not worker.has_restarts_left(WORKER_RESTARTS, time.monotonic()):
             raise ConfigError(
                 f"{worker.name} ended with exit code {code} and would again:\n{worker.tail()}"
             )

@@ -8,7 +8,7 @@ import pytest
 from prefixrl.common.config import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import own
-from prefixrl.deploy.launch import _Devices, _throw_away
+from prefixrl.deploy.launch import WELL_S, Child, _Devices, _throw_away
 from run_helper import RUN_FILE
 
 
@@ -49,3 +49,13 @@ def test_fresh_removes_a_run_but_not_one_that_is_going_on(tmp_path: Path) -> Non
         _throw_away(directory)
     _throw_away(directory)
     assert not directory.exists()
+
+
+def test_a_process_that_ran_well_has_all_its_restarts_again(tmp_path: Path) -> None:
+    child = Child("rollout-0", [], tmp_path / "log", {}, restarts=9, started_s=1000.0)
+    assert child.has_restarts_left(10, now_s=1010.0)
+    child.restarts += 1
+    child.started_s = 1010.0
+    assert not child.has_restarts_left(10, now_s=1010.0 + WELL_S - 1)
+    assert child.has_restarts_left(10, now_s=1010.0 + WELL_S)
+    assert child.restarts == 0
