@@ -13,11 +13,12 @@ A worker of any role talks like this (W worker, B broker):
 Learner ranks and operators use the same socket: GetBatch, IterationDone, Published, Evaluate, GetStatus.
 """
 
+from collections import Counter
 from typing import Literal
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a message changes; both sides must hold the same number."""
 
 UNPROVED = -1
@@ -26,6 +27,21 @@ UNPROVED = -1
 Role = Literal["rollout", "scorer", "rank", "operator"]
 Finish = Literal["eos", "length", "error"]
 VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "error"]
+Fault = Literal[
+    "",
+    "question not rendered",
+    "too long for a child",
+    "gold answer unreadable",
+    "verifier raised",
+    "process died",
+    "sandbox refused",
+    "sandbox failed",
+    "sandbox overran",
+    "function raised",
+    "function overran",
+    "function returned no reward",
+]
+"""Why a row has no verdict; "" where it has one. A list of its own, so that counts by cause stay few whatever a reason says."""
 Kind = Literal["train", "eval"]
 
 
@@ -116,6 +132,8 @@ class Verdict(_Part, frozen=True):
     elapsed_ms: int
     completion: str = ""
     """The whole text judged, kept for evaluations and where `scorer.keep_completions` asks for it."""
+    fault: Fault = ""
+    """The kind of failure where status is `error`."""
 
 
 class ScoredGroup(_Part, frozen=True):
@@ -131,6 +149,11 @@ class ScoredGroup(_Part, frozen=True):
     """Seconds the rollout spent on the task the group was in."""
     scoring_s: float = 0.0
     """Seconds the scorer spent on the task the group was in."""
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """Rows without a verdict, by the kind of failure."""
+        return dict(Counter(each.fault for each in self.verdicts if each.status == "error"))
 
 
 class WeightsNote(_Part, frozen=True):

@@ -48,6 +48,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     state: Literal["filtered", "failed", "expired"]
     cause: str
     requeued: bool = False
+    faults: dict[str, int] = {}
+    """Its rows without a verdict, by the kind of failure."""
 
 
 Record = Issued | GroupScored | Batched | Ended

@@ -57,6 +57,8 @@ class Document(msgspec.Struct, frozen=True):
     groups: GroupCounts
     causes: dict[str, int]
     """Untrained groups by state and cause."""
+    row_errors: dict[str, int]
+    """Rows without a verdict, by the kind of failure; never trained, in trained groups or others."""
     filter: FilterStatus | None
     """None where no group was judged by a filter."""
     queues: dict[str, int]

@@ -1,6 +1,6 @@
 """What a run was trained on, read from its journal: one line per group that was handed out for training.
 
-People also get a last line that says what became of the other groups, by cause.
+People also get last lines that say what became of the other groups, and which rows have no verdict, by cause.
 """
 
 from collections import Counter
@@ -62,6 +62,9 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
     if not as_json and (ended := ended_groups(directory)):
         causes = ", ".join(f"{count} {cause}" for cause, count in sorted(ended.items()))
         yield f"ended untrained: {causes}"
+    if not as_json and (errors := row_errors(directory)):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(errors.items()))
+        yield f"rows without a verdict: {kinds}"
 
 
 def ended_groups(directory: Path) -> Counter[str]:
@@ -71,6 +74,17 @@ def ended_groups(directory: Path) -> Counter[str]:
         for record in journal.read(directory / "journal.msgpack")
         if isinstance(record, Ended)
     )
+
+
+def row_errors(directory: Path) -> Counter[str]:
+    """Rows that the verifier could not judge, by the kind of failure."""
+    found: Counter[str] = Counter()
+    for record in journal.read(directory / "journal.msgpack"):
+        if isinstance(record, GroupScored):
+            found.update(record.group.faults)
+        elif isinstance(record, Ended):
+            found.update(record.faults)
+    return found
 
 
 def trained_groups(directory: Path) -> Iterator[TrainedGroup]:

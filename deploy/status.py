@@ -107,8 +107,11 @@ def _picture(document: Document, figures: Figures | None) -> Group:
         "groups", ", ".join(f"{count} {state}" for state, count in sorted(document.queues.items()))
     )
     if document.causes:
-        ended = ", ".join(f"{count} {cause}" for cause, count in sorted(document.causes.items()))
-        head.add_row("ended untrained", ended, "filter passes", _share(document.filter))
+        head.add_row(
+            "ended untrained", _listed(document.causes), "filter passes", _share(document.filter)
+        )
+    if document.row_errors:
+        head.add_row("rows without a verdict", _listed(document.row_errors))
     if document.waiting_for:
         head.add_row("the learner waits for", document.waiting_for)
     workers = Table(box=None, padding=(0, 2))
@@ -121,6 +124,10 @@ def _picture(document: Document, figures: Figures | None) -> Group:
             each.name, each.phase, each.engine, version, f"{each.leases}/{each.slots}", busy, str(each.tasks_done), each.state
         )  # fmt: skip
     return Group(head, workers)
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
 
 def _share(line: FilterStatus | None) -> str:

@@ -41,6 +41,8 @@ class Summary(msgspec.Struct, frozen=True):
     groups: dict[str, int]
     causes: dict[str, int]
     """Untrained groups by state and cause."""
+    row_errors: dict[str, int]
+    """Rows of training groups without a verdict, by the kind of failure."""
     filter_pass_fraction: float | None
     """Of all groups that the prompt filter judged; None without one."""
     staleness: Staleness
@@ -79,6 +81,7 @@ def summarise(
         verifier_errors=evaluator.errors(),
         groups=msgspec.structs.asdict(status.groups),
         causes=status.causes,
+        row_errors=status.row_errors,
         filter_pass_fraction=_pass_fraction(status),
         staleness=Staleness(
             status.window,

@@ -89,6 +89,7 @@ class Judging:
                 finish=answered.finish,
                 completion_tokens=answered.completion_tokens,
                 elapsed_ms=int((time.monotonic() - since_s) * 1000),
+                fault=verdict.fault,
                 completion=answered.text if self.keeps_text(answered.task) else "",
             )
             self.settle(answered.task, answered.row, made)

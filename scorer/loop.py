@@ -112,7 +112,9 @@ class Scorer:
                 prompt = self._renderer.prompt(group.prompt.question)
             except ValueError as error:
                 for _ in group.rows:
-                    refused[index] = Verdict(0.0, "error", str(error), "error", 0, 0)
+                    refused[index] = Verdict(
+                        0.0, "error", str(error), "error", 0, 0, fault="question not rendered"
+                    )
                     index += 1
                 continue
             for row, row_draws in zip(group.rows, draws, strict=True):

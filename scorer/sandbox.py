@@ -21,6 +21,8 @@ from typing import IO, Literal
 
 import msgspec
 
+from prefixrl.common.messages import Fault
+
 _CHILD = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import sandbox_child; sandbox_child.main()"
 """Imported and not run by its path: its compiled code is then kept, which saves a third of its start."""
 PYTHON = os.path.realpath(sys.executable)
@@ -28,11 +30,16 @@ GRACE_S = 0.25
 """The watcher inside keeps the time; it is killed from here when it has not by then."""
 START_S = 5.0
 """For building the namespaces, on a busy machine."""
+OVERRAN = "the sandbox did not end the program in time"
 _READ_BYTES = 65_536
 
 
 class SandboxError(Exception):
     """The program was not run, or how it ended is not known; the message says why."""
+
+    def __init__(self, message: str, fault: Fault = "sandbox failed") -> None:
+        super().__init__(message)
+        self.fault: Fault = fault
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -157,7 +164,7 @@ def _collect(process: "subprocess.Popen[bytes]", limits: Limits) -> tuple[list[b
         while selector.get_map():
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise SandboxError("the sandbox did not end the program in time")
+                raise SandboxError(OVERRAN, "sandbox overran")
             for key, _ in selector.select(left_s):
                 pipe = key.fileobj  # type: ignore[assignment]
                 data = os.read(pipe.fileno(), _READ_BYTES)
@@ -192,6 +199,6 @@ def _finished(said: bytes, outputs: list[bytes]) -> Finished:
         case "timeout":
             return Finished("timeout", 0, *outputs)
         case "refused":
-            raise SandboxError(f"this host cannot isolate programs: {rest}")
+            raise SandboxError(f"this host cannot isolate programs: {rest}", "sandbox refused")
     tail = outputs[1][-500:].decode(errors="replace")
     raise SandboxError(f"the sandbox ended without a word: {tail}")

@@ -27,6 +27,7 @@ import setproctitle
 from prefixrl.common import user_function
 from prefixrl.common.digests import function_digest
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.messages import Fault
 from prefixrl.common.process import die_with_parent
 from prefixrl.scorer.programs import (
     MAX_TESTS,
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 LENGTH_BYTES = 4
 MEMORY_BYTES = 2 * 2**30
 MAX_COMPLAINTS = 20
-"""Kinds of failures of a user's function that are told apart in the log."""
+"""Kinds of failures that are told apart in the log."""
 
 Outcome = Literal["right", "wrong", "parse_fail", "timeout", "error", "scored"]
 """`scored`: a user's function or a program's tests gave a reward."""
@@ -84,6 +85,8 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     """The value of a program."""
     reason: str = ""
     """Where it is `error`: why."""
+    fault: Fault = ""
+    """And the kind of that."""
 
 
 FromChild = Ready | Answer
@@ -112,10 +115,11 @@ def judge(question: Question) -> Answer:
     except (TimeoutError, MemoryError):  # the answer used up what one answer is given
         return Answer("timeout")
     except GoldError as error:
-        return Answer("error", reason=str(error))
+        return Answer("error", reason=str(error), fault="gold answer unreadable")
     except Exception as error:
         log.exception("gold %.100r, answer %.100r", question.gold, question.answer)
-        return Answer("error", reason=f"the verifier failed: {type(error).__name__}: {error}")
+        reason = f"the verifier failed: {type(error).__name__}: {error}"
+        return Answer("error", reason=reason, fault="verifier raised")
     return Answer("right" if is_right else "wrong")
 
 
@@ -128,8 +132,13 @@ def judge_program(question: Question) -> Answer:
             return Answer("timeout") if is_late and not share else Answer("scored", share)
         finished, value = value_of(question.answer, limits)
     except (SandboxError, ValueError, OSError) as error:
-        log.warning("no verdict on a program: %s", error)
-        return Answer("error", reason=str(error))
+        fault: Fault = (
+            "gold answer unreadable" if isinstance(error, ValueError) else "sandbox failed"
+        )
+        fault = error.fault if isinstance(error, SandboxError) else fault
+        if _is_first(("program", fault), str(error)):
+            log.warning("no verdict on a program: %s", error)
+        return Answer("error", reason=str(error), fault=fault)
     if finished.status == "timeout":
         return Answer("timeout")
     if value is None:
@@ -154,18 +163,18 @@ def score(place: str, question: Question) -> Answer:
         reason = user_function.explain(error, path)
         if _is_first((type(error).__name__, _last_line(error)), reason):
             log.warning("%s failed", place, exc_info=True)
-        return Answer("error", reason=reason)
+        return Answer("error", reason=reason, fault="function raised")
     value = user_function.number(reward)
     if not 0.0 <= value <= 1.0:
         reason = f"{place} returned {reward!r:.100}; a reward is a finite number from 0 to 1"
         if _is_first(("returned", type(reward).__name__), reason):
             log.warning(reason)
-        return Answer("error", reason=reason)
+        return Answer("error", reason=reason, fault="function returned no reward")
     return Answer("scored", value)
 
 
 _complaints: Counter[tuple[str, object]] = Counter()
-"""How often a user's function has failed, by kind and line."""
+"""How often a user's function or the sandbox has failed, by kind and line."""
 
 
 def _is_first(kind: tuple[str, object], reason: str) -> bool:

@@ -20,9 +20,11 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from prefixrl.common.errors import PeerLost
+from prefixrl.common.messages import Fault
 from prefixrl.scorer.child_process import FUNCTION_PIPE_BYTES, ChildProcess, Template, spawn
 from prefixrl.scorer.extract import MAX_ANSWER_CHARS, extract_answer
 from prefixrl.scorer.programs import MAX_PROGRAM_CHARS, CodeMode, find_program
+from prefixrl.scorer.sandbox import OVERRAN
 from prefixrl.scorer.verifier_child import (
     Answer,
     FromChild,
@@ -152,7 +154,7 @@ class VerifierPool:
             verdict = self._recall(Question(gold, extracted, self._timeout_s))
         if verdict is None and extracted is not None and len(gold) > MAX_GOLD_CHARS:
             reason = f"a gold answer of more than {MAX_GOLD_CHARS} characters"
-            verdict = Verdict(0.0, "error", reason)
+            verdict = Verdict(0.0, "error", reason, "too long for a child")
         if verdict is not None:
             self._settled.append((key, verdict))
             return
@@ -172,7 +174,8 @@ class VerifierPool:
     def _ask_long(self, key: int, question: Question, extracted: str) -> None:
         if len(frame(question)) > FUNCTION_PIPE_BYTES:
             reason = f"more than {FUNCTION_PIPE_BYTES} bytes of question, answer and gold answer"
-            self._settled.append((key, Verdict(0.0, "error", reason)))
+            verdict = Verdict(0.0, "error", reason, "too long for a child")
+            self._settled.append((key, verdict))
         else:
             self._ask(key, question, extracted[:MAX_ANSWER_CHARS])
 
@@ -317,7 +320,7 @@ class VerifierPool:
         if has_failed or message.outcome == "timeout" or child.jobs_done >= self._jobs_per_child:
             self._discard(child)
         if job is not None and has_failed:
-            self._retry(job, message.reason)
+            self._retry(job, message.reason, message.fault)
         elif job is not None:
             if message.extracted is not None:
                 job.extracted = message.extracted[:MAX_ANSWER_CHARS]
@@ -332,31 +335,35 @@ class VerifierPool:
             self._give_up(child.job)  # its CPU limit was quicker than this process
         elif child.job is not None:
             place = self._function.place if self._function else "the verifier"
-            self._retry(child.job, f"{place}: its process ended {MAX_ATTEMPTS} times")
+            reason = f"{place}: its process ended {MAX_ATTEMPTS} times"
+            self._retry(child.job, reason, "process died")
         elif not child.is_ready:
             self._count_failed_start()
 
     # --- verdicts ---------------------------------------------------------------------------------
 
-    def _retry(self, job: _Job, reason: str) -> None:
+    def _retry(self, job: _Job, reason: str, fault: Fault) -> None:
         if job.attempts < MAX_ATTEMPTS:
             self._queue.appendleft(job)
         else:
-            self._settle(job, Verdict(0.0, "error", reason[:MAX_ANSWER_CHARS]))
+            self._fail(job, reason, fault)
+
+    def _fail(self, job: _Job, reason: str, fault: Fault) -> None:
+        self._settle(job, Verdict(0.0, "error", reason[:MAX_ANSWER_CHARS], fault))
 
     def _take_score(self, job: _Job, answer: Answer) -> None:
         if answer.outcome == "scored":
             self._settle(job, Verdict(answer.reward, "ok", job.extracted))
         else:
-            self._settle(job, Verdict(0.0, "error", answer.reason[:MAX_ANSWER_CHARS]))
+            self._fail(job, answer.reason, answer.fault)
 
     def _give_up(self, job: _Job) -> None:
         """A child ran past its deadline: the fault of a formula, but not of what keeps its own time."""
         if self._function is not None:
             reason = f"{self._function.place}: no reward within {self._timeout_s} s"
-            self._settle(job, Verdict(0.0, "error", reason))
+            self._fail(job, reason, "function overran")
         elif job.question.code != "none":
-            self._settle(job, Verdict(0.0, "error", "the sandbox did not end the program in time"))
+            self._fail(job, OVERRAN, "sandbox overran")
         else:
             self._finish(job, "timeout")
 

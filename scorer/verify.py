@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from prefixrl.common.messages import Fault
 from prefixrl.scorer.extract import MAX_ANSWER_CHARS
 from prefixrl.scorer.guards import (
     differs_in_kind,
@@ -43,7 +44,9 @@ class Verdict(msgspec.Struct, frozen=True):
     `error`: the verifier failed, twice, so nothing is known: a reader excludes the row from its
     group; it must never count as reward 0."""
     extracted: str | None
-    """The answer judged, cut to MAX_ANSWER_CHARS; None where there was none."""
+    """The answer judged, cut to MAX_ANSWER_CHARS; None where there was none. Where status is `error` the reason."""
+    fault: Fault = ""
+    """The kind of failure where status is `error`."""
 
 
 class UnparsableAnswerError(ValueError):

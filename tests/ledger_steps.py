@@ -1,7 +1,7 @@
 """Moves a ledger by hand: sample what the window allows, deliver verdicts for a group."""
 
 from ledger_world import Places
-from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.messages import Fault, GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
 from prefixrl.common.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.ledger import Ledger
 
@@ -23,7 +23,14 @@ def prefixes(ledger: Ledger, seq: int) -> GroupPrefixes:
     return GroupPrefixes(seq, prompt, seq, pack_tokens([1]), (row, row))
 
 
-def score(ledger: Ledger, seq: int, *rewards: float, version: int = 0, errors: int = 0) -> bool:
+def score(
+    ledger: Ledger,
+    seq: int,
+    *rewards: float,
+    version: int = 0,
+    errors: int = 0,
+    fault: Fault = "process died",
+) -> bool:
     """Deliver a group's verdicts; whether the ledger took them."""
     place = {group.seq: group.prompt for group in ledger.live()}.get(seq, seq)
     prompt = Prompt(Places(None).identity(place), "?", "1")
@@ -31,5 +38,5 @@ def score(ledger: Ledger, seq: int, *rewards: float, version: int = 0, errors: i
     row = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length")
     group = GroupPrefixes(seq, prompt, seq, pack_tokens([1]), (row,) * rows)
     verdicts = [Verdict(reward, "ok", "", "eos", 1, 0) for reward in rewards]
-    verdicts += [Verdict(0.0, "error", "", "eos", 1, 0)] * errors
+    verdicts += [Verdict(0.0, "error", "why", "eos", 1, 0, fault=fault)] * errors
     return bool(ledger.take_scores([ScoredGroup(group, version, "d", tuple(verdicts), "s")]))

@@ -69,4 +69,6 @@ class Counts:
     expired: int = 0
     duplicates_ignored: int = 0
     causes: Counter[str] = field(default_factory=Counter)
+    row_errors: Counter[str] = field(default_factory=Counter)
+    """Rows without a verdict by the kind of failure, of whatever became of their groups."""
     age_histogram: Counter[int] = field(default_factory=Counter)

@@ -194,14 +194,17 @@ class Ledger:
 
     def _judge(self, group: ScoredGroup) -> None:
         rewards = [verdict.reward for verdict in group.verdicts if verdict.status != "error"]
-        if len(rewards) < len(group.verdicts):
+        faults = group.faults
+        if faults:
             self.newest_error = next(
                 verdict.extracted for verdict in group.verdicts if verdict.status == "error"
             )
         if not rewards:
-            self.expire(group.prefixes.seq, "verifier error on every row")
+            commonest = max(faults, key=lambda fault: (faults[fault], fault))
+            kind = f": {commonest}" if commonest else ""
+            self.expire(group.prefixes.seq, f"verifier error on every row{kind}", faults)
         elif self.pass_rate and (cause := self.pass_rate.filter.objection(rewards)):
-            self.end(group.prefixes.seq, "filtered", cause)
+            self.end(group.prefixes.seq, "filtered", cause, faults)
         else:
             self._append(GroupScored(group))
             self._end_surplus()
@@ -268,14 +271,20 @@ class Ledger:
             )
             self._unscored_items.sort(key=lambda entry: (entry.version, entry.seqs))
 
-    def expire(self, seq: int, cause: str) -> None:
+    def expire(self, seq: int, cause: str, faults: dict[str, int] | None = None) -> None:
         """End a group that cannot come; its prompt gets a new group, or fails for good after the last requeue."""
         requeue = self._live[seq].requeues < self.limits.requeues
-        self._append(Ended(seq, "expired" if requeue else "failed", cause, requeued=requeue))
+        self._append(Ended(seq, "expired" if requeue else "failed", cause, requeue, faults or {}))
 
-    def end(self, seq: int, state: Literal["filtered", "failed"], cause: str) -> None:
+    def end(
+        self,
+        seq: int,
+        state: Literal["filtered", "failed"],
+        cause: str,
+        faults: dict[str, int] | None = None,
+    ) -> None:
         """End a live group untrained and without another try."""
-        self._append(Ended(seq, state, cause))
+        self._append(Ended(seq, state, cause, faults=faults or {}))
 
     def _end_surplus(self) -> None:
         """End what can no longer be trained in time, now that so much is accepted or that an iteration is chosen."""
@@ -398,15 +407,16 @@ class Ledger:
             case GroupScored(scored):
                 group = self._live[scored.prefixes.seq]
                 group.state, group.version, group.result = "scored", scored.version, scored
-                failed = sum(verdict.status == "error" for verdict in scored.verdicts)
-                self.failures.note(failed / len(scored.verdicts))
+                self.counts.row_errors.update(scored.faults)
+                self.failures.note(sum(scored.faults.values()) / len(scored.verdicts))
                 if self.pass_rate:
                     self.pass_rate.note(True)
             case Batched(iteration, seqs):
                 self.batches[iteration] = seqs
                 for seq in seqs:
                     self._live[seq].state = "batched"
-            case Ended(seq, state, cause, requeued):
+            case Ended(seq, state, cause, requeued, faults):
+                self.counts.row_errors.update(faults)
                 group = self._live.pop(seq)
                 setattr(self.counts, state, getattr(self.counts, state) + 1)
                 self.counts.causes[f"{state}: {cause}"] += 1

@@ -76,7 +76,26 @@ def evaluated(folder: Path, judge: Judge) -> Evaluator:
 def told(evaluator: Evaluator, directory: Path) -> summary.Summary:
     counts = GroupCounts(0, 0, 0, 0, 0, 0, 0)
     status = Document(
-        "r", str(directory), 0, 0, 0, counts, {}, None, {}, 2, {}, [], {}, {}, 0.0, "", 0, 0, 0.0
+        "r",
+        str(directory),
+        0,
+        0,
+        0,
+        counts,
+        {},
+        {},
+        None,
+        {},
+        2,
+        {},
+        [],
+        {},
+        {},
+        0.0,
+        "",
+        0,
+        0,
+        0.0,
     )
     (directory / "metrics.jsonl").touch()
     found = summary.summarise(status, evaluator, MetricsLog(directory, 0), 0, 0.0, 1.0)

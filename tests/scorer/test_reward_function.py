@@ -97,7 +97,7 @@ def test_numpys_scalars_are_rewards_and_an_integer_past_all_floats_is_an_error(
     with pool_with(tmp_path) as pool:
         *found, wrong = judged(pool, "return np.True_", "return np.float32", "return 10**400")
     assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (0.25, "ok")]
-    assert wrong.status == "error"
+    assert (wrong.status, wrong.fault) == ("error", "function returned no reward")
     assert wrong.extracted is not None and "a reward is a finite number" in wrong.extracted
 
 
@@ -105,14 +105,14 @@ def test_an_exception_is_an_error_with_file_and_line(tmp_path: Path) -> None:
     with pool_with(tmp_path) as pool:
         (wrong,) = judged(pool, "raise")
     assert wrong == Verdict(
-        0.0, "error", f"ValueError: no such thing (mine.py, line {RAISING_LINE})"
+        0.0, "error", f"ValueError: no such thing (mine.py, line {RAISING_LINE})", "function raised"
     )
 
 
 def test_a_process_that_ends_is_an_error_and_the_next_answer_has_a_new_one(tmp_path: Path) -> None:
     with pool_with(tmp_path) as pool:
         dead, alive = judged(pool, "die", "return 1.0")
-    assert dead.status == "error"
+    assert (dead.status, dead.fault) == ("error", "process died")
     assert dead.extracted is not None and "its process ended 2 times" in dead.extracted
     assert (alive.reward, alive.status) == (1.0, "ok")
 
@@ -121,7 +121,7 @@ def test_a_process_that_ends_is_an_error_and_the_next_answer_has_a_new_one(tmp_p
 def test_a_hang_is_an_error_and_never_a_wrong_answer(tmp_path: Path, answer: str) -> None:
     with pool_with(tmp_path, timeout_s=2) as pool:
         hung, alive = judged(pool, answer, "return 1.0")
-    assert hung.status == "error"
+    assert (hung.status, hung.fault) == ("error", "function overran")
     assert hung.extracted is not None and "no reward within 2 s" in hung.extracted
     assert (alive.reward, alive.status) == (1.0, "ok")
 

@@ -4,7 +4,7 @@ import pytest
 
 from ledger_steps import sample, score
 from ledger_world import Places
-from prefixrl.learner.broker.filtering import FailureShare, Starved
+from prefixrl.learner.broker.filtering import AccuracyFilter, FailureShare, Starved
 from prefixrl.learner.broker.ledger import FEWEST_FAILURES_SEEN, Ledger, Limits
 from prefixrl.learner.broker.window import Choice, Wait, Window
 
@@ -26,7 +26,8 @@ def test_a_run_in_which_every_row_fails_ends_with_its_causes() -> None:
         fail_one(ledger)
     assert ledger.batch(0) == Starved("failures")
     assert ledger.start_sampling(0) is None, "nothing new is begun"
-    assert ledger.counts.causes == {"failed: verifier error on every row": FEWEST_FAILURES_SEEN}
+    cause = "failed: verifier error on every row: process died"
+    assert ledger.counts.causes == {cause: FEWEST_FAILURES_SEEN}
     ledger.check()
 
 
@@ -72,3 +73,24 @@ def test_the_share_is_the_same_after_a_restart() -> None:
     again = make(None)
     again.replay(ledger.records, 0)
     assert (again.failures.share, again.failures.groups) == (1.0, 5)
+
+
+def test_rows_without_a_verdict_are_counted_by_kind_whatever_became_of_their_group() -> None:
+    band = AccuracyFilter(0.5, 0.5, 6, 0.2)
+
+    def fresh() -> Ledger:
+        return Ledger(Window(3, 0, iterations=3), Limits(3, 2, 0, 1.0), Places(None), band)
+
+    ledger = fresh()
+    trained, filtered, failed = sample(ledger)
+    score(ledger, trained, 1.0, 0.0, errors=1, fault="sandbox refused")
+    score(ledger, filtered, 1.0, errors=2, fault="function raised")
+    score(ledger, failed, errors=3, fault="sandbox refused")
+    assert ledger.counts.row_errors == {"sandbox refused": 4, "function raised": 2}
+    assert ledger.counts.causes == {
+        "filtered: accuracy 1": 1,
+        "failed: verifier error on every row: sandbox refused": 1,
+    }
+    again = fresh()
+    again.replay(ledger.records, 0)
+    assert again.counts.row_errors == ledger.counts.row_errors

@@ -77,7 +77,7 @@ def test_a_group_without_any_verdict_is_a_failure_and_not_filtered() -> None:
     ledger = make(Window(1, 0, iterations=1))
     (seq,) = sample(ledger)
     score(ledger, seq, errors=2)
-    assert ledger.counts.causes == {"expired: verifier error on every row": 1}
+    assert ledger.counts.causes == {"expired: verifier error on every row: process died": 1}
     assert ledger.pass_rate and ledger.pass_rate.judged == 0
 
 
