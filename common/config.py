@@ -98,6 +98,8 @@ class CheckpointConfig(Section):
 
 
 class EvaluationConfig(Section):
+    every: NonNegative = 0
+    """Versions between evaluations of the adapter in training, greedy, on the held-out problems; 0: only before and after."""
     max_new_tokens: Positive | None = None
     """Token limit of completions in evaluations; the scorer's when absent."""
     problems: Positive | None = None

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a message changes; both sides must hold the same number."""
 
 UNPROVED = -1
@@ -250,7 +250,10 @@ class Published(_Message, frozen=True):
 
 
 class Evaluate(_Message, frozen=True):
-    """Judge every prompt once: with prefixes of a pinned adapter version, or with the given prefix."""
+    """Judge every prompt: with prefixes of a pinned adapter version, or with the given prefix.
+
+    One of a version that is still to be published holds rollouts at that version until its prefixes are sampled.
+    """
 
     name: str
     version: int
@@ -259,6 +262,8 @@ class Evaluate(_Message, frozen=True):
     prompts: tuple[Prompt, ...]
     prefix_sampling: Sampling
     completion_sampling: Sampling
+    samples: int = 1
+    """Rows per prompt, each with draws of its own."""
 
 
 class GetEvaluation(_Message, frozen=True):
@@ -433,6 +438,8 @@ class EvaluationProgress(_Message, frozen=True):
     total: int
     done: int
     failed: int
+    unsampled: int = 0
+    """Groups whose prefixes of a pinned version are still to come."""
 
 
 class Status(_Message, frozen=True):
