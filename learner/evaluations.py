@@ -61,11 +61,14 @@ class Evaluations:
         directory: Path,
         texts: Renderer | ByteRenderer,
         iteration: int,
+        first: int = 0,
     ) -> None:
+        """`first`: what the broker's version 0 is called in the rows."""
         self._config = config
         self._client = client
         self._directory = directory
         self._texts = texts
+        self._first = first
         self._families: dict[str, str] = {}
         self._open: dict[str, Evaluate] = {}
         self._unsampled: dict[str, int] = {}
@@ -162,7 +165,7 @@ class Evaluations:
             EvaluatedRow(
                 prompt_id=prompt.prompt_id,
                 family=self._families.get(prompt.prompt_id, ""),
-                version=group.version,
+                version=group.version + self._first if group.version >= 0 else NO_ADAPTER,
                 prefix="" if is_direct else self._texts.text(token_ids(row.tokens)),
                 completion=verdict.completion,
                 extracted=verdict.extracted,

@@ -79,6 +79,15 @@ class Evaluations:
         """The evaluation of that name."""
         return self._runs.get(name)
 
+    def counts(self) -> dict[str, int]:
+        """Groups asked for, judged and failed."""
+        runs = self._runs.values()
+        return {
+            "asked": sum(run.total for run in runs),
+            "judged": sum(len(run.results) for run in runs),
+            "failed": sum(len(run.failed) for run in runs),
+        }
+
     def run_of(self, seq: int) -> EvaluationRun:
         """The evaluation a group belongs to."""
         return next(run for run in self._runs.values() if run.first <= seq < run.first + run.total)
