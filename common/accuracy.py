@@ -64,7 +64,8 @@ def wilson(right: float, of: int) -> tuple[float, float]:
     share, spread = right / of, Z_975 * Z_975 / of
     centre = (share + spread / 2) / (1 + spread)
     half = Z_975 / (1 + spread) * math.sqrt(share * (1 - share) / of + spread / (4 * of))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # Rounding must not put an end beyond the share itself.
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 def bootstrap(means: Sequence[float]) -> tuple[float, float]:

@@ -165,7 +165,7 @@ def _draw(lines: list[Line], evaluated: list[Point], path: Path) -> None:
     if evaluated:
         shares = [point.accuracy for point in evaluated]
         spread = [[share - point.ci95[0] for share, point in zip(shares, evaluated, strict=True)],
-                  [point.ci95[1] - share for share, point in zip(shares, evaluated, strict=True)]]  # fmt: skip
+                  [max(0.0, point.ci95[1] - share) for share, point in zip(shares, evaluated, strict=True)]]  # fmt: skip
         versions = [point.version for point in evaluated]
         top.errorbar(
             versions,
