@@ -98,6 +98,8 @@ class CheckpointConfig(Section):
 
 
 class EvaluationConfig(Section):
+    every: NonNegative = 0
+    """Versions between evaluations of the adapter in training, greedy, on the held-out problems; 0: only before and after."""
     max_new_tokens: Positive | None = None
     """Token limit of completions in evaluations; the scorer's when absent."""
     problems: Positive | None = None
@@ -298,18 +300,24 @@ def import_functions(config: RunConfig) -> None:
             raise ConfigError(f"{key} = {place!r}: {error}") from None
 
 
+def changed(config: RunConfig, settings: tuple[str, ...], where: str) -> RunConfig:
+    """A resolved config with `key.path=value` settings over it; raises ConfigError naming every wrong key."""
+    document = config.model_dump(mode="json")
+    for setting in settings:
+        _apply(document, setting)
+    try:
+        return RunConfig.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_explained(error)}") from None
+
+
 def from_json(text: str, where: str = "the broker's config") -> RunConfig:
     """A resolved config as it was written; raises ConfigError naming `where` when this release cannot read it."""
     try:
         return RunConfig.model_validate_json(text)
     except ValidationError as error:
-        lines = [
-            _explain(each["loc"], each["type"], each["msg"], each["input"])
-            for each in error.errors()
-        ]
         raise ConfigError(
-            f"{where} cannot be read by this release (was it written by another one?)\n"
-            + "\n".join(lines)
+            f"{where} cannot be read by this release (was it written by another one?): {_explained(error)}"
         ) from None
 
 
@@ -335,13 +343,15 @@ def _validate(document: dict[str, Any], where: str) -> RunConfig:
     try:
         return RunConfig.model_validate(document, context=FROM_RUN_FILE)
     except ValidationError as error:
-        lines = [
-            _explain(item["loc"], item["type"], item["msg"], item.get("input"))
-            for item in error.errors()
-        ]
-        raise ConfigError(
-            f"{where}: {len(lines)} problem{'s' if len(lines) > 1 else ''}\n" + "\n".join(lines)
-        ) from None
+        raise ConfigError(f"{where}: {_explained(error)}") from None
+
+
+def _explained(error: ValidationError) -> str:
+    lines = [
+        _explain(each["loc"], each["type"], each["msg"], each.get("input"))
+        for each in error.errors()
+    ]
+    return f"{len(lines)} problem{'s' if len(lines) > 1 else ''}\n" + "\n".join(lines)
 
 
 def _explain(loc: tuple[int | str, ...], kind: str, message: str, value: object) -> str:

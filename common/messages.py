@@ -273,7 +273,10 @@ class Published(_Message, frozen=True):
 
 
 class Evaluate(_Message, frozen=True):
-    """Judge every prompt once: with prefixes of a pinned adapter version, or with the given prefix."""
+    """Judge every prompt: with prefixes of a pinned adapter version, or with the given prefix.
+
+    One of a version that is still to be published holds rollouts at that version until its prefixes are sampled.
+    """
 
     name: str
     version: int
@@ -282,6 +285,8 @@ class Evaluate(_Message, frozen=True):
     prompts: tuple[Prompt, ...]
     prefix_sampling: Sampling
     completion_sampling: Sampling
+    samples: int = 1
+    """Rows per prompt, each with draws of its own."""
 
 
 class GetEvaluation(_Message, frozen=True):
@@ -456,6 +461,8 @@ class EvaluationProgress(_Message, frozen=True):
     total: int
     done: int
     failed: int
+    unsampled: int = 0
+    """Groups whose prefixes of a pinned version are still to come."""
 
 
 class Status(_Message, frozen=True):

@@ -76,3 +76,5 @@ class Document(msgspec.Struct, frozen=True):
     malformed_messages: int
     journal_bytes: int
     up_s: float
+    evaluations: dict[str, int] = {}
+    """Problems asked for, judged and failed, over all evaluations since the broker started."""

@@ -1,6 +1,7 @@
 """`prefixrl`: the operator's commands. Each imports what it needs only when it runs, so that --help is quick."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -31,6 +32,64 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
         from prefixrl.deploy.launch import launch as run
 
         raise SystemExit(run(run_file, settings, fresh))
+
+
+@main.command("eval")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--checkpoint",
+    "checkpoints",
+    multiple=True,
+    metavar="N",
+    help="Iterations trained, 0 for none, or latest (default).",
+)
+@click.option(
+    "--arm",
+    "arms",
+    multiple=True,
+    help="no_prefix, fixed_prefix, prefix_clustering, adapter; default: all but clustering.",
+)
+@click.option(
+    "--data",
+    "sets",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="Problems; default: the run's held-out ones.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(0),
+    default=0,
+    help="Sampled answers per problem besides the greedy one.",
+)
+@click.option(
+    "--opening-tokens",
+    type=click.IntRange(1),
+    default=16,
+    help="Length of an opening in prefix clustering.",
+)
+@click.option("--ema", "is_averaged", is_flag=True, help="Judge the moving average of the weights.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of the run, e.g. scorer.max_new_tokens=4096.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Where to write the table in Markdown."
+)
+@click.option("--fresh", is_flag=True, help="Throw away what was judged before.")
+def evaluate(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
+    """Judge the adapters of RUNS (run directories) and what to compare them with; prints a table.
+
+    Starts workers on this machine. Several runs, of different seeds say, also get a line with their mean.
+    """
+    with exit_codes():
+        from prefixrl.deploy.evaluate import Options
+        from prefixrl.deploy.evaluate import evaluate as run
+
+        raise SystemExit(run(list(runs), Options(**options), out))
 
 
 @main.command()

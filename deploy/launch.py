@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -117,25 +118,18 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
         _throw_away(directory)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     stop = stop_event()
-    launcher = Launcher(config, directory, run_file, settings)
-    try:
-        code = launcher.run(stop.is_set)
-    finally:
-        launcher.stop()
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
+    launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])
+    code = launcher.run_and_stop(stop.is_set)
     if stop.is_set():
         click.echo(f"stopped; `prefixrl launch {run_file}` goes on where it stands ({directory})")
         return 130
     if code == 0:
         write_report(directory)
         print_table(directory)
-    elif code == ConfigError.exit_code and launcher.learner.error():
-        raise ConfigError(launcher.learner.error())
     else:
-        click.echo(
-            f"the learner ended with exit code {code}; the end of {launcher.learner.log_path}:",
-            err=True,
-        )
-        click.echo(launcher.learner.tail(), err=True)
+        launcher.tell_failure(code)
     return code
 
 
@@ -160,24 +154,17 @@ def _holds_a_run(directory: Path) -> bool:
 
 
 class Launcher:
-    """The children of one launch."""
+    """The children of one launch: who asks (a learner, or what judges a trained adapter) and the workers that answer."""
 
-    def __init__(
-        self, config: RunConfig, directory: Path, run_file: Path, settings: tuple[str, ...]
-    ) -> None:
+    def __init__(self, config: RunConfig, command: list[str], devices: int | None = None) -> None:
+        """`command`: module of the asking process and its arguments; `devices`: its GPUs, by default one per learner rank."""
         self._config = config
-        self._directory = directory
+        self._directory = Path(config.directory)
         self._devices = _Devices()
-        flags = [flag for setting in settings for flag in ("--set", setting)]
-        ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
-        self.learner = self._child(
-            "learner",
-            "prefixrl.learner",
-            [str(run_file), *flags, *ranks],
-            config.launch.learner_ranks,
-        )
+        devices = config.launch.learner_ranks if devices is None else devices
+        self.learner = self._child("learner", command[0], command[1:], devices)
         self.workers: list[Child] = []
-        self._view = View(directory)
+        self._view = View(self._directory)
 
     def _child(self, name: str, module: str, arguments: list[str], devices: int = 1) -> Child:
         environment = {
@@ -190,9 +177,25 @@ class Launcher:
         command = [sys.executable, "-m", module, *arguments]
         return Child(name, command, self._directory / "logs" / f"{name}.log", environment)
 
-    def run(self, stopped: "object") -> int:
-        """Watch until the learner ends for good or a stop is asked for; returns the learner's exit code."""
-        assert callable(stopped)
+    def run_and_stop(self, stopped: Callable[[], bool]) -> int:
+        """Run to the end and leave no process behind; returns the learner's exit code."""
+        try:
+            return self._run(stopped)
+        finally:
+            self._stop()
+
+    def tell_failure(self, code: int) -> None:
+        """Say why the learner ended; raises ConfigError where the user made the mistake."""
+        if code == ConfigError.exit_code and self.learner.error():
+            raise ConfigError(self.learner.error())
+        click.echo(
+            f"the learner ended with exit code {code}; the end of {self.learner.log_path}:",
+            err=True,
+        )
+        click.echo(self.learner.tail(), err=True)
+
+    def _run(self, stopped: Callable[[], bool]) -> int:
+        """Watch until the learner ends for good or a stop is asked for."""
         known = _modified(self._directory / "endpoint")
         self.learner.start()
         with self._view:
@@ -244,7 +247,7 @@ class Launcher:
         )
         child.start()
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """Stop everything: the learner first, so that it can save."""
         self.learner.stop(STOP_LEARNER_S)
         for worker in self.workers:

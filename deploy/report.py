@@ -26,6 +26,14 @@ class Line(msgspec.Struct):
     since_start_s: float
 
 
+class Point(msgspec.Struct):
+    """Accuracy of the adapter of one version."""
+
+    version: int
+    accuracy: float
+    ci95: tuple[float, float]
+
+
 class Summary(msgspec.Struct):
     """What a report needs of summary.json."""
 
@@ -45,8 +53,9 @@ class Summary(msgspec.Struct):
     wall_s: float
     truncated_fraction: float = 0.0
     accuracy_interval: dict[str, str] = {}
-    """`normal` where some reward of the arm was neither 0 nor 1; Wilson's else."""
+    """`bootstrap` where some reward of the arm was neither 0 nor 1; Wilson's else."""
     evaluations_incomplete: list[str] = []
+    accuracy_by_version: list[Point] = []
 
 
 def read(directory: Path) -> tuple[Summary | None, list[Line]]:
@@ -63,7 +72,7 @@ def read(directory: Path) -> tuple[Summary | None, list[Line]]:
 def write_report(directory: Path) -> None:
     """Write reward.png and report.html."""
     summary, lines = read(directory)
-    _draw(lines, directory / "reward.png")
+    _draw(lines, summary.accuracy_by_version if summary else [], directory / "reward.png")
     (directory / "report.html").write_text(_page(summary, directory), encoding="utf-8")
 
 
@@ -121,10 +130,10 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     ages = summary.staleness
     engines = ", ".join(f"{role} {engine}" for role, engine in summary.engine.items())
     fixed = [("best fixed prefix", repr(summary.fixed_prefix))]
-    means = [arm for arm in ARMS if summary.accuracy_interval.get(arm) == "normal"]
+    means = [arm for arm in ARMS if summary.accuracy_interval.get(arm) == "bootstrap"]
     missing = summary.evaluations_incomplete
     return [
-        *([("mean reward, with the normal interval of a mean", ", ".join(means))] if means else []),
+        *([("mean reward, with a bootstrap interval", ", ".join(means))] if means else []),
         *([("evaluations that are incomplete", ", ".join(missing))] if missing else []),
         ("held-out problems", str(summary.eval_problems)),
         *(fixed if "fixed_prefix" in summary.accuracy else []),
@@ -138,7 +147,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _draw(lines: list[Line], path: Path) -> None:
+def _draw(lines: list[Line], evaluated: list[Point], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -153,6 +162,20 @@ def _draw(lines: list[Line], path: Path) -> None:
     ]
     top.plot(iterations, rewards, color="0.75", linewidth=1, label="mean reward of an iteration")
     top.plot(iterations, smooth, color="tab:blue", label=f"mean of the last {SMOOTHED_OVER}")
+    if evaluated:
+        shares = [point.accuracy for point in evaluated]
+        spread = [[share - point.ci95[0] for share, point in zip(shares, evaluated, strict=True)],
+                  [max(0.0, point.ci95[1] - share) for share, point in zip(shares, evaluated, strict=True)]]  # fmt: skip
+        versions = [point.version for point in evaluated]
+        top.errorbar(
+            versions,
+            shares,
+            spread,
+            fmt="o",
+            color="tab:green",
+            markersize=4,
+            label="held out, greedy, 95%",
+        )
     top.set_ylim(0, 1.02)
     top.set_ylabel("reward")
     top.legend(loc="lower right")

@@ -80,7 +80,17 @@ def plain_line(document: Document, figures: Figures | None) -> str:
     if document.truncated_fraction:
         reward += f"cut by the length limit {document.truncated_fraction:.1%}, "
     waiting = f", waiting for {document.waiting_for}" if document.waiting_for else ""
-    return f"iteration {document.iteration}/{document.total_iterations}: {reward}busy: {busy}; groups: {queues}{waiting}"
+    evaluated = (
+        f"; evaluations: {_evaluated(document)}" if document.evaluations.get("asked") else ""
+    )
+    where = f"iteration {document.iteration}/{document.total_iterations}: {reward}"
+    return f"{where}busy: {busy}; groups: {queues}{evaluated}{waiting}"
+
+
+def _evaluated(document: Document) -> str:
+    counts = document.evaluations
+    failed = f", {counts['failed']} failed" if counts["failed"] else ""
+    return f"{counts['judged']} of {counts['asked']} judged{failed}"
 
 
 def _picture(document: Document, figures: Figures | None) -> Group:
@@ -106,6 +116,8 @@ def _picture(document: Document, figures: Figures | None) -> Group:
     head.add_row(
         "groups", ", ".join(f"{count} {state}" for state, count in sorted(document.queues.items()))
     )
+    if document.evaluations.get("asked"):
+        head.add_row("evaluations", _evaluated(document))
     if document.causes:
         head.add_row(
             "ended untrained", _listed(document.causes), "filter passes", _share(document.filter)

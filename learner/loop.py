@@ -102,7 +102,7 @@ class Learner:
         self.busy_s += trained_s
         self.iteration += 1
         if self.zero:
-            self.zero.servers.completed = self.zero.evaluator.iteration = self.iteration
+            self.zero.servers.completed = self.zero.evaluator.asked.iteration = self.iteration
             self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps)
             now_s = time.monotonic()
             times = Times(
@@ -118,6 +118,8 @@ class Learner:
         logprobs = self.models.probe_logprobs(probe, self.config.rollout.temperature)
         tensors = self.models.state_dict_for_publication()
         if self.zero:
+            self.zero.evaluator.ask_version(self.iteration)
+            self.zero.publisher.pinned = self.zero.evaluator.asked.pinned
             self.zero.publisher.publish(self.iteration, tensors, logprobs)
 
     def busy_fraction(self, now_s: float) -> float:
@@ -149,7 +151,7 @@ class Learner:
         """Between iterations: finished evaluations, children that cannot be restarted."""
         if self.zero:
             self.zero.publisher.check()
-            self.zero.evaluator.gather()
+            self.zero.evaluator.asked.gather()
             if self.zero.servers.failure:
                 raise PeerLost(self.zero.servers.failure)
 

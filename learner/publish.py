@@ -36,7 +36,7 @@ def probe_tokens(seed: int, vocabulary: int) -> list[int]:
 
 
 class Publisher:
-    """Rank 0's publisher; the newest two versions are kept."""
+    """Rank 0's publisher; the newest two versions are kept, and those that an evaluation holds rollouts at."""
 
     def __init__(
         self, endpoint: str, directory: Path, probe: list[int], deltas: bool = True
@@ -50,6 +50,8 @@ class Publisher:
         )
         self._failure: BaseException | None = None
         self.newest = -1
+        self.pinned: frozenset[int] = frozenset()
+        """Versions that must stay, besides the newest."""
         self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
         self._thread.start()
 
@@ -106,7 +108,7 @@ class Publisher:
                 )
                 self.newest = version
                 kept = {version - back for back in range(KEPT)}
-                prune(self._directory, kept)
+                prune(self._directory, kept | self.pinned)
             client.close()
         except BaseException as error:
             self._failure = error

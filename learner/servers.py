@@ -19,9 +19,15 @@ WATCH_EVERY_S = 0.1
 
 
 class Servers:
-    """Runs both processes. `completed` must follow the learner, since a restarted broker is told where it stands."""
+    """Runs both processes. `completed` must follow the learner, since a restarted broker is told where it stands.
 
-    def __init__(self, config: RunConfig, directory: Path, completed: int) -> None:
+    A broker that does not train issues no groups: it serves evaluations alone.
+    """
+
+    def __init__(
+        self, config: RunConfig, directory: Path, completed: int, trains: bool = True
+    ) -> None:
+        self._trains = trains
         self._config = config
         self._directory = directory
         self.completed = completed
@@ -58,7 +64,7 @@ class Servers:
         return _spawn(
             "prefixrl.learner.broker",
             ["--directory", str(self._directory), "--iteration", str(self.completed),
-             "--weights-endpoint", self.weights_endpoint, *flags],
+             "--weights-endpoint", self.weights_endpoint, *([] if self._trains else ["--no-training"]), *flags],
         )  # fmt: skip
 
     def _wait_for_file(

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import msgspec
 
+from prefixrl.common.accuracy import Interval
 from prefixrl.common.process import write_atomically
 from prefixrl.common.status import Document
-from prefixrl.learner.evaluate import GREEDY, SAMPLED, Evaluator, Interval
+from prefixrl.learner.evaluate import Evaluator, Point
+from prefixrl.learner.evaluations import GREEDY, SAMPLED
 from prefixrl.learner.metrics import MetricsLog
 
 
@@ -28,9 +30,11 @@ class Summary(msgspec.Struct, frozen=True):
     accuracy: dict[str, float]
     accuracy_ci95: dict[str, tuple[float, float]]
     accuracy_interval: dict[str, Interval]
-    """What `accuracy_ci95` is: Wilson's of a share where all rewards are 0 or 1, else the normal one of a mean reward."""
+    """What `accuracy_ci95` is: Wilson's of a share where all rewards are 0 or 1, else a bootstrap over problems."""
     accuracy_sampled: dict[str, float]
     accuracy_by_family: dict[str, dict[str, float]]
+    accuracy_by_version: list[Point]
+    """Of the adapter, greedy: before training, every `evaluation.every` versions, after it."""
     truncated_fraction: float
     """Share of the trained rows that a length limit cut; `accuracy_truncated`: of the evaluated ones, greedy."""
     accuracy_truncated: dict[str, float]
@@ -73,10 +77,11 @@ def summarise(
         accuracy_interval={arm: each.interval for arm, each in greedy.items()},
         accuracy_sampled={arm: each.accuracy for arm, each in sampled.items()},
         accuracy_by_family={arm: each.by_family for arm, each in greedy.items()},
+        accuracy_by_version=evaluator.curve(),
         truncated_fraction=metrics.truncated_fraction(),
         accuracy_truncated={arm: each.truncated_fraction for arm, each in greedy.items()},
         fixed_prefix=evaluator.fixed_prefix(),
-        evaluations_incomplete=evaluator.incomplete,
+        evaluations_incomplete=evaluator.asked.incomplete,
         eval_problems=min((each.problems for each in greedy.values()), default=0),
         verifier_errors=evaluator.errors(),
         groups=msgspec.structs.asdict(status.groups),

@@ -47,7 +47,7 @@ from prefixrl.common.messages import (
 from prefixrl.common.packing import pack_logprobs, pack_tokens
 from prefixrl.common.transport import Client, Server
 from prefixrl.common.weights import describe, write_snapshot
-from prefixrl.learner.broker.__main__ import build
+from prefixrl.learner.broker.__main__ import Start, build
 from prefixrl.learner.broker.server import Broker
 
 Wanted = TypeVar("Wanted")
@@ -207,7 +207,7 @@ def serving(
     def serve() -> None:
         try:
             server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
-            broker = build(config, Path(config.directory), 0, "tcp://127.0.0.1:9", server)
+            broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), server)
             prepare(broker)
             (Path(config.directory) / "endpoint").write_text(server.endpoint)
             brokers.append(broker)

@@ -147,7 +147,7 @@ def run(
     """Train to the end with one rollout and two scorers; `before_batch` may hold the learner up."""
     with serving(config) as broker:
         endpoint = endpoint_of(config)
-        with _workers(endpoint, config):
+        with workers(endpoint, config, ("rollout", "scorer", "scorer")):
             rank = Peer(endpoint, b"rank")
             try:
                 return _learn(rank, lambda iteration: before_batch(broker, iteration))
@@ -162,7 +162,7 @@ def _learn(rank: Peer, before_batch: Callable[[int], None]) -> Trained:
         rank.say(Published(note(iteration)))
         rank.hear(Accepted)
         before_batch(iteration)
-        answer, payload = _ask(rank, iteration)
+        answer, payload = next_batch(rank, iteration)
         if not isinstance(answer, Batch):
             trained.end, trained.status = answer, status(rank)
             rank.say(Stop("the run is finished"))
@@ -175,7 +175,8 @@ def _learn(rank: Peer, before_batch: Callable[[int], None]) -> Trained:
         iteration += 1
 
 
-def _ask(rank: Peer, iteration: int) -> tuple[FromBroker, list[bytes]]:
+def next_batch(rank: Peer, iteration: int) -> tuple[FromBroker, list[bytes]]:
+    """What the broker answers once it knows."""
     waiting_for = ""
     for _ in range(int(PATIENCE_S)):
         rank.say(GetBatch(iteration, 0, 1))
@@ -190,7 +191,8 @@ def _ask(rank: Peer, iteration: int) -> tuple[FromBroker, list[bytes]]:
 
 
 @contextmanager
-def _workers(endpoint: str, config: RunConfig) -> Iterator[None]:
+def workers(endpoint: str, config: RunConfig, roles: tuple[str, ...]) -> Iterator[None]:
+    """Worker loops, one thread each."""
     stop, failures = threading.Event(), []
 
     def work(role: str) -> None:
@@ -207,10 +209,7 @@ def _workers(endpoint: str, config: RunConfig) -> Iterator[None]:
         finally:
             link.close("done")
 
-    threads = [
-        threading.Thread(target=work, args=(role,), name=role)
-        for role in ("rollout", "scorer", "scorer")
-    ]
+    threads = [threading.Thread(target=work, args=(role,), name=role) for role in roles]
     for thread in threads:
         thread.start()
     try:

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -48,8 +49,16 @@ REBIND_S = 10.0
 @click.option(
     "--again", is_flag=True, help="An earlier broker of this run died under the ranks of now."
 )
+@click.option("--no-training", is_flag=True, help="Issue no groups: serve evaluations alone.")
 @click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
-def main(directory: Path, iteration: int, weights_endpoint: str, again: bool, parent: int) -> None:
+def main(
+    directory: Path,
+    iteration: int,
+    weights_endpoint: str,
+    again: bool,
+    no_training: bool,
+    parent: int,
+) -> None:
     """Serve one run until told to stop."""
     die_with_parent(parent)
     start_logging("prefixrl-broker")
@@ -57,7 +66,8 @@ def main(directory: Path, iteration: int, weights_endpoint: str, again: bool, pa
     with exit_codes():
         config = from_json((directory / "config.json").read_text(encoding="utf-8"))
         server: Server[ToBroker, FromBroker] = _bind(config, directory)
-        broker = build(config, directory, iteration, weights_endpoint, server, again)
+        start = Start(iteration, weights_endpoint, again, trains=not no_training)
+        broker = build(config, directory, start, server)
         write_atomically(directory / "endpoint", server.endpoint)
         broker.serve(stop.is_set)
         broker.journal.close()
@@ -82,14 +92,14 @@ def _bind(config: RunConfig, directory: Path) -> Server[ToBroker, FromBroker]:
             time.sleep(0.1)
 
 
-def make_ledger(config: RunConfig, order: PromptOrder) -> Ledger:
-    """An empty ledger with the window, the filter and the limits of a config."""
+def make_ledger(config: RunConfig, order: PromptOrder, trains: bool = True) -> Ledger:
+    """An empty ledger with the window, the filter and the limits of a config; one that does not train has no room."""
     batch_groups = config.algorithm.groups_per_iteration
     window = Window(
         batch_groups,
         config.algorithm.max_staleness,
         Fraction(str(config.filter.over_sampling)),
-        config.algorithm.iterations,
+        config.algorithm.iterations if trains else 0,
     )
     limits = Limits(
         config.rollout.groups_per_task,
@@ -104,18 +114,24 @@ def make_ledger(config: RunConfig, order: PromptOrder) -> Ledger:
     return Ledger(window, limits, order, band)
 
 
+@dataclass(frozen=True)
+class Start:
+    """How a broker is started."""
+
+    iteration: int
+    """Iterations the learner has completed."""
+    weights_endpoint: str
+    is_again: bool = False
+    trains: bool = True
+
+
 def build(
-    config: RunConfig,
-    directory: Path,
-    iteration: int,
-    weights_endpoint: str,
-    server: Server[ToBroker, FromBroker],
-    is_again: bool = False,
+    config: RunConfig, directory: Path, start: Start, server: Server[ToBroker, FromBroker]
 ) -> Broker:
     """A broker as the run directory describes it, its journal replayed."""
     loaded = problems.load(config.data.train, config.data)
     order = PromptOrder([problem.prompt() for problem in loaded], config.seed, config.data.epochs)
-    ledger = make_ledger(config, order)
+    ledger = make_ledger(config, order, start.trains)
     path = directory / "journal.msgpack"
     run_id, identity, newest = "", IdentityCheck(config, inputs(directory)), None
     if path.exists():
@@ -129,19 +145,19 @@ def build(
                 newest = record.note
             else:
                 events.append(record)
-        ledger.replay(events, iteration)
+        ledger.replay(events, start.iteration)
         ledger.check()
     journal = journals.Journal(path)
     if not run_id:
         run_id = secrets.token_hex(6)
         journal.append([RunHeader(run_id, PROTOCOL)])
-    begun = iteration if is_again else -1
-    state = RunState(run_id, weights_endpoint, len(loaded), identity, begun)
+    begun = start.iteration if start.is_again else -1
+    state = RunState(run_id, start.weights_endpoint, len(loaded), identity, begun)
     broker = Broker(
         config, state, Dispatcher(config, ledger, order, secrets.token_hex(3)), journal, server
     )
     # Only a broker that died alone takes its announcement up again; a learner that went back publishes anew.
-    if newest is not None and newest.version == iteration:
+    if newest is not None and newest.version == start.iteration:
         broker.announce(newest)
     return broker
 

@@ -74,8 +74,8 @@ class Dispatcher:
             request = self.evaluations.run_of(item.seqs[0]).request
             groups = tuple(self.evaluations.group_task(seq) for seq in item.seqs)
             task = PrefixTask(
-                self._name(), 0, "eval", item.version, groups, 1, request.prefix_sampling
-            )
+                self._name(), 0, "eval", item.version, groups, request.samples, request.prefix_sampling
+            )  # fmt: skip
             self._lease(worker, item, task, now_s)
             return True
         # A draining rollout only finishes what evaluations still need of its version.
@@ -162,10 +162,9 @@ class Dispatcher:
     def take_prefixes(self, worker: Worker, result: Prefixes, now_s: float) -> None:
         """Accept a rollout's result; raises ValueError when it is not what a rollout may send."""
         lease = worker.leases.pop(result.task, None)
-        rows = 1 if result.kind == "eval" else self._config.algorithm.samples_per_prompt
         try:
             for group in result.groups:
-                check_prefixes(group, rows)
+                check_prefixes(group, self._rows_asked(lease, result.kind, len(group.rows)))
             if lease:
                 _check_answers(lease, result)
                 if result.version != lease.item.version:
@@ -191,10 +190,10 @@ class Dispatcher:
     def take_scores(self, worker: Worker, result: Scores, now_s: float) -> None:
         """Accept a scorer's result; raises ValueError when it is not what a scorer may send."""
         lease = worker.leases.pop(result.task, None)
-        rows = 1 if result.kind == "eval" else self._config.algorithm.samples_per_prompt
         try:
             for group in result.groups:
-                check_scores(group, rows)
+                rows = len(group.prefixes.rows)
+                check_scores(group, self._rows_asked(lease, result.kind, rows))
                 if result.kind == "train" and group.version < 0:
                     raise ValueError(f"training group {group.prefixes.seq} has no version")
             if lease:
@@ -210,6 +209,14 @@ class Dispatcher:
         elif lease:
             self.evaluations.take_scores(result.groups)
         self._return_missing(lease, {group.prefixes.seq for group in result.groups})
+
+    def _rows_asked(self, lease: Lease | None, kind: Kind, rows: int) -> int:
+        """Rows that a group of a result must have; of an evaluation's that nobody waits for any more, those it has."""
+        if kind == "train":
+            return self._config.algorithm.samples_per_prompt
+        if lease is None or lease.kind != "eval":
+            return rows
+        return self.evaluations.rows_per_group(lease.item.seqs)
 
     def _return_missing(self, lease: Lease | None, delivered: set[int]) -> None:
         """Groups of the lease that the result leaves out go back to the queue, counted against their attempts."""

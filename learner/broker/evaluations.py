@@ -25,6 +25,8 @@ class EvaluationRun:
     first: int
     to_sample: list[SampleItem] = field(default_factory=list)
     to_score: list[ScoreItem] = field(default_factory=list)
+    unsampled: int = 0
+    """Groups without prefixes, leased ones included."""
     results: dict[int, ScoredGroup] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
@@ -62,6 +64,7 @@ class Evaluations:
             )
             if request.version >= 0:
                 run.to_sample.append(SampleItem(seqs, request.version))
+                run.unsampled += len(seqs)
             else:
                 groups = tuple(self._given_prefix(run, seq) for seq in seqs)
                 run.to_score.append(ScoreItem(groups, -1, "", 0.0))
@@ -70,11 +73,20 @@ class Evaluations:
         tokens = run.request.prefix_tokens
         row = Row(tokens, pack_logprobs([0.0] * len(token_ids(tokens))), "length")
         task = self.group_task(seq)
-        return GroupPrefixes(seq, task.prompt, task.seed, b"", (row,))
+        return GroupPrefixes(seq, task.prompt, task.seed, b"", (row,) * run.request.samples)
 
     def get(self, name: str) -> EvaluationRun | None:
         """The evaluation of that name."""
         return self._runs.get(name)
+
+    def counts(self) -> dict[str, int]:
+        """Groups asked for, judged and failed."""
+        runs = self._runs.values()
+        return {
+            "asked": sum(run.total for run in runs),
+            "judged": sum(len(run.results) for run in runs),
+            "failed": sum(len(run.failed) for run in runs),
+        }
 
     def run_of(self, seq: int) -> EvaluationRun:
         """The evaluation a group belongs to."""
@@ -93,6 +105,14 @@ class Evaluations:
     def needs_version(self, version: int) -> bool:
         """Whether some evaluation still has prefixes of this version to sample (leased ones are not asked for here)."""
         return any(item.version == version for run in self._runs.values() for item in run.to_sample)
+
+    def unsampled_versions(self) -> set[int]:
+        """Versions of which prefixes are still to come, leased ones included: rollouts that are older go there first."""
+        return {run.request.version for run in self._runs.values() if run.unsampled}
+
+    def rows_per_group(self, seqs: Sequence[int]) -> int:
+        """Rows of each of these groups, which are of one evaluation."""
+        return self.run_of(seqs[0]).request.samples
 
     def start_sampling(self, version: int) -> SampleItem | None:
         """The next item for a rollout that has `version`."""
@@ -116,6 +136,8 @@ class Evaluations:
             run.failed.update(
                 dict.fromkeys(item.seqs, f"lost with its worker {self._attempts} times")
             )
+            if isinstance(item, SampleItem):
+                run.unsampled -= len(item.seqs)
             return
         if isinstance(item, SampleItem):
             run.to_sample.insert(0, item)
@@ -131,6 +153,7 @@ class Evaluations:
     ) -> None:
         """Accept the prefixes of a leased item."""
         run = self.run_of(item.seqs[0])
+        run.unsampled -= len(groups)
         good = tuple(group for group in groups if not group.error)
         run.failed.update({group.seq: group.error for group in groups if group.error})
         if good:

@@ -269,7 +269,7 @@ class Broker:
                 case Heartbeat(progress, busy_slot_s, leases, state):
                     worker.heartbeat(progress, busy_slot_s, state, now_s)
                     self.dispatcher.reconcile(worker, leases, now_s)
-                    self._send(worker.identity, Beat(self.latest))
+                    self._send(worker.identity, Beat(self._news_for(worker)))
                 case Ready():
                     self._ready(worker, message, now_s)
                 case Prefixes():
@@ -426,7 +426,8 @@ class Broker:
             return
         self.journal.append([VersionPublished(note)])
         self.announce(note)
-        for old in sorted(self._notes)[:-NOTES_KEPT]:
+        needed = self.dispatcher.evaluations.unsampled_versions()
+        for old in set(sorted(self._notes)[:-NOTES_KEPT]) - needed:
             del self._notes[old]
         self._identity.publish(note.version, note.digest)
         for worker in list(self.dispatcher.registry.of("rollout")):
@@ -440,7 +441,16 @@ class Broker:
                     f"its initial adapter has digest {worker.weights_digest}, the learner's {note.digest}",
                 )
             else:
-                self._send(worker.identity, Beat(note))
+                self._send(worker.identity, Beat(self._news_for(worker)))
+
+    def _news_for(self, worker: Worker) -> WeightsNote | None:
+        """The newest version, or an earlier one on the way there of which an evaluation still needs prefixes."""
+        needed = [
+            version
+            for version in self.dispatcher.evaluations.unsampled_versions()
+            if version > worker.version and version in self._notes
+        ]
+        return self._notes[min(needed)] if needed and worker.role == "rollout" else self.latest
 
     def _send_evaluation(self, peer: bytes, name: str) -> None:
         run = self.dispatcher.evaluations.get(name)
@@ -451,6 +461,6 @@ class Broker:
         payload: list[Payload] = (
             [encode(run.results[seq]) for seq in sorted(run.results)] if run.finished else []
         )
-        self._send(
-            peer, EvaluationProgress(name, run.total, len(run.results), len(run.failed)), payload
-        )
+        done, failed = len(run.results), len(run.failed)
+        progress = EvaluationProgress(name, run.total, done, failed, run.unsampled)
+        self._send(peer, progress, payload)

@@ -70,4 +70,5 @@ def document(broker: "Broker", now_s: float) -> Document:
         malformed_messages=broker.malformed,
         journal_bytes=broker.journal.offset_bytes,
         up_s=now_s - broker.started_s,
+        evaluations=broker.dispatcher.evaluations.counts(),
     )

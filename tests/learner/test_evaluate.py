@@ -1,14 +1,11 @@
 """What the arms of a run amount to: fractions, rows that could not be judged, arms of which nothing could be."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fakes import run_on_disk
 from prefixrl.common.messages import (
@@ -24,7 +21,7 @@ from prefixrl.common.status import Document, GroupCounts
 from prefixrl.deploy.report import print_table
 from prefixrl.learner import summary
 from prefixrl.learner.client import BrokerClient
-from prefixrl.learner.evaluate import EvaluatedRow, Evaluator, accuracy
+from prefixrl.learner.evaluate import Evaluator
 from prefixrl.learner.metrics import MetricsLog
 
 Judge = Callable[[str, int], float | None]
@@ -139,19 +136,16 @@ def test_a_run_of_which_nothing_could_be_judged_is_told_without_figures(
 def test_an_arm_stays_incomplete_when_its_file_is_read_again(tmp_path: Path) -> None:
     evaluated(tmp_path, lambda name, problem: None)
     again = evaluated(tmp_path, lambda name, problem: 1.0)
-    assert "no_prefix.greedy" in again.incomplete
+    assert "no_prefix.greedy" in again.asked.incomplete
 
 
 def test_fractional_rewards_are_told_as_a_mean_reward(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = told(evaluated(tmp_path, lambda name, problem: 0.25 * problem), tmp_path / "run")
-    assert set(found.accuracy_interval.values()) == {"normal"}
+    assert set(found.accuracy_interval.values()) == {"bootstrap"}
     print_table(tmp_path / "run")
-    assert (
-        "mean reward, with the normal interval of a mean: no_prefix, fixed"
-        in capsys.readouterr().out
-    )
+    assert "mean reward, with a bootstrap interval: no_prefix, fixed" in capsys.readouterr().out
 
 
 def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
@@ -168,33 +162,3 @@ def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------
-
-
-def rows(rewards: Sequence[float]) -> list[EvaluatedRow]:
-    return [EvaluatedRow(str(i), "", 0, "", "", "", each, "ok") for i, each in enumerate(rewards)]
-
-
-@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=40))
-def test_where_every_reward_is_0_or_1_the_interval_is_wilsons(rewards: list[float]) -> None:
-    found = accuracy(rows(rewards))
-    assert found is not None and found.interval == "wilson"
-    n, p = len(rewards), sum(rewards) / len(rewards)
-    for end in found.ci95:
-        # The ends are where the score test just rejects: |p - end| = z sqrt(end (1 - end) / n).
-        assert abs(p - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / n), abs=1e-6)
-
-
-@given(st.lists(st.sampled_from([0.0, 0.3, 0.5, 1.0]), min_size=1, max_size=40))
-def test_else_it_is_the_normal_one_of_the_mean(rewards: list[float]) -> None:
-    rewards = [*rewards, 0.5]
-    found = accuracy(rows(rewards))
-    assert found is not None and found.interval == "normal"
-    mean = sum(rewards) / len(rewards)
-    deviation = math.sqrt(sum((each - mean) ** 2 for each in rewards) / (len(rewards) - 1))
-    half = 1.959964 * deviation / math.sqrt(len(rewards))
-    assert found.ci95 == pytest.approx((max(0.0, mean - half), min(1.0, mean + half)), abs=1e-9)
-
-
-def test_one_fractional_reward_tells_nothing_of_the_spread() -> None:
-    found = accuracy(rows([0.5]))
-    assert found is not None and found.ci95 == (0.0, 1.0)

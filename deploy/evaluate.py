@@ -1,0 +1,201 @@
+"""`prefixrl eval`: judges adapters of finished (or running) runs, and what is to be compared with them, on data sets.
+
+    per run and checkpoint: plan.json ──▶ launch: offline learner, rollouts, scorers ──▶ results.json ──▶ one table of all
+
+Everything lies in <run>/eval/<checkpoint>; asked again, only what is not judged yet is judged.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import msgspec
+
+from prefixrl.common import journal
+from prefixrl.common.config import ModelConfig, RunConfig, changed, from_json
+from prefixrl.common.digests import file_digest
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.offline import (
+    PLAN_FILE,
+    PREFIX_ARMS,
+    RESULTS_FILE,
+    DataSet,
+    Plan,
+    Result,
+    Results,
+)
+from prefixrl.common.process import stop_event, write_atomically
+from prefixrl.common.records import VersionPublished
+from prefixrl.deploy.launch import Launcher
+from prefixrl.deploy.results import markdown, print_results
+
+USUAL_ARMS = ("no_prefix", "fixed_prefix", "adapter")
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    checkpoints: tuple[str, ...]
+    """Iterations, or `latest`; 0 is the adapter the run began with."""
+    arms: tuple[str, ...]
+    sets: tuple[str, ...]
+    """NAME=FILE or FILE; empty: the run's own held-out problems."""
+    samples: int
+    opening_tokens: int
+    is_averaged: bool
+    """Judge the moving average of the weights (learner.ema_decay) instead."""
+    settings: tuple[str, ...]
+    fresh: bool
+
+
+def evaluate(runs: list[Path], options: Options, out: Path | None) -> int:
+    """Judge everything, print the table; returns the exit code.
+
+    Raises:
+        ConfigError: a run, checkpoint, arm, data set or setting that cannot be.
+    """
+    plans = [
+        _plan(run, checkpoint, options, is_first=index == 0)
+        for run in runs
+        for index, checkpoint in enumerate(options.checkpoints or (LATEST,))
+    ]
+    found: list[Result] = []
+    incomplete: list[str] = []
+    stop = stop_event()
+    for plan, config in plans:
+        directory = _directory(plan, config, options.fresh)
+        launcher = Launcher(config, ["prefixrl.learner.offline", str(directory)], devices=0)
+        code = launcher.run_and_stop(stop.is_set)
+        if stop.is_set():
+            click.echo("stopped; the same command goes on where it stands")
+            return 130
+        if code != 0:
+            launcher.tell_failure(code)
+            return code
+        results = msgspec.json.decode((directory / RESULTS_FILE).read_bytes(), type=Results)
+        found += results.results
+        incomplete += [f"{plan.label}: {name}" for name in results.incomplete]
+    print_results(found, incomplete)
+    out = out or Path(plans[0][1].directory) / "table.md"
+    out.write_text(markdown(found, incomplete), encoding="utf-8")
+    click.echo(f"the table is in {out}, every answer in {plans[0][1].directory}/evaluations")
+    return 0
+
+
+def _plan(run: Path, checkpoint: str, options: Options, is_first: bool) -> tuple[Plan, RunConfig]:
+    """What to judge of one run at one checkpoint; arms without an adapter are judged with the first one only."""
+    known = run / "config.json"
+    if not known.exists():
+        raise ConfigError(f"{run} holds no run (no file {known})")
+    config = changed(
+        from_json(known.read_text(encoding="utf-8"), str(known)), options.settings, "--set"
+    )
+    version, model = _model(run, config, checkpoint, options.is_averaged)
+    arms = _arms(config, options.arms)
+    name = f"step_{version:08d}" + ("_ema" if options.is_averaged else "")
+    config = config.model_copy(
+        update={
+            "directory": str((run / "eval" / name).resolve()),
+            "adapter": ModelConfig(model=model),
+        }
+    )
+    plan = Plan(
+        config=config.model_dump_json(),
+        label=run.resolve().name,
+        version=version,
+        published=() if options.is_averaged else _published(run, version),
+        arms=arms if is_first else tuple(arm for arm in arms if arm == "adapter"),
+        sets=_sets(config, options.sets),
+        samples=options.samples,
+        opening_tokens=options.opening_tokens,
+    )  # fmt: skip
+    return plan, config
+
+
+def _model(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> tuple[int, str]:
+    """Iterations and model folder of a checkpoint."""
+    if checkpoint == "0":
+        return 0, config.adapter.model
+    there = {int(path.name[5:]): path for path in (run / "checkpoints").glob("step_????????")}
+    if not there:
+        raise ConfigError(
+            f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with"
+        )
+    wanted = max(there) if checkpoint == LATEST else int(checkpoint) if checkpoint.isdigit() else -1
+    if wanted not in there:
+        kept = ", ".join(map(str, sorted(there)))
+        raise ConfigError(
+            f"--checkpoint {checkpoint}: {run} keeps 0, {kept} and {LATEST} (checkpoint.keep)"
+        )
+    folder = there[wanted] / ("hf_ema" if is_averaged else "hf")
+    if not folder.is_dir():
+        raise ConfigError(f"--ema: {there[wanted]} holds no averaged weights (learner.ema_decay)")
+    return wanted, str(folder.resolve())
+
+
+def _arms(config: RunConfig, asked: tuple[str, ...]) -> tuple[str, ...]:
+    possible = PREFIX_ARMS if config.mode == "prefix" else ("adapter",)
+    if strange := [arm for arm in asked if arm not in PREFIX_ARMS]:
+        raise ConfigError(
+            f"--arm {strange[0]}: there is no such arm; known: {', '.join(PREFIX_ARMS)}"
+        )
+    return tuple(arm for arm in possible if arm in (asked or USUAL_ARMS))
+
+
+def _sets(config: RunConfig, given: tuple[str, ...]) -> tuple[DataSet, ...]:
+    if not given:
+        if config.data.eval is None:
+            raise ConfigError("--data: the run has no held-out problems (data.eval); name a file")
+        return (DataSet("eval", config.data.eval, file_digest(config.data.eval)),)
+    sets = []
+    for each in given:
+        name, separator, path = each.rpartition("=")
+        if not Path(path).is_file():
+            raise ConfigError(f"--data {each}: there is no such file ({Path(path).resolve()})")
+        sets.append(
+            DataSet(
+                name if separator else Path(path).stem, str(Path(path).resolve()), file_digest(path)
+            )
+        )
+    names = [each.name for each in sets]
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"--data: two sets are called {doubled[0]!r}; give them names (NAME=FILE)"
+        )
+    if strange := [name for name in names if "/" in name or not name]:
+        raise ConfigError(f"--data: {strange[0]!r} cannot be a name, files are called after it")
+    return tuple(sets)
+
+
+def _published(run: Path, version: int) -> tuple[str, ...]:
+    path = run / "journal.msgpack"
+    if not path.exists():
+        return ()
+    notes = (each.note for each in journal.read(path) if isinstance(each, VersionPublished))
+    return tuple(dict.fromkeys(note.digest for note in notes if note.version == version))
+
+
+def _directory(plan: Plan, config: RunConfig, fresh: bool) -> Path:
+    """The evaluation's directory with its plan; what stands there must have been judged on the same problems."""
+    directory = Path(config.directory)
+    known = directory / PLAN_FILE
+    if fresh and known.exists():
+        shutil.rmtree(directory)
+    if known.exists():
+        before = msgspec.json.decode(known.read_bytes(), type=Plan)
+        digests = {each.name: each.digest for each in before.sets}
+        for each in plan.sets:
+            if digests.get(each.name, each.digest) != each.digest:
+                raise ConfigError(
+                    f"{directory} holds answers to another {each.name!r} than {each.path}; give this one another name "
+                    "(--data NAME=FILE), or start anew (--fresh)"
+                )
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    tried = directory.parent.parent / "evaluations" / "candidates.json"
+    if tried.exists():
+        shutil.copyfile(tried, directory / tried.name)
+    write_atomically(known, msgspec.json.encode(plan).decode())
+    return directory
