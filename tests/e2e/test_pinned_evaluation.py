@@ -43,7 +43,7 @@ def config_of(folder: Path) -> RunConfig:
         scorer={"engine": "simulated", "max_new_tokens": 8},
         simulated={"prefix_s": 0.1, "completion_s": 0.05, "accuracy": 1.0},
         algorithm={"iterations": ITERATIONS, "max_staleness": 4},
-        broker={"heartbeat_s": 0.2, "silence_s": 1.5},
+        broker={"heartbeat_s": 0.5, "silence_s": 6.0},
     )
 
 
@@ -81,7 +81,7 @@ def judged(rank: Peer, version: int) -> list[ScoredGroup]:
 def until_ready(broker: Broker, iteration: int) -> None:
     """Wait for as many scored groups as the window may hold."""
     until_full(broker, iteration)
-    wait_until(lambda: set(broker.ledger.states()) == {"scored"}, "a window of scored groups")
+    wait_until(lambda: set(broker.ledger.states()) == {"scored"}, "a window of scored groups", 90.0)
 
 
 def test_every_answer_is_of_the_pinned_version_although_each_iteration_publishes_and_scorers_die(
