@@ -230,11 +230,16 @@ def _worker(role: str, config: RunConfig, link: Link, engine: SimulatedEngine) -
     return Scorer(config, link, engine, ByteRenderer(), Comparison(), digests)  # type: ignore[arg-type]
 
 
-def until_full(broker: Broker, iteration: int) -> None:
+def every_second_time(broker: Broker, iteration: int) -> None:
     """Hold every second iteration up until the window is full, whatever the machine is busy with."""
+    if iteration % 2 == 0:
+        until_full(broker, iteration)
+
+
+def until_full(broker: Broker, iteration: int) -> None:
+    """Wait until no more groups may be issued before this iteration is trained."""
     window = broker.ledger.window
     assert window.iterations is not None
     last = min(iteration + window.max_staleness + 1, window.iterations)
-    if iteration % 2 == 0:
-        full = window.batch_groups * (last - iteration)
-        wait_until(lambda: broker.ledger.outstanding >= full, "a full window")
+    full = window.batch_groups * (last - iteration)
+    wait_until(lambda: broker.ledger.outstanding >= full, "a full window")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulated_run import Trained, config_of, run, until_full
+from simulated_run import Trained, config_of, every_second_time, run
 
 from prefixrl.common.messages import CannotGoOn, RunOver
 from prefixrl.learner.broker import ledger as ledgers
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(240)
 def test_no_sample_is_older_than_the_window_and_none_expires(
     staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained = run(config_of(tmp_path, staleness, ITERATIONS), until_full)
+    trained = run(config_of(tmp_path, staleness, ITERATIONS), every_second_time)
     with capsys.disabled():
         sys.stdout.write(f"\nS = {staleness}: {by_age(trained)}\n")
     assert isinstance(trained.end, RunOver)
@@ -56,7 +56,7 @@ def test_the_bound_holds_when_a_filter_takes_most_and_over_sampling_makes_it_goo
         filter={"accuracy": [0.01, 0.99], "over_sampling": 2.0},
         simulated={"accuracy": 0.1838},
     )
-    trained = run(config, until_full)
+    trained = run(config, every_second_time)
     groups, causes = trained.status["groups"], trained.status["causes"]
     passing = groups["trained"] / (groups["trained"] + groups["filtered"])
     with capsys.disabled():
@@ -114,4 +114,4 @@ def test_the_proof_sees_a_choice_that_takes_the_newest_first(
 
     monkeypatch.setattr(ledgers, "choose", newest_first)
     monkeypatch.setattr(ledgers.Ledger, "trained", trained)
-    assert max(run(config_of(tmp_path, 2, 40), until_full).ages) > 2
+    assert max(run(config_of(tmp_path, 2, 40), every_second_time).ages) > 2
