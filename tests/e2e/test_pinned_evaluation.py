@@ -30,7 +30,7 @@ from prefixrl.common.messages import (
 from prefixrl.common.packing import token_ids
 from prefixrl.learner.broker.server import Broker
 
-ITERATIONS, EVERY, PROBLEMS = 18, 3, 80
+ITERATIONS, EVERY, PROBLEMS = 12, 3, 40
 PROMPTS = tuple(Prompt(f"held-out-{i}", f"{i} + 1 =", str(i + 1)) for i in range(PROBLEMS))
 
 pytestmark = pytest.mark.timeout(240)
@@ -41,7 +41,7 @@ def config_of(folder: Path) -> RunConfig:
         folder,
         rollout={"engine": "simulated", "prefix_tokens": 2},
         scorer={"engine": "simulated", "max_new_tokens": 8},
-        simulated={"prefix_s": 0.1, "completion_s": 0.05, "accuracy": 1.0},
+        simulated={"prefix_s": 0.05, "completion_s": 0.05, "accuracy": 1.0},
         algorithm={"iterations": ITERATIONS, "max_staleness": 4},
         broker={"heartbeat_s": 0.5, "silence_s": 6.0},
     )
@@ -98,7 +98,7 @@ def test_every_answer_is_of_the_pinned_version_although_each_iteration_publishes
             peers(endpoint, "rank") as (rank,),
         ):
             rank.join("rank")
-            doomed = {EVERY: first, 3 * EVERY: third}
+            doomed = {EVERY: first, 2 * EVERY: third}
             for iteration in range(ITERATIONS):
                 if iteration % EVERY == 0:
                     rank.say(evaluation(rank, config, iteration))
