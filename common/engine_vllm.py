@@ -3,6 +3,7 @@
     worker's loop ── submit ──▶ asyncio loop in a thread ── rows ──▶ engine core, a process of vLLM's own ── tokens ──┐
           ▲ step() ◀── queue of finished jobs ◀───────────────────────────────────────────────────────────────────────┘
     install: tensors ──▶ memory file ──▶ every process of vLLM that holds a model maps, verifies and loads it (`vllm_plugin.py`)
+             meanwhile running requests are paused; they go on with the new weights, their keys and values computed anew
 
 Rows of all running jobs are decoded together, so a row's logits depend on its company in the last bits: nothing here is bitwise
 repeatable. What is exact: a token is drawn from softmax(logits / temperature) over the whole vocabulary, whatever a model's
@@ -177,6 +178,7 @@ class VllmEngine:
         )
         tokens: list[int] = []
         logprobs: list[float] = []
+        spans: tuple[tuple[int, int], ...] = ()
         async for output in self._generate(job.rows[index], sampling):
             part = output.outputs[0]
             tokens.extend(part.token_ids)
@@ -184,10 +186,15 @@ class VllmEngine:
             if self._wants_logprobs:
                 drawn = zip(part.logprobs, part.token_ids, strict=True)
                 logprobs.extend(entry[token].logprob for entry, token in drawn)
+            if part.weight_versions:  # with the last part, of the whole answer
+                spans = tuple(
+                    (int(span.version), span.end - span.start) for span in part.weight_versions
+                )
         return Finished(
             np.asarray(tokens, dtype=np.int32),
             np.minimum(np.asarray(logprobs, dtype=np.float32), 0.0),
             "eos" if tokens and tokens[-1] in job.stop_tokens else "length",
+            spans,
         )
 
     def _generate(self, tokens: TokenIds, sampling: Any) -> Any:
@@ -199,14 +206,13 @@ class VllmEngine:
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
-    def install(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Replace all weights through vLLM's weight-transfer interface and forget every cached prompt.
+    def install(self, tensors: dict[str, torch.Tensor], version: int) -> None:
+        """Replace all weights through vLLM's weight-transfer interface and forget everything cached of the old ones.
 
         Raises:
             ValueError: names, shapes or dtypes are not the model's.
             PeerLost: vLLM did not finish.
         """
-        assert not self._running and not self._waiting, "weights change only between jobs"
         if not self._shapes:
             self.weights()
         if self._shapes.keys() != tensors.keys():
@@ -222,19 +228,22 @@ class VllmEngine:
                     f"weight {name} has dtype {tensor.dtype}, published are {self._setup.published_dtype}"
                 )
         file = _MemoryFile(tensors)
-        self._call(self._update(file), CONTROL_S, "install new weights")
+        self._call(self._update(file, version), CONTROL_S, "install new weights")
         self._installed = file
 
-    async def _update(self, file: "_MemoryFile") -> None:
+    async def _update(self, file: "_MemoryFile", version: int) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         update = {"path": file.path, "manifest": msgspec.json.encode(file.manifest).decode()}
+        await self._pause()
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-        await self._llm.finish_weight_update(weight_version=file.manifest.digest)
-        # The last step may still be giving its blocks back; keys and values of old weights must not survive.
-        while not await self._llm.reset_prefix_cache():
-            await asyncio.sleep(0.01)
+        await self._llm.finish_weight_update(weight_version=str(version))
+        await self._llm.resume_generation()
+
+    async def _pause(self) -> None:
+        """Stop after the present step; running requests stay, but no keys and values of old weights survive."""
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """What was installed last, else the model folder's: in the publishing dtype, by the learner's names, tied ones once.
@@ -320,7 +329,9 @@ async def _start(arguments: dict[str, Any]) -> Any:
         config = AsyncEngineArgs(**arguments).create_engine_config()
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UserError(f"vLLM refuses its settings for {arguments['model']}: {error}") from error
-    return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    await llm.update_weight_version("0")
+    return llm
 
 
 def _shut_down(llm: Any, loop: asyncio.AbstractEventLoop) -> None:

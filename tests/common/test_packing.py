@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.packing import (
     check_prefixes,
     check_scores,
@@ -74,7 +74,8 @@ def test_the_count_must_be_that_of_the_tokens() -> None:
 
 
 def row(tokens: int = 3) -> Row:
-    return Row(pack_tokens(list(range(tokens))), pack_logprobs([-1.0] * tokens), "length")
+    ids, spans = list(range(tokens)), (VersionSpan(0, "d", tokens),)
+    return Row(pack_tokens(ids), pack_logprobs([-1.0] * tokens), "length", spans)
 
 
 def group(*rows: Row, error: str = "") -> GroupPrefixes:
@@ -117,15 +118,15 @@ BROKEN_PREFIXES = {
     "a row too few": (group(row()), "holds 1 rows, the task asked for 2"),
     "a row too many": (group(row(), row(), row()), "holds 3 rows, the task asked for 2"),
     "ragged ids": (
-        group(row(), Row(b"12345", b"", "length")),
+        group(row(), Row(b"12345", b"", "length", ())),
         "row 1: packed token ids of 5 bytes",
     ),
     "a logprob too few": (
-        group(row(), Row(pack_tokens([1, 2]), pack_logprobs([-1.0]), "eos")),
+        group(row(), Row(pack_tokens([1, 2]), pack_logprobs([-1.0]), "eos", ())),
         "row 1: packed logprobs hold 1 values for 2 tokens",
     ),
     "a positive logprob": (
-        group(Row(pack_tokens([1]), pack_logprobs([0.1]), "eos"), row()),
+        group(Row(pack_tokens([1]), pack_logprobs([0.1]), "eos", ()), row()),
         "row 0: logprobs must be finite",
     ),
 }

@@ -52,7 +52,7 @@ class JudgingClient:
 
 def scored(prompt: Prompt, version: int, reward: float | None) -> ScoredGroup:
     verdict = Verdict(reward or 0.0, "error" if reward is None else "ok", "", "stop", 0, 0)
-    prefixes = GroupPrefixes(0, prompt, 0, b"", (Row(b"", b"", "stop"),))
+    prefixes = GroupPrefixes(0, prompt, 0, b"", (Row(b"", b"", "stop", ()),))
     return ScoredGroup(prefixes, version, "", (verdict,), "s")
 
 
@@ -76,7 +76,27 @@ def evaluated(folder: Path, judge: Judge) -> Evaluator:
 def told(evaluator: Evaluator, directory: Path) -> summary.Summary:
     counts = GroupCounts(0, 0, 0, 0, 0, 0, 0)
     status = Document(
-        "r", str(directory), 0, 0, 0, counts, {}, None, {}, 2, {}, [], {}, {}, 0.0, "", 0, 0, 0.0
+        "r",
+        str(directory),
+        0,
+        0,
+        0,
+        counts,
+        {},
+        None,
+        {},
+        2,
+        {},
+        {},
+        0.0,
+        [],
+        {},
+        {},
+        0.0,
+        "",
+        0,
+        0,
+        0.0,
     )
     (directory / "metrics.jsonl").touch()
     found = summary.summarise(status, evaluator, MetricsLog(directory, 0), 0, 0.0, 1.0)
