@@ -47,6 +47,8 @@ STREAM_TOKENS = 16
 """Tokens of a row per message from the engine core: progress shows, and Python does not meet every token."""
 CONTROL_S = 600.0
 """Longest wait for an installation or a probe."""
+PROBE_FIRST = -1
+"""Priority of a probe; of answers it is 0."""
 SHUTDOWN_S = 5.0
 """vLLM's processes hold nothing that must be saved: after this long they are killed."""
 
@@ -77,6 +79,8 @@ class VllmEngine:
         self._requests = 0
         self._shapes: dict[str, torch.Size] = {}
         self._installed: _MemoryFile | None = None
+        self._is_paused = False
+        """New weights are in and requests stand still, so that a probe is scored before any of them goes on."""
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=_run_loop, args=(self._loop,), name="vllm", daemon=True).start()
         self._llm: Any = self._call(_start(engine_arguments(setup, platform)), None, "start")
@@ -121,6 +125,8 @@ class VllmEngine:
     def step(self, timeout_s: float) -> list[JobResult]:
         """Wait for the next job to finish, at most `timeout_s`; raises what ended a job that failed."""
         results: list[JobResult] = []
+        if self._is_paused:
+            self._call(self._resume(), CONTROL_S, "resume")
         while self._running:
             try:
                 key, future = self._finished.get(timeout=0.0 if results else timeout_s)
@@ -229,7 +235,7 @@ class VllmEngine:
                 )
         file = _MemoryFile(tensors)
         self._call(self._update(file, version), CONTROL_S, "install new weights")
-        self._installed = file
+        self._installed, self._is_paused = file, True
 
     async def _update(self, file: "_MemoryFile", version: int) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -239,7 +245,6 @@ class VllmEngine:
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
         await self._llm.finish_weight_update(weight_version=str(version))
-        await self._llm.resume_generation()
 
     async def _pause(self) -> None:
         """Stop after the present step; running requests stay, but no keys and values of old weights survive."""
@@ -270,24 +275,44 @@ class VllmEngine:
         """Logprob of every token but the first, shape (tokens - 1,), at a temperature.
 
         Every position is asked for as a next token, by the path that samples: vLLM's prompt logprobs leave the temperature out.
+        After an installation it is scored before running answers go on: they may take every seat until they end.
         """
         return self._call(self._logprobs(tokens, temperature), CONTROL_S, "score a probe")
 
     async def _logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
-        places = range(1, len(tokens))
-        asked = [self._next(tokens[:place], int(tokens[place]), temperature) for place in places]
-        return np.asarray(await asyncio.gather(*asked), dtype=np.float32)
+        from vllm.inputs.engine import tokens_input
 
-    async def _next(self, before: TokenIds, token: int, temperature: float) -> float:
-        from vllm import SamplingParams
+        outputs = []
+        for place in range(1, len(tokens)):
+            self._requests += 1
+            asked = self._llm.add_request(
+                str(self._requests),
+                tokens_input(prompt_token_ids=tokens[:place].tolist()),
+                _asking(int(tokens[place]), temperature),
+                priority=PROBE_FIRST,
+            )
+            outputs.append(await asked)
+        if self._is_paused:
+            await self._resume()
+        found = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
+        wanted = tokens[1:].tolist()
+        return np.asarray(
+            [entry[token].logprob for entry, token in zip(found, wanted, strict=True)],
+            dtype=np.float32,
+        )
 
-        sampling = SamplingParams(
-            temperature=temperature, max_tokens=1, logprob_token_ids=[token], ignore_eos=True, detokenize=False
-        )  # fmt: skip
-        logprob = -np.inf
-        async for output in self._generate(before, sampling):
-            logprob = output.outputs[0].logprobs[0][token].logprob
-        return float(logprob)
+    async def _resume(self) -> None:
+        await self._llm.resume_generation()
+        self._is_paused = False
+
+
+def _asking(token: int, temperature: float) -> Any:
+    """Sampling of one token that tells the logprob of a given one."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=temperature, max_tokens=1, logprob_token_ids=[token], ignore_eos=True, detokenize=False
+    )  # fmt: skip
 
 
 def row_seed(uniforms: NDArray[np.float64]) -> int:
