@@ -3,7 +3,7 @@
 vLLM with the arithmetic example's adapter writes the same answers three times: without an update, with updates that clear the
 caches (as in a run), and with updates that keep them. The weights installed are the ones it has, so the work is the same.
 
-    pause       one installation, until running answers go on
+    pause       one installation, from asking vLLM to pause until running answers may go on
     clearing    time of the answers with updates that clear, less that with updates that keep, per update
 
     python -m benchmarks.in_flight_swap [--quick] --json FILE
@@ -52,7 +52,6 @@ def write(engine: Keeping, updates: int) -> tuple[float, list[float]]:
             due.pop(0)
             started_s = time.monotonic()
             engine.install(weights, len(pauses) + 1)
-            engine.step(0.0)  # resumes
             pauses.append(time.monotonic() - started_s)
     return time.monotonic() - begun, pauses
 
