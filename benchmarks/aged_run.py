@@ -28,7 +28,7 @@ from prefixrl.common.messages import (
     ScoredGroup,
     Verdict,
 )
-from prefixrl.common.packing import logprobs, pack_logprobs, pack_tokens, token_ids
+from prefixrl.common.packing import logprobs, pack_tokens, token_ids, token_versions
 from prefixrl.common.rendering import Renderer
 from prefixrl.common.seeds import derive
 from prefixrl.learner.batch import IterationData, Sample
@@ -39,7 +39,7 @@ from prefixrl.learner.iteration import train_iteration
 from prefixrl.learner.model import Models
 from prefixrl.learner.problems import load
 from prefixrl.learner.report import IterationMetrics
-from prefixrl.rollout.loop import installed_digest, make_job
+from prefixrl.rollout.loop import installed_digest, make_job, pack_row
 from prefixrl.scorer.extract import extract_answer
 from prefixrl.scorer.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
 
@@ -137,7 +137,7 @@ class AgedRun:
         self.ledger.trained(self.version)
         self.ledger.check()
         self.version += 1
-        self._adapter.install(self.models.state_dict_for_publication())
+        self._adapter.install(self.models.state_dict_for_publication(), self.version)
         self._digest = installed_digest(self._adapter)
         return Trained(data, ages, metrics)
 
@@ -180,10 +180,7 @@ class AgedRun:
         groups = []
         for task, prompt in zip(tasks, prompts, strict=True):
             finished = [next(done) for _ in range(rows)]
-            packed = tuple(
-                Row(pack_tokens(row.tokens), pack_logprobs(row.logprobs), row.finish)
-                for row in finished
-            )
+            packed = tuple(pack_row(row, {self.version: self._digest}) for row in finished)
             groups.append(
                 GroupPrefixes(task.seq, task.prompt, task.seed, pack_tokens(prompt), packed)
             )
@@ -219,5 +216,5 @@ def _sample(group: ScoredGroup, row: Row, given: Verdict, index: int) -> Sample:
         logprobs(row.logprobs, tokens.size),
         given.reward,
         index,
-        group.version,
+        token_versions(row),
     )

@@ -217,7 +217,7 @@ def main(path: Path, quick: bool) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     at, started_s = commit(), time.monotonic()
-    size, iterations, scoring_s = (100 * MIB, 4, 2.0) if quick else (500 * MIB, 5, 4.0)
+    size, iterations, scoring_s = (100 * MIB, 4, 2.0) if quick else (500 * MIB, 20, 4.0)
     without = run(64, iterations, scoring_s)
     updates, busy = run(size, iterations, scoring_s)
     for update in updates:

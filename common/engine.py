@@ -6,7 +6,9 @@ rows of two jobs in a way that changes their text.
 """
 
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -29,7 +31,7 @@ class Job:
         uniforms: Draws in [0, 1), shape (rows, max_new_tokens); unused when greedy.
         sampling: Temperature and token limit.
         stop_tokens: Ids that end a row; the one that did is the row's last token.
-        script: What the `simulated` engine "writes", one row each; None for real engines.
+        script: What the `simulated` engine of a scorer "writes", one row each; None for real engines.
     """
 
     key: str
@@ -50,6 +52,8 @@ class Finished:
     tokens: TokenIds
     logprobs: NDArray[np.float32]
     finish: Finish
+    spans: tuple[tuple[int, int], ...]
+    """(version, tokens) in order: which weights sampled which tokens. Version 0 is what the engine was started with."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +85,23 @@ class Engine(Protocol):
     def step(self, timeout_s: float) -> list[JobResult]:
         """Work for a bounded time; jobs that finished."""
 
-    def install(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Replace all weights, while no job is open. Raises ValueError, changing nothing, unless names, shapes, dtypes fit."""
+    def install(self, tensors: dict[str, torch.Tensor], version: int) -> None:
+        """Replace all weights; every token sampled from now on is of `version`, and so is all it is computed from.
+
+        Running jobs go on where they stand, and what was cached of the old weights is computed again. Raises ValueError,
+        changing nothing, unless names, shapes, dtypes fit.
+        """
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The weights as installed, by name, tied ones once."""
 
     def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
         """Logprob of every token but the first given those before it, shape (tokens - 1,)."""
+
+
+def spans_of(versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Runs of equal versions, token by token, as (version, tokens)."""
+    return tuple((version, len(list(run))) for version, run in groupby(versions))
 
 
 def make_engine(kind: str, model: str, role: str, config: RunConfig) -> Engine:

@@ -1,29 +1,46 @@
-"""An engine without a model: declared latencies, scripted tokens. For load, chaos and sizing; never evidence of training."""
+"""An engine without a model: declared latencies, made-up tokens. For load, chaos and sizing; never evidence of training."""
 
 import heapq
 import time
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixrl.common.engine import Finished, Job, JobResult, TokenIds
+from prefixrl.common.engine import Finished, Job, JobResult, TokenIds, spans_of
 from prefixrl.common.worker_sections import SimulatedConfig
 
 SLOTS = 4
 
 
+@dataclass(order=True)
+class _Running:
+    ends_s: float
+    key: str
+    lasts_s: float = field(compare=False)
+    job: Job = field(compare=False)
+    versions: NDArray[np.int32] = field(compare=False)
+    """Of the token at each place; those not written yet are of the newest."""
+
+
 class SimulatedEngine:
-    """Jobs finish after the declared time, in parallel up to `slots`, and say what their script says."""
+    """Jobs finish after the declared time, in parallel up to `slots`.
+
+    A scorer's say what their script says. A rollout's are written token by token, evenly over that time, and every token is the
+    version of the weights that wrote it.
+    """
 
     name = "simulated"
     slots = SLOTS
 
     def __init__(self, role: str, config: SimulatedConfig) -> None:
+        self._role = role
+        self._version = 0
         self._mean_s = config.prefix_s if role == "rollout" else config.completion_s
         self._sigma = config.completion_sigma if role == "scorer" else 0.0
         self._queue: list[Job] = []
-        self._running: list[tuple[float, str, float, Job]] = []
+        self._running: list[_Running] = []
         self._weights = {"weight": torch.zeros(4)}
         self.progress = 0
         self.busy_slot_s = 0.0
@@ -43,7 +60,9 @@ class SimulatedEngine:
                 else 0.0
             )
             lasts_s = self._mean_s * float(np.exp(self._sigma * normal))
-            heapq.heappush(self._running, (time.monotonic() + lasts_s, job.key, lasts_s, job))
+            versions = np.full(job.sampling.max_new_tokens, self._version, dtype=np.int32)
+            ends_s = time.monotonic() + lasts_s
+            heapq.heappush(self._running, _Running(ends_s, job.key, lasts_s, job, versions))
 
     def cancel(self, key: str) -> bool:
         """Drop a queued job; False when it runs or is unknown."""
@@ -55,26 +74,37 @@ class SimulatedEngine:
         """Wait for the next job to finish, at most `timeout_s`."""
         if not self._running:
             return []
-        wait_s = min(timeout_s, self._running[0][0] - time.monotonic())
+        wait_s = min(timeout_s, self._running[0].ends_s - time.monotonic())
         if wait_s > 0:
             time.sleep(wait_s)
         self.progress += 1
         results = []
-        while self._running and self._running[0][0] <= time.monotonic():
-            _, _, lasts_s, job = heapq.heappop(self._running)
-            self.busy_slot_s += lasts_s
-            assert job.script is not None, "simulated engines say what their job scripts"
-            rows = tuple(
-                Finished(row, np.full(row.size, -1.0, dtype=np.float32), "eos")
-                for row in job.script
-            )
-            results.append(JobResult(job.key, rows, lasts_s))
+        while self._running and self._running[0].ends_s <= time.monotonic():
+            done = heapq.heappop(self._running)
+            self.busy_slot_s += done.lasts_s
+            results.append(JobResult(done.job.key, self._rows(done), done.lasts_s))
         self._start()
         return results
 
-    def install(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Keep the tensors: there is no model to put them in."""
-        self._weights = tensors
+    def _rows(self, done: _Running) -> tuple[Finished, ...]:
+        if self._role == "rollout":
+            texts, spans = [done.versions] * len(done.job.rows), spans_of(done.versions.tolist())
+        else:
+            assert done.job.script is not None, "a simulated target says what its job scripts"
+            texts, spans = list(done.job.script), ()
+        return tuple(
+            Finished(text, np.full(text.size, -1.0, dtype=np.float32), "eos", spans)
+            for text in texts
+        )
+
+    def install(self, tensors: dict[str, torch.Tensor], version: int) -> None:
+        """Keep the tensors: there is no model to put them in. Running jobs write the rest of their tokens with them."""
+        self._weights, self._version = tensors, version
+        now_s = time.monotonic()
+        for running in self._running:
+            left = max(0.0, running.ends_s - now_s) / max(running.lasts_s, 1e-9)
+            places = running.versions.size
+            running.versions[places - round(left * places) :] = version
 
     def weights(self) -> dict[str, torch.Tensor]:
         """What was installed last."""

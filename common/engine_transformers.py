@@ -2,7 +2,7 @@
 
 Rows of a job are one padded forward (padding on the left), so a row's text depends on its job alone. Tokens are drawn by
 inverting the cumulative distribution at the job's own uniforms: no generator state, nothing a model's generation_config could
-change. Bitwise repeatable in fp32 with one thread on one CPU type.
+change. Bitwise repeatable in fp32 with one thread on one CPU type, unless weights are installed in the middle of a job.
 """
 
 import math
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from prefixrl.common.engine import Finished, Job, JobResult, TokenIds
+from prefixrl.common.engine import Finished, Job, JobResult, TokenIds, spans_of
 from prefixrl.common.errors import DataError
 from prefixrl.common.messages import Finish, Sampling
 
@@ -29,10 +29,14 @@ class _Running:
     cache: DynamicCache
     attention: torch.Tensor
     """(rows, tokens so far), 1 where a real token stands."""
-    last: torch.Tensor
-    """(rows, tokens fed next)."""
+    fed: torch.Tensor
+    """(rows, tokens so far)."""
+    cached: int
+    """How many of these columns the cache holds."""
     tokens: list[NDArray[np.int32]]
     logprobs: list[NDArray[np.float32]]
+    versions: list[int]
+    """Of each decoding step."""
     alive: NDArray[np.bool_]
     started_s: float
 
@@ -58,6 +62,7 @@ class TransformersEngine:
         self._model.eval().requires_grad_(False)
         self._queue: deque[Job] = deque()
         self._running: _Running | None = None
+        self._version = 0
         self.progress = 0
         self.busy_slot_s = 0.0
 
@@ -98,23 +103,26 @@ class TransformersEngine:
             job=job,
             cache=DynamicCache(config=self._model.config),
             attention=torch.from_numpy(attention).to(self._device),
-            last=torch.from_numpy(ids).to(self._device),
+            fed=torch.from_numpy(ids).to(self._device),
+            cached=0,
             tokens=[],
             logprobs=[],
+            versions=[],
             alive=np.ones(len(job.rows), dtype=bool),
             started_s=time.monotonic(),
         )
 
     def _decode(self, running: _Running) -> None:
-        positions = (running.attention.cumsum(-1) - 1).clamp(min=0)[:, -running.last.shape[1] :]
+        positions = (running.attention.cumsum(-1) - 1).clamp(min=0)
         output = self._model(
-            input_ids=running.last,
+            input_ids=running.fed[:, running.cached :],
             attention_mask=running.attention,
-            position_ids=positions,
+            position_ids=positions[:, running.cached :],
             past_key_values=running.cache,
             use_cache=True,
             logits_to_keep=1,
         )
+        running.cached = running.fed.shape[1]
         step = len(running.tokens)
         sampling = running.job.sampling
         chosen, logprobs = draw(
@@ -124,16 +132,20 @@ class TransformersEngine:
         )
         running.tokens.append(np.where(running.alive, chosen, -1).astype(np.int32))
         running.logprobs.append(logprobs)
+        running.versions.append(self._version)
         self.progress += int(running.alive.sum())
         running.alive &= ~np.isin(chosen, list(running.job.stop_tokens))
-        running.last = torch.from_numpy(chosen.astype(np.int64)).to(self._device).unsqueeze(1)
+        fed = torch.from_numpy(chosen.astype(np.int64)).to(self._device).unsqueeze(1)
+        running.fed = torch.cat([running.fed, fed], dim=1)
         running.attention = torch.cat(
             [running.attention, running.attention.new_ones(len(chosen), 1)], dim=1
         )
 
-    def install(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Copy every tensor in place; raises ValueError unless names, shapes and dtypes are exactly the model's."""
-        assert self._running is None and not self._queue, "weights change only between jobs"
+    def install(self, tensors: dict[str, torch.Tensor], version: int) -> None:
+        """Copy every tensor in place; raises ValueError unless names, shapes and dtypes are exactly the model's.
+
+        The next step of a running job computes its keys and values again: one forward over all its tokens so far.
+        """
         own = self.weights()
         if own.keys() != tensors.keys():
             raise ValueError(f"weights differ in names: {sorted(own.keys() ^ tensors.keys())[:4]}")
@@ -149,6 +161,9 @@ class TransformersEngine:
         with torch.no_grad():
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
+        self._version = version
+        if self._running is not None:
+            self._running.cache, self._running.cached = DynamicCache(config=self._model.config), 0
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's own parameters by name, tied ones once."""
@@ -224,6 +239,7 @@ def _result(running: _Running) -> JobResult:
                 kept,
                 row_logprobs[:length].astype(np.float32),
                 _finish(kept, running.job.stop_tokens),
+                spans_of(running.versions[:length]),
             )
         )
     return JobResult(running.job.key, tuple(rows), time.monotonic() - running.started_s)

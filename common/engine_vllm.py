@@ -3,6 +3,7 @@
     worker's loop ── submit ──▶ asyncio loop in a thread ── rows ──▶ engine core, a process of vLLM's own ── tokens ──┐
           ▲ step() ◀── queue of finished jobs ◀───────────────────────────────────────────────────────────────────────┘
     install: tensors ──▶ memory file ──▶ every process of vLLM that holds a model maps, verifies and loads it (`vllm_plugin.py`)
+             meanwhile running requests are paused; they go on with the new weights, their keys and values computed anew
 
 Rows of all running jobs are decoded together, so a row's logits depend on its company in the last bits: nothing here is bitwise
 repeatable. What is exact: a token is drawn from softmax(logits / temperature) over the whole vocabulary, whatever a model's
@@ -46,6 +47,8 @@ STREAM_TOKENS = 16
 """Tokens of a row per message from the engine core: progress shows, and Python does not meet every token."""
 CONTROL_S = 600.0
 """Longest wait for an installation or a probe."""
+PROBE_FIRST = -1
+"""Priority of a probe; of answers it is 0."""
 SHUTDOWN_S = 5.0
 """vLLM's processes hold nothing that must be saved: after this long they are killed."""
 
@@ -76,6 +79,8 @@ class VllmEngine:
         self._requests = 0
         self._shapes: dict[str, torch.Size] = {}
         self._installed: _MemoryFile | None = None
+        self._is_paused = False
+        """New weights are in and requests stand still, so that a probe is scored before any of them goes on."""
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=_run_loop, args=(self._loop,), name="vllm", daemon=True).start()
         self._llm: Any = self._call(_start(engine_arguments(setup, platform)), None, "start")
@@ -120,6 +125,8 @@ class VllmEngine:
     def step(self, timeout_s: float) -> list[JobResult]:
         """Wait for the next job to finish, at most `timeout_s`; raises what ended a job that failed."""
         results: list[JobResult] = []
+        if self._is_paused:
+            self._call(self._resume(), CONTROL_S, "resume")
         while self._running:
             try:
                 key, future = self._finished.get(timeout=0.0 if results else timeout_s)
@@ -177,6 +184,7 @@ class VllmEngine:
         )
         tokens: list[int] = []
         logprobs: list[float] = []
+        spans: tuple[tuple[int, int], ...] = ()
         async for output in self._generate(job.rows[index], sampling):
             part = output.outputs[0]
             tokens.extend(part.token_ids)
@@ -184,10 +192,15 @@ class VllmEngine:
             if self._wants_logprobs:
                 drawn = zip(part.logprobs, part.token_ids, strict=True)
                 logprobs.extend(entry[token].logprob for entry, token in drawn)
+            if part.weight_versions:  # with the last part, of the whole answer
+                spans = tuple(
+                    (int(span.version), span.end - span.start) for span in part.weight_versions
+                )
         return Finished(
             np.asarray(tokens, dtype=np.int32),
             np.minimum(np.asarray(logprobs, dtype=np.float32), 0.0),
             "eos" if tokens and tokens[-1] in job.stop_tokens else "length",
+            spans,
         )
 
     def _generate(self, tokens: TokenIds, sampling: Any) -> Any:
@@ -199,14 +212,13 @@ class VllmEngine:
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
-    def install(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Replace all weights through vLLM's weight-transfer interface and forget every cached prompt.
+    def install(self, tensors: dict[str, torch.Tensor], version: int) -> None:
+        """Replace all weights through vLLM's weight-transfer interface and forget everything cached of the old ones.
 
         Raises:
             ValueError: names, shapes or dtypes are not the model's.
             PeerLost: vLLM did not finish.
         """
-        assert not self._running and not self._waiting, "weights change only between jobs"
         if not self._shapes:
             self.weights()
         if self._shapes.keys() != tensors.keys():
@@ -222,19 +234,21 @@ class VllmEngine:
                     f"weight {name} has dtype {tensor.dtype}, published are {self._setup.published_dtype}"
                 )
         file = _MemoryFile(tensors)
-        self._call(self._update(file), CONTROL_S, "install new weights")
-        self._installed = file
+        self._call(self._update(file, version), CONTROL_S, "install new weights")
+        self._installed, self._is_paused = file, True
 
-    async def _update(self, file: "_MemoryFile") -> None:
+    async def _update(self, file: "_MemoryFile", version: int) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         update = {"path": file.path, "manifest": msgspec.json.encode(file.manifest).decode()}
+        await self._pause()
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
-        await self._llm.finish_weight_update(weight_version=file.manifest.digest)
-        # The last step may still be giving its blocks back; keys and values of old weights must not survive.
-        while not await self._llm.reset_prefix_cache():
-            await asyncio.sleep(0.01)
+        await self._llm.finish_weight_update(weight_version=str(version))
+
+    async def _pause(self) -> None:
+        """Stop after the present step; running requests stay, but no keys and values of old weights survive."""
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """What was installed last, else the model folder's: in the publishing dtype, by the learner's names, tied ones once.
@@ -261,24 +275,44 @@ class VllmEngine:
         """Logprob of every token but the first, shape (tokens - 1,), at a temperature.
 
         Every position is asked for as a next token, by the path that samples: vLLM's prompt logprobs leave the temperature out.
+        After an installation it is scored before running answers go on: they may take every seat until they end.
         """
         return self._call(self._logprobs(tokens, temperature), CONTROL_S, "score a probe")
 
     async def _logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
-        places = range(1, len(tokens))
-        asked = [self._next(tokens[:place], int(tokens[place]), temperature) for place in places]
-        return np.asarray(await asyncio.gather(*asked), dtype=np.float32)
+        from vllm.inputs.engine import tokens_input
 
-    async def _next(self, before: TokenIds, token: int, temperature: float) -> float:
-        from vllm import SamplingParams
+        outputs = []
+        for place in range(1, len(tokens)):
+            self._requests += 1
+            asked = self._llm.add_request(
+                str(self._requests),
+                tokens_input(prompt_token_ids=tokens[:place].tolist()),
+                _asking(int(tokens[place]), temperature),
+                priority=PROBE_FIRST,
+            )
+            outputs.append(await asked)
+        if self._is_paused:
+            await self._resume()
+        found = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
+        wanted = tokens[1:].tolist()
+        return np.asarray(
+            [entry[token].logprob for entry, token in zip(found, wanted, strict=True)],
+            dtype=np.float32,
+        )
 
-        sampling = SamplingParams(
-            temperature=temperature, max_tokens=1, logprob_token_ids=[token], ignore_eos=True, detokenize=False
-        )  # fmt: skip
-        logprob = -np.inf
-        async for output in self._generate(before, sampling):
-            logprob = output.outputs[0].logprobs[0][token].logprob
-        return float(logprob)
+    async def _resume(self) -> None:
+        await self._llm.resume_generation()
+        self._is_paused = False
+
+
+def _asking(token: int, temperature: float) -> Any:
+    """Sampling of one token that tells the logprob of a given one."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=temperature, max_tokens=1, logprob_token_ids=[token], ignore_eos=True, detokenize=False
+    )  # fmt: skip
 
 
 def row_seed(uniforms: NDArray[np.float64]) -> int:
@@ -320,7 +354,9 @@ async def _start(arguments: dict[str, Any]) -> Any:
         config = AsyncEngineArgs(**arguments).create_engine_config()
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UserError(f"vLLM refuses its settings for {arguments['model']}: {error}") from error
-    return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    await llm.update_weight_version("0")
+    return llm
 
 
 def _shut_down(llm: Any, loop: asyncio.AbstractEventLoop) -> None:

@@ -8,7 +8,8 @@ A worker of any role talks like this (W worker, B broker):
     B PrefixTask | ScoreTask ─▶ W      a lease; Heartbeat renews it by progress, Prefixes | Scores | Refused ends it
     B Ack ─▶ W                         the result is held (Scores: in the journal); until then the worker sends it again
     B Beat ─▶ W                        answers each Heartbeat with the newest published version
-    W Staged ─▶ B Swap ─▶ W Installed  a rollout has the new weights in memory, may swap, has proved them by the probe
+    W Staged ─▶ B Swap ─▶ W Installed  a rollout has the new weights in memory, may swap, scored the probe with them
+    B Proved | ProbeFailed ─▶ W        what it samples with them counts, or is thrown away and the weights are fetched again
 
 Learner ranks and operators use the same socket: GetBatch, IterationDone, Published, Evaluate, GetStatus.
 """
@@ -94,18 +95,30 @@ class GroupTask(_Part, frozen=True):
     seed: int
 
 
+class VersionSpan(_Part, frozen=True):
+    """Consecutive tokens of a row that were sampled with one version of the adapter."""
+
+    version: int
+    weights_digest: str
+    tokens: int
+    """How many, at least one."""
+
+
 class Row(_Part, frozen=True):
     """One sampled prefix."""
 
     tokens: bytes
     """int32 ids exactly as sampled, an EOS that ended the prefix included."""
     logprobs: bytes
-    """float32, under the sampling distribution, one per token."""
+    """float32, under the distribution each token was sampled from, one per token."""
     finish: Finish
+    spans: tuple[VersionSpan, ...]
+    """Which version sampled which tokens: every token once, versions strictly rising. More than one only with
+    `rollout.swap = "in_flight"`; none where no adapter wrote the row."""
 
 
 class GroupPrefixes(_Part, frozen=True):
-    """All rows of one group: one engine call, one version."""
+    """All rows of one group: one engine call."""
 
     seq: int
     prompt: Prompt
@@ -141,7 +154,7 @@ class ScoredGroup(_Part, frozen=True):
 
     prefixes: GroupPrefixes
     version: int
-    """Version of the adapter that wrote the prefixes; -1 where no adapter did."""
+    """The adapter's when it wrote the oldest token of the task; -1 where no adapter wrote any."""
     weights_digest: str
     verdicts: tuple[Verdict, ...]
     scorer: str
@@ -208,6 +221,7 @@ class Prefixes(_Message, frozen=True):
     attempt: int
     kind: Kind
     version: int
+    """Of the oldest token; the task's version where no group could be sampled."""
     weights_digest: str
     groups: tuple[GroupPrefixes, ...]
     elapsed_s: float
@@ -366,7 +380,16 @@ class Ack(_Message, frozen=True):
 
 
 class Swap(_Message, frozen=True):
-    """No lease is open on this worker and none will follow until it reports Installed."""
+    """The worker may install, and no lease will follow until it reports Installed.
+
+    With `rollout.swap = "drain"` no lease is open, with "in_flight" none of an evaluation.
+    """
+
+    version: int
+
+
+class Proved(_Message, frozen=True):
+    """The installed weights reproduce the learner's probe: what they sample may be delivered."""
 
     version: int
 
@@ -503,6 +526,7 @@ FromBroker = (
     | Revoke
     | Ack
     | Swap
+    | Proved
     | Done
     | ProbeFailed
     | Batch

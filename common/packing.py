@@ -1,11 +1,12 @@
 """Packed arrays in messages: the only writers and readers, which check length and range, and what a group must look like."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.messages import GroupPrefixes, ScoredGroup
+from prefixrl.common.messages import GroupPrefixes, Row, ScoredGroup
 
 
 def pack_tokens(ids: list[int] | NDArray[np.int32]) -> bytes:
@@ -69,6 +70,54 @@ def check_prefixes(group: GroupPrefixes, rows_per_group: int, is_by_adapter: boo
     for place, size in sizes:
         if is_by_adapter and not size:
             raise ValueError(f"{where}, {place}: there is no token")
+
+
+def token_versions(row: Row) -> NDArray[np.int32]:
+    """The version that sampled each token of a row, shape (tokens,)."""
+    versions = np.asarray([span.version for span in row.spans], dtype=np.int32)
+    return np.repeat(versions, [span.tokens for span in row.spans])
+
+
+def check_spans(group: GroupPrefixes, version: int, may_cross: bool) -> None:
+    """Raise ValueError naming group and row unless every token has one version, rising along the row.
+
+    Args:
+        group: Its rows hold as many tokens as they say.
+        version: The oldest there may be; -1 where no adapter wrote anything.
+        may_cross: New weights may have been installed in the middle of a row.
+    """
+    for index, row in enumerate(group.rows):
+        where = f"group {group.seq} (prompt {group.prompt.prompt_id}), row {index}"
+        spans = [(span.version, span.tokens) for span in row.spans]
+        if version < 0:
+            if spans:
+                raise ValueError(f"{where}: spans {spans} although no adapter wrote it")
+            continue
+        tokens = token_ids(row.tokens).size
+        if any(size < 1 for _, size in spans) or sum(size for _, size in spans) != tokens:
+            raise ValueError(f"{where}: spans {spans} (version, tokens) for {tokens} tokens")
+        versions = [each for each, _ in spans]
+        if versions != sorted(set(versions)):
+            raise ValueError(f"{where}: versions {versions} of its spans do not rise")
+        if versions[0] < version:
+            raise ValueError(
+                f"{where}: a token of version {versions[0]} in a result of version {version}"
+            )
+        if len(spans) > 1 and not may_cross:
+            raise ValueError(
+                f"{where}: tokens of versions {versions}, one is allowed: weights are swapped between tasks"
+                ' (rollout.swap = "drain", and always in evaluations)'
+            )
+
+
+def digests(groups: Iterable[GroupPrefixes]) -> set[tuple[int, str]]:
+    """(version, weights digest) of everything that wrote a token of these groups."""
+    return {
+        (span.version, span.weights_digest)
+        for group in groups
+        for row in group.rows
+        for span in row.spans
+    }
 
 
 def check_scores(group: ScoredGroup, rows_per_group: int) -> None:

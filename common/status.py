@@ -65,7 +65,11 @@ class Document(msgspec.Struct, frozen=True):
     """Live groups by state."""
     window: int
     age_histogram: dict[str, int]
-    """Trained groups by age in versions."""
+    """Trained groups by age in versions, that of their oldest token."""
+    token_age_histogram: dict[str, int]
+    """Trained tokens by age in versions."""
+    crossed_fraction: float
+    """Share of the trained rows that were begun with one version and ended with another."""
     workers: list[WorkerStatus]
     busy_fraction: dict[str, float]
     """Mean over the workers of a role."""

@@ -12,6 +12,7 @@ OWN_OPTIONS = frozenset(
         "logprobs_mode",
         "model",
         "override_generation_config",
+        "scheduling_policy",
         "seed",
         "skip_tokenizer_init",
         "speculative_config",

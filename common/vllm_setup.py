@@ -128,6 +128,7 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "skip_tokenizer_init": True,
         "seed": seed,
+        "scheduling_policy": "priority" if setup.role == "rollout" else "fcfs",
         "weight_transfer_config": {"backend": BACKEND},
     }
 

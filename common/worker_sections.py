@@ -60,6 +60,9 @@ class RolloutConfig(EngineConfig):
     bf16, where learner and engine round differently (a wrong version differs by more than 1)."""
     allow_biased_ratios: bool = False
     """Accept top_p, top_k and min_p although they bias the correction."""
+    swap: Literal["drain", "in_flight"] = "drain"
+    """drain: new weights are installed once the last task is done, so that every answer is of one version. in_flight: running
+    answers are paused and go on with the new weights; which version wrote which token is recorded. For long answers."""
 
     @model_validator(mode="after")
     def _ratios_are_unbiased(self) -> "RolloutConfig":
@@ -76,6 +79,16 @@ class RolloutConfig(EngineConfig):
         if not self.vllm.seeded:
             raise ValueError(
                 "vllm.seeded = false is for scorers: a rollout's text follows from the run's seed, its group and its row"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_can_swap(self) -> "RolloutConfig":
+        transfer = self.vllm.options.get("kv_transfer_config")
+        if self.swap == "in_flight" and transfer is not None:
+            raise ValueError(
+                f'swap = "in_flight" with vllm.options.kv_transfer_config = {transfer!r}: vLLM cannot forget keys and values '
+                'that are under way to or from elsewhere; leave the transfer out, or use swap = "drain"'
             )
         return self
 

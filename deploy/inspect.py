@@ -11,7 +11,7 @@ import msgspec
 
 from prefixrl.common import journal
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import ScoredGroup
+from prefixrl.common.messages import ScoredGroup, VersionSpan
 from prefixrl.common.packing import logprobs, token_ids
 from prefixrl.common.records import Batched, Ended, GroupScored
 
@@ -21,6 +21,8 @@ class TrainedRow(msgspec.Struct, frozen=True):
 
     prefix_ids: list[int]
     behaviour_logprobs: list[float]
+    spans: list[VersionSpan]
+    """Which version of the adapter sampled which tokens, in order."""
     reward: float
     status: str
     extracted: str
@@ -36,6 +38,7 @@ class TrainedGroup(msgspec.Struct, frozen=True):
     seq: int
     prompt_id: str
     version_sampled: int
+    """That of its oldest token."""
     version_trained: int
     weights_digest: str
     scorer: str
@@ -56,7 +59,7 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
             rewards = " ".join(f"{row.reward:g}" for row in group.rows)
             ends = " ".join(row.finish for row in group.rows)
             yield (
-                f"iteration {group.version_trained:5d}  group {group.seq:7d}  sampled at version {group.version_sampled:5d}  "
+                f"iteration {group.version_trained:5d}  group {group.seq:7d}  sampled at version {_versions(group):>5}  "
                 f"rewards {rewards}  ended by {ends}  {group.prompt_id}"
             )
     if not as_json and (ended := ended_groups(directory)):
@@ -65,6 +68,13 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
     if not as_json and (errors := row_errors(directory)):
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(errors.items()))
         yield f"rows without a verdict: {kinds}"
+
+
+def _versions(group: TrainedGroup) -> str:
+    """The version that wrote a group, or the oldest and the newest."""
+    newest = max((row.spans[-1].version for row in group.rows), default=group.version_sampled)
+    oldest = group.version_sampled
+    return str(oldest) if newest == oldest else f"{oldest}-{newest}"
 
 
 def ended_groups(directory: Path) -> Counter[str]:
@@ -119,6 +129,7 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
             TrainedRow(
                 prefix_ids=tokens.tolist(),
                 behaviour_logprobs=logprobs(row.logprobs, tokens.size).tolist(),
+                spans=list(row.spans),
                 reward=verdict.reward,
                 status=verdict.status,
                 extracted=verdict.extracted,

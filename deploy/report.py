@@ -132,6 +132,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     fixed = [("best fixed prefix", repr(summary.fixed_prefix))]
     means = [arm for arm in ARMS if summary.accuracy_interval.get(arm) == "bootstrap"]
     missing = summary.evaluations_incomplete
+    crossed = f"{ages.get('token_histogram')}; {ages.get('crossed_fraction'):.1%} of the rows crossed an update"
     return [
         *([("mean reward, with a bootstrap interval", ", ".join(means))] if means else []),
         *([("evaluations that are incomplete", ", ".join(missing))] if missing else []),
@@ -140,6 +141,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("trained rows cut by the length limit", f"{summary.truncated_fraction:.1%}"),
         ("groups", groups),
         ("trained groups by age in versions", f"{ages.get('histogram')} (window {ages.get('window')})"),
+        *([("trained tokens by age in versions", crossed)] if ages.get("crossed_fraction") else []),
         ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
         ("busy", busy),
         ("engines", engines),

@@ -113,6 +113,10 @@ def _picture(document: Document, figures: Figures | None) -> Group:
     )
     ages = ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items())
     head.add_row("trained groups by age", ages, "window", str(document.window))
+    if document.crossed_fraction:
+        tokens = ", ".join(f"{age}: {count}" for age, count in document.token_age_histogram.items())
+        crossed = f"{document.crossed_fraction:.1%} of the rows"
+        head.add_row("trained tokens by age", tokens, "crossed an update", crossed)
     head.add_row(
         "groups", ", ".join(f"{count} {state}" for state, count in sorted(document.queues.items()))
     )

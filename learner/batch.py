@@ -23,8 +23,13 @@ class Sample:
     reward: float
     group: int
     """Index of its group in the iteration."""
-    version: int
-    """Version of the adapter that wrote it."""
+    versions: NDArray[np.int32]
+    """Of the adapter that sampled each token."""
+
+    @property
+    def version(self) -> int:
+        """That of the oldest token: what the window bounds."""
+        return int(self.versions.min())
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def pad(samples: Sequence[Sample], pad_id: int) -> Padded:
     """Stack rows of any lengths.
 
     Raises:
-        ValueError: on no rows, an empty prompt, a row without sampled tokens, or logprobs that do not match the tokens.
+        ValueError: on no rows, an empty prompt, a row without sampled tokens, or logprobs or versions that do not match them.
     """
     if not samples:
         raise ValueError("there are no rows to pad")
@@ -121,9 +126,9 @@ def pad(samples: Sequence[Sample], pad_id: int) -> Padded:
 
 def weightless(pad_id: int) -> Padded:
     """One row of which no token counts, for a rank that must run a forward without having rows for it."""
-    one = np.full(1, pad_id, dtype=np.int32)
+    one, zero = np.full(1, pad_id, dtype=np.int32), np.zeros(1, dtype=np.int32)
     row = pad(
-        [Sample(one, one, np.zeros(1, dtype=np.float32), reward=0.0, group=0, version=0)], pad_id
+        [Sample(one, one, zero.astype(np.float32), reward=0.0, group=0, versions=zero)], pad_id
     )
     return replace(row, mask=torch.zeros_like(row.mask))
 
@@ -140,4 +145,8 @@ def _check(row: int, sample: Sample) -> None:
     if len(sample.logprobs) != len(sample.tokens):
         raise ValueError(
             f"row {row} of group {sample.group} has {len(sample.logprobs)} logprobs for {len(sample.tokens)} tokens"
+        )
+    if len(sample.versions) != len(sample.tokens):
+        raise ValueError(
+            f"row {row} of group {sample.group} has versions of {len(sample.versions)} tokens for {len(sample.tokens)}"
         )

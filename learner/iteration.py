@@ -59,7 +59,7 @@ def train_iteration(
         total_steps: optimiser steps of the whole run, for the learning rate.
 
     Raises:
-        TrainingFault: a row is older than `max_staleness` allows, or from the future; or a reward or what was measured is
+        TrainingFault: a token is older than `max_staleness` allows, or from the future; or a reward or what was measured is
             not finite.
         ValueError: a row of this rank is missing or has other lengths than announced.
     """
@@ -94,12 +94,13 @@ def train_iteration(
 
 def _check_rows(data: IterationData, max_staleness: int) -> None:
     for row, sample in data.samples.items():
-        age = data.iteration - sample.version
-        if not 0 <= age <= max_staleness:
-            raise TrainingFault(
-                f"iteration {data.iteration} was given row {row} (group {data.groups[row]}) of version {sample.version}, "
-                f"{age} versions old; algorithm.max_staleness allows 0 to {max_staleness}"
-            )
+        for version in (sample.version, int(sample.versions.max())):
+            age = data.iteration - version
+            if not 0 <= age <= max_staleness:
+                raise TrainingFault(
+                    f"iteration {data.iteration} was given row {row} (group {data.groups[row]}) of version {version}, "
+                    f"{age} versions old; algorithm.max_staleness allows 0 to {max_staleness}"
+                )
     for row, reward in enumerate(data.rewards):
         if not math.isfinite(reward):
             raise TrainingFault(

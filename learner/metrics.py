@@ -31,7 +31,7 @@ class MetricsLine(msgspec.Struct, frozen=True):
     optimizer_steps: int
     figures: dict[str, float]
     ages: dict[str, int]
-    """Groups of the batch by age in versions."""
+    """Groups of the batch by age in versions, that of their oldest token."""
     histograms: dict[str, dict[str, list[float]]]
     stages: StageTimes
     """Means over the batch's groups."""

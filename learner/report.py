@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,7 +46,7 @@ class IterationMetrics:
     histograms: dict[str, Histogram]
     """`advantage` (as trained, per sampled token), `log_importance` (log p/mu, per ratio, masked ones included),
     `log_ratio` (log of theta/p, or theta/mu with correction = "behaviour", per ratio and optimiser step), `age`
-    (versions, per row)."""
+    (versions, per row: that of its oldest token), `token_age` (versions, per sampled token)."""
     row_advantages: tuple[float, ...]
     """Mean advantage of each row as trained, in training order."""
     steps: tuple[Report, ...]
@@ -95,6 +96,7 @@ def report(
     row_advantages = _row_advantages(data, pieces)
     figures = means(totals, course.whitening.moments)
     figures |= reward_figures(data.rewards, data.groups) | mask_figures(pieces)
+    figures["crossed_rows_fraction"] = _crossed(data, pieces)
     figures |= _step_figures(reports, steps)
     figures |= {
         "rows": float(len(data.lengths)),
@@ -168,10 +170,22 @@ def mask_figures(pieces: Sequence[Piece]) -> Report:
     }
 
 
+def _crossed(data: IterationData, pieces: Sequence[Piece]) -> float:
+    """Share of the rows with tokens of more than one version. A collective."""
+    samples = [data.samples[row] for piece in pieces for row in piece.rows]
+    crossed = sum(sample.version < sample.versions.max() for sample in samples)
+    counts = torch.tensor([crossed, len(samples)], device=pieces[0].batch.mask.device).double()
+    crossed_rows, rows = sum_over_ranks(counts).tolist()
+    return float(crossed_rows / max(rows, 1))
+
+
 def _histograms(
     data: IterationData, pieces: Sequence[Piece], granularity: Granularity
 ) -> dict[str, Histogram]:
-    ages = [data.iteration - data.samples[row].version for piece in pieces for row in piece.rows]
+    samples = [data.samples[row] for piece in pieces for row in piece.rows]
+    ages = [data.iteration - sample.version for sample in samples]
+    of_tokens = [data.iteration - sample.versions for sample in samples]
+    device = pieces[0].batch.mask.device
     importance = [
         log_ratios(piece.proximal, piece.batch.behaviour, piece.batch.mask, granularity)[
             units(piece.batch.mask, granularity)
@@ -184,7 +198,11 @@ def _histograms(
             torch.cat([piece.advantages[piece.batch.mask] for piece in pieces]),
         ),
         "log_importance": (LOG_RATIO_EDGES, torch.cat(importance)),
-        "age": (AGE_EDGES, torch.tensor(ages, device=pieces[0].batch.mask.device)),
+        "age": (AGE_EDGES, torch.tensor(ages, device=device)),
+        "token_age": (
+            AGE_EDGES,
+            torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *of_tokens])).to(device),
+        ),
     }
     return {
         name: histogram(edges, sum_over_ranks(bin_counts(seen, edges)))

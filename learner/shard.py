@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from prefixrl.common.config import RunConfig
 from prefixrl.common.messages import Batch, BatchGroup, ScoredGroup
-from prefixrl.common.packing import logprobs, token_ids
+from prefixrl.common.packing import logprobs, token_ids, token_versions
 from prefixrl.learner.batch import IterationData, Sample
 
 
@@ -39,7 +39,8 @@ def _samples(scored: ScoredGroup, group: int) -> list[Sample]:
             continue
         tokens = token_ids(row.tokens)
         behaviour = logprobs(row.logprobs, tokens.size)
-        samples.append(Sample(prompt, tokens, behaviour, verdict.reward, group, scored.version))
+        versions = token_versions(row)
+        samples.append(Sample(prompt, tokens, behaviour, verdict.reward, group, versions))
     return samples
 
 

@@ -13,11 +13,15 @@ from prefixrl.learner.metrics import MetricsLog
 
 
 class Staleness(msgspec.Struct, frozen=True):
-    """Ages of trained groups in versions."""
+    """Ages in versions of what was trained."""
 
     window: int
     max_trained: int
     histogram: dict[str, int]
+    """Groups, by the age of their oldest token."""
+    token_histogram: dict[str, int]
+    crossed_fraction: float
+    """Share of the rows with tokens of more than one version."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -92,6 +96,8 @@ def summarise(
             status.window,
             max((int(age) for age in status.age_histogram), default=0),
             status.age_histogram,
+            status.token_age_histogram,
+            status.crossed_fraction,
         ),
         versions=status.iteration,
         optimizer_steps=optimizer_steps,

@@ -1,22 +1,23 @@
-"""The rollout's loop: a group of prompts in, k-token prefixes with their logprobs out, weights swapped between groups.
+"""The rollout's loop: a group of prompts in, k-token prefixes with their logprobs out, weights swapped in between.
 
     broker ── PrefixTask ──▶ render ──▶ engine ──▶ Prefixes ──▶ broker
     weight server ◀── pulled in the background ── Beat(latest)       Staged ─▶ broker ─▶ Swap ─▶ install, probe ─▶ Installed
 
-It waits for nothing but the next message or decoding step. A swap happens when the broker says so: it has taken care that no
-lease is open then, so every sample is of one version.
+It waits for nothing but the next message or decoding step. A swap happens when the broker says so: with `rollout.swap =
+"drain"` it has taken care that no lease is open then, so every sample is of one version. With "in_flight" running tasks go on
+with the new weights, and what they sample is delivered once the broker has found these proved.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 
 from prefixrl.common.config import RunConfig
 from prefixrl.common.digests import model_digests
-from prefixrl.common.engine import Engine, Job, JobResult, TokenIds
+from prefixrl.common.engine import Engine, Finished, Job, JobResult, TokenIds
 from prefixrl.common.errors import Refusal
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
@@ -31,12 +32,14 @@ from prefixrl.common.messages import (
     Prefixes,
     PrefixTask,
     ProbeFailed,
+    Proved,
     Ready,
     Refused,
     Revoke,
     Row,
     Staged,
     Swap,
+    VersionSpan,
     WeightsNote,
     Welcome,
 )
@@ -71,6 +74,10 @@ class Rollout:
         self._renderer = renderer
         self._fetcher = fetcher
         self._open: dict[str, tuple[PrefixTask, tuple[TokenIds | str, ...]]] = {}
+        self._held: list[JobResult] = []
+        """Done, with tokens of weights that are not proved yet."""
+        self._spoilt: set[str] = set()
+        """Open tasks with tokens of weights that were not proved and never will be."""
         self._staged: tuple[Manifest, dict[str, torch.Tensor]] | None = None
         self._latest: WeightsNote | None = None
         self._offer_s = 0.0
@@ -79,6 +86,8 @@ class Rollout:
         self._digests = model_digests(model)
         self.version = 0
         self.weights_digest = installed_digest(engine)
+        self._digest_of = {0: self.weights_digest}
+        """Of every version that open tasks may have tokens of."""
         self._is_proved = True
         self._proof: Installed | None = None
         self._proof_s = 0.0
@@ -103,14 +112,15 @@ class Rollout:
     def run(self, stopping: Callable[[], bool]) -> str:
         """Work until the run is over or the process is asked to stop; returns why it ended."""
         while not stopping():
-            message = self._link.receive(0.0 if self._open else IDLE_S)
+            is_busy = len(self._open) > len(self._held)
+            message = self._link.receive(0.0 if is_busy else IDLE_S)
             while message is not None:
                 if isinstance(message, Done):
                     return message.reason
                 self._handle(message)
                 message = self._link.receive(0.0)
             for result in self._engine.step(IDLE_S):
-                self._deliver(result)
+                self._take(result)
             self._offer_weights()
             self._offer_proof()
             self._report()
@@ -129,6 +139,11 @@ class Rollout:
                 self._fetcher.want(latest.version)
             case Swap():
                 self._swap_due = True
+            case Proved(version) if version == self.version:
+                self._is_proved = True
+                held, self._held = self._held, []
+                for result in held:
+                    self._deliver(result)
             case Welcome(weights_endpoint=endpoint):
                 self._fetcher.use(endpoint)
                 self.say_ready()
@@ -139,6 +154,7 @@ class Rollout:
                     message.difference,
                 )
                 self._staged = self._proof = None
+                self._throw_away()
                 self._fetcher.again()
             case _:
                 pass
@@ -163,6 +179,28 @@ class Rollout:
         except ValueError as error:
             return str(error)
 
+    def _take(self, result: JobResult) -> None:
+        """A job is done: its rows are delivered, kept until their weights are proved, or thrown away."""
+        if result.key in self._spoilt:
+            self._hand_back(result.key)
+        elif not self._is_proved and self.version in _versions(result):
+            self._held.append(result)
+        else:
+            self._deliver(result)
+
+    def _throw_away(self) -> None:
+        """The installed weights are not proved and never will be: nothing they had a part in leaves this rollout."""
+        for result in self._held:
+            self._hand_back(result.key)
+        self._held.clear()
+        self._spoilt.update(self._open)
+
+    def _hand_back(self, key: str) -> None:
+        task, _ = self._open.pop(key)
+        self._spoilt.discard(key)
+        reason = "sampled with weights that were not proved"
+        self._link.send(Refused(task.task, task.attempt, reason))
+
     def _deliver(self, result: JobResult) -> None:
         task, prompts = self._open.pop(result.key)
         rows = iter(result.rows)
@@ -174,20 +212,18 @@ class Rollout:
                 )
                 continue
             finished = [next(rows) for _ in range(task.rows_per_group)]
-            packed = tuple(
-                Row(pack_tokens(row.tokens), pack_logprobs(row.logprobs), row.finish)
-                for row in finished
-            )
+            packed = tuple(pack_row(row, self._digest_of) for row in finished)
             groups.append(
                 GroupPrefixes(group.seq, group.prompt, group.seed, pack_tokens(prompt), packed)
             )
+        oldest = min(_versions(result), default=task.version)
         self._link.send(
             Prefixes(
                 task.task,
                 task.attempt,
                 task.kind,
-                task.version,
-                self.weights_digest,
+                oldest,
+                self._digest_of[oldest],
                 tuple(groups),
                 result.elapsed_s,
             )
@@ -199,23 +235,33 @@ class Rollout:
         if self._staged is not None and time.monotonic() >= self._offer_s:
             self._offer_s = time.monotonic() + OFFER_AGAIN_S
             self._link.send(Staged(self._staged[0].version))
-        # A rollout that rejoined may still finish tasks the broker no longer counts as its own.
-        if self._swap_due and not self._open:
+        if self._swap_due and self._may_swap():
             self._swap_due = False
             self._install()
+
+    def _may_swap(self) -> bool:
+        """A rollout that rejoined may still finish tasks the broker no longer counts as its own."""
+        if self._config.rollout.swap == "drain":
+            return not self._open
+        return all(task.kind == "train" for task, _ in self._open.values())
 
     def _install(self) -> None:
         if self._staged is None:
             return
         manifest, tensors = self._staged
         self._staged, self._offer_s = None, 0.0
+        if not self._is_proved:
+            self._throw_away()
         try:
-            self._engine.install(tensors)
+            self._engine.install(tensors, manifest.version)
         except ValueError as error:
             self._refuse(manifest.version, error)
             return
         self._refused = 0
         self.version, self.weights_digest = manifest.version, manifest.digest
+        oldest = min((task.version for task, _ in self._open.values()), default=self.version)
+        known = {each: digest for each, digest in self._digest_of.items() if each >= oldest}
+        self._digest_of = known | {self.version: self.weights_digest}
         assert self._latest is not None
         # The same tokens in every version of a run.
         probe = self._engine.logprobs(
@@ -262,11 +308,17 @@ def make_job(
             row_uniforms(group.seed, "prefix", task.rows_per_group, task.sampling.max_new_tokens)
         )
     draws = np.concatenate(uniforms) if uniforms else np.zeros((0, task.sampling.max_new_tokens))
-    # A simulated adapter writes its version into every token, so that tests read ages from the data itself.
-    script = tuple(
-        np.full(task.sampling.max_new_tokens, task.version, dtype=np.int32) for _ in rows
-    )
-    return Job(task.task, tuple(rows), draws, task.sampling, stop_tokens, script)
+    return Job(task.task, tuple(rows), draws, task.sampling, stop_tokens)
+
+
+def pack_row(row: Finished, digest_of: Mapping[int, str]) -> Row:
+    """A finished row as it travels; `digest_of` the versions that wrote it."""
+    spans = tuple(VersionSpan(version, digest_of[version], size) for version, size in row.spans)
+    return Row(pack_tokens(row.tokens), pack_logprobs(row.logprobs), row.finish, spans)
+
+
+def _versions(result: JobResult) -> set[int]:
+    return {version for row in result.rows for version, _ in row.spans}
 
 
 def installed_digest(engine: Engine) -> str:

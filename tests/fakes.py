@@ -41,6 +41,7 @@ from prefixrl.common.messages import (
     Status,
     ToBroker,
     Verdict,
+    VersionSpan,
     WeightsNote,
     Welcome,
 )
@@ -171,14 +172,15 @@ def loaded(role: Role, digests: ModelDigests, slots: int = 1, version: int = 0) 
 
 def sampled(task: PrefixTask, digest: str | None = None) -> Prefixes:
     """What a rollout makes of a task."""
-    row = Row(pack_tokens([task.version, 7]), pack_logprobs([-1.0, -1.0]), "length")
+    digest = f"d{task.version}" if digest is None else digest
+    spans = (VersionSpan(task.version, digest, 2),)
+    row = Row(pack_tokens([task.version, 7]), pack_logprobs([-1.0, -1.0]), "length", spans)
     groups = tuple(
         GroupPrefixes(
             group.seq, group.prompt, group.seed, pack_tokens([1]), (row,) * task.rows_per_group
         )
         for group in task.groups
     )
-    digest = f"d{task.version}" if digest is None else digest
     return Prefixes(task.task, task.attempt, task.kind, task.version, digest, groups, 0.5)
 
 

@@ -1,9 +1,19 @@
 """Moves a ledger by hand: sample what the window allows, deliver verdicts for a group."""
 
 from ledger_world import Places
-from prefixrl.common.messages import Fault, GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.messages import (
+    Fault,
+    GroupPrefixes,
+    Prompt,
+    Row,
+    ScoredGroup,
+    Verdict,
+    VersionSpan,
+)
 from prefixrl.common.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.ledger import Ledger
+
+ROW = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length", (VersionSpan(0, "d", 1),))
 
 
 def sample(ledger: Ledger, version: int = 0) -> list[int]:
@@ -19,8 +29,7 @@ def sample(ledger: Ledger, version: int = 0) -> list[int]:
 
 def prefixes(ledger: Ledger, seq: int) -> GroupPrefixes:
     prompt = Prompt(Places(None).identity(ledger.place(seq)), "?", "1")
-    row = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length")
-    return GroupPrefixes(seq, prompt, seq, pack_tokens([1]), (row, row))
+    return GroupPrefixes(seq, prompt, seq, pack_tokens([1]), (ROW, ROW))
 
 
 def score(
@@ -35,8 +44,7 @@ def score(
     place = {group.seq: group.prompt for group in ledger.live()}.get(seq, seq)
     prompt = Prompt(Places(None).identity(place), "?", "1")
     rows = len(rewards) + errors
-    row = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length")
-    group = GroupPrefixes(seq, prompt, seq, pack_tokens([1]), (row,) * rows)
+    group = GroupPrefixes(seq, prompt, seq, pack_tokens([1]), (ROW,) * rows)
     verdicts = [Verdict(reward, "ok", "", "eos", 1, 0) for reward in rewards]
     verdicts += [Verdict(0.0, "error", "why", "eos", 1, 0, fault=fault)] * errors
     return bool(ledger.take_scores([ScoredGroup(group, version, "d", tuple(verdicts), "s")]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.common.records import Record
 from prefixrl.learner.broker.filtering import AccuracyFilter, Starved
@@ -93,7 +93,8 @@ class World:
 
     def _draw(self, seq: int, place: int, version: int) -> GroupPrefixes:
         self.draws += 1
-        row = Row(pack_tokens([version, self.draws]), pack_logprobs([-1.0, -1.0]), "length")
+        spans = (VersionSpan(version, f"d{version}", 2),)
+        row = Row(pack_tokens([version, self.draws]), pack_logprobs([-1.0, -1.0]), "length", spans)
         prompt = Prompt(Places(None).identity(place), "?", "1")
         return GroupPrefixes(seq, prompt, seq, pack_tokens([1]), (row,))
 

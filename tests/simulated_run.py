@@ -35,7 +35,7 @@ from prefixrl.common.messages import (
     Stop,
     WeightsNote,
 )
-from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids
+from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids, token_versions
 from prefixrl.common.rendering import ByteRenderer
 from prefixrl.common.weights import describe
 from prefixrl.learner.broker.server import Broker
@@ -101,21 +101,29 @@ class Trained:
 
     groups: list[int] = field(default_factory=list)
     ages: Counter[int] = field(default_factory=Counter)
-    """Trained groups by age: the iteration less the version in their tokens."""
+    """Trained groups by age: the iteration less the oldest version in their tokens."""
+    crossed: int = 0
+    """Trained groups with tokens of several versions."""
     versions: list[set[int]] = field(default_factory=list)
     """Per iteration, the versions in the tokens of its batch."""
     rewards: list[tuple[float, ...]] = field(default_factory=list)
     status: dict[str, Any] = field(default_factory=dict)
     end: FromBroker | None = None
 
-    def take(self, batch: Batch, groups: list[ScoredGroup]) -> None:
+    def take(self, batch: Batch, groups: list[ScoredGroup], may_cross: bool) -> None:
         assert len(groups) == len(batch.groups), "one rank trains every group"
         seen = set()
         for group in groups:
-            written = {int(token) for row in group.prefixes.rows for token in token_ids(row.tokens)}
-            assert len(written) == 1, "one version per group"
-            version = written.pop()
-            seen.add(version)
+            written = set()
+            for row in group.prefixes.rows:
+                tokens = token_ids(row.tokens).tolist()
+                assert tokens == token_versions(row).tolist(), "spans say what the tokens say"
+                written.update(tokens)
+            assert len(written) == 1 or may_cross, "one version per group"
+            self.crossed += len(written) > 1
+            version = min(written)
+            assert group.version <= version
+            seen.update(written)
             self.ages[batch.iteration - version] += 1
             self.groups.append(group.prefixes.seq)
             self.rewards.append(tuple(verdict.reward for verdict in group.verdicts))
@@ -129,7 +137,7 @@ def config_of(
     simulated = {"prefix_s": 0.002, "completion_s": 0.010, "completion_sigma": 1.2}
     return run_on_disk(
         folder,
-        rollout={"engine": "simulated", "prefix_tokens": 2},
+        rollout={"engine": "simulated", "prefix_tokens": 2} | sections.pop("rollout", {}),
         scorer={"engine": "simulated", "max_new_tokens": 8},
         simulated=simulated | sections.pop("simulated", {}),
         algorithm={
@@ -150,12 +158,13 @@ def run(
         with workers(endpoint, config, ("rollout", "scorer", "scorer")):
             rank = Peer(endpoint, b"rank")
             try:
-                return _learn(rank, lambda iteration: before_batch(broker, iteration))
+                may_cross = config.rollout.swap == "in_flight"
+                return _learn(rank, lambda iteration: before_batch(broker, iteration), may_cross)
             finally:
                 rank.close()
 
 
-def _learn(rank: Peer, before_batch: Callable[[int], None]) -> Trained:
+def _learn(rank: Peer, before_batch: Callable[[int], None], may_cross: bool) -> Trained:
     trained, iteration = Trained(), 0
     rank.join("rank")
     while True:
@@ -169,7 +178,7 @@ def _learn(rank: Peer, before_batch: Callable[[int], None]) -> Trained:
             rank.hear(Accepted)
             return trained
         decoder = msgspec.msgpack.Decoder(ScoredGroup)
-        trained.take(answer, [decoder.decode(frame) for frame in payload])
+        trained.take(answer, [decoder.decode(frame) for frame in payload], may_cross)
         rank.say(IterationDone(iteration, iteration + 1))
         rank.hear(Accepted)
         iteration += 1

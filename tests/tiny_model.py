@@ -87,7 +87,8 @@ def random_iteration(iteration: int, *, groups: int = 4, samples: int = 3) -> It
             tokens = random.integers(2, VOCABULARY, random.integers(1, 8)).astype(np.int32)
             logprobs = random.normal(-4.0, 0.6, len(tokens)).clip(max=-0.1).astype(np.float32)
             reward = float(random.integers(0, 2))
-            rows[len(rows)] = Sample(prompt, tokens, logprobs, reward, group, iteration)
+            versions = np.full(len(tokens), iteration, dtype=np.int32)
+            rows[len(rows)] = Sample(prompt, tokens, logprobs, reward, group, versions)
     return IterationData(
         iteration=iteration,
         seed=77 + iteration,

@@ -18,7 +18,7 @@ from prefixrl.common.messages import (
     Scores,
     ScoreTask,
 )
-from prefixrl.common.packing import check_prefixes, check_scores
+from prefixrl.common.packing import check_prefixes, check_scores, check_spans
 from prefixrl.common.seeds import derive
 from prefixrl.learner.broker.evaluations import Evaluations
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
@@ -167,10 +167,9 @@ class Dispatcher:
                 check_prefixes(group, self._rows_asked(lease, result.kind, len(group.rows)))
             if lease:
                 _check_answers(lease, result)
-                if result.version != lease.item.version:
-                    raise ValueError(
-                        f"prefixes of version {result.version} for a task at version {lease.item.version}"
-                    )
+                _check_version(lease, result, self._may_cross(result.kind))
+            for group in result.groups:
+                check_spans(group, result.version, self._may_cross(result.kind))
         except ValueError:
             if lease:
                 self._return(lease, died=True)
@@ -196,6 +195,7 @@ class Dispatcher:
                 check_scores(group, self._rows_asked(lease, result.kind, rows))
                 if result.kind == "train" and group.version < 0:
                     raise ValueError(f"training group {group.prefixes.seq} has no version")
+                check_spans(group.prefixes, group.version, self._may_cross(result.kind))
             if lease:
                 _check_answers(lease, result)
         except ValueError:
@@ -218,6 +218,10 @@ class Dispatcher:
             return rows
         return self.evaluations.rows_per_group(lease.item.seqs)
 
+    def _may_cross(self, kind: Kind) -> bool:
+        """Whether one answer may be of several versions: an evaluation is of one, always."""
+        return kind == "train" and self._config.rollout.swap == "in_flight"
+
     def _return_missing(self, lease: Lease | None, delivered: set[int]) -> None:
         """Groups of the lease that the result leaves out go back to the queue, counted against their attempts."""
         if lease is None or delivered.issuperset(lease.item.seqs):
@@ -236,6 +240,12 @@ class Dispatcher:
         lease = worker.leases.pop(refusal.task, None)
         if lease is not None:
             self._return(lease, died=False)
+
+    def needs_version(self, worker: Worker) -> bool:
+        """Whether a rollout's open leases must end with the version they began with."""
+        if self._config.rollout.swap == "drain":
+            return bool(worker.leases)
+        return any(lease.kind == "eval" for lease in worker.leases.values())
 
     def reconcile(self, worker: Worker, held: Sequence[str], now_s: float) -> None:
         """Take back leases a worker does not hold although it should: the task or its result was lost on the way.
@@ -269,6 +279,15 @@ class Dispatcher:
             self.evaluations.give_back(lease.item, died)
         else:
             self.ledger.give_back(lease.item, died)
+
+
+def _check_version(lease: Lease, result: Prefixes, may_cross: bool) -> None:
+    """Raise ValueError unless a result is of its task's version; where answers may cross, one that waited may be newer."""
+    is_newer = may_cross and result.version > lease.item.version
+    if result.version != lease.item.version and not is_newer:
+        raise ValueError(
+            f"prefixes of version {result.version} for a task at version {lease.item.version}"
+        )
 
 
 def _check_answers(lease: Lease, result: Prefixes | Scores) -> None:

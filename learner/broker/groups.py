@@ -72,3 +72,20 @@ class Counts:
     row_errors: Counter[str] = field(default_factory=Counter)
     """Rows without a verdict by the kind of failure, of whatever became of their groups."""
     age_histogram: Counter[int] = field(default_factory=Counter)
+    """Trained groups by the age of their oldest token."""
+    token_age_histogram: Counter[int] = field(default_factory=Counter)
+    rows: int = 0
+    """Trained ones."""
+    rows_crossed: int = 0
+    """Those of them with tokens of more than one version."""
+
+    def note_rows(self, group: ScoredGroup | None, iteration: int) -> None:
+        """Count what the trained rows of a group were written by."""
+        assert group is not None, "what is trained was scored"
+        for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
+            if verdict.status == "error":
+                continue
+            self.rows += 1
+            self.rows_crossed += len(row.spans) > 1
+            for span in row.spans:
+                self.token_age_histogram[iteration - span.version] += span.tokens

@@ -354,6 +354,7 @@ class Ledger:
             assert iteration - group.version <= self.window.max_staleness
             self.counts.trained += 1
             self.counts.age_histogram[iteration - group.version] += 1
+            self.counts.note_rows(group.result, iteration)
         self.completed += 1
         return True
 

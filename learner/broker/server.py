@@ -38,6 +38,7 @@ from prefixrl.common.messages import (
     IterationDone,
     Prefixes,
     ProbeFailed,
+    Proved,
     Published,
     Ready,
     Refused,
@@ -52,7 +53,7 @@ from prefixrl.common.messages import (
     WeightsNote,
     Welcome,
 )
-from prefixrl.common.packing import logprobs, token_ids
+from prefixrl.common.packing import digests, logprobs, token_ids
 from prefixrl.common.records import VersionPublished
 from prefixrl.common.requester import is_tag
 from prefixrl.common.transport import Malformed, Payload, Server, Undeliverable
@@ -273,10 +274,11 @@ class Broker:
                 case Ready():
                     self._ready(worker, message, now_s)
                 case Prefixes():
-                    self._check_digest(message.version, message.weights_digest, worker)
+                    self._check_prefixes(message, worker)
                     self.dispatcher.take_prefixes(worker, message, now_s)
                     self._acks.append((worker.identity, Ack(message.task, message.attempt)))
                 case Scores():
+                    self._check_known(digests(group.prefixes for group in message.groups))
                     self.dispatcher.take_scores(worker, message, now_s)
                     self._acks.append((worker.identity, Ack(message.task, message.attempt)))
                 case Refused():
@@ -317,6 +319,8 @@ class Broker:
             self._identity.check_version(ready.version, ready.weights_digest)
         worker.slots, worker.digests, worker.engine = ready.slots, ready.digests, ready.engine
         worker.version, worker.weights_digest = ready.version, ready.weights_digest
+        if is_proved:
+            worker.prove(ready.version, ready.weights_digest)
         # Installed follows with the probe.
         worker.phase = "ready" if is_proved else "swapping"
         worker.ready_s = worker.progressed_s = now_s
@@ -328,16 +332,29 @@ class Broker:
             ready.version,
         )
 
-    def _check_digest(self, version: int, digest: str, worker: Worker) -> None:
+    def _check_prefixes(self, result: Prefixes, worker: Worker) -> None:
+        """Raise ValueError unless every token is of published weights, of which this worker proved that it holds them."""
         if worker.role != "rollout":
             raise ValueError(f"a {worker.role} may not send Prefixes")
-        self._identity.check_version(version, digest)
+        written_by = digests(result.groups)
+        self._check_known({(result.version, result.weights_digest)} | written_by)
+        if result.task not in worker.leases:
+            return  # another broker, or this one before the worker joined again, took the proof
+        for version, digest in written_by:
+            if worker.proved.get(version) != digest:
+                raise ValueError(
+                    f"task {result.task} has tokens of version {version}, weights {digest}, which it did not prove to hold"
+                )
+
+    def _check_known(self, written_by: set[tuple[int, str]]) -> None:
+        for version, digest in sorted(written_by):
+            self._identity.check_version(version, digest)
 
     def _grant_swap(self, worker: Worker, now_s: float) -> None:
-        """A draining rollout may swap once its last lease is in, unless an evaluation still needs the version it has."""
+        """A rollout that asked may swap, unless what it has open, or an evaluation still to come, needs the version it has."""
         if (
             worker.phase == "draining"
-            and not worker.leases
+            and not self.dispatcher.needs_version(worker)
             and not self.dispatcher.evaluations.needs_version(worker.version)
         ):
             worker.phase, worker.progressed_s = "swapping", now_s
@@ -348,6 +365,8 @@ class Broker:
             # Said again before our answer arrived, or although it was lost.
             if worker.refused is not None:
                 self._send(worker.identity, worker.refused)
+            elif (report.version, report.digest) == (worker.version, worker.weights_digest):
+                self._send(worker.identity, Proved(report.version))
             return
         note = self._notes.get(report.version)
         if note is None:
@@ -365,6 +384,8 @@ class Broker:
         if difference <= tolerance and report.digest == note.digest:
             worker.phase, worker.version, worker.weights_digest = "ready", note.version, note.digest
             worker.probe_failures = 0
+            worker.prove(note.version, note.digest)
+            self._send(worker.identity, Proved(note.version))
             return
         worker.probe_failures += 1
         log.warning(

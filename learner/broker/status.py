@@ -62,6 +62,10 @@ def document(broker: "Broker", now_s: float) -> Document:
         queues=ledger.states(),
         window=ledger.window.max_staleness,
         age_histogram={str(age): count for age, count in sorted(counts.age_histogram.items())},
+        token_age_histogram={
+            str(age): count for age, count in sorted(counts.token_age_histogram.items())
+        },
+        crossed_fraction=counts.rows_crossed / max(1, counts.rows),
         workers=workers,
         busy_fraction=busy,
         losses=dict(broker.dispatcher.losses),

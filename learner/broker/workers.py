@@ -43,6 +43,8 @@ class Worker:
     slots: int = 0
     version: int = -1
     weights_digest: str = ""
+    proved: dict[int, str] = field(default_factory=dict)
+    """Version and digest of the weights that it was found to hold, now or since its oldest lease was given."""
     engine: str = ""
     digests: ModelDigests | None = None
     leases: dict[str, Lease] = field(default_factory=dict)
@@ -75,6 +77,12 @@ class Worker:
         if self.first_lease_s is None:
             self.first_lease_s = now_s
             self.first_lease_after_ready_s = now_s - self.ready_s
+
+    def prove(self, version: int, digest: str) -> None:
+        """Note that it holds these weights."""
+        oldest = min((lease.item.version for lease in self.leases.values()), default=version)
+        needed = {each: known for each, known in self.proved.items() if each >= oldest}
+        self.proved = needed | {version: digest}
 
     def heartbeat(self, progress: int, busy_slot_s: float, state: str, now_s: float) -> None:
         """Note a sign of life and what the work loop says of itself."""

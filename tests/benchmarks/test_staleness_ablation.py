@@ -74,9 +74,9 @@ def test_every_sample_has_the_age_asked_for_and_the_logprobs_of_the_version_it_n
         due = min(number, age)
         assert each.ages == Counter({due: rows})
         assert {sample.version for sample in each.data.samples.values()} == {number - due}
-        engine.install(weights[number - due])
+        engine.install(weights[number - due], number - due)
         assert behaviour_gap(engine, each.data) < 1e-4
-        engine.install(weights[number - due + 1])
+        engine.install(weights[number - due + 1], number - due + 1)
         assert behaviour_gap(engine, each.data) > 1e-2, "the next version must be told apart"
     assert run.ledger.counts.age_histogram == sum(
         (Counter({min(number, age): SIZE.groups}) for number in range(SIZE.iterations)), Counter()

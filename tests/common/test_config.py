@@ -112,6 +112,16 @@ def test_sampling_that_biases_the_ratio_must_be_asked_for_by_name(
     assert getattr(target.scorer_sampling(), key) == float(value)
 
 
+def test_an_engine_that_cannot_swap_in_flight_is_refused_with_both_named(run_file: Path) -> None:
+    transfer = 'rollout.vllm.options={kv_transfer_config={kv_role="kv_both"}}'
+    with pytest.raises(
+        ConfigError, match=r'swap = "in_flight" with vllm.options.kv_transfer_config'
+    ):
+        load(run_file, (transfer, "rollout.swap=in_flight"))
+    assert load(run_file, (transfer,)).rollout.swap == "drain"
+    assert load(run_file, ("rollout.swap=in_flight",)).rollout.swap == "in_flight"
+
+
 def test_a_task_whose_result_no_message_could_carry_is_refused(run_file: Path) -> None:
     settings = ("rollout.groups_per_task=64", "algorithm.samples_per_prompt=64")
     with pytest.raises(

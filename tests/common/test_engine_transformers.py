@@ -246,16 +246,16 @@ def test_installing_replaces_every_weight_bit_for_bit(engine: TransformersEngine
     }
     old = {name: tensor.clone() for name, tensor in engine.weights().items()}
     assert "lm_head.weight" not in given, "tied weights stand there once"
-    engine.install(given)
+    engine.install(given, 1)
     assert all(torch.equal(engine.weights()[name], tensor) for name, tensor in given.items())
     assert not same(before, finish(engine, job("a"))["a"])
-    engine.install(old)
+    engine.install(old, 1)
     assert same(before, finish(engine, job("a"))["a"])
 
 
 def test_installed_weights_are_copied_not_shared(engine: TransformersEngine) -> None:
     given = {name: tensor.clone() for name, tensor in engine.weights().items()}
-    engine.install(given)
+    engine.install(given, 1)
     before = finish(engine, job("a"))["a"]
     for tensor in given.values():
         tensor.zero_()
@@ -276,7 +276,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(
         (changed | {name: changed[name].double()}, r"model.norm.weight has dtype torch.float64"),
     ):
         with pytest.raises(ValueError, match=message):
-            engine.install(wrong)
+            engine.install(wrong, 1)
         assert all(torch.equal(engine.weights()[key], old) for key, old in before.items())
 
 

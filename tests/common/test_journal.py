@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from prefixrl.common.errors import DataError
 from prefixrl.common.journal import Journal, cut_torn_tail, read
-from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, WeightsNote
+from prefixrl.common.messages import (
+    GroupPrefixes,
+    Prompt,
+    Row,
+    ScoredGroup,
+    Verdict,
+    VersionSpan,
+    WeightsNote,
+)
 from prefixrl.common.packing import pack_logprobs, pack_tokens
 from prefixrl.common.records import (
     Batched,
@@ -29,7 +37,7 @@ GROUP = ScoredGroup(
         Prompt("p0", "1 + 1 =", "2"),
         9,
         pack_tokens([1]),
-        (Row(pack_tokens([1, 2]), pack_logprobs([-1.0, -2.0]), "eos"),),
+        (Row(pack_tokens([1, 2]), pack_logprobs([-1.0, -2.0]), "eos", (VersionSpan(0, "d0", 2),)),),
     ),
     0,
     "d0",

@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.packing import (
     check_prefixes,
     check_scores,
+    check_spans,
+    digests,
     logprobs,
     pack_logprobs,
     pack_tokens,
     token_ids,
+    token_versions,
 )
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
@@ -74,7 +77,8 @@ def test_the_count_must_be_that_of_the_tokens() -> None:
 
 
 def row(tokens: int = 3) -> Row:
-    return Row(pack_tokens(list(range(tokens))), pack_logprobs([-1.0] * tokens), "length")
+    ids, spans = list(range(tokens)), (VersionSpan(0, "d", tokens),)
+    return Row(pack_tokens(ids), pack_logprobs([-1.0] * tokens), "length", spans)
 
 
 def group(*rows: Row, error: str = "") -> GroupPrefixes:
@@ -117,15 +121,15 @@ BROKEN_PREFIXES = {
     "a row too few": (group(row()), "holds 1 rows, the task asked for 2"),
     "a row too many": (group(row(), row(), row()), "holds 3 rows, the task asked for 2"),
     "ragged ids": (
-        group(row(), Row(b"12345", b"", "length")),
+        group(row(), Row(b"12345", b"", "length", ())),
         "row 1: packed token ids of 5 bytes",
     ),
     "a logprob too few": (
-        group(row(), Row(pack_tokens([1, 2]), pack_logprobs([-1.0]), "eos")),
+        group(row(), Row(pack_tokens([1, 2]), pack_logprobs([-1.0]), "eos", ())),
         "row 1: packed logprobs hold 1 values for 2 tokens",
     ),
     "a positive logprob": (
-        group(Row(pack_tokens([1]), pack_logprobs([0.1]), "eos"), row()),
+        group(Row(pack_tokens([1]), pack_logprobs([0.1]), "eos", ()), row()),
         "row 0: logprobs must be finite",
     ),
 }
@@ -156,3 +160,64 @@ def test_a_reward_outside_0_to_1_is_refused_with_group_and_row(reward: float) ->
 def test_every_row_needs_a_verdict() -> None:
     with pytest.raises(ValueError, match=r"^group 5 \(prompt p-7\) holds 1 verdicts for 2 rows"):
         check_scores(scored(group(row(), row()), 1.0), 2)
+
+
+# --- versions --------------------------------------------------------------------------------------------------------
+
+
+def spanned(*spans: tuple[int, int], tokens: int = 3) -> GroupPrefixes:
+    named = tuple(VersionSpan(version, f"d{version}", size) for version, size in spans)
+    return group(row(), msgspec.structs.replace(row(tokens), spans=named))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 3))
+def test_tokens_have_the_versions_of_their_spans(sizes: list[int], oldest: int) -> None:
+    spans = [(oldest + 2 * place, size) for place, size in enumerate(sizes)]
+    made = spanned(*spans, tokens=sum(sizes)).rows[1]
+    slow = [version for version, size in spans for _ in range(size)]
+    assert token_versions(made).tolist() == slow
+    check_spans(group(made), oldest, may_cross=True)
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (spanned((0, 2)), r"row 1: spans \[\(0, 2\)\] \(version, tokens\) for 3 tokens"),
+        (spanned((0, 2), (1, 2)), "for 3 tokens"),
+        (spanned((0, 4), (1, -1)), "for 3 tokens"),
+        (spanned((0, 3), (1, 0)), "for 3 tokens"),
+        (spanned(), "for 3 tokens"),
+        (spanned((2, 1), (1, 2)), "do not rise"),
+        (spanned((1, 1), (1, 2)), "do not rise"),
+    ],
+)
+def test_spans_that_do_not_fit_their_row_are_refused_with_group_and_row(
+    broken: GroupPrefixes, reason: str
+) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^group 5 \(prompt p-7\), row 1: .*{reason.removeprefix('row 1: ')}"
+    ):
+        check_spans(broken, 0, may_cross=True)
+
+
+def test_a_token_older_than_the_result_says_or_a_second_version_where_none_may_be_is_refused() -> (
+    None
+):
+    crossed = spanned((0, 1), (4, 2))
+    check_spans(crossed, 0, may_cross=True)
+    with pytest.raises(ValueError, match="a token of version 0 in a result of version 1"):
+        check_spans(crossed, 1, may_cross=True)
+    with pytest.raises(ValueError, match=r"row 1: tokens of versions \[0, 4\], one is allowed"):
+        check_spans(crossed, 0, may_cross=False)
+
+
+def test_what_no_adapter_wrote_has_no_version() -> None:
+    fixed = msgspec.structs.replace(row(), spans=())
+    check_spans(group(fixed), -1, may_cross=False)
+    with pytest.raises(ValueError, match="although no adapter wrote it"):
+        check_spans(group(row()), -1, may_cross=True)
+
+
+def test_the_digests_of_a_result_are_those_of_all_its_spans() -> None:
+    found = digests([spanned((0, 1), (4, 2)), spanned((7, 3))])
+    assert found == {(0, "d"), (0, "d0"), (4, "d4"), (7, "d7")}

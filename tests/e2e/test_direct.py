@@ -42,10 +42,13 @@ def scorers(launch: int) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_a_short_run_keeps_its_books_and_loads_no_target(tmp_path: Path, staleness: int) -> None:
+@pytest.mark.parametrize(("staleness", "swap"), [(0, "drain"), (2, "drain"), (2, "in_flight")])
+def test_a_short_run_keeps_its_books_and_loads_no_target(
+    tmp_path: Path, staleness: int, swap: str
+) -> None:
     directory = tmp_path / "run"
     settings = (f"algorithm.max_staleness={staleness}", "rollout.answer_tokens=19")
+    settings += (f"rollout.swap={swap}",)
     with launched(directory, *SMALL, *settings, run_file=RUN_FILE) as process:
         wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
         working = scorers(process.pid)
@@ -60,6 +63,9 @@ def test_a_short_run_keeps_its_books_and_loads_no_target(tmp_path: Path, stalene
     assert json.loads((directory / "config.json").read_text())["target"] is None
     rows = [row for line in inspect(directory) for row in line["rows"]]
     assert max(len(row["prefix_ids"]) for row in rows) == 19
+    for row in rows:
+        assert sum(span["tokens"] for span in row["spans"]) == len(row["prefix_ids"])
+        assert len(row["spans"]) == 1 or swap == "in_flight"
     cut = [row for row in rows if row["finish"] == "length"]
     # Answers with the longer openings have 20 tokens with their end: all of them are cut, the others never.
     assert cut and {(row["reward"], row["extracted"]) for row in cut} == {(0.0, "")}

@@ -46,6 +46,33 @@ def test_no_sample_is_older_than_the_window_and_none_expires(
         assert aged >= GROUPS / 4, "the pipe is not asynchronous"
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_no_token_is_older_than_the_window_where_answers_cross_updates(
+    staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sampling takes as long as several iterations: a group holds its place in the window from its first token on."""
+    config = config_of(
+        *(tmp_path, staleness, ITERATIONS // 2),
+        rollout={"swap": "in_flight", "prefix_tokens": 16, "groups_per_task": 8},
+        simulated={"prefix_s": 0.15},
+    )
+    trained = run(config)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\nS = {staleness}: {by_age(trained)}, {trained.crossed} of them crossed an update\n"
+        )
+    assert isinstance(trained.end, RunOver)
+    assert len(trained.groups) == len(set(trained.groups)) == GROUPS // 2
+    assert max(trained.ages) <= staleness and min(trained.ages) >= 0
+    groups = trained.status["groups"]
+    assert not any(groups[state] for state in ("expired", "failed", "filtered", "outstanding"))
+    tokens = {int(age): count for age, count in trained.status["token_age_histogram"].items()}
+    assert min(tokens) >= 0 and max(tokens) <= staleness
+    assert sum(tokens.values()) == 2 * 16 * GROUPS // 2
+    assert (trained.crossed > 0) == (staleness > 0)
+    assert (trained.status["crossed_fraction"] > 0) == (staleness > 0)
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_bound_holds_when_a_filter_takes_most_and_over_sampling_makes_it_good(
     staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -20,7 +20,7 @@ def sample(
         -np.arange(1, count + 1, dtype=np.float32),
         reward,
         group=4,
-        version=0,
+        versions=np.zeros(len(sampled), dtype=np.int32),
     )
 
 

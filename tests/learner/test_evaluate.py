@@ -49,7 +49,7 @@ class JudgingClient:
 
 def scored(prompt: Prompt, version: int, reward: float | None) -> ScoredGroup:
     verdict = Verdict(reward or 0.0, "error" if reward is None else "ok", "", "stop", 0, 0)
-    prefixes = GroupPrefixes(0, prompt, 0, b"", (Row(b"", b"", "stop"),))
+    prefixes = GroupPrefixes(0, prompt, 0, b"", (Row(b"", b"", "stop", ()),))
     return ScoredGroup(prefixes, version, "", (verdict,), "s")
 
 
@@ -73,26 +73,28 @@ def evaluated(folder: Path, judge: Judge) -> Evaluator:
 def told(evaluator: Evaluator, directory: Path) -> summary.Summary:
     counts = GroupCounts(0, 0, 0, 0, 0, 0, 0)
     status = Document(
-        "r",
-        str(directory),
-        0,
-        0,
-        0,
-        counts,
-        {},
-        {},
-        None,
-        {},
-        2,
-        {},
-        [],
-        {},
-        {},
-        0.0,
-        "",
-        0,
-        0,
-        0.0,
+        run_id="r",
+        directory=str(directory),
+        broker_pid=0,
+        iteration=0,
+        total_iterations=0,
+        groups=counts,
+        causes={},
+        row_errors={},
+        filter=None,
+        queues={},
+        window=2,
+        age_histogram={},
+        token_age_histogram={},
+        crossed_fraction=0.0,
+        workers=[],
+        busy_fraction={},
+        losses={},
+        truncated_fraction=0.0,
+        waiting_for="",
+        malformed_messages=0,
+        journal_bytes=0,
+        up_s=0.0,
     )
     (directory / "metrics.jsonl").touch()
     found = summary.summarise(status, evaluator, MetricsLog(directory, 0), 0, 0.0, 1.0)

@@ -140,7 +140,9 @@ def test_an_infinite_loss_in_one_micro_batch_drops_the_whole_step(adapter: Path)
 def test_a_row_outside_the_window_is_never_trained(adapter: Path, version: int) -> None:
     config = run_config(adapter, algorithm={"max_staleness": 2})
     data = random_iteration(3)
-    data = replace(data, samples={**data.samples, 5: replace(data.samples[5], version=version)})
+    versions = data.samples[5].versions.copy()
+    versions[-1] = version  # one token is enough
+    data = replace(data, samples={**data.samples, 5: replace(data.samples[5], versions=versions)})
     with pytest.raises(
         TrainingFault, match=rf"iteration 3 was given row 5 \(group 1\) of version {version}"
     ):

@@ -57,7 +57,10 @@ def random_rows(seed: int) -> Rows:
     sizes = random.integers(1, K, len(groups)).tolist()
     prompt = np.ones(2, dtype=np.int32)
     samples = [
-        Sample(prompt, np.ones(n, np.int32), np.zeros(n, np.float32), reward, group, 0)
+        Sample(
+            *(prompt, np.ones(n, np.int32), np.zeros(n, np.float32)),
+            *(reward, group, np.zeros(n, np.int32)),
+        )
         for n, reward, group in zip(sizes, rewards, groups, strict=True)
     ]
     batch = pad(samples, 0)

@@ -22,10 +22,10 @@ NOTE = WeightsNote(1, "d1", pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))
 class Picky(SimulatedEngine):
     """Installs bf16 only."""
 
-    def install(self, tensors: dict[str, torch.Tensor]) -> None:
+    def install(self, tensors: dict[str, torch.Tensor], version: int) -> None:
         if tensors["weight"].dtype != torch.bfloat16:
             raise ValueError("weight has dtype float32, the model's is bfloat16")
-        super().install(tensors)
+        super().install(tensors, version)
 
 
 class Fetched:

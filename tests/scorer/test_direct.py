@@ -25,6 +25,7 @@ from prefixrl.common.messages import (
     Scores,
     ScoreTask,
     ToBroker,
+    VersionSpan,
 )
 from prefixrl.common.packing import check_scores, pack_logprobs, pack_tokens
 from prefixrl.scorer.decoder import Decoder
@@ -61,7 +62,8 @@ class FakeLink:
 def row(text: str, finish: str) -> Row:
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     ids += [TOKENIZER.eos_token_id] if finish == "eos" else []
-    return Row(pack_tokens(ids), pack_logprobs([-1.0] * len(ids)), finish)  # type: ignore[arg-type]
+    spans = (VersionSpan(3, "d3", len(ids)),)
+    return Row(pack_tokens(ids), pack_logprobs([-1.0] * len(ids)), finish, spans)  # type: ignore[arg-type]
 
 
 def task(name: str, kind: Kind, *groups: tuple[Row, ...]) -> ScoreTask:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,12 +50,12 @@ def test_sampled_logprobs_are_the_learners_at_the_same_version(
     models = Models.load(run, 0, 1, str(folder))
     move(models)
     with world.started(folder, run=run) as engine:
-        engine.install(models.state_dict_for_publication())
+        engine.install(models.state_dict_for_publication(), 1)
         each = world.job("a", temperature=TEMPERATURE)
         rows = world.finish(engine, each)["a"].rows
     batch = pad(
         [
-            Sample(prompt, row.tokens, row.logprobs, 0.0, 0, 1)
+            Sample(prompt, row.tokens, row.logprobs, 0.0, 0, np.ones(row.tokens.size, np.int32))
             for prompt, row in zip(each.rows, rows, strict=True)
         ],
         0,

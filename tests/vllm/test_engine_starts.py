@@ -104,6 +104,6 @@ def check_installation(folder: Path, **vllm: Any) -> None:
         initial = engine.weights()
         for tensors in (None, world.perturbed(initial, 1, 0.1)):
             if tensors:
-                engine.install(tensors)
+                engine.install(tensors, 1)
             expected = world.forward(world.fresh_model(folder, tensors), world.probe(), 1.0)
             assert engine.logprobs(world.probe(), 1.0) == pytest.approx(expected, abs=1e-3)

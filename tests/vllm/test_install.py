@@ -58,7 +58,7 @@ def test_every_one_of_twenty_updates_is_proved_by_the_probe(
     found = []
     for update in range(UPDATES):
         tensors = world.perturbed(initial, update, 0.1)
-        engine.install(tensors)
+        engine.install(tensors, 1)
         found.append(probe_difference(engine, tensors))
         now = engine.logprobs(world.probe(), TEMPERATURE)
         assert np.abs(now - before).max() > 0.1, "the probe must tell versions apart"
@@ -74,7 +74,7 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
     each = world.job("a", tokens=80)  # several blocks long: the cache has them after the first time
     world.finish(engine, each)
     tensors = world.perturbed(initial, 77, 0.1)
-    engine.install(tensors)
+    engine.install(tensors, 1)
     rows = world.finish(engine, each)["a"].rows
     found = world.differences(world.fresh_model(ADAPTER, tensors), each.rows, rows, 0.7)
     report(f"sampled after an update: |difference| mean {found.mean():.2g}, max {found.max():.2g}")
@@ -84,7 +84,7 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
 def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> None:
     tensors = world.perturbed(world.reference(ADAPTER).weights(), 5, 0.1)
     digest = describe(0, tensors).digest
-    engine.install(tensors)
+    engine.install(tensors, 1)
     for tensor in tensors.values():
         tensor.zero_()
     assert describe(0, engine.weights()).digest == digest
@@ -105,7 +105,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngi
         (tensors | {name: tensors[name].double()}, r"model.norm.weight has dtype torch.float64"),
     ):
         with pytest.raises(ValueError, match=message):
-            engine.install(wrong)
+            engine.install(wrong, 1)
     assert np.array_equal(engine.logprobs(world.probe(), TEMPERATURE), before)
 
 
@@ -126,7 +126,7 @@ def test_after_fifty_updates_by_delta_the_engine_holds_the_published_bits(
             prune(tmp_path, {version - 1, version})
             fetcher.want(version)
             staged = wait_until(fetcher.take, f"version {version}")
-            engine.install(staged[1])
+            engine.install(staged[1], version)
             assert describe(0, engine.weights()).digest == manifest.digest == staged[0].digest
             if version % 10 == 1:
                 found.append(probe_difference(engine, published))
@@ -152,7 +152,7 @@ def test_an_engine_that_does_not_hold_the_weights_fails_the_probe(
     with world.started(ADAPTER) as broken:
         initial = world.reference(ADAPTER).weights()
         assert probe_difference(broken, initial) < 1e-3
-        broken.install(tensors)
+        broken.install(tensors, 1)
         difference = probe_difference(broken, tensors)
     report(f"when {fault}: probe difference {difference:.2g}")
     assert difference > 100 * world.config().probe_tolerance

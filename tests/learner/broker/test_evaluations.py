@@ -8,6 +8,7 @@ from prefixrl.common.messages import (
     Sampling,
     ScoredGroup,
     Verdict,
+    VersionSpan,
 )
 from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.evaluations import GROUPS_PER_ITEM, EvaluationRun, Evaluations
@@ -35,7 +36,7 @@ def run_named(evaluations: Evaluations, name: str) -> EvaluationRun:
 
 
 def sampled(evaluations: Evaluations, item: SampleItem, bad: int = -1) -> list[GroupPrefixes]:
-    row = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length")
+    row = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length", (VersionSpan(3, "d3", 1),))
     groups = []
     for seq in item.seqs:
         task = evaluations.group_task(seq)

@@ -14,14 +14,14 @@ from itertools import product
 import pytest
 
 from ledger_world import Places
-from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.filtering import AccuracyFilter
 from prefixrl.learner.broker.groups import Group, SampleItem, ScoreItem
 from prefixrl.learner.broker.ledger import Ledger, Limits
 from prefixrl.learner.broker.window import Choice, Window
 
-ROW = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length")
+ROW = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length", (VersionSpan(0, "d", 1),))
 SLOTS = 2
 
 

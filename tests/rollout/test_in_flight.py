@@ -1,0 +1,175 @@
+"""A rollout whose weights change under its tasks: nothing is delivered that unproved weights had a part in."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fakes import run_on_disk, wait_until
+from prefixrl.common.engine_simulated import SimulatedEngine
+from prefixrl.common.messages import (
+    Beat,
+    GroupTask,
+    Installed,
+    Kind,
+    Prefixes,
+    PrefixTask,
+    ProbeFailed,
+    Prompt,
+    Proved,
+    Refused,
+    Sampling,
+    Swap,
+    WeightsNote,
+)
+from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids, token_versions
+from prefixrl.common.rendering import ByteRenderer
+from prefixrl.common.weights import describe
+from prefixrl.rollout.loop import Rollout
+
+LONG_S = 0.3
+
+
+class Fetched:
+    """Has each version as soon as it is wanted."""
+
+    def __init__(self) -> None:
+        self._next: int | None = None
+        self.asked_again = 0
+
+    def want(self, version: int) -> None:
+        self._next = version
+
+    def again(self) -> None:
+        self.asked_again += 1
+
+    def take(self) -> Any:
+        version, self._next = self._next, None
+        if version is None:
+            return None
+        tensors = {"weight": torch.full((4,), float(version))}
+        return describe(version, tensors), tensors
+
+
+class World:
+    """A rollout with a simulated engine that takes LONG_S for a task; what it sent."""
+
+    def __init__(self, folder: Path, swap: str) -> None:
+        config = run_on_disk(
+            folder,
+            rollout={"engine": "simulated", "swap": swap},
+            scorer={"engine": "simulated"},
+            simulated={"prefix_s": LONG_S},
+        )
+        self.sent: list[Any] = []
+        link: Any = SimpleNamespace(send=self.sent.append, vitals=SimpleNamespace())
+        engine = SimulatedEngine("rollout", config.simulated)
+        self.fetched = Fetched()
+        self.rollout = Rollout(
+            config, link, engine, ByteRenderer(), self.fetched, config.adapter.model  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def begin(self, name: str, version: int = 0, kind: Kind = "train") -> None:
+        group = GroupTask(0, Prompt("p", "1 + 1", "2"), 7)
+        task = PrefixTask(name, 0, kind, version, (group,), 2, Sampling(1.0, 64))
+        self.rollout._handle(task)
+
+    def swap(self, version: int) -> None:
+        """Announce a version and let the rollout install it, as far as it may."""
+        note = WeightsNote(version, "d", pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))
+        self.rollout._handle(Beat(note))
+        self.rollout._handle(Swap(version))
+        self.turn()
+
+    def turn(self) -> None:
+        for result in self.rollout._engine.step(0.01):
+            self.rollout._take(result)
+        self.rollout._offer_weights()
+        self.rollout._offer_proof()
+
+    def turn_until(self, condition: Any, what: str) -> None:
+        wait_until(lambda: (self.turn(), condition())[1], what)
+
+    def got(self, kind: type) -> list[Any]:
+        return [each for each in self.sent if isinstance(each, kind)]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path, "in_flight")
+
+
+def test_a_task_goes_on_with_the_new_weights_and_is_delivered_once_they_are_proved(
+    world: World,
+) -> None:
+    world.begin("a")
+    time.sleep(LONG_S / 4)
+    world.swap(1)
+    assert world.rollout.version == 1 and len(world.got(Installed)) == 1
+    world.turn_until(lambda: world.rollout._held, "the end of the task")
+    assert not world.got(Prefixes)
+    world.rollout._handle(Proved(1))
+    (result,) = world.got(Prefixes)
+    assert result.version == 0
+    for row in result.groups[0].rows:
+        assert token_versions(row).tolist() == token_ids(row.tokens).tolist()
+        assert {span.version for span in row.spans} == {0, 1}
+        assert len({span.weights_digest for span in row.spans}) == 2
+
+
+def test_a_task_that_ended_before_the_swap_does_not_wait_for_the_proof(world: World) -> None:
+    world.begin("a")
+    world.turn_until(lambda: world.got(Prefixes), "the result")
+    world.swap(1)
+    assert world.got(Prefixes)[0].version == 0
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["still running", "done and held"])
+def test_what_weights_that_fail_the_probe_had_a_part_in_is_handed_back(
+    is_done: bool, world: World
+) -> None:
+    world.begin("a")
+    world.swap(1)
+    if is_done:
+        world.turn_until(lambda: world.rollout._held, "the end of the task")
+    world.rollout._handle(ProbeFailed(1, 0.5, 1e-3, 1))
+    world.turn_until(lambda: world.got(Refused), "the refusal")
+    assert not world.got(Prefixes) and not world.rollout._open and world.fetched.asked_again == 1
+    world.swap(2)
+    world.rollout._handle(Proved(2))
+    world.begin("b", version=2)
+    world.turn_until(lambda: world.got(Prefixes), "the next result")
+    assert len(world.got(Refused)) == 1, "later tasks have nothing to do with it"
+
+
+def test_weights_that_nothing_can_prove_any_more_spoil_what_they_wrote(world: World) -> None:
+    """Superseded before their proof was heard: the next ones prove nothing of them."""
+    world.begin("a")
+    world.swap(1)
+    world.swap(2)
+    world.rollout._handle(Proved(2))
+    world.turn_until(lambda: world.got(Refused), "the refusal")
+    assert not world.got(Prefixes)
+
+
+def test_an_evaluation_is_never_crossed(world: World) -> None:
+    world.begin("e", kind="eval")
+    world.swap(1)
+    assert world.rollout.version == 0
+    world.turn_until(lambda: world.got(Prefixes), "the result")
+    world.turn_until(lambda: world.rollout.version == 1, "the swap")
+    assert {
+        span.version for row in world.got(Prefixes)[0].groups[0].rows for span in row.spans
+    } == {0}
+
+
+def test_draining_waits_for_the_task(tmp_path: Path) -> None:
+    world = World(tmp_path, "drain")
+    world.begin("a")
+    world.swap(1)
+    assert world.rollout.version == 0
+    world.turn_until(lambda: world.rollout.version == 1, "the swap")
+    assert [len(row.spans) for row in world.got(Prefixes)[0].groups[0].rows] == [1, 1]

@@ -1,0 +1,146 @@
+"""Updates in the middle of answers that vLLM writes: what wrote a token stands in the token, and the spans say the same."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import in_flight_run
+import versioned
+import vllm_world as world
+from fakes import wait_until
+from prefixrl.common.engine import Job, JobResult, spans_of
+from prefixrl.common.engine_vllm import VllmEngine
+from prefixrl.common.messages import Sampling
+from prefixrl.common.seeds import row_uniforms
+from prefixrl.common.vllm_setup import resolve
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),  # of vLLM and what it imports
+]
+
+TOKENS = 400
+ROWS = 6
+STARTS = tuple(np.arange(2, 20 + row, dtype=np.int32) for row in range(ROWS))
+Here = tuple[VllmEngine, Path, dict[int, versioned.Tensors]]
+
+
+@pytest.fixture(scope="module")
+def here(vllm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    folder = versioned.save(tmp_path_factory.mktemp("versioned"))
+    with world.started(folder) as engine:
+        initial = engine.weights()
+        later = {each: versioned.version(initial, each) for each in range(1, 5)}
+        yield engine, folder, {0: initial} | later
+
+
+def crossing(engine: VllmEngine, weights: dict[int, versioned.Tensors]) -> JobResult:
+    """A job in which versions 1 to 4 are installed, each after some tokens more."""
+    engine.install(weights[0], 0)
+    draws = row_uniforms(3, "prefix", ROWS, TOKENS)
+    begun = engine.progress
+    engine.submit(Job("a", STARTS, draws, Sampling(1.0, TOKENS), frozenset()))
+    done: list[JobResult] = []
+
+    def has_written(tokens: int) -> bool:
+        done.extend(engine.step(0.01))
+        return bool(done) or engine.progress >= begun + tokens
+
+    for version in range(1, 5):
+        wait_until(lambda tokens=ROWS * 32 * version: has_written(tokens), "more tokens", 120.0)
+        engine.install(weights[version], version)
+    wait_until(lambda: has_written(10**9), "the end of the job", 120.0)
+    return done[0]
+
+
+def test_every_token_says_the_version_of_its_span(
+    here: Here, report: Callable[[str], None]
+) -> None:
+    engine, _, weights = here
+    rows = crossing(engine, weights).rows
+    for row in rows:
+        assert row.tokens.size == TOKENS
+        assert spans_of(versioned.written_by(row.tokens).tolist()) == row.spans
+    assert max(len(row.spans) for row in rows) > 1
+    report(f"four updates in {ROWS} answers of {TOKENS} tokens: spans {rows[0].spans}")
+
+
+def test_nothing_of_the_old_weights_is_left_in_what_follows_a_swap(
+    here: Here, report: Callable[[str], None]
+) -> None:
+    engine, folder, weights = here
+    rows = crossing(engine, weights).rows
+    gaps = []
+    for start, row in zip(STARTS, rows, strict=True):
+        place, text = 0, np.concatenate([start, row.tokens])
+        for version, size in row.spans:
+            own = versioned.logprobs(folder, weights[version], text, 1.0)[len(start) - 1 :]
+            gaps.append(np.abs(own - row.logprobs)[place : place + size].max())
+            place += size
+    report(f"logprobs across updates: largest difference {max(gaps):.2g}")
+    assert max(gaps) < 1e-3
+
+
+@dataclass
+class Course:
+    """How far the first answers of a rollout have come."""
+
+    engine: "Held"
+    begun: int
+
+    def until_written(self, iteration: int) -> None:
+        """Until a token of this version is there and the answers stand still: they go on with the next version."""
+        engine, wanted = self.engine, self.begun + 64 * (iteration + 1)
+        wait_until(
+            lambda: (
+                not engine.is_first or (engine.newest >= iteration and engine.progress >= wanted)
+            ),
+            "more tokens",
+            120.0,
+        )
+        if engine.is_first and iteration < in_flight_run.STALENESS:
+            engine.stand_still()
+
+
+class Held(VllmEngine):
+    """Its first answers can be made to stand still until new weights are installed."""
+
+    is_first = True
+    newest = 0
+
+    def stand_still(self) -> None:
+        self._call(self._llm.pause_generation(mode="keep", clear_cache=False), 60.0, "pause")
+
+    def install(self, tensors: versioned.Tensors, version: int) -> None:
+        super().install(tensors, version)
+        self.newest = version
+
+    def step(self, timeout_s: float) -> list[JobResult]:
+        done = super().step(timeout_s)
+        self.is_first = self.is_first and not done
+        if not self._running:
+            time.sleep(0.005)
+        return done
+
+
+def test_a_run_records_what_vllm_wrote_across_updates_and_keeps_the_window(
+    tmp_path: Path, report: Callable[[str], None]
+) -> None:
+    here = in_flight_run.world(tmp_path, TOKENS, iterations=6)
+    engine = Held(resolve(str(here.model), "rollout", here.config))
+    try:
+        trained = in_flight_run.run(here, engine, Course(engine, engine.progress).until_written)
+        gap = in_flight_run.largest_gap(here)
+    finally:
+        engine.close()
+    assert max(trained.ages) <= in_flight_run.STALENESS and min(trained.ages) >= 0
+    rows = [row for group in trained.groups for row in group.prefixes.rows]
+    widest = max(rows, key=lambda row: len(row.spans))
+    report(f"spans of an answer: {[(span.version, span.tokens) for span in widest.spans]}")
+    assert [span.version for span in widest.spans] == [0, 1, 2, 3]
+    assert gap < 1e-3
