@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a message changes; both sides must hold the same number."""
 
 UNPROVED = -1
@@ -27,6 +27,8 @@ Role = Literal["rollout", "scorer", "rank", "operator"]
 Finish = Literal["eos", "length", "error"]
 VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "error"]
 Kind = Literal["train", "eval"]
+CodeMode = Literal["none", "answers", "tests"]
+"""Which programs in answers are run: `data.code` says what each means."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -68,6 +70,8 @@ class Prompt(_Part, frozen=True):
     prompt_id: str
     question: str
     gold: str
+    code: CodeMode = "none"
+    """How programs in its answers are judged."""
 
 
 class GroupTask(_Part, frozen=True):

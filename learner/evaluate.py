@@ -122,9 +122,8 @@ class Evaluator:
             if simulated
             else Renderer(model_folder(config.adapter.model), config.rollout.max_prompt_tokens)
         )
-        held_out = problems.load(config.data.eval, config.data) if config.data.eval else []
-        self._held_out = held_out[: config.evaluation.problems]
-        training = problems.load(config.data.train, config.data)
+        self._held_out = problems.held_out(config)[: config.evaluation.problems]
+        training = problems.training(config)
         self._selection = training[: config.evaluation.selection_problems]
         self._family = {
             problem.prompt_id: problem.family for problem in (*self._held_out, *training)

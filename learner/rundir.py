@@ -13,6 +13,7 @@ from prefixrl.common.hub import model_folder
 from prefixrl.common.messages import ModelDigests
 from prefixrl.common.process import own, write_atomically
 from prefixrl.common.transport import check_endpoint
+from prefixrl.learner.problems import input_files
 
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
 FREE_KEYS = frozenset(
@@ -78,7 +79,8 @@ class Inputs(msgspec.Struct, frozen=True):
     than what was added to it.
     """
 
-    data_train: str
+    data_train: tuple[str, ...]
+    """One per file, those named by `without` included."""
     reward_function: str
     algorithm_advantage_function: str
     adapter_model: ModelDigests
@@ -94,7 +96,7 @@ def inputs(directory: Path) -> Inputs | None:
 
 def _inputs(config: RunConfig) -> Inputs:
     return Inputs(
-        data_train=file_digest(config.data.train),
+        data_train=tuple(file_digest(path) for path in input_files(config.data.train)),
         reward_function=function_digest(config.reward.function),
         algorithm_advantage_function=function_digest(config.algorithm.advantage_function),
         adapter_model=model_digests(model_folder(config.adapter.model)),

@@ -66,7 +66,7 @@ class Judging:
         """Let the verifier judge a row."""
         key, prompt = next(self._keys), self.open[answered.task].prompts[answered.row]
         self._verifying[key] = answered, time.monotonic()
-        self._verifier.submit(key, answered.text, prompt.gold, prompt.question)
+        self._verifier.submit(key, answered.text, prompt.gold, prompt.question, prompt.code)
 
     def settle(self, task: str, row: int, verdict: Verdict) -> None:
         """A row's verdict is known; the last one ends the task."""

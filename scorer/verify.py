@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from prefixrl.scorer.extract import MAX_ANSWER_CHARS
+from prefixrl.common.extract import MAX_ANSWER_CHARS
 from prefixrl.scorer.guards import (
     differs_in_kind,
     is_close,

@@ -113,7 +113,7 @@ def build(
     is_again: bool = False,
 ) -> Broker:
     """A broker as the run directory describes it, its journal replayed."""
-    loaded = problems.load(config.data.train, config.data)
+    loaded = problems.training(config)
     order = PromptOrder([problem.prompt() for problem in loaded], config.seed, config.data.epochs)
     ledger = make_ledger(config, order)
     path = directory / "journal.msgpack"

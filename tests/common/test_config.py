@@ -57,7 +57,7 @@ def test_paths_are_relative_to_the_run_file_and_the_directory_to_where_one_stand
     config = load(Path("..") / "run.toml")
     assert config.directory == str(elsewhere / "run")
     assert config.adapter.model == str(run_file.parent / "adapter")
-    assert config.data.train == str(run_file.parent / "train.jsonl")
+    assert [source.path for source in config.data.train] == [str(run_file.parent / "train.jsonl")]
     assert config.target.model == "org/target", "a hub name stays as it is"
 
 
@@ -350,8 +350,9 @@ def test_a_missing_model_is_refused_with_where_it_was_looked_for(
 
 def test_a_missing_data_file_is_refused_with_where_it_was_looked_for(run_file: Path) -> None:
     for key in ("train", "eval"):
-        assert refusal(run_file, f"data.{key}=gone.jsonl") == (
-            f"data.{key} = 'gone.jsonl': there is no such file (looked at {run_file.parent / 'gone.jsonl'})"
+        assert refusal(run_file, f"data.{key}=gone.jsonl").startswith(
+            f"data.{key} = 'gone.jsonl': there is no such file (looked at {run_file.parent / 'gone.jsonl'}), and no problem "
+            "set of that name. Known by name: gsm8k, math, "
         )
 
 
