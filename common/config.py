@@ -149,6 +149,11 @@ class RunConfig(Section):
                 f'target.model = {self.target.model!r} with mode = "direct": the adapter writes the whole answer; leave '
                 '[target] out, or use mode = "prefix"'
             )
+        if self.mode == "direct" and self.scorer.truncated == "extend":
+            raise ValueError(
+                'scorer.truncated = "extend" with mode = "direct": scorers run no engine that could go on; raise '
+                "rollout.answer_tokens, or use judge, zero or mask"
+            )
         if useless := without_meaning(self.mode, dict(self), bool(info.context)):
             raise ValueError("\n  ".join(useless))
         return self

@@ -25,7 +25,7 @@ UNPROVED = -1
 
 Role = Literal["rollout", "scorer", "rank", "operator"]
 Finish = Literal["eos", "length", "error"]
-VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "error"]
+VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "error"]
 Kind = Literal["train", "eval"]
 CodeMode = Literal["none", "answers", "tests"]
 """Which programs in answers are run: `data.code` says what each means."""
@@ -109,7 +109,7 @@ class Verdict(_Part, frozen=True):
     """What became of one row: the target's completion, or in direct mode the adapter's answer, judged."""
 
     reward: float
-    """In [0, 1]; meaningless when status is `error`: such a row is never trained."""
+    """In [0, 1]; meaningless where the row is not judged: such a row is never trained."""
     status: VerdictStatus
     extracted: str
     """The answer found in the text; with status `error` the reason, where one is known."""
@@ -120,6 +120,11 @@ class Verdict(_Part, frozen=True):
     elapsed_ms: int
     completion: str = ""
     """The whole text judged, kept for evaluations and where `scorer.keep_completions` asks for it."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether `reward` says something; not where the verifier failed, nor where a cut text is left out."""
+        return self.status not in ("error", "truncated")
 
 
 class ScoredGroup(_Part, frozen=True):
@@ -386,12 +391,14 @@ class BatchGroup(_Part, frozen=True):
     lengths: tuple[tuple[int, int], ...]
     """(prompt tokens, prefix tokens) per row that can be trained."""
     rewards: tuple[float, ...]
-    """One per row that can be trained: rows whose verdict is `error` are not among them."""
+    """One per row that can be trained: rows that are not judged are not among them."""
     stages: "StageTimes"
     completion_tokens: int = 0
     """Of the target, over all rows."""
     truncated: int = 0
     """How many of these rows were cut by a length limit."""
+    masked: int = 0
+    """How many rows are left out because they were cut (`scorer.truncated = "mask"`)."""
 
 
 class StageTimes(_Part, frozen=True):

@@ -57,6 +57,8 @@ class Document(msgspec.Struct, frozen=True):
     groups: GroupCounts
     causes: dict[str, int]
     """Untrained groups by state and cause."""
+    rows_left_out: dict[str, int]
+    """Rows of accepted groups that are never trained, by cause: truncated, error."""
     filter: FilterStatus | None
     """None where no group was judged by a filter."""
     queues: dict[str, int]

@@ -5,6 +5,7 @@ data files ──▶ rows ──▶ problems ──▶ RUN/data/train.jsonl, eva
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,22 +16,11 @@ from prefixrl.common.config import RunConfig
 from prefixrl.common.data_section import DataConfig, Source
 from prefixrl.common.errors import DataError
 from prefixrl.common.process import write_atomically
+from prefixrl.learner.broker.prompts import Mixture
 from prefixrl.learner.data import files
 from prefixrl.learner.data.lengths import too_long
-from prefixrl.learner.data.rows import Layout, Problem, is_wanted, layout, problem
-
-__all__ = [
-    "BadRow",
-    "Loaded",
-    "Problem",
-    "held_out",
-    "input_files",
-    "keep",
-    "load",
-    "read",
-    "read_all",
-    "training",
-]
+from prefixrl.learner.data.rows import Layout, is_wanted, layout, problem
+from prefixrl.learner.data.rows import Problem as Problem
 
 log = logging.getLogger(__name__)
 
@@ -224,6 +214,7 @@ def read_all(config: RunConfig) -> tuple[Loaded, Loaded]:
         DataError: as `read`.
     """
     train = _fitting(read(config.data.train, config.data), config)
+    mixture(config, train.problems)
     return train, _fitting(read(config.data.eval, config.data), config)
 
 
@@ -261,6 +252,22 @@ def keep(directory: Path, train: Loaded, held: Loaded) -> list[Problem]:
             "%d bad rows are skipped (all in %s)%s", len(bad), directory / BAD_ROWS_FILE, shown
         )
     return _read(directory / TRAIN_FILE)
+
+
+def mixture(config: RunConfig, train: Sequence[Problem]) -> Mixture | None:
+    """The weights of the sources whose problems `train` holds one source after the other; None without weights.
+
+    Raises:
+        DataError: a source has so little weight that nothing of it would be trained.
+    """
+    weights = config.data.weights
+    if weights is None:
+        return None
+    counts = Counter(each.source for each in train)
+    try:
+        return Mixture([counts[label] for label in labels(config.data.train)], weights)
+    except ValueError as error:
+        raise DataError(f"data.train: {error}") from None
 
 
 def training(config: RunConfig) -> list[Problem]:

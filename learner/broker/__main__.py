@@ -114,7 +114,12 @@ def build(
 ) -> Broker:
     """A broker as the run directory describes it, its journal replayed."""
     loaded = problems.training(config)
-    order = PromptOrder([problem.prompt() for problem in loaded], config.seed, config.data.epochs)
+    order = PromptOrder(
+        [problem.prompt() for problem in loaded],
+        config.seed,
+        config.data.epochs,
+        problems.mixture(config, loaded),
+    )
     ledger = make_ledger(config, order)
     path = directory / "journal.msgpack"
     run_id, identity, newest = "", IdentityCheck(config, inputs(directory)), None

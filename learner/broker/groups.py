@@ -70,3 +70,5 @@ class Counts:
     duplicates_ignored: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     age_histogram: Counter[int] = field(default_factory=Counter)
+    rows_left_out: Counter[str] = field(default_factory=Counter)
+    """Rows of accepted groups that are never trained, by the status of their verdict."""

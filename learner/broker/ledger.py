@@ -32,7 +32,8 @@ from prefixrl.learner.broker.window import Choice, Wait, Window, choose
 
 SURPLUS = "surplus"
 """Cause of a group that over-sampling had too many of; its prompt comes back, and no failure is counted against it."""
-
+TRUNCATED = "every row cut by the length limit"
+"""Cause of a group of which masking leaves nothing."""
 
 FEWEST_FAILURES_SEEN = 64
 """Groups after which the share of failures means something."""
@@ -193,12 +194,17 @@ class Ledger:
         return taken
 
     def _judge(self, group: ScoredGroup) -> None:
-        rewards = [verdict.reward for verdict in group.verdicts if verdict.status != "error"]
-        if len(rewards) < len(group.verdicts):
+        rewards = [verdict.reward for verdict in group.verdicts if verdict.is_judged]
+        statuses = Counter(verdict.status for verdict in group.verdicts)
+        if statuses["error"]:
             self.newest_error = next(
                 verdict.extracted for verdict in group.verdicts if verdict.status == "error"
             )
-        if not rewards:
+        if not rewards and statuses["truncated"]:
+            # Its prompt would most likely be cut again: it is not tried again, and counts against broker.max_failure_share.
+            self.newest_error = self.newest_error or TRUNCATED
+            self.end(group.prefixes.seq, "failed", TRUNCATED)
+        elif not rewards:
             self.expire(group.prefixes.seq, "verifier error on every row")
         elif self.pass_rate and (cause := self.pass_rate.filter.objection(rewards)):
             self.end(group.prefixes.seq, "filtered", cause)
@@ -398,8 +404,9 @@ class Ledger:
             case GroupScored(scored):
                 group = self._live[scored.prefixes.seq]
                 group.state, group.version, group.result = "scored", scored.version, scored
-                failed = sum(verdict.status == "error" for verdict in scored.verdicts)
-                self.failures.note(failed / len(scored.verdicts))
+                left_out = Counter(each.status for each in scored.verdicts if not each.is_judged)
+                self.counts.rows_left_out.update(left_out)
+                self.failures.note(left_out["error"] / len(scored.verdicts))
                 if self.pass_rate:
                     self.pass_rate.note(True)
             case Batched(iteration, seqs):

@@ -57,6 +57,7 @@ def document(broker: "Broker", now_s: float) -> Document:
             counts.duplicates_ignored,
         ),
         causes=dict(counts.causes),
+        rows_left_out=dict(counts.rows_left_out),
         filter=FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None,
         queues=ledger.states(),
         window=ledger.window.max_staleness,
