@@ -90,6 +90,9 @@ class Row(_Part, frozen=True):
     logprobs: bytes
     """float32, under the sampling distribution, one per token."""
     finish: Finish
+    text: str | None = None
+    """In prefix mode: what the adapter's tokenizer reads in the tokens, special ones included, without the stop at the end. A
+    target whose tokenizer reads something else in them is given the text."""
 
 
 class GroupPrefixes(_Part, frozen=True):
@@ -120,6 +123,8 @@ class Verdict(_Part, frozen=True):
     elapsed_ms: int
     completion: str = ""
     """The whole text judged, kept for evaluations and where `scorer.keep_completions` asks for it."""
+    was_text: bool = False
+    """The prefix reached the target as text: its tokenizer is of another family than the adapter's."""
 
     @property
     def is_judged(self) -> bool:
@@ -268,6 +273,8 @@ class Evaluate(_Message, frozen=True):
     prompts: tuple[Prompt, ...]
     prefix_sampling: Sampling
     completion_sampling: Sampling
+    prefix_text: str | None = None
+    """As `Row.text`."""
 
 
 class GetEvaluation(_Message, frozen=True):
@@ -399,6 +406,8 @@ class BatchGroup(_Part, frozen=True):
     """How many of these rows were cut by a length limit."""
     masked: int = 0
     """How many rows are left out because they were cut (`scorer.truncated = "mask"`)."""
+    as_text: int = 0
+    """Of how many of its trainable rows the prefix reached the target as text."""
 
 
 class StageTimes(_Part, frozen=True):

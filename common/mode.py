@@ -16,7 +16,6 @@ ONLY_IN: dict[tuple[str, str], tuple[Mode, str]] = {
     ("scorer", "engine"): ("prefix", _NO_ENGINE),
     ("scorer", "max_new_tokens"): ("prefix", _NO_ENGINE),
     ("scorer", "temperature"): ("prefix", _NO_ENGINE),
-    ("scorer", "extension_tokens"): ("prefix", _NO_ENGINE),
     ("scorer", "top_k"): ("prefix", _NO_ENGINE),
     ("scorer", "top_p"): ("prefix", _NO_ENGINE),
     ("scorer", "min_p"): ("prefix", _NO_ENGINE),

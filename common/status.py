@@ -57,8 +57,6 @@ class Document(msgspec.Struct, frozen=True):
     groups: GroupCounts
     causes: dict[str, int]
     """Untrained groups by state and cause."""
-    rows_left_out: dict[str, int]
-    """Rows of accepted groups that are never trained, by cause: truncated, error."""
     filter: FilterStatus | None
     """None where no group was judged by a filter."""
     queues: dict[str, int]
@@ -76,3 +74,5 @@ class Document(msgspec.Struct, frozen=True):
     malformed_messages: int
     journal_bytes: int
     up_s: float
+    rows_left_out: dict[str, int] = msgspec.field(default_factory=dict)
+    """Rows of accepted groups that are never trained, by cause: truncated, error."""

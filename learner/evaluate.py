@@ -193,6 +193,7 @@ class Evaluator:
             name, version, prefix, tuple(prompts),
             self._config.rollout_sampling(heat),
             msgspec.structs.replace(completions, max_new_tokens=limit),
+            self._adapter_text.raw(token_ids(prefix)) if prefix else None,
         )  # fmt: skip
         if version in (-1, self.iteration):
             self._client.evaluate(self._open[name])

@@ -8,7 +8,7 @@ import msgspec
 from prefixrl.common.messages import Batch, StageTimes
 from prefixrl.common.status import Document
 from prefixrl.learner.report import IterationMetrics
-from prefixrl.learner.shard import masked_fraction, truncated_fraction
+from prefixrl.learner.shard import as_text_fraction, masked_fraction, truncated_fraction
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class MetricsLog:
             | {
                 "truncated_fraction": truncated_fraction(batch.groups),
                 "masked_fraction": masked_fraction(batch.groups),
+                "prefix_as_text_fraction": as_text_fraction(batch.groups),
             },
             ages=ages,
             histograms={

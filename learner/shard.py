@@ -49,6 +49,12 @@ def truncated_fraction(groups: Sequence[BatchGroup]) -> float:
     return sum(group.truncated for group in groups) / max(1, rows)
 
 
+def as_text_fraction(groups: Sequence[BatchGroup]) -> float:
+    """Share of a batch's rows whose prefix reached the target as text, encoded by a tokenizer of another family."""
+    rows = sum(len(group.rewards) for group in groups)
+    return sum(group.as_text for group in groups) / max(1, rows)
+
+
 def masked_fraction(groups: Sequence[BatchGroup]) -> float:
     """Share of the rows of a batch's groups that are left out of it because a length limit cut them."""
     masked = sum(group.masked for group in groups)

@@ -30,8 +30,8 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
     if rank == 0:
         read = problems.read_all(config)
         run_directory = RunDirectory(config)
-        training = problems.keep(run_directory.path, *read)
         check_port_is_free(config.broker.listen)
+        training = problems.keep(run_directory.path, *read)
         completed = _completed(run_directory.path)
         servers = Servers(config, run_directory.path, completed)
         golds = None

@@ -175,7 +175,12 @@ class Rollout:
                 continue
             finished = [next(rows) for _ in range(task.rows_per_group)]
             packed = tuple(
-                Row(pack_tokens(row.tokens), pack_logprobs(row.logprobs), row.finish)
+                Row(
+                    pack_tokens(row.tokens),
+                    pack_logprobs(row.logprobs),
+                    row.finish,
+                    self._read(row.tokens),
+                )
                 for row in finished
             )
             groups.append(
@@ -192,6 +197,12 @@ class Rollout:
                 result.elapsed_s,
             )
         )
+
+    def _read(self, tokens: TokenIds) -> str | None:
+        """What a target of another family is given; whole answers go to none."""
+        if self._config.mode == "direct":
+            return None
+        return self._renderer.raw(self._renderer.without_stop(tokens))
 
     def _offer_weights(self) -> None:
         self._staged = self._fetcher.take() or self._staged

@@ -45,6 +45,8 @@ class Answered:
     """The whole answer."""
     finish: Finish
     completion_tokens: int
+    was_text: bool = False
+    """The prefix reached the target as text."""
 
 
 class Judging:
@@ -85,7 +87,7 @@ class Judging:
         status: VerdictStatus = "truncated" if is_masked else "no_answer"
         kept = answered.text if self.keeps_text(answered.task) else ""
         tokens = answered.completion_tokens
-        cut = Verdict(0.0, status, "", answered.finish, tokens, 0, kept)
+        cut = Verdict(0.0, status, "", answered.finish, tokens, 0, kept, was_text=answered.was_text)
         self.settle(answered.task, answered.row, cut)
 
     def _verify(self, answered: Answered) -> None:
@@ -117,6 +119,7 @@ class Judging:
                 completion_tokens=answered.completion_tokens,
                 elapsed_ms=int((time.monotonic() - since_s) * 1000),
                 completion=answered.text if self.keeps_text(answered.task) else "",
+                was_text=answered.was_text,
             )
             self.settle(answered.task, answered.row, made)
 

@@ -24,6 +24,7 @@ from prefixrl.common.messages import (
     Ready,
     Refused,
     Revoke,
+    Row,
     ScoreTask,
     Verdict,
     Welcome,
@@ -56,6 +57,7 @@ class _Decoding:
     prompt: TokenIds
     answer: TokenIds
     """What stands of the answer: the prefix, and what was completed before the row was cut."""
+    was_text: bool
     completed_tokens: int = 0
 
 
@@ -80,6 +82,7 @@ class Scorer:
         self._judging = Judging(
             link, verifier, config.scorer.keep_completions, "judge" if cut == "extend" else cut
         )
+        self._is_warned = False
         self._decoding: dict[str, list[_Decoding]] = {}
         """Per job at the engine: the rows it completes in the order of the job; the others of its task have their verdict
         already, or are completed by the task's other job."""
@@ -140,10 +143,10 @@ class Scorer:
                     index += 1
                 continue
             for number, (row, row_draws) in enumerate(zip(group.rows, draws, strict=True)):
-                prefix = self._renderer.without_stop(token_ids(row.tokens))
+                prefix, was_text = self._prefix(row)
                 rows.append(np.concatenate([prompt, prefix]))
                 scripts.append(self._script(group, float(row_draws[-1])))
-                decoding.append(_Decoding(index, group.seed, number, prompt, prefix))
+                decoding.append(_Decoding(index, group.seed, number, prompt, prefix, was_text))
                 index += 1
             uniforms.append(draws)
         if rows:
@@ -155,6 +158,25 @@ class Scorer:
         for row_index, verdict in refused.items():
             self._judging.settle(task.task, row_index, verdict)
 
+    def _prefix(self, row: Row) -> tuple[TokenIds, bool]:
+        """A prefix as the target goes on with it, and whether it had to be encoded anew from its text.
+
+        Where the target's tokenizer reads the very text in the ids that the adapter's read, they are the same tokens to both.
+        """
+        ids = token_ids(row.tokens)
+        bare = self._renderer.without_stop(ids)
+        if row.text is None or row.text in (self._renderer.raw(bare), self._renderer.raw(ids)):
+            return bare, False
+        if not self._is_warned:
+            self._is_warned = True
+            log.warning(
+                "adapter and target have tokenizers of different families: prefixes reach the target as text (the first: %r); "
+                "metrics.jsonl has their share as prefix_as_text_fraction",
+                row.text,
+            )
+        # A character cut in the middle is no character to another tokenizer.
+        return self._renderer.encode_plain(row.text.rstrip("\ufffd")), True
+
     def _script(self, group: GroupPrefixes, draw: float) -> TokenIds:
         """What a simulated target answers: right with the declared accuracy."""
         answer = group.prompt.gold if draw < self._config.simulated.accuracy else "none"
@@ -162,10 +184,8 @@ class Scorer:
 
     def _judge(self, result: JobResult) -> None:
         """Have every row judged that is done; with `truncated = "extend"` those that were cut are completed further first."""
-        task, may_extend = (
-            result.key.removesuffix(EXTENSION),
-            self._config.scorer.truncated == "extend",
-        )
+        task = result.key.removesuffix(EXTENSION)
+        may_extend = self._config.scorer.truncated == "extend" and task == result.key
         cut: list[_Decoding] = []
         for begun, done in zip(self._decoding.pop(result.key), result.rows, strict=True):
             row = replace(
@@ -173,11 +193,11 @@ class Scorer:
                 answer=np.concatenate([begun.answer, done.tokens]),
                 completed_tokens=begun.completed_tokens + int(done.tokens.size),
             )
-            if done.finish == "length" and may_extend and task == result.key:
+            if done.finish == "length" and may_extend:
                 cut.append(row)
             else:
-                text = self._renderer.text(row.answer)
-                self._judging.take(Answered(task, row.row, text, done.finish, row.completed_tokens))
+                text, tokens = self._renderer.text(row.answer), row.completed_tokens
+                self._judging.take(Answered(task, row.row, text, done.finish, tokens, row.was_text))
         if cut:
             self._extend(task, cut)
 

@@ -534,3 +534,9 @@ def test_a_function_that_does_not_run_is_refused_before_anything_is_started(
         import_functions(config)
     assert str(refused.value).startswith(f"{key} = '{path}:f': ")
     assert str(refused.value).endswith(expected.format(path=path))
+
+
+def test_nothing_goes_on_with_a_cut_answer_in_direct_mode(direct_file: Path) -> None:
+    said = refusal(direct_file, "scorer.truncated=extend")
+    assert 'scorer.truncated = "extend" with mode = "direct"' in said
+    assert load(direct_file, ("scorer.truncated=mask",)).scorer.truncated == "mask"

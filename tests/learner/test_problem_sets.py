@@ -1,5 +1,6 @@
 """Every problem set of the registry, from a file in its published schema to a verdict."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from chat_tokenizers import llama, llama_text, qwen, qwen_text
+from prefixrl.common.config import load
 from prefixrl.common.data_section import DataConfig, resolve
 from prefixrl.common.problem_sets import PROBLEM_SETS
 from prefixrl.common.rendering import Renderer
@@ -88,3 +90,27 @@ def test_the_gold_answer_scores_1_and_a_wrong_one_0(
         right, wrong = found[2 * key], found[2 * key + 1]
         assert (right.reward, right.status) == (1.0, "ok"), (problem, right)
         assert wrong.reward == 0.0 and wrong.status != "error", (problem, wrong)
+
+
+def test_the_documentation_names_every_set_with_its_place_and_size_and_its_example_loads(
+    tmp_path: Path,
+) -> None:
+    text = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| (.*?\| [\d,]+) \|", text, re.MULTILINE))
+    assert sorted(told) == NAMES
+    for name, known in PROBLEM_SETS.items():
+        assert told[name].endswith(f"| {known.problems:,}")
+        if known.hub and not known.same_files_as:
+            assert f"`{known.hub}`" in told[name]
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    example = example.replace('"/data/', f'"{tmp_path}/')
+    for name in ("MATH", "MATH-500", "mine.jsonl"):
+        (tmp_path / name).touch()
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(
+        f'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\n{example}'
+    )
+    config = load(run_file)
+    assert config.data.weights == (0.7, 0.3)
+    assert [source.label for source in config.data.eval] == ["math500", "amc23"]
+    assert config.data.eval[1].path == "hf:math-ai/amc23"
