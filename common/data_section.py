@@ -39,7 +39,8 @@ class Source(Section):
     subset: str | None = None
     """Of a folder or hub dataset: only files below a folder of this name."""
     split: str | None = None
-    """Of a folder or hub dataset: train, test, train+test, …; by default the problem set's, else all files."""
+    """Of a folder or hub dataset: train, test, train+test, …; by default the problem set's. A folder of several
+    splits is refused without it."""
     where: dict[str, Annotated[tuple[str | int, ...], Field(strict=False)]] = Field(default={})
     """Only rows with one of these values in these columns: where = { level = [3, 4, 5] }."""
     without: Annotated[

@@ -91,7 +91,7 @@ class MetricsLog:
             figures=metrics.means
             | {
                 "truncated_fraction": truncated_fraction(batch.groups),
-                "masked_fraction": masked_fraction(batch.groups),
+                "truncated_masked_fraction": masked_fraction(batch.groups),
                 "prefix_as_text_fraction": as_text_fraction(batch.groups),
             },
             ages=ages,

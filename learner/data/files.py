@@ -57,7 +57,7 @@ def data_files(root: Path, subset: str | None, split: str | None) -> list[Path]:
     A file belongs to the split that its name or a folder above it begins with; where no file names a split, all belong.
 
     Raises:
-        DataError: there is none, naming what is there.
+        DataError: there is none, naming what is there; or there are several splits and none is asked for.
     """
     if root.is_file():
         return [root]
@@ -70,9 +70,15 @@ def data_files(root: Path, subset: str | None, split: str | None) -> list[Path]:
         and path.name not in NO_DATA
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
-    if subset is not None and any(_is_below(path, subset) for path in found):
-        found = [path for path in found if _is_below(path, subset)]
-    if split is not None and any(_split_of(path, root) for path in found):
+    if subset is not None and any(_is_below(path, root, subset) for path in found):
+        found = [path for path in found if _is_below(path, root, subset)]
+    splits = {_split_of(path, root) for path in found} - {""}
+    if split is None and len(splits) > 1:
+        raise DataError(
+            f"{root} has the splits {', '.join(sorted(splits))}: say which, split = {min(splits)!r} or split = "
+            f"{'+'.join(sorted(splits))!r}"
+        )
+    if split is not None and splits:
         wanted = split.split("+")
         found = [path for path in found if _split_of(path, root) in wanted]
     if not found:
@@ -83,8 +89,8 @@ def data_files(root: Path, subset: str | None, split: str | None) -> list[Path]:
     return found
 
 
-def _is_below(path: Path, subset: str) -> bool:
-    return subset in path.parts or path.name.partition(".")[0] == subset
+def _is_below(path: Path, root: Path, subset: str) -> bool:
+    return subset in path.relative_to(root).parts or path.name.partition(".")[0] == subset
 
 
 def _split_of(path: Path, root: Path) -> str:
