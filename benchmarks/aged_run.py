@@ -18,6 +18,7 @@ import numpy as np
 from prefixrl.common.config import RunConfig
 from prefixrl.common.engine import Job, JobResult
 from prefixrl.common.engine_transformers import TransformersEngine
+from prefixrl.common.extract import extract_answer
 from prefixrl.common.messages import (
     GroupPrefixes,
     GroupTask,
@@ -40,7 +41,6 @@ from prefixrl.learner.model import Models
 from prefixrl.learner.problems import load
 from prefixrl.learner.report import IterationMetrics
 from prefixrl.rollout.loop import installed_digest, make_job, pack_row
-from prefixrl.scorer.extract import extract_answer
 from prefixrl.scorer.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
 
 

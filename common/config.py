@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_va
 
 from prefixrl.common import user_function
 from prefixrl.common.algorithm import AlgorithmConfig
+from prefixrl.common.data_section import DataConfig, resolve
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.filtering import FilterConfig
 from prefixrl.common.learner_section import LearnerConfig
@@ -45,25 +46,6 @@ MOST_TASK_BYTES = 48 * 2**20
 class ModelConfig(Section):
     model: str
     """Folder with a Hugging Face model, or a hub name."""
-
-
-class DataConfig(Section):
-    train: str
-    """JSONL with the training problems, one object per line."""
-    eval: str | None = None
-    """JSONL with held-out problems."""
-    epochs: Positive | None = None
-    """Passes over the training problems; the last iteration may be small. With a filter every problem is tried, and the run is
-    as much shorter as groups are filtered. Exclusive with `algorithm.iterations`."""
-    id_column: str = "id"
-    question_column: str = "question"
-    answer_column: str = "answer"
-    code: Literal["none", "answers", "tests"] = "none"
-    """Programs in answers that scorers run, in a sandbox. none: nothing is run. answers: the value of an `<llm-code>` block, or
-    of a function that the answer defines, is the answer. tests: the gold answer is JSON with inputs, outputs and perhaps
-    fn_name, and the reward is the share of the first ten tests that the answer's program passes."""
-    family_column: str | None = None
-    """Column by which evaluation results are also broken down."""
 
 
 class BrokerConfig(Section):
@@ -168,6 +150,11 @@ class RunConfig(Section):
             raise ValueError(
                 f'target.model = {self.target.model!r} with mode = "direct": the adapter writes the whole answer; leave '
                 '[target] out, or use mode = "prefix"'
+            )
+        if self.mode == "direct" and self.scorer.truncated == "extend":
+            raise ValueError(
+                'scorer.truncated = "extend" with mode = "direct": scorers run no engine that could go on; raise '
+                "rollout.answer_tokens, or use judge, zero or mask"
             )
         if useless := without_meaning(self.mode, dict(self), bool(info.context)):
             raise ValueError("\n  ".join(useless))
@@ -374,7 +361,11 @@ def _explain(loc: tuple[int | str, ...], kind: str, message: str, value: object)
 def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
     model: type[BaseModel] = RunConfig
     for part in loc:
-        annotation = model.model_fields[str(part)].annotation
+        if isinstance(part, int):
+            continue  # a place in a list
+        if part not in model.model_fields:
+            return []
+        annotation = model.model_fields[part].annotation
         candidates = get_args(annotation) if get_origin(annotation) else (annotation,)
         models = [
             item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)
@@ -398,27 +389,15 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
             )
         return name
 
-    def file(key: str, name: str) -> str:
-        local = (base / os.path.expanduser(name)).resolve()
-        if not local.is_file():
-            raise ConfigError(f"{key} = {name!r}: there is no such file (looked at {local})")
-        return str(local)
-
     def function(key: str, place: str | None) -> str | None:
         return None if place is None else user_function.resolve(key, place, base)
 
-    data = config.data.model_copy(
-        update={
-            "train": file("data.train", config.data.train),
-            "eval": file("data.eval", config.data.eval) if config.data.eval else None,
-        }
-    )
     return config.model_copy(
         update={
             "directory": str(Path(os.path.expanduser(config.directory)).resolve()),
             "adapter": ModelConfig(model=model("adapter", config.adapter.model)),
             "target": config.target and ModelConfig(model=model("target", config.target.model)),
-            "data": data,
+            "data": resolve(config.data, base),
             "reward": RewardConfig(function=function("reward.function", config.reward.function)),
             "algorithm": config.algorithm.model_copy(
                 update={

@@ -47,7 +47,8 @@ def function_digest(place: str | None) -> str:
 
 def file_digest(path: str | Path) -> str:
     """Digest of all bytes of a file."""
-    return _hash(Path(path).read_bytes())
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _tokenizer(folder: Path) -> tuple[str, str]:

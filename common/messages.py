@@ -27,7 +27,7 @@ UNPROVED = -1
 
 Role = Literal["rollout", "scorer", "rank", "operator"]
 Finish = Literal["eos", "length", "error"]
-VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "error"]
+VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "error"]
 Fault = Literal[
     "",
     "question not rendered",
@@ -44,6 +44,8 @@ Fault = Literal[
 ]
 """Why a row has no verdict; "" where it has one. A list of its own, so that counts by cause stay few whatever a reason says."""
 Kind = Literal["train", "eval"]
+CodeMode = Literal["none", "answers", "tests"]
+"""Which programs in answers are run: `data.code` says what each means."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -85,6 +87,8 @@ class Prompt(_Part, frozen=True):
     prompt_id: str
     question: str
     gold: str
+    code: CodeMode = "none"
+    """How programs in its answers are judged."""
 
 
 class GroupTask(_Part, frozen=True):
@@ -115,6 +119,9 @@ class Row(_Part, frozen=True):
     spans: tuple[VersionSpan, ...]
     """Which version sampled which tokens: every token once, versions strictly rising. More than one only with
     `rollout.swap = "in_flight"`; none where no adapter wrote the row."""
+    text: str | None = None
+    """In prefix mode: what the adapter's tokenizer reads in the tokens, special ones included, without the stop at the end. A
+    target whose tokenizer reads something else in them is given the text."""
 
 
 class GroupPrefixes(_Part, frozen=True):
@@ -134,7 +141,7 @@ class Verdict(_Part, frozen=True):
     """What became of one row: the target's completion, or in direct mode the adapter's answer, judged."""
 
     reward: float
-    """In [0, 1]; meaningless when status is `error`: such a row is never trained."""
+    """In [0, 1]; meaningless where the row is not judged: such a row is never trained."""
     status: VerdictStatus
     extracted: str
     """The answer found in the text; with status `error` the reason, where one is known."""
@@ -147,6 +154,13 @@ class Verdict(_Part, frozen=True):
     """The whole text judged, kept for evaluations and where `scorer.keep_completions` asks for it."""
     fault: Fault = ""
     """The kind of failure where status is `error`."""
+    was_text: bool = False
+    """The prefix reached the target as text: its tokenizer is of another family than the adapter's."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether `reward` says something; not where the verifier failed, nor where a cut text is left out."""
+        return self.status not in ("error", "truncated")
 
 
 class ScoredGroup(_Part, frozen=True):
@@ -301,6 +315,8 @@ class Evaluate(_Message, frozen=True):
     completion_sampling: Sampling
     samples: int = 1
     """Rows per prompt, each with draws of its own."""
+    prefix_text: str | None = None
+    """As `Row.text`."""
 
 
 class GetEvaluation(_Message, frozen=True):
@@ -433,12 +449,16 @@ class BatchGroup(_Part, frozen=True):
     lengths: tuple[tuple[int, int], ...]
     """(prompt tokens, prefix tokens) per row that can be trained."""
     rewards: tuple[float, ...]
-    """One per row that can be trained: rows whose verdict is `error` are not among them."""
+    """One per row that can be trained: rows that are not judged are not among them."""
     stages: "StageTimes"
     completion_tokens: int = 0
     """Of the target, over all rows."""
     truncated: int = 0
     """How many of these rows were cut by a length limit."""
+    masked: int = 0
+    """How many rows are left out because they were cut (`scorer.truncated = "mask"`)."""
+    as_text: int = 0
+    """Of how many of its trainable rows the prefix reached the target as text."""
 
 
 class StageTimes(_Part, frozen=True):

@@ -8,20 +8,11 @@ PLAN_FILE, RESULTS_FILE = "plan.json", "results.json"
 PREFIX_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")
 
 
-class DataSet(msgspec.Struct, frozen=True):
-    """Problems to judge on."""
-
-    name: str
-    path: str
-    digest: str
-    """Of the file: rows judged on other problems are none of this set."""
-
-
 class Plan(msgspec.Struct, frozen=True):
     """What to judge."""
 
     config: str
-    """The resolved config as JSON; its adapter is the one to judge, its directory the evaluation's."""
+    """The resolved config as JSON: its adapter is to be judged on its held-out problems, its directory is the evaluation's."""
     label: str
     """Of the run, in tables."""
     version: int
@@ -29,7 +20,6 @@ class Plan(msgspec.Struct, frozen=True):
     published: tuple[str, ...]
     """Digests under which that version was published; empty where the run's journal names none."""
     arms: tuple[str, ...]
-    sets: tuple[DataSet, ...]
     samples: int
     """Answers to each problem at the run's temperatures, besides the greedy one; 0: none."""
     opening_tokens: int

@@ -50,6 +50,15 @@ class Renderer:
         """Text of an answer, special tokens left out."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
+    def raw(self, ids: TokenIds) -> str:
+        """Text of ids, special tokens written out: two tokenizers that agree on it mean the same tokens."""
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+    def encode_plain(self, text: str) -> TokenIds:
+        """Ids of a text in which nothing is a special token, whatever it looks like."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return np.asarray(ids, dtype=np.int32)
+
     def without_stop(self, ids: TokenIds) -> TokenIds:
         """A prefix as the target continues it: a stop token at its end is taken off, or the turn would be closed."""
         return ids[:-1] if ids.size and int(ids[-1]) in self.stop_tokens else ids
@@ -81,6 +90,14 @@ class ByteRenderer:
     def text(self, ids: TokenIds) -> str:
         """Text of bytes; ids that are no byte are left out."""
         return bytes(int(token) for token in ids if 0 < token < 256).decode(errors="replace")
+
+    def raw(self, ids: TokenIds) -> str:
+        """As `text`."""
+        return self.text(ids)
+
+    def encode_plain(self, text: str) -> TokenIds:
+        """As `encode`."""
+        return self.encode(text)
 
     def without_stop(self, ids: TokenIds) -> TokenIds:
         """Without a closing 0."""

@@ -82,3 +82,5 @@ class Document(msgspec.Struct, frozen=True):
     up_s: float
     evaluations: dict[str, int] = {}
     """Problems asked for, judged and failed, over all evaluations since the broker started."""
+    rows_left_out: dict[str, int] = msgspec.field(default_factory=dict)
+    """Rows of accepted groups that are never trained, by cause: truncated, error."""

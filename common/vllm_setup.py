@@ -83,6 +83,7 @@ def _context_tokens(role: str, config: RunConfig, hf_config: Any) -> int:
         # A token is at least one byte, so this many tokens hold any of the fixed prefixes.
         texts = [len(text.encode()) for text in config.evaluation.fixed_prefixes]
         answer = max(config.scorer.max_new_tokens, config.evaluation.max_new_tokens or 0)
+        answer += config.scorer.most_extension_tokens
         needed = config.scorer.max_prompt_tokens + max([prefix, *texts]) + answer
     text_config = hf_config.get_text_config()
     limit = getattr(text_config, "max_position_embeddings", None)

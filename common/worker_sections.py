@@ -97,10 +97,32 @@ class ScorerConfig(EngineConfig):
     max_new_tokens: Positive = 2048
     temperature: NonNegativeFloat = 0.7
     """0 completes greedily."""
+    truncated: Literal["judge", "zero", "mask", "extend"] | None = None
+    """What becomes of a completion that max_new_tokens cut. judge, the default: it is judged as it stands, so that an answer
+    already given counts. zero, the default in direct mode: reward 0. mask: the row is left out of training and counted, in
+    evaluations it is judged as it stands. extend: the completion goes on once for extension_tokens, then it is judged."""
+    extension_tokens: Positive | None = None
+    """With truncated = "extend"; by default as many as max_new_tokens."""
     verifier_children: Positive = 1
     verify_timeout_s: Positive = 5
     keep_completions: bool = False
     """Keep the target's text in the journal."""
+
+    @model_validator(mode="after")
+    def _only_what_is_extended_has_an_extension(self) -> "ScorerConfig":
+        if self.extension_tokens is not None and self.truncated != "extend":
+            raise ValueError(
+                f"extension_tokens = {self.extension_tokens} with truncated = {self.truncated!r}: only "
+                'truncated = "extend" has an extension; leave it out, or ask for that'
+            )
+        return self
+
+    @property
+    def most_extension_tokens(self) -> int:
+        """Tokens that a cut completion may get on top of its limit."""
+        if self.truncated != "extend":
+            return 0
+        return self.extension_tokens or self.max_new_tokens
 
 
 class SimulatedConfig(Section):

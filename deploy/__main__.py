@@ -53,8 +53,8 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
     "--data",
     "sets",
     multiple=True,
-    metavar="[NAME=]FILE",
-    help="Problems; default: the run's held-out ones.",
+    metavar="SET",
+    help="A problem set, file, folder or hf:OWNER/NAME; default: the run's held-out problems.",
 )
 @click.option(
     "--samples",

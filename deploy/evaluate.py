@@ -14,13 +14,12 @@ import msgspec
 
 from prefixrl.common import journal
 from prefixrl.common.config import ModelConfig, RunConfig, changed, from_json
-from prefixrl.common.digests import file_digest
+from prefixrl.common.data_section import DataConfig, resolve
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.offline import (
     PLAN_FILE,
     PREFIX_ARMS,
     RESULTS_FILE,
-    DataSet,
     Plan,
     Result,
     Results,
@@ -42,7 +41,7 @@ class Options:
     """Iterations, or `latest`; 0 is the adapter the run began with."""
     arms: tuple[str, ...]
     sets: tuple[str, ...]
-    """NAME=FILE or FILE; empty: the run's own held-out problems."""
+    """As `data.eval` names them; empty: the run's own held-out problems."""
     samples: int
     opening_tokens: int
     is_averaged: bool
@@ -100,6 +99,7 @@ def _plan(run: Path, checkpoint: str, options: Options, is_first: bool) -> tuple
         update={
             "directory": str((run / "eval" / name).resolve()),
             "adapter": ModelConfig(model=model),
+            "data": _data(config, options.sets),
         }
     )
     plan = Plan(
@@ -108,7 +108,6 @@ def _plan(run: Path, checkpoint: str, options: Options, is_first: bool) -> tuple
         version=version,
         published=() if options.is_averaged else _published(run, version),
         arms=arms if is_first else tuple(arm for arm in arms if arm == "adapter"),
-        sets=_sets(config, options.sets),
         samples=options.samples,
         opening_tokens=options.opening_tokens,
     )  # fmt: skip
@@ -145,29 +144,14 @@ def _arms(config: RunConfig, asked: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(arm for arm in possible if arm in (asked or USUAL_ARMS))
 
 
-def _sets(config: RunConfig, given: tuple[str, ...]) -> tuple[DataSet, ...]:
+def _data(config: RunConfig, given: tuple[str, ...]) -> DataConfig:
+    """The run's `[data]` with the problems to judge on as its held-out ones."""
     if not given:
-        if config.data.eval is None:
-            raise ConfigError("--data: the run has no held-out problems (data.eval); name a file")
-        return (DataSet("eval", config.data.eval, file_digest(config.data.eval)),)
-    sets = []
-    for each in given:
-        name, separator, path = each.rpartition("=")
-        if not Path(path).is_file():
-            raise ConfigError(f"--data {each}: there is no such file ({Path(path).resolve()})")
-        sets.append(
-            DataSet(
-                name if separator else Path(path).stem, str(Path(path).resolve()), file_digest(path)
-            )
-        )
-    names = [each.name for each in sets]
-    if doubled := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(
-            f"--data: two sets are called {doubled[0]!r}; give them names (NAME=FILE)"
-        )
-    if strange := [name for name in names if "/" in name or not name]:
-        raise ConfigError(f"--data: {strange[0]!r} cannot be a name, files are called after it")
-    return tuple(sets)
+        if not config.data.eval:
+            raise ConfigError("--data: the run has no held-out problems (data.eval); name some")
+        return config.data
+    sources = DataConfig.model_validate({"train": list(given)}).train
+    return resolve(config.data.model_copy(update={"eval": sources}), Path.cwd())
 
 
 def _published(run: Path, version: int) -> tuple[str, ...]:
@@ -179,20 +163,11 @@ def _published(run: Path, version: int) -> tuple[str, ...]:
 
 
 def _directory(plan: Plan, config: RunConfig, fresh: bool) -> Path:
-    """The evaluation's directory with its plan; what stands there must have been judged on the same problems."""
+    """The evaluation's directory with its plan."""
     directory = Path(config.directory)
     known = directory / PLAN_FILE
     if fresh and known.exists():
         shutil.rmtree(directory)
-    if known.exists():
-        before = msgspec.json.decode(known.read_bytes(), type=Plan)
-        digests = {each.name: each.digest for each in before.sets}
-        for each in plan.sets:
-            if digests.get(each.name, each.digest) != each.digest:
-                raise ConfigError(
-                    f"{directory} holds answers to another {each.name!r} than {each.path}; give this one another name "
-                    "(--data NAME=FILE), or start anew (--fresh)"
-                )
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     tried = directory.parent.parent / "evaluations" / "candidates.json"
     if tried.exists():

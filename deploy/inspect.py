@@ -134,7 +134,7 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
                 status=verdict.status,
                 extracted=verdict.extracted,
                 finish=row.finish,
-                advantage=None if verdict.status == "error" else next(worth, None),
+                advantage=next(worth, None) if verdict.is_judged else None,
             )
         )
     prefixes = group.prefixes

@@ -7,5 +7,6 @@ last checkpoint and trains the batches again that the broker's journal recorded 
 
 Read in this order: `loop.py` (one turn as a list of verbs), `iteration.py` (PPO on one batch), the pure files `batch.py`,
 `advantages.py`, `ppo.py`, `plan.py`, then `model.py` and `trainee.py` (the only one that knows DeepSpeed's engine),
-`publish.py`, `checkpoint.py`, `evaluate.py`; `start.py` and `servers.py` bring it all up.
+`publish.py`, `checkpoint.py`, `evaluate.py`; `problems.py` and `data/` (what is asked); `start.py` and `servers.py` bring it
+all up.
 """

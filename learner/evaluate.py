@@ -52,9 +52,8 @@ class Evaluator:
         folder.mkdir(exist_ok=True)
         self._candidates_file = folder / "candidates.json"
         self._adapter_text = texts_of(config)
-        held_out = problems.load(config.data.eval, config.data) if config.data.eval else []
-        self._held_out = held_out[: config.evaluation.problems]
-        training = problems.load(config.data.train, config.data)
+        self._held_out = problems.held_out(config)[: config.evaluation.problems]
+        training = problems.training(config)
         self._selection = training[: config.evaluation.selection_problems]
         self._candidates: dict[str, bytes] = {}
         self._first = iteration

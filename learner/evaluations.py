@@ -114,6 +114,7 @@ class Evaluations:
             self._config.rollout_sampling(heat),
             msgspec.structs.replace(completions, max_new_tokens=limit),
             question.samples,
+            self._texts.raw(token_ids(question.prefix)) if question.prefix else None,
         )
 
     def _send(self, request: Evaluate) -> None:

@@ -24,7 +24,8 @@ def forecast(config: RunConfig) -> str:
         ConfigError: low-rank matrices that fit no layer of the adapter.
         DataError: the training data or the adapter's config.json cannot be read.
     """
-    count = len(problems.load(config.data.train, config.data))
+    train, held_out = problems.read_all(config)
+    count = len(train.problems)
     algorithm = config.algorithm
     rows = algorithm.groups_per_iteration * algorithm.samples_per_prompt
     iterations = config.iterations_in_all(count)
@@ -38,7 +39,18 @@ def forecast(config: RunConfig) -> str:
         f"{'prefixes' if config.mode == 'prefix' else 'answers'} of up to {config.max_sampled_tokens} tokens "
         f"(window of {algorithm.max_staleness} versions{_over_sampled(config)})",
     ]
-    return "\n".join([*lines, *_adapter_memory(config), *_target_memory(config)])
+    said = [*_data("train", train), *_data("eval", held_out)]
+    return "\n".join([*said, *lines, *_adapter_memory(config), *_target_memory(config)])
+
+
+def _data(kind: str, loaded: problems.Loaded) -> list[str]:
+    """Per source what became of its rows, its first question, its first bad rows."""
+    lines = []
+    for report in loaded.sources:
+        first = next(each for each in loaded.problems if each.source == report.label)
+        lines.append(f"{kind}: {report}; the first: {first.question!r:.160} = {first.gold!r:.60}")
+        lines += [f"  {row}" for row in report.bad[: problems.SHOWN_BAD_ROWS]]
+    return lines
 
 
 def _over_sampled(config: RunConfig) -> str:

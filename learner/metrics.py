@@ -8,7 +8,7 @@ import msgspec
 from prefixrl.common.messages import Batch, StageTimes
 from prefixrl.common.status import Document
 from prefixrl.learner.report import IterationMetrics
-from prefixrl.learner.shard import truncated_fraction
+from prefixrl.learner.shard import as_text_fraction, masked_fraction, truncated_fraction
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,12 @@ class MetricsLog:
             iteration=batch.iteration,
             version=batch.iteration + 1,
             optimizer_steps=optimizer_steps,
-            figures=metrics.means | {"truncated_fraction": truncated_fraction(batch.groups)},
+            figures=metrics.means
+            | {
+                "truncated_fraction": truncated_fraction(batch.groups),
+                "truncated_masked_fraction": masked_fraction(batch.groups),
+                "prefix_as_text_fraction": as_text_fraction(batch.groups),
+            },
             ages=ages,
             histograms={
                 name: {"edges": list(each.edges), "counts": [float(count) for count in each.counts]}

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import click
 import msgspec
+import xxhash
 
 from prefixrl.common.accuracy import EvaluatedRow, accuracy
 from prefixrl.common.config import RunConfig, from_json, import_functions
 from prefixrl.common.errors import DataError
 from prefixrl.common.hub import model_folder
-from prefixrl.common.offline import PLAN_FILE, RESULTS_FILE, DataSet, Plan, Result, Results
+from prefixrl.common.offline import PLAN_FILE, RESULTS_FILE, Plan, Result, Results
 from prefixrl.common.packing import pack_tokens
 from prefixrl.common.process import exit_codes, start_logging, write_atomically
 from prefixrl.common.rendering import ByteRenderer, Renderer
@@ -26,10 +27,13 @@ from prefixrl.learner.client import BrokerClient
 from prefixrl.learner.clustering import representatives
 from prefixrl.learner.evaluate import texts_of
 from prefixrl.learner.evaluations import GREEDY, NO_ADAPTER, SAMPLED, Evaluations, Question
-from prefixrl.learner.rundir import RunDirectory
+from prefixrl.learner.problems import Problem
+from prefixrl.learner.rundir import FREE_KEYS, RunDirectory
 from prefixrl.learner.servers import Servers
 
 log = logging.getLogger(__name__)
+
+SETS_FILE = "sets.json"
 
 
 class Offline:
@@ -43,10 +47,24 @@ class Offline:
         self._texts = texts_of(config)
         self._asked = Evaluations(config, client, folder, self._texts, 0, plan.version)
         self._deadline_s = time.monotonic() + config.evaluation.timeout_s
-        most = config.evaluation.problems
-        self._sets = {each: problems.load(each.path, config.data)[:most] for each in plan.sets}
-        training = problems.load(config.data.train, config.data)
-        self._selection = training[: config.evaluation.selection_problems]
+        self._sets: dict[str, list[Problem]] = {}
+        for problem in problems.held_out(config):
+            self._sets.setdefault(problem.source, []).append(problem)
+        self._check_sets(folder / SETS_FILE)
+        self._selection = problems.training(config)[: config.evaluation.selection_problems]
+
+    def _check_sets(self, path: Path) -> None:
+        """Raise DataError when what is judged already was asked other problems under the same name of a set."""
+        now = {
+            name: xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(each))
+            for name, each in self._sets.items()
+        }
+        known = msgspec.json.decode(path.read_bytes(), type=dict[str, str]) if path.exists() else {}
+        if other := [name for name in now if known.get(name, now[name]) != now[name]]:
+            raise DataError(
+                f"{path.parent} holds answers to other problems of {other[0]}: the set has changed since; start anew (--fresh)"
+            )
+        write_atomically(path, msgspec.json.encode(known | now).decode())
 
     def run(self) -> Results:
         """Judge every arm on every set."""
@@ -72,10 +90,13 @@ class Offline:
 
     def _ask_arm(self, arm: str, version: int, prefix: str) -> None:
         tokens = pack_tokens(self._texts.encode(prefix))
-        for each, loaded in self._sets.items():
+        for name, loaded in self._sets.items():
             for end, (decoding, samples) in self._decodings().items():
-                name = _name(arm, each, end)
-                self._asked.ask(Question(name, version, loaded, decoding, tokens, samples))
+                asked = loaded[: self._config.evaluation.problems]
+                question = Question(
+                    f"{arm}.{name}.{end}", version, asked, decoding, tokens, samples
+                )
+                self._asked.ask(question)
 
     def _best_of(self, arm: str, candidates: list[str]) -> str | None:
         """The candidate that gets most training problems right; None where none could be judged."""
@@ -125,10 +146,10 @@ class Offline:
 
     def _results(self) -> list[Result]:
         found = []
-        for each in self._sets:
+        for name in self._sets:
             for arm in self._plan.arms:
                 for end in self._decodings():
-                    rows = self._asked.rows.get(_name(arm, each, end), [])
+                    rows = self._asked.rows.get(f"{arm}.{name}.{end}", [])
                     if (amount := accuracy(rows)) is not None:
                         self._check_version(rows)
                         is_adapter = rows[0].version >= 0
@@ -136,7 +157,7 @@ class Offline:
                             Result(
                                 run=self._plan.label,
                                 arm=arm,
-                                set=each.name,
+                                set=name,
                                 decoding=end,
                                 version=rows[0].version,
                                 weights_digest=rows[0].weights_digest,
@@ -157,10 +178,6 @@ class Offline:
             )
 
 
-def _name(arm: str, each: DataSet, end: str) -> str:
-    return f"{arm}.{each.name}.{end}"
-
-
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 def main(directory: Path) -> None:
@@ -170,7 +187,9 @@ def main(directory: Path) -> None:
         plan = msgspec.json.decode((directory / PLAN_FILE).read_bytes(), type=Plan)
         config = from_json(plan.config, f"the plan in {directory}")
         import_functions(config)
-        run_directory = RunDirectory(config)
+        read = problems.read_all(config)
+        run_directory = RunDirectory(config, FREE_KEYS | {("data", "eval")})
+        problems.keep(run_directory.path, *read)
         servers = Servers(config, run_directory.path, 0, trains=False)
         client = BrokerClient(servers.endpoint)
         try:

@@ -1,86 +1,292 @@
-"""Problems as users have them: one JSON object per line, checked row by row."""
+"""The problems of a run: read from wherever `[data]` says, checked row by row, kept in the run directory.
 
+data files ──▶ rows ──▶ problems ──▶ RUN/data/train.jsonl, eval.jsonl      what every process of the run reads
+                 └─ bad ones ──▶ RUN/bad_rows.jsonl
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.config import DataConfig
+from prefixrl.common.config import RunConfig
+from prefixrl.common.data_section import DataConfig, Source
 from prefixrl.common.errors import DataError
-from prefixrl.common.messages import Prompt
+from prefixrl.common.process import write_atomically
+from prefixrl.learner.broker.prompts import Mixture
+from prefixrl.learner.data import files
+from prefixrl.learner.data.lengths import too_long
+from prefixrl.learner.data.rows import Layout, is_wanted, layout, problem
+from prefixrl.learner.data.rows import Problem as Problem
+
+log = logging.getLogger(__name__)
 
 SHOWN_BAD_ROWS = 10
+BAD_ROWS_FILE = "bad_rows.jsonl"
+TRAIN_FILE, EVAL_FILE = "data/train.jsonl", "data/eval.jsonl"
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """One problem; `family` is "" where the data names none."""
+class BadRow(msgspec.Struct, frozen=True):
+    """A row that cannot be used, a line of `bad_rows.jsonl`."""
 
-    prompt_id: str
-    question: str
-    gold: str
-    family: str = ""
+    source: str
+    file: str
+    row: int
+    reason: str
 
-    def prompt(self) -> Prompt:
-        """What workers see of it."""
-        return Prompt(self.prompt_id, self.question, self.gold)
+    def __str__(self) -> str:
+        return f"{self.file} row {self.row}: {self.reason}"
 
 
-def load(path: str, data: DataConfig) -> list[Problem]:
-    """Read a JSONL file.
+@dataclass
+class SourceReport:
+    """What became of the rows of one source."""
+
+    label: str
+    path: str
+    rows: int = 0
+    kept: int = 0
+    left_out: int = 0
+    """By `where` and `without`."""
+    bad: list[BadRow] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        parts = [f"{self.kept} problems of {self.rows} rows"]
+        parts += [f"{self.left_out} left out by where and without"] if self.left_out else []
+        parts += [f"{len(self.bad)} bad rows skipped"] if self.bad else []
+        return f"{self.label}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Problems source by source in the order of the config, and what became of the other rows."""
+
+    problems: list[Problem]
+    sources: list[SourceReport]
+    places: dict[str, BadRow]
+    """By prompt id: where a problem stands, without a reason."""
+
+    @property
+    def bad(self) -> list[BadRow]:
+        """Of all sources."""
+        return [row for source in self.sources for row in source.bad]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def load(sources: Sequence[Source], data: DataConfig) -> list[Problem]:
+    """The problems of some sources; see `read`."""
+    return read(sources, data).problems
+
+
+def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
+    """Read sources one after the other.
 
     Raises:
-        DataError: naming every bad row (up to ten) with its reason, or the file when it holds no problem.
+        DataError: a source cannot be read or holds no problem; with `data.on_bad_row = "stop"` also bad rows, up to ten with
+            their reasons.
     """
-    problems: list[Problem] = []
-    bad: list[str] = []
-    seen: dict[str, int] = {}
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
+    loaded = Loaded([], [], {})
+    for source, label in zip(sources, labels(sources), strict=True):
+        report = SourceReport(label, source.path or "")
+        loaded.sources.append(report)
+        is_marked = len(sources) > 1 or source.name is not None
+        for row, each in _problems(source, data, report):
+            if is_marked:
+                each = msgspec.structs.replace(each, prompt_id=f"{label}:{each.prompt_id}")
+            if each.prompt_id in loaded.places:
+                first = loaded.places[each.prompt_id]
+                reason = f"id {each.prompt_id!r} stands in {first.file} row {first.row} already"
+                report.bad.append(msgspec.structs.replace(row, reason=reason))
+                continue
+            loaded.places[each.prompt_id] = row
+            loaded.problems.append(each)
+            report.kept += 1
+        _complain(report, data)
+    return loaded
+
+
+def labels(sources: Sequence[Source]) -> list[str]:
+    """A name per source, a number behind those that would be the same."""
+    found: list[str] = []
+    for source in sources:
+        others = sum(each == source.label or each.startswith(f"{source.label}-") for each in found)
+        found.append(f"{source.label}-{others + 1}" if source.label in found else source.label)
+    return found
+
+
+def _problems(
+    source: Source, data: DataConfig, report: SourceReport
+) -> Iterator[tuple[BadRow, Problem]]:
+    """Every problem with its place."""
+    excluded = _questions(source.without, data, report)
+    shape = layout(source, data)
+    for place, values, row_id in _rows(source, shape, report):
         try:
-            problem = _problem(msgspec.json.decode(line, type=dict[str, object]), data)
-        except (ValueError, msgspec.MsgspecError) as error:
-            bad.append(f"  row {number}: {error}")
+            if not is_wanted(values, shape):
+                report.left_out += 1
+                continue
+            each = problem(values, shape, row_id, report.label)
+        except ValueError as error:
+            report.bad.append(msgspec.structs.replace(place, reason=str(error)))
             continue
-        if problem.prompt_id in seen:
-            bad.append(
-                f"  row {number}: id {problem.prompt_id!r} stands in row {seen[problem.prompt_id]} already"
-            )
+        if excluded and _plain(each.question.removesuffix(shape.suffix)) in excluded:
+            report.left_out += 1
             continue
-        seen[problem.prompt_id] = number
-        problems.append(problem)
-    if bad:
-        rest = f"\n  and {len(bad) - SHOWN_BAD_ROWS} more" if len(bad) > SHOWN_BAD_ROWS else ""
+        yield place, each
+
+
+def _rows(
+    source: Source, shape: Layout, report: SourceReport
+) -> Iterator[tuple[BadRow, dict[str, object], str]]:
+    """Every readable row with its place and the id it has where its columns give none."""
+    root, found = _files(source)
+    for row in files.rows(root, found, shape.columns):
+        report.rows += 1
+        place = BadRow(report.label, row.file, row.number, row.error)
+        if row.values is None:
+            report.bad.append(place)
+        elif row.is_whole_file:
+            yield place, row.values, row.file
+        else:
+            in_file = f"{row.file}-{row.number}" if len(found) > 1 else str(row.number)
+            yield place, row.values, in_file
+
+
+def _files(source: Source) -> tuple[Path, list[Path]]:
+    """File or folder of a source, and the data files of it."""
+    assert source.path is not None, "a resolved source"
+    root, known = files.local(source.path), source.problem_set
+    subset = source.subset or (known.subset if known else "") or None
+    return root, files.data_files(root, subset, source.split or (known.split if known else None))
+
+
+def input_files(sources: Sequence[Source]) -> list[Path]:
+    """Every file that the problems of some sources follow from, in a fixed order; raises DataError as `read`."""
+    return [
+        path for source in sources for path in [*_files(source)[1], *input_files(source.without)]
+    ]
+
+
+def _questions(sources: Sequence[Source], data: DataConfig, report: SourceReport) -> frozenset[str]:
+    """What other sources ask; their bad rows are reported with this one's."""
+    found: set[str] = set()
+    for source in sources:
+        other = replace(report, label=f"{report.label} without {source.label}", rows=0, bad=[])
+        bare = source.model_copy(update={"suffix": ""})
+        found.update(_plain(each.question) for _, each in _problems(bare, data, other))
+        report.bad += other.bad
+    return frozenset(found)
+
+
+def _plain(question: str) -> str:
+    """A question without its spacing, which differs between copies of a set."""
+    return "".join(question.split())
+
+
+def _complain(report: SourceReport, data: DataConfig) -> None:
+    shown = "".join(f"\n  {row}" for row in report.bad[:SHOWN_BAD_ROWS])
+    rest = len(report.bad) - SHOWN_BAD_ROWS
+    shown += f"\n  and {rest} more" if rest > 0 else ""
+    if report.bad and data.on_bad_row == "stop":
         raise DataError(
-            f"{path}: {len(bad)} bad rows; mend or remove them\n"
-            + "\n".join(bad[:SHOWN_BAD_ROWS])
-            + rest
+            f"{report.path}: {len(report.bad)} bad rows; mend or remove them, or leave them out with data.on_bad_row = "
+            f'"skip"{shown}'
         )
-    if not problems:
-        raise DataError(f"{path} holds no problem; expected one JSON object per line")
-    return problems
+    if not report.kept:
+        reasons = f"; {len(report.bad)} bad rows{shown}" if report.bad else ""
+        raise DataError(
+            f"{report.path} holds no problem: {report.rows} rows, {report.left_out} left out by where and without{reasons}"
+        )
 
 
-def _lines(path: str) -> list[bytes]:
-    try:
-        return Path(path).read_bytes().split(b"\n")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+# --- the problems of a run -------------------------------------------------------------------------------------------
 
 
-def _problem(row: dict[str, object], data: DataConfig) -> Problem:
-    def text(column: str) -> str:
-        if column not in row:
-            raise ValueError(f"no column {column!r}; the row has {', '.join(sorted(row))}")
-        value = row[column]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (str, int, float))
-            or not str(value).strip()
-        ):
-            raise ValueError(f"column {column!r} is {value!r}; expected text or a number")
-        return str(value)
+def read_all(config: RunConfig) -> tuple[Loaded, Loaded]:
+    """Training and held-out problems, those left out that no prompt has room for.
 
-    family = text(data.family_column) if data.family_column else ""
-    return Problem(
-        text(data.id_column), text(data.question_column), text(data.answer_column), family
+    Raises:
+        DataError: as `read`.
+    """
+    train = _fitting(read(config.data.train, config.data), config)
+    mixture(config, train.problems)
+    return train, _fitting(read(config.data.eval, config.data), config)
+
+
+def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:
+    reasons = too_long(loaded.problems, config)
+    if not reasons:
+        return loaded
+    reports = {report.label: report for report in loaded.sources}
+    for prompt_id, reason in reasons.items():
+        place = loaded.places[prompt_id]
+        reports[place.source].bad.append(msgspec.structs.replace(place, reason=reason))
+        reports[place.source].kept -= 1
+    for report in loaded.sources:
+        _complain(report, config.data)
+    return replace(
+        loaded, problems=[each for each in loaded.problems if each.prompt_id not in reasons]
     )
+
+
+def keep(directory: Path, train: Loaded, held: Loaded) -> list[Problem]:
+    """Write the problems and the bad rows to a run directory; returns the training problems in force.
+
+    A run that goes on keeps the training problems it began with: the journal names them by their place.
+    """
+    (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
+    if not (directory / TRAIN_FILE).exists():
+        _write(directory / TRAIN_FILE, train.problems)
+    _write(directory / EVAL_FILE, held.problems)
+    _write(directory / BAD_ROWS_FILE, bad := [*train.bad, *held.bad])
+    for report in (*train.sources, *held.sources):
+        log.info("%s", report)
+    if bad:
+        shown = "".join(f"\n  {row}" for row in bad[:SHOWN_BAD_ROWS])
+        log.warning(
+            "%d bad rows are skipped (all in %s)%s", len(bad), directory / BAD_ROWS_FILE, shown
+        )
+    return _read(directory / TRAIN_FILE)
+
+
+def mixture(config: RunConfig, train: Sequence[Problem]) -> Mixture | None:
+    """The weights of the sources whose problems `train` holds one source after the other; None without weights.
+
+    Raises:
+        DataError: a source has so little weight that nothing of it would be trained.
+    """
+    weights = config.data.weights
+    if weights is None:
+        return None
+    counts = Counter(each.source for each in train)
+    try:
+        return Mixture([counts[label] for label in labels(config.data.train)], weights)
+    except ValueError as error:
+        raise DataError(f"data.train: {error}") from None
+
+
+def training(config: RunConfig) -> list[Problem]:
+    """The training problems of a run, in the order of the config; of one that no learner began, as they can be read now."""
+    kept = Path(config.directory) / TRAIN_FILE
+    return _read(kept) if kept.exists() else load(config.data.train, config.data)
+
+
+def held_out(config: RunConfig) -> list[Problem]:
+    """The held-out problems of a run."""
+    kept = Path(config.directory) / EVAL_FILE
+    return _read(kept) if kept.exists() else load(config.data.eval, config.data)
+
+
+def _write(path: Path, rows: Sequence[Problem] | Sequence[BadRow]) -> None:
+    write_atomically(path, "".join(msgspec.json.encode(row).decode() + "\n" for row in rows))
+
+
+def _read(path: Path) -> list[Problem]:
+    decoder = msgspec.json.Decoder(Problem)
+    with path.open("rb") as file:
+        return [decoder.decode(line) for line in file]

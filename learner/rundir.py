@@ -13,6 +13,7 @@ from prefixrl.common.hub import model_folder
 from prefixrl.common.messages import ModelDigests
 from prefixrl.common.process import own, write_atomically
 from prefixrl.common.transport import check_endpoint
+from prefixrl.learner.problems import input_files
 
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
 FREE_KEYS = frozenset(
@@ -30,7 +31,10 @@ FREE_KEYS = frozenset(
 class RunDirectory:
     """Owns the directory of a run as long as the process lives."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(
+        self, config: RunConfig, free_keys: frozenset[tuple[str, str]] = FREE_KEYS
+    ) -> None:
+        """`free_keys`: what may differ from the config that stands there, besides `FREE_SECTIONS`."""
         self.path = Path(config.directory)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -40,17 +44,16 @@ class RunDirectory:
             ) from None
         self._lock = own(self.path)
         try:
-            self._adopt(config)
+            self._adopt(config, free_keys)
         except ConfigError:
             self._lock.close()
             raise
 
-    def _adopt(self, config: RunConfig) -> None:
+    def _adopt(self, config: RunConfig, free_keys: frozenset[tuple[str, str]]) -> None:
         known = self.path / "config.json"
         if known.exists():
-            _refuse_changes(
-                from_json(known.read_text(encoding="utf-8"), str(known)), config, self.path
-            )
+            before = from_json(known.read_text(encoding="utf-8"), str(known))
+            _refuse_changes(before, config, self.path, free_keys)
         self._adopt_inputs(_inputs(config))
         write_atomically(known, config.model_dump_json(indent=2))
 
@@ -78,7 +81,8 @@ class Inputs(msgspec.Struct, frozen=True):
     than what was added to it.
     """
 
-    data_train: str
+    data_train: tuple[str, ...]
+    """One per file, those named by `without` included."""
     reward_function: str
     algorithm_advantage_function: str
     adapter_model: ModelDigests
@@ -94,7 +98,7 @@ def inputs(directory: Path) -> Inputs | None:
 
 def _inputs(config: RunConfig) -> Inputs:
     return Inputs(
-        data_train=file_digest(config.data.train),
+        data_train=tuple(file_digest(path) for path in input_files(config.data.train)),
         reward_function=function_digest(config.reward.function),
         algorithm_advantage_function=function_digest(config.algorithm.advantage_function),
         adapter_model=model_digests(model_folder(config.adapter.model)),
@@ -102,7 +106,9 @@ def _inputs(config: RunConfig) -> Inputs:
     )
 
 
-def _refuse_changes(known: RunConfig, given: RunConfig, path: Path) -> None:
+def _refuse_changes(
+    known: RunConfig, given: RunConfig, path: Path, free_keys: frozenset[tuple[str, str]]
+) -> None:
     before, after = known.model_dump(), given.model_dump()
     changed = []
     for section, value in after.items():
@@ -113,7 +119,7 @@ def _refuse_changes(known: RunConfig, given: RunConfig, path: Path) -> None:
             changed += [
                 f"  {section}.{key}: {was[key]!r} -> {new!r}"
                 for key, new in value.items()
-                if new != was[key] and (section, key) not in FREE_KEYS
+                if new != was[key] and (section, key) not in free_keys
             ]
         else:
             changed.append(f"  {section}: {was!r} -> {value!r}")

@@ -35,7 +35,7 @@ def _samples(scored: ScoredGroup, group: int) -> list[Sample]:
     prompt = token_ids(scored.prefixes.prompt_tokens)
     samples = []
     for row, verdict in zip(scored.prefixes.rows, scored.verdicts, strict=True):
-        if verdict.status == "error":
+        if not verdict.is_judged:
             continue
         tokens = token_ids(row.tokens)
         behaviour = logprobs(row.logprobs, tokens.size)
@@ -48,6 +48,18 @@ def truncated_fraction(groups: Sequence[BatchGroup]) -> float:
     """Share of a batch's rows that a length limit cut: answers in direct mode, else completions of the target."""
     rows = sum(len(group.rewards) for group in groups)
     return sum(group.truncated for group in groups) / max(1, rows)
+
+
+def as_text_fraction(groups: Sequence[BatchGroup]) -> float:
+    """Share of a batch's rows whose prefix reached the target as text, encoded by a tokenizer of another family."""
+    rows = sum(len(group.rewards) for group in groups)
+    return sum(group.as_text for group in groups) / max(1, rows)
+
+
+def masked_fraction(groups: Sequence[BatchGroup]) -> float:
+    """Share of the rows of a batch's groups that are left out of it because a length limit cut them."""
+    masked = sum(group.masked for group in groups)
+    return masked / max(1, masked + sum(len(group.rewards) for group in groups))
 
 
 def steps_in_all(config: RunConfig, problems: int) -> int:

@@ -27,25 +27,25 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         PeerLost: a wait ran past its deadline.
         TrainingFault: training cannot go on.
     """
-    training = problems.load(config.data.train, config.data)
-    if config.data.eval:
-        problems.load(config.data.eval, config.data)
     if rank == 0:
+        read = problems.read_all(config)
         run_directory = RunDirectory(config)
         check_port_is_free(config.broker.listen)
+        training = problems.keep(run_directory.path, *read)
         completed = _completed(run_directory.path)
         servers = Servers(config, run_directory.path, completed)
         golds = None
-        if config.reward.function is None and config.data.code != "tests":
-            golds = GoldCheck(training, run_directory.path, config.scorer.verify_timeout_s)
+        answers = [each for each in training if each.code != "tests"]
+        if config.reward.function is None and answers:
+            golds = GoldCheck(answers, run_directory.path, config.scorer.verify_timeout_s)
         try:
-            _run(config, (rank, ranks), servers, len(training), stopped)
+            _run(config, (rank, ranks), servers, stopped)
         finally:
             if golds:
                 golds.close()
             servers.close()
     else:
-        _run(config, (rank, ranks), None, len(training), stopped)
+        _run(config, (rank, ranks), None, stopped)
 
 
 def _completed(directory: Path) -> int:
@@ -62,11 +62,12 @@ def _run(
     config: RunConfig,
     place: tuple[int, int],
     servers: Servers | None,
-    training: int,
     stopped: Callable[[], bool],
 ) -> None:
     directory = Path(config.directory)
     client = BrokerClient(servers.endpoint if servers else _endpoint(directory))
+    # Rank 0 has written them down before its broker was there.
+    training = len(problems.training(config))
     # Heavy imports from here on; the workers are loading their models at the same time.
     from prefixrl.learner import checkpoint, distributed
     from prefixrl.learner.evaluate import Evaluator

@@ -212,7 +212,9 @@ class Rollout:
                 )
                 continue
             finished = [next(rows) for _ in range(task.rows_per_group)]
-            packed = tuple(pack_row(row, self._digest_of) for row in finished)
+            packed = tuple(
+                pack_row(row, self._digest_of, self._read(row.tokens)) for row in finished
+            )
             groups.append(
                 GroupPrefixes(group.seq, group.prompt, group.seed, pack_tokens(prompt), packed)
             )
@@ -228,6 +230,12 @@ class Rollout:
                 result.elapsed_s,
             )
         )
+
+    def _read(self, tokens: TokenIds) -> str | None:
+        """What a target of another family is given; whole answers go to none."""
+        if self._config.mode == "direct":
+            return None
+        return self._renderer.raw(self._renderer.without_stop(tokens))
 
     def _offer_weights(self) -> None:
         self._staged = self._fetcher.take() or self._staged
@@ -311,10 +319,10 @@ def make_job(
     return Job(task.task, tuple(rows), draws, task.sampling, stop_tokens)
 
 
-def pack_row(row: Finished, digest_of: Mapping[int, str]) -> Row:
-    """A finished row as it travels; `digest_of` the versions that wrote it."""
+def pack_row(row: Finished, digest_of: Mapping[int, str], text: str | None = None) -> Row:
+    """A finished row as it travels; `digest_of` the versions that wrote it, `text` what its tokens say."""
     spans = tuple(VersionSpan(version, digest_of[version], size) for version, size in row.spans)
-    return Row(pack_tokens(row.tokens), pack_logprobs(row.logprobs), row.finish, spans)
+    return Row(pack_tokens(row.tokens), pack_logprobs(row.logprobs), row.finish, spans, text)
 
 
 def _versions(result: JobResult) -> set[int]:

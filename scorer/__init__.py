@@ -7,6 +7,6 @@ the engine goes on decoding.
 In direct mode there is no target: a scorer decodes the adapter's answers and verifies them.
 
 Read in this order: `loop.py` (receive, continue, judge, send), `direct.py` (the same without a target), `judging.py` (what both
-share), `extract.py` (which part of a text is the answer), `verify.py` (is it the gold answer), `verifier_pool.py` and
+share), `common/extract.py` (which part of a text is the answer), `verify.py` (is it the gold answer), `verifier_pool.py` and
 `verifier_child.py` (the same, in processes that can be killed), `programs.py` and `sandbox.py` (answers that are programs).
 """

@@ -2,7 +2,8 @@
 
     broker ── ScoreTask ──▶ decode ──▶ verifier children ──▶ Scores ──▶ broker
 
-An answer that the length limit cut is not verified: its reward is 0, its finish `length`, and nothing is extracted from it.
+An answer that the length limit cut is not verified, unless `scorer.truncated` asks for it: its reward is 0, its finish
+`length`, and nothing is extracted from it.
 """
 
 import time
@@ -18,7 +19,6 @@ from prefixrl.common.messages import (
     Ready,
     Row,
     ScoreTask,
-    Verdict,
     Welcome,
 )
 from prefixrl.common.packing import token_ids
@@ -63,7 +63,10 @@ class DirectScorer:
         self._link = link
         self._decoder = decoder
         self._digests = digests
-        self._judging = Judging(link, verifier, config.scorer.keep_completions)
+        section = config.scorer
+        assert section.truncated != "extend", "refused with the config"
+        cut = section.truncated or "zero"
+        self._judging = Judging(link, verifier, section.keep_completions, cut)
 
     def say_ready(self) -> None:
         """Tell the broker what is loaded; tasks of an earlier acquaintance are delivered as usual."""
@@ -93,15 +96,8 @@ class DirectScorer:
 
     def _start(self, task: ScoreTask) -> None:
         self._judging.begin(task)
-        keeps_text = self._judging.keeps_text(task.task)
         for index, row in enumerate(row for group in task.groups for row in group.rows):
-            text = self._text(row)
-            if row.finish == "length":
-                kept = text if keeps_text else ""
-                cut = Verdict(0.0, "no_answer", "", "length", 0, 0, kept)
-                self._judging.settle(task.task, index, cut)
-            else:
-                self._judging.submit(Answered(task.task, index, text, row.finish, 0))
+            self._judging.take(Answered(task.task, index, self._text(row), row.finish, 0))
 
     def _text(self, row: Row) -> str:
         ids = token_ids(row.tokens)

@@ -1,16 +1,29 @@
 """Tasks between their arrival and their Scores: what a scorer with a target and one of direct mode have in common.
 
-A row ends with a verdict, from the verifier (`submit`) or without it (`settle`). The last one of a task sends its Scores. A row
-whose verdict is `error` keeps that status: it is never read as a wrong answer.
+A row ends with a verdict, from the verifier or, where its text was cut, perhaps without it (`take`), or before it has a text
+(`settle`). The last one of a task sends its Scores. A row whose verdict is `error` keeps that status: it is never read as a
+wrong answer.
 """
 
 import itertools
 import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 from prefixrl.common.link import Link
-from prefixrl.common.messages import Finish, Prompt, ScoredGroup, Scores, ScoreTask, Verdict
+from prefixrl.common.messages import (
+    Finish,
+    Prompt,
+    ScoredGroup,
+    Scores,
+    ScoreTask,
+    Verdict,
+    VerdictStatus,
+)
 from prefixrl.scorer.verifier_pool import VerifierPool
+
+Cut = Literal["judge", "zero", "mask"]
+"""What becomes of a text that its length limit cut; `scorer.truncated` says what each means."""
 
 
 @dataclass
@@ -32,13 +45,16 @@ class Answered:
     """The whole answer."""
     finish: Finish
     completion_tokens: int
+    was_text: bool = False
+    """The prefix reached the target as text."""
 
 
 class Judging:
     """The open tasks of a scorer and its verifier."""
 
-    def __init__(self, link: Link, verifier: VerifierPool, keeps_text: bool) -> None:
+    def __init__(self, link: Link, verifier: VerifierPool, keeps_text: bool, cut: Cut) -> None:
         self._link = link
+        self._cut = cut
         self._verifier = verifier
         self._keeps_text = keeps_text
         self._verifying: dict[int, tuple[Answered, float]] = {}
@@ -52,19 +68,30 @@ class Judging:
         return len(self._verifying)
 
     def begin(self, task: ScoreTask) -> None:
-        """Open a task; every row of it must be submitted or settled."""
+        """Open a task; every row of it must be taken or settled."""
         prompts = [group.prompt for group in task.groups for _ in group.rows]
         self.open[task.task] = _Open(task, time.monotonic(), prompts)
 
     def drop(self, task: str) -> None:
-        """Forget a task of which no row was submitted or settled."""
+        """Forget a task of which no row was taken or settled."""
         del self.open[task]
 
-    def submit(self, answered: Answered) -> None:
-        """Let the verifier judge a row."""
+    def take(self, answered: Answered) -> None:
+        """Let the verifier judge a row, unless its text was cut and is worth nothing, or no training, for that."""
+        is_masked = self._cut == "mask" and self.open[answered.task].task.kind == "train"
+        if answered.finish != "length" or not (is_masked or self._cut == "zero"):
+            self._verify(answered)
+            return
+        status: VerdictStatus = "truncated" if is_masked else "no_answer"
+        kept = answered.text if self.keeps_text(answered.task) else ""
+        tokens = answered.completion_tokens
+        cut = Verdict(0.0, status, "", answered.finish, tokens, 0, kept, was_text=answered.was_text)
+        self.settle(answered.task, answered.row, cut)
+
+    def _verify(self, answered: Answered) -> None:
         key, prompt = next(self._keys), self.open[answered.task].prompts[answered.row]
         self._verifying[key] = answered, time.monotonic()
-        self._verifier.submit(key, answered.text, prompt.gold, prompt.question)
+        self._verifier.submit(key, answered.text, prompt.gold, prompt.question, prompt.code)
 
     def settle(self, task: str, row: int, verdict: Verdict) -> None:
         """A row's verdict is known; the last one ends the task."""
@@ -91,6 +118,7 @@ class Judging:
                 elapsed_ms=int((time.monotonic() - since_s) * 1000),
                 fault=verdict.fault,
                 completion=answered.text if self.keeps_text(answered.task) else "",
+                was_text=answered.was_text,
             )
             self.settle(answered.task, answered.row, made)
 

@@ -8,7 +8,9 @@ A row whose verdict is `error` keeps that status: it is never read as a wrong an
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from prefixrl.common.config import RunConfig
@@ -22,6 +24,7 @@ from prefixrl.common.messages import (
     Ready,
     Refused,
     Revoke,
+    Row,
     ScoreTask,
     Verdict,
     Welcome,
@@ -36,6 +39,26 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
 POLL_S = 0.005
+
+
+EXTENSION = "+"
+"""Ends the name of the job that goes on with a task's cut rows."""
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """A row at the engine."""
+
+    row: int
+    """Of its task, over all groups."""
+    seed: int
+    """Of its group."""
+    in_group: int
+    prompt: TokenIds
+    answer: TokenIds
+    """What stands of the answer: the prefix, and what was completed before the row was cut."""
+    was_text: bool
+    completed_tokens: int = 0
 
 
 class Scorer:
@@ -55,10 +78,14 @@ class Scorer:
         self._engine = engine
         self._renderer = renderer
         self._digests = digests
-        self._judging = Judging(link, verifier, config.scorer.keep_completions)
-        self._decoding: dict[str, list[tuple[int, TokenIds]]] = {}
-        """Per task at the engine: the rows it completes in the order of its job, with their prefixes; the others have their
-        verdict already."""
+        cut = config.scorer.truncated or "judge"
+        self._judging = Judging(
+            link, verifier, config.scorer.keep_completions, "judge" if cut == "extend" else cut
+        )
+        self._is_warned = False
+        self._decoding: dict[str, list[_Decoding]] = {}
+        """Per job at the engine: the rows it completes in the order of the job; the others of its task have their verdict
+        already, or are completed by the task's other job."""
 
     def say_ready(self) -> None:
         """Tell the broker what is loaded; tasks of an earlier acquaintance are delivered as usual."""
@@ -102,7 +129,7 @@ class Scorer:
         """Submit every row whose question can be rendered; the others are judged `error` with the reason."""
         self._judging.begin(task)
         rows: list[TokenIds] = []
-        decoding: list[tuple[int, TokenIds]] = []
+        decoding: list[_Decoding] = []
         uniforms, scripts, refused, index = [], [], {}, 0
         for group in task.groups:
             draws = row_uniforms(
@@ -117,11 +144,11 @@ class Scorer:
                     )
                     index += 1
                 continue
-            for row, row_draws in zip(group.rows, draws, strict=True):
-                prefix = self._renderer.without_stop(token_ids(row.tokens))
+            for number, (row, row_draws) in enumerate(zip(group.rows, draws, strict=True)):
+                prefix, was_text = self._prefix(row)
                 rows.append(np.concatenate([prompt, prefix]))
                 scripts.append(self._script(group, float(row_draws[-1])))
-                decoding.append((index, prefix))
+                decoding.append(_Decoding(index, group.seed, number, prompt, prefix, was_text))
                 index += 1
             uniforms.append(draws)
         if rows:
@@ -133,17 +160,65 @@ class Scorer:
         for row_index, verdict in refused.items():
             self._judging.settle(task.task, row_index, verdict)
 
+    def _prefix(self, row: Row) -> tuple[TokenIds, bool]:
+        """A prefix as the target goes on with it, and whether it had to be encoded anew from its text.
+
+        Where the target's tokenizer reads the very text in the ids that the adapter's read, they are the same tokens to both.
+        """
+        ids = token_ids(row.tokens)
+        bare = self._renderer.without_stop(ids)
+        if row.text is None or row.text in (self._renderer.raw(bare), self._renderer.raw(ids)):
+            return bare, False
+        if not self._is_warned:
+            self._is_warned = True
+            log.warning(
+                "adapter and target have tokenizers of different families: prefixes reach the target as text (the first: %r); "
+                "metrics.jsonl has their share as prefix_as_text_fraction",
+                row.text,
+            )
+        # A character cut in the middle is no character to another tokenizer.
+        return self._renderer.encode_plain(row.text.rstrip("\ufffd")), True
+
     def _script(self, group: GroupPrefixes, draw: float) -> TokenIds:
         """What a simulated target answers: right with the declared accuracy."""
         answer = group.prompt.gold if draw < self._config.simulated.accuracy else "none"
         return ByteRenderer().encode(f"\\boxed{{{answer}}}")
 
     def _judge(self, result: JobResult) -> None:
-        for (row, prefix), done in zip(self._decoding.pop(result.key), result.rows, strict=True):
-            text = self._renderer.text(np.concatenate([prefix, done.tokens]))
-            self._judging.submit(
-                Answered(result.key, row, text, done.finish, int(done.tokens.size))
+        """Have every row judged that is done; with `truncated = "extend"` those that were cut are completed further first."""
+        task = result.key.removesuffix(EXTENSION)
+        may_extend = self._config.scorer.truncated == "extend" and task == result.key
+        cut: list[_Decoding] = []
+        for begun, done in zip(self._decoding.pop(result.key), result.rows, strict=True):
+            row = replace(
+                begun,
+                answer=np.concatenate([begun.answer, done.tokens]),
+                completed_tokens=begun.completed_tokens + int(done.tokens.size),
             )
+            if done.finish == "length" and may_extend:
+                cut.append(row)
+            else:
+                text, tokens = self._renderer.text(row.answer), row.completed_tokens
+                self._judging.take(Answered(task, row.row, text, done.finish, tokens, row.was_text))
+        if cut:
+            self._extend(task, cut)
+
+    def _extend(self, task: str, cut: list[_Decoding]) -> None:
+        """Go on where the limit cut rows, with draws of their own, once."""
+        limit = self._config.scorer.most_extension_tokens
+        draws = np.stack(
+            [row_uniforms(row.seed, "extension", row.in_group + 1, limit)[-1] for row in cut]
+        )
+        job = Job(
+            task + EXTENSION,
+            tuple(np.concatenate([row.prompt, row.answer]) for row in cut),
+            draws,
+            msgspec.structs.replace(self._judging.open[task].task.sampling, max_new_tokens=limit),
+            self._renderer.stop_tokens,
+            tuple(ByteRenderer().encode("") for _ in cut),
+        )
+        self._decoding[job.key] = cut
+        self._engine.submit(job)
 
     def _report(self) -> None:
         vitals = self._link.vitals

@@ -9,14 +9,13 @@ Expected outputs never enter the sandbox. What a program does wrong is its own; 
 import json
 import math
 import re
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from prefixrl.scorer.extract import THINK_CLOSE
+from prefixrl.common.extract import THINK_CLOSE
+from prefixrl.common.messages import CodeMode
 from prefixrl.scorer.sandbox import Finished, Limits, run
-
-CodeMode = Literal["none", "answers", "tests"]
 
 MAX_TESTS = 10
 MAX_PROGRAM_CHARS = 65_536

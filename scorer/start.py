@@ -56,10 +56,13 @@ def _verifier(joined: Joined, digests: ModelDigests) -> VerifierPool:
                 f"reward.function: there is no file {path} on this host; copy the learner's there"
             )
         function = RewardFunction(place, digests.reward_function)
-    code = joined.config.data.code
-    if code != "none" and (reason := sandbox.probe()):
+    data = joined.config.data
+    runs_programs = data.runs_programs and function is None
+    if runs_programs and (reason := sandbox.probe()):
         raise ConfigError(
-            f"data.code = {code!r} needs programs to be isolated: {reason}; start scorers on hosts with user namespaces "
-            "(docs/verification.md), or leave data.code out"
+            f"data.code = {data.code!r}, or a problem set with coding tasks, needs programs to be isolated: {reason}; start "
+            "scorers on hosts with user namespaces (docs/verification.md), or leave data.code and such problems out"
         )
-    return VerifierPool(section.verifier_children, section.verify_timeout_s, function, code)
+    return VerifierPool(
+        section.verifier_children, section.verify_timeout_s, function, runs_programs
+    )

@@ -27,11 +27,10 @@ import setproctitle
 from prefixrl.common import user_function
 from prefixrl.common.digests import function_digest
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import Fault
+from prefixrl.common.messages import CodeMode, Fault
 from prefixrl.common.process import die_with_parent
 from prefixrl.scorer.programs import (
     MAX_TESTS,
-    CodeMode,
     is_value,
     read_tests,
     share_passed,

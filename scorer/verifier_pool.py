@@ -20,10 +20,10 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from prefixrl.common.errors import PeerLost
-from prefixrl.common.messages import Fault
+from prefixrl.common.extract import MAX_ANSWER_CHARS, extract_answer
+from prefixrl.common.messages import CodeMode, Fault
 from prefixrl.scorer.child_process import FUNCTION_PIPE_BYTES, ChildProcess, Template, spawn
-from prefixrl.scorer.extract import MAX_ANSWER_CHARS, extract_answer
-from prefixrl.scorer.programs import MAX_PROGRAM_CHARS, CodeMode, find_program
+from prefixrl.scorer.programs import MAX_PROGRAM_CHARS, find_program
 from prefixrl.scorer.sandbox import OVERRAN
 from prefixrl.scorer.verifier_child import (
     Answer,
@@ -90,7 +90,7 @@ class VerifierPool:
         children: int,
         timeout_s: int,
         function: RewardFunction | None = None,
-        code: CodeMode = "none",
+        runs_programs: bool = False,
         cache_entries: int = 65_536,
         jobs_per_child: int = 2_000,
     ) -> None:
@@ -101,15 +101,14 @@ class VerifierPool:
             timeout_s: whole seconds for one answer, or for one call of a function; a child that
                 has not answered GRACE_S later is killed.
             function: asked instead of the verifier.
-            code: which programs in answers are run, in the sandbox.
+            runs_programs: whether programs in answers will be submitted, to be run in the sandbox.
             cache_entries: verdicts kept, least recently used first out.
             jobs_per_child: answers after which a child is replaced: sympy's caches only grow.
         """
         self._size = children
         self._timeout_s = timeout_s
         self._function = function
-        self._code = code
-        self._takes_long_questions = function is not None or code != "none"
+        self._takes_long_questions = function is not None or runs_programs
         self._cache_entries = cache_entries
         self._jobs_per_child = jobs_per_child
         self._is_started = False
@@ -139,15 +138,17 @@ class VerifierPool:
         """The living children, but for starting ones of which nothing is known yet."""
         return tuple(child.process.pid for child in self._children if child.process.pid)
 
-    def submit(self, key: int, text: str, gold: str, question: str = "") -> None:
-        """Take a completion; `poll` returns its verdict under `key`."""
+    def submit(
+        self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none"
+    ) -> None:
+        """Take a completion; `poll` returns its verdict under `key`. `code`: which programs in it are run."""
         extracted = extract_answer(text)
         if self._function is not None:
             self._ask_long(key, Question(gold, text, self._timeout_s, question), extracted or "")
             return
-        program = find_program(text, self._code) if self._code != "none" else None
-        if program is not None or self._code == "tests":
-            self._submit_program(key, program, gold)
+        program = find_program(text, code) if code != "none" else None
+        if program is not None or code == "tests":
+            self._submit_program(key, program, gold, code)
             return
         verdict = judge_exactly(gold, extracted)
         if verdict is None and extracted is not None:
@@ -162,14 +163,14 @@ class VerifierPool:
         asked = Question(gold, extracted, self._timeout_s)
         self._ask(key, asked, extracted[:MAX_ANSWER_CHARS])
 
-    def _submit_program(self, key: int, program: str | None, gold: str) -> None:
+    def _submit_program(self, key: int, program: str | None, gold: str, code: CodeMode) -> None:
         if program is None:
             self._settled.append((key, Verdict(0.0, "no_answer", None)))
         elif len(program) > MAX_PROGRAM_CHARS:
             cut = program[:MAX_ANSWER_CHARS]
             self._settled.append((key, Verdict(0.0, "parse_fail", cut)))
         else:
-            self._ask_long(key, Question(gold, program, self._timeout_s, code=self._code), program)
+            self._ask_long(key, Question(gold, program, self._timeout_s, code=code), program)
 
     def _ask_long(self, key: int, question: Question, extracted: str) -> None:
         if len(frame(question)) > FUNCTION_PIPE_BYTES:

@@ -16,8 +16,8 @@ from typing import Literal
 
 import msgspec
 
+from prefixrl.common.extract import MAX_ANSWER_CHARS
 from prefixrl.common.messages import Fault
-from prefixrl.scorer.extract import MAX_ANSWER_CHARS
 from prefixrl.scorer.guards import (
     differs_in_kind,
     is_close,

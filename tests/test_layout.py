@@ -22,7 +22,7 @@ PURE = (
     "learner/broker/ledger.py",
     "learner/broker/window.py",
 )
-OPTIONAL = ("vllm", "flash_attn", "wandb")
+OPTIONAL = ("vllm", "flash_attn", "pyarrow", "wandb")
 
 IMPORT_EVERYTHING = """
 import importlib, sys, warnings

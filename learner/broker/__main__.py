@@ -129,8 +129,13 @@ def build(
     config: RunConfig, directory: Path, start: Start, server: Server[ToBroker, FromBroker]
 ) -> Broker:
     """A broker as the run directory describes it, its journal replayed."""
-    loaded = problems.load(config.data.train, config.data)
-    order = PromptOrder([problem.prompt() for problem in loaded], config.seed, config.data.epochs)
+    loaded = problems.training(config)
+    order = PromptOrder(
+        [problem.prompt() for problem in loaded],
+        config.seed,
+        config.data.epochs,
+        problems.mixture(config, loaded),
+    )
     ledger = make_ledger(config, order, start.trains)
     path = directory / "journal.msgpack"
     run_id, identity, newest = "", IdentityCheck(config, inputs(directory)), None

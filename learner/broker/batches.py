@@ -233,7 +233,7 @@ def _batch_group(result: ScoredGroup, queued_s: float, waiting_s: float) -> Batc
     trainable = [
         (row, verdict)
         for row, verdict in zip(result.prefixes.rows, result.verdicts, strict=True)
-        if verdict.status != "error"
+        if verdict.is_judged
     ]
     return BatchGroup(
         seq=result.prefixes.seq,
@@ -245,4 +245,6 @@ def _batch_group(result: ScoredGroup, queued_s: float, waiting_s: float) -> Batc
         stages=StageTimes(result.sampled_s, queued_s, result.scoring_s, waiting_s),
         completion_tokens=sum(verdict.completion_tokens for _, verdict in trainable),
         truncated=sum(verdict.finish == "length" for _, verdict in trainable),
+        as_text=sum(verdict.was_text for _, verdict in trainable),
+        masked=sum(verdict.status == "truncated" for verdict in result.verdicts),
     )

@@ -71,7 +71,8 @@ class Evaluations:
 
     def _given_prefix(self, run: EvaluationRun, seq: int) -> GroupPrefixes:
         tokens = run.request.prefix_tokens
-        row = Row(tokens, pack_logprobs([0.0] * len(token_ids(tokens))), "length", ())
+        logprobs = pack_logprobs([0.0] * len(token_ids(tokens)))
+        row = Row(tokens, logprobs, "length", (), run.request.prefix_text)
         task = self.group_task(seq)
         return GroupPrefixes(seq, task.prompt, task.seed, b"", (row,) * run.request.samples)
 

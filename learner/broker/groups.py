@@ -79,11 +79,14 @@ class Counts:
     rows_crossed: int = 0
     """Those of them with tokens of more than one version."""
 
+    rows_left_out: Counter[str] = field(default_factory=Counter)
+    """Rows of accepted groups that are never trained, by the status of their verdict."""
+
     def note_rows(self, group: ScoredGroup | None, iteration: int) -> None:
         """Count what the trained rows of a group were written by."""
         assert group is not None, "what is trained was scored"
         for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
-            if verdict.status == "error":
+            if not verdict.is_judged:
                 continue
             self.rows += 1
             self.rows_crossed += len(row.spans) > 1

@@ -32,7 +32,8 @@ from prefixrl.learner.broker.window import Choice, Wait, Window, choose
 
 SURPLUS = "surplus"
 """Cause of a group that over-sampling had too many of; its prompt comes back, and no failure is counted against it."""
-
+TRUNCATED = "every row cut by the length limit"
+"""Cause of a group of which masking leaves nothing."""
 
 FEWEST_FAILURES_SEEN = 64
 """Groups after which the share of failures means something."""
@@ -193,13 +194,18 @@ class Ledger:
         return taken
 
     def _judge(self, group: ScoredGroup) -> None:
-        rewards = [verdict.reward for verdict in group.verdicts if verdict.status != "error"]
+        rewards = [verdict.reward for verdict in group.verdicts if verdict.is_judged]
         faults = group.faults
+        is_cut = any(verdict.status == "truncated" for verdict in group.verdicts)
         if faults:
             self.newest_error = next(
                 verdict.extracted for verdict in group.verdicts if verdict.status == "error"
             )
-        if not rewards:
+        if not rewards and is_cut:
+            # Its prompt would most likely be cut again: it is not tried again, and counts against broker.max_failure_share.
+            self.newest_error = self.newest_error or TRUNCATED
+            self.end(group.prefixes.seq, "failed", TRUNCATED, faults)
+        elif not rewards:
             commonest = max(faults, key=lambda fault: (faults[fault], fault))
             kind = f": {commonest}" if commonest else ""
             self.expire(group.prefixes.seq, f"verifier error on every row{kind}", faults)
@@ -408,6 +414,8 @@ class Ledger:
             case GroupScored(scored):
                 group = self._live[scored.prefixes.seq]
                 group.state, group.version, group.result = "scored", scored.version, scored
+                left_out = Counter(each.status for each in scored.verdicts if not each.is_judged)
+                self.counts.rows_left_out.update(left_out)
                 self.counts.row_errors.update(scored.faults)
                 self.failures.note(sum(scored.faults.values()) / len(scored.verdicts))
                 if self.pass_rate:

@@ -58,6 +58,7 @@ def document(broker: "Broker", now_s: float) -> Document:
         ),
         causes=dict(counts.causes),
         row_errors=dict(counts.row_errors),
+        rows_left_out=dict(counts.rows_left_out),
         filter=FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None,
         queues=ledger.states(),
         window=ledger.window.max_staleness,

@@ -57,7 +57,7 @@ def test_paths_are_relative_to_the_run_file_and_the_directory_to_where_one_stand
     config = load(Path("..") / "run.toml")
     assert config.directory == str(elsewhere / "run")
     assert config.adapter.model == str(run_file.parent / "adapter")
-    assert config.data.train == str(run_file.parent / "train.jsonl")
+    assert [source.path for source in config.data.train] == [str(run_file.parent / "train.jsonl")]
     assert config.target.model == "org/target", "a hub name stays as it is"
 
 
@@ -360,8 +360,9 @@ def test_a_missing_model_is_refused_with_where_it_was_looked_for(
 
 def test_a_missing_data_file_is_refused_with_where_it_was_looked_for(run_file: Path) -> None:
     for key in ("train", "eval"):
-        assert refusal(run_file, f"data.{key}=gone.jsonl") == (
-            f"data.{key} = 'gone.jsonl': there is no such file (looked at {run_file.parent / 'gone.jsonl'})"
+        assert refusal(run_file, f"data.{key}=gone.jsonl").startswith(
+            f"data.{key} = 'gone.jsonl': there is no such file (looked at {run_file.parent / 'gone.jsonl'}), and no problem "
+            "set of that name. Known by name: gsm8k, math, "
         )
 
 
@@ -543,3 +544,9 @@ def test_a_function_that_does_not_run_is_refused_before_anything_is_started(
         import_functions(config)
     assert str(refused.value).startswith(f"{key} = '{path}:f': ")
     assert str(refused.value).endswith(expected.format(path=path))
+
+
+def test_nothing_goes_on_with_a_cut_answer_in_direct_mode(direct_file: Path) -> None:
+    said = refusal(direct_file, "scorer.truncated=extend")
+    assert 'scorer.truncated = "extend" with mode = "direct"' in said
+    assert load(direct_file, ("scorer.truncated=mask",)).scorer.truncated == "mask"

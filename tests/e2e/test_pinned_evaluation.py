@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from simulated_run import next_batch, note, until_full, weights, workers
 
 from fakes import Peer, end, endpoint_of, peers, run_on_disk, serving, wait_until
 from prefixrl.common.config import RunConfig
@@ -29,6 +28,7 @@ from prefixrl.common.messages import (
 )
 from prefixrl.common.packing import token_ids
 from prefixrl.learner.broker.server import Broker
+from simulated_run import next_batch, note, until_full, weights, workers
 
 ITERATIONS, EVERY, PROBLEMS = 12, 3, 40
 PROMPTS = tuple(Prompt(f"held-out-{i}", f"{i} + 1 =", str(i + 1)) for i in range(PROBLEMS))

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulated_run import Trained, config_of, every_second_time, run
 
 from prefixrl.common.messages import CannotGoOn, RunOver
 from prefixrl.learner.broker import ledger as ledgers
 from prefixrl.learner.broker.window import Choice, Wait, Window
+from simulated_run import Trained, config_of, every_second_time, run
 
 ITERATIONS = 100
 GROUPS = 20 * ITERATIONS

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.config import DataConfig
+from prefixrl.common.data_section import DataConfig, Source
 from prefixrl.common.errors import DataError
 from prefixrl.learner.problems import SHOWN_BAD_ROWS, Problem, load
 
-COLUMNS = DataConfig(train="unused")
+STOP: dict[str, Any] = {"train": "unused", "on_bad_row": "stop"}
+COLUMNS = DataConfig(**STOP)
 GOOD = {"id": "a", "question": "1 + 1 =", "answer": "2"}
 
 
@@ -21,7 +22,7 @@ def read(folder: Path, *rows: Any, data: DataConfig = COLUMNS) -> list[Problem]:
     lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
     path = folder / "data.jsonl"
     path.write_bytes(b"\n".join(lines))
-    return load(str(path), data)
+    return load([Source(path=str(path))], data)
 
 
 text = st.text(min_size=1).filter(str.strip)
@@ -33,7 +34,9 @@ def test_what_is_written_is_read(
 ) -> None:
     names = ("id", "question", "answer")
     written = [dict(zip(names, row, strict=True)) for row in rows]
-    assert read(tmp_path_factory.mktemp("p"), *written) == [Problem(*row) for row in rows]
+    assert read(tmp_path_factory.mktemp("p"), *written) == [
+        Problem(*row, source="data") for row in rows
+    ]
 
 
 def test_numbers_are_taken_as_text_and_exactly(tmp_path: Path) -> None:
@@ -51,14 +54,14 @@ def test_empty_lines_and_carriage_returns_are_passed_over(tmp_path: Path) -> Non
 
 def test_columns_have_the_names_of_the_config(tmp_path: Path) -> None:
     columns = DataConfig(
-        train="unused",
+        **STOP,
         id_column="n",
         question_column="q",
         answer_column="a",
         family_column="kind",
     )
     row = {"n": 1, "q": "one?", "a": "1", "kind": "sum", "more": None}
-    assert read(tmp_path, row, data=columns) == [Problem("1", "one?", "1", "sum")]
+    assert read(tmp_path, row, data=columns) == [Problem("1", "one?", "1", "sum", source="data")]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_columns_have_the_names_of_the_config(tmp_path: Path) -> None:
         ({**GOOD, "id": "b", "answer": True}, "row 2: column 'answer' is True"),
         ({**GOOD, "id": "b", "answer": ["2"]}, r"row 2: column 'answer' is \['2'\]"),
         ({**GOOD, "id": "b", "question": "  "}, "row 2: column 'question' is '  '"),
-        (GOOD, "row 2: id 'a' stands in row 1 already"),
+        (GOOD, r"row 2: id 'a' stands in data.jsonl row 1 already"),
     ],
 )
 def test_a_bad_row_is_named_with_its_reason(tmp_path: Path, row: Any, complaint: str) -> None:
@@ -92,7 +95,7 @@ def test_many_bad_rows_are_counted_and_the_first_ten_shown(tmp_path: Path) -> No
         read(tmp_path, *[b"{"] * 25)
     message = str(caught.value)
     assert "25 bad rows" in message and message.endswith("and 15 more")
-    assert message.count("row ") == SHOWN_BAD_ROWS
+    assert message.count("jsonl row ") == SHOWN_BAD_ROWS
 
 
 def test_a_file_without_a_problem_is_refused(tmp_path: Path) -> None:
@@ -102,4 +105,4 @@ def test_a_file_without_a_problem_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read .*nowhere.jsonl: No such file"):
-        load(str(tmp_path / "nowhere.jsonl"), COLUMNS)
+        load([Source(path=str(tmp_path / "nowhere.jsonl"))], COLUMNS)

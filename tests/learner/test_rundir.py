@@ -115,7 +115,7 @@ def test_inputs_that_changed_under_their_names_are_refused_when_a_run_goes_on(
     with held(config):
         pass
     section = getattr(config, name.partition(".")[0])
-    path = Path(section.train if name == "data.train" else section.model)
+    path = Path(section.train[0].path if name == "data.train" else section.model)
     file = path if path.is_file() else path / "model.safetensors"
     before = file.read_bytes()
     file.write_bytes(before[:-2] + b"\n\n")

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from prefixrl.scorer.programs import CodeMode, find_program, read_tests
+from prefixrl.common.messages import CodeMode
+from prefixrl.scorer.programs import find_program, read_tests
 from prefixrl.scorer.verifier_pool import VerifierPool
 from prefixrl.scorer.verify import Verdict
 
@@ -28,10 +29,10 @@ def block(program: str) -> str:
 
 def judged(code: CodeMode, *asked: tuple[str, str], timeout_s: int = 5) -> list[Verdict]:
     """Texts and golds."""
-    pool = VerifierPool(1, timeout_s, code=code)
+    pool = VerifierPool(1, timeout_s, runs_programs=True)
     try:
         for key, (text, gold) in enumerate(asked):
-            pool.submit(key, text, gold)
+            pool.submit(key, text, gold, code=code)
         found: dict[int, Verdict] = {}
         deadline = time.monotonic() + PATIENCE_S
         while pool.pending:

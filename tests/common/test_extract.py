@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.scorer.extract import extract_answer
+from prefixrl.common.extract import extract_answer
 
 PROSE = st.text(st.characters(exclude_characters="\\{}"), max_size=40)
 

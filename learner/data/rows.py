@@ -1,0 +1,197 @@
+"""A row to a problem: which columns hold what, and how they are read. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from prefixrl.common.data_section import DataConfig, Source
+from prefixrl.common.extract import extract_answer
+from prefixrl.common.messages import CodeMode, Prompt
+from prefixrl.common.problem_sets import Column, ProblemSet, Reading
+
+SHOWN_CHARS = 60
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One problem; `family` is "" where the data names none."""
+
+    prompt_id: str
+    question: str
+    """As it is asked, the suffix included."""
+    gold: str
+    family: str = ""
+    code: CodeMode = "none"
+    source: str = ""
+    """Label of the source it comes from."""
+
+    def prompt(self) -> Prompt:
+        """What workers see of it."""
+        return Prompt(self.prompt_id, self.question, self.gold, self.code)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of a problem stand in the rows of one source."""
+
+    question: tuple[Column, ...]
+    answer: tuple[Column, ...]
+    context: str
+    id: tuple[str, ...]
+    must_have_id: bool
+    family: str
+    must_have_family: bool
+    suffix: str
+    code: CodeMode
+    tests_where: tuple[str, str] | None
+    where: Mapping[str, tuple[str, ...]]
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Every column that may be read, the outermost name of nested ones."""
+        named = [name for name, _ in (*self.question, *self.answer)]
+        named += [self.context, self.family, *self.id, *self.where]
+        named += [self.tests_where[0]] if self.tests_where else []
+        return frozenset(name.partition(".")[0] for name in named if name)
+
+
+def layout(source: Source, data: DataConfig) -> Layout:
+    """What a source says itself, else its problem set, else `[data]`."""
+    known = source.problem_set or ProblemSet(
+        hub="",
+        problems=0,
+        question=((data.question_column, "text"),),
+        answer=((data.answer_column, "text"),),
+        id=(data.id_column or "id",),
+        family=data.family_column or "",
+        suffix="",
+    )
+    is_plain = source.problem_set is None
+    given_id = source.id_column or (data.id_column if is_plain else None)
+    given_family = source.family_column or (data.family_column if is_plain else None)
+    where = known.where | {
+        column: tuple(map(str, values)) for column, values in source.where.items()
+    }
+    return Layout(
+        question=((source.question_column, "text"),) if source.question_column else known.question,
+        answer=((source.answer_column, "text"),) if source.answer_column else known.answer,
+        context=known.context,
+        id=(given_id,) if given_id else known.id,
+        must_have_id=given_id is not None,
+        family=given_family or known.family,
+        must_have_family=given_family is not None,
+        suffix=known.suffix if source.suffix is None else source.suffix,
+        code=source.code or ("none" if known.tests_where else data.code),
+        tests_where=None if source.code else known.tests_where,
+        where=where,
+    )
+
+
+def is_wanted(values: Mapping[str, object], layout: Layout) -> bool:
+    """Whether a row passes `where`; raises ValueError where a column of it is missing."""
+    # MATH says "Level 3" where MATH-500 says 3.
+    return all(
+        _text(values, column, "text").removeprefix("Level ") in wanted
+        for column, wanted in layout.where.items()
+    )
+
+
+def problem(values: Mapping[str, object], layout: Layout, place: str, source: str) -> Problem:
+    """The problem in a row; `place` is its id where the row has none. Raises ValueError with what is wrong."""
+    question = _first(values, layout.question)
+    if layout.context and (context := _found(values, layout.context)):
+        question = f"{context}\n\n{question}"
+    names = [name for name in layout.id if name.partition(".")[0] in values or layout.must_have_id]
+    family = layout.family
+    has_family = family and (layout.must_have_family or _found(values, family) is not None)
+    return Problem(
+        prompt_id=_text(values, names[0], "text") if names else place,
+        question=question + layout.suffix,
+        gold=_first(values, layout.answer),
+        family=_text(values, family, "text") if has_family else "",
+        code=_code(values, layout),
+        source=source,
+    )
+
+
+def _code(values: Mapping[str, object], layout: Layout) -> CodeMode:
+    if layout.tests_where is None:
+        return layout.code
+    column, wanted = layout.tests_where
+    return "tests" if _text(values, column, "text") == wanted else layout.code
+
+
+def _first(values: Mapping[str, object], columns: tuple[Column, ...]) -> str:
+    """The first of the columns that the row has."""
+    for name, reading in columns[:-1]:
+        if _found(values, name) is not None:
+            return _text(values, name, reading)
+    present = [name for name, _ in columns if _found(values, name) is not None]
+    if not present and len(columns) > 1:
+        named = ", ".join(repr(name) for name, _ in columns)
+        raise ValueError(f"none of the columns {named}; the row has {', '.join(sorted(values))}")
+    return _text(values, *columns[-1])
+
+
+def _found(values: Mapping[str, object], name: str) -> object:
+    """The value of a column, None where it is missing; `a.b` is b within a."""
+    if name in values:
+        return values[name]
+    outer, dot, inner = name.partition(".")
+    within = values.get(outer) if dot else None
+    return _found(within, inner) if isinstance(within, dict) else None
+
+
+def _text(values: Mapping[str, object], name: str, reading: Reading) -> str:
+    outer = name.partition(".")[0]
+    if name not in values and outer not in values:
+        raise ValueError(f"no column {name!r}; the row has {', '.join(sorted(values))}")
+    value = _found(values, name)
+    if reading == "user_turn":
+        return _user_turn(name, value)
+    if reading == "joined" and isinstance(value, list):
+        value = ", ".join(str(each) for each in value)
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (str, int, float))
+        or not str(value).strip()
+    ):
+        raise ValueError(f"column {name!r} is {_shown(value)}; expected text or a number")
+    text = str(value)
+    match reading:
+        case "after_hashes":
+            return _after_hashes(name, text)
+        case "last_box":
+            box = extract_answer(text)
+            if box is None:
+                raise ValueError(f"column {name!r} has no closed \\boxed{{}}: {_shown(text)}")
+            return box
+        case _:
+            return text
+
+
+def _after_hashes(name: str, text: str) -> str:
+    _, hashes, answer = text.rpartition("####")
+    answer = answer.replace(",", "").replace("$", "").strip()
+    if not hashes or not answer:
+        raise ValueError(f"column {name!r} has no answer after ####: {_shown(text)}")
+    return answer
+
+
+def _user_turn(name: str, value: object) -> str:
+    turns = value if isinstance(value, list) else []
+    said = [
+        turn["content"]
+        for turn in turns
+        if isinstance(turn, dict) and turn.get("role") == "user" and "content" in turn
+    ]
+    if not said or not isinstance(said[-1], str) or not said[-1].strip():
+        raise ValueError(
+            f"column {name!r} is {_shown(value)}; expected turns with role and content, one of them the user's"
+        )
+    return str(said[-1])
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"

@@ -1,0 +1,199 @@
+"""What becomes of a completion that its length limit cut: in the scorer, and then in the ledger and the batch."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from dispatch_desk import Desk
+from fakes import endpoint_of, learner, peers, ready, run_on_disk, sampled, serving, status
+from prefixrl.common.config import RunConfig
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.messages import (
+    Ack,
+    Batch,
+    GetBatch,
+    Kind,
+    ModelDigests,
+    PrefixTask,
+    Sampling,
+    Scores,
+    ScoreTask,
+)
+from prefixrl.common.packing import check_scores
+from prefixrl.common.rendering import ByteRenderer
+from prefixrl.learner.shard import masked_fraction
+from prefixrl.scorer.loop import Scorer
+from prefixrl.scorer.verifier_pool import VerifierPool
+from scoring_world import OneTask, WritingEngine
+
+EARLY = r"It is \boxed{1}, let me check that once more."
+LATE = r"Long thoughts, then it is \boxed{1}"
+LIMIT = 20
+
+
+def run_config(folder: Path, **scorer: Any) -> RunConfig:
+    given = {"max_new_tokens": LIMIT, "engine": "simulated"} | scorer
+    return run_on_disk(folder, scorer=given, rollout={"engine": "simulated"})
+
+
+def without_prefixes(task: ScoreTask) -> ScoreTask:
+    """The same task with nothing written yet, so that a row's text is the engine's."""
+    empty = msgspec.structs.replace(task.groups[0].rows[0], tokens=b"", logprobs=b"")
+    groups = tuple(
+        msgspec.structs.replace(group, rows=(empty,) * len(group.rows),
+                                prompt=msgspec.structs.replace(group.prompt, question="?", gold="1"))
+        for group in task.groups
+    )  # fmt: skip
+    return msgspec.structs.replace(task, groups=groups)
+
+
+def score(
+    config: RunConfig, task: ScoreTask, texts: list[str], kind: Kind = "train"
+) -> tuple[Scores, WritingEngine]:
+    """What a scorer makes of a task when its target writes these texts."""
+    engine, pool = WritingEngine(texts, prompt_bytes=1), VerifierPool(1, 5)
+    link = OneTask(msgspec.structs.replace(without_prefixes(task), kind=kind))
+    scorer = Scorer(config, link, engine, ByteRenderer(), pool, ModelDigests("", "", ""))  # type: ignore[arg-type]
+    try:
+        scorer.run(lambda: False)
+    finally:
+        pool.close()
+    (scores,) = link.sent
+    assert isinstance(scores, Scores)
+    return scores, engine
+
+
+def one_task(config: RunConfig) -> ScoreTask:
+    """Two groups of two rows."""
+    desk = Desk(config)
+    rollout, scorer = desk.worker("rollout"), desk.worker("scorer")
+    desk.sample_everything(rollout)
+    desk.dispatch()
+    task: ScoreTask = desk.tasks(scorer, ScoreTask)[0]
+    return msgspec.structs.replace(task, sampling=Sampling(0.0, LIMIT))
+
+
+TEXTS = [EARLY, LATE, r"\boxed{1}", r"\boxed{2}"]
+"""Cut with an answer, cut before it, whole and right, whole and wrong."""
+
+
+@pytest.mark.parametrize(
+    ("truncated", "kind", "rewards", "statuses"),
+    [
+        (None, "train", [1, 0, 1, 0], ["ok", "no_answer", "ok", "ok"]),
+        ("judge", "train", [1, 0, 1, 0], ["ok", "no_answer", "ok", "ok"]),
+        ("zero", "train", [0, 0, 1, 0], ["no_answer", "no_answer", "ok", "ok"]),
+        ("zero", "eval", [0, 0, 1, 0], ["no_answer", "no_answer", "ok", "ok"]),
+        ("mask", "train", [0, 0, 1, 0], ["truncated", "truncated", "ok", "ok"]),
+        ("mask", "eval", [1, 0, 1, 0], ["ok", "no_answer", "ok", "ok"]),
+        ("extend", "train", [1, 1, 1, 0], ["ok", "ok", "ok", "ok"]),
+    ],
+)
+def test_a_cut_completion_is_worth_what_the_setting_says(
+    truncated: str | None, kind: Kind, rewards: list[float], statuses: list[str], tmp_path: Path
+) -> None:
+    config = run_config(tmp_path, truncated=truncated)
+    scores, engine = score(config, one_task(config), TEXTS, kind)
+    verdicts = [verdict for group in scores.groups for verdict in group.verdicts]
+    assert [verdict.reward for verdict in verdicts] == rewards
+    assert [verdict.status for verdict in verdicts] == statuses
+    is_extended = truncated == "extend"
+    assert len(engine.jobs) == 1 + is_extended
+    # The first does not end within twice the limit either.
+    assert [verdict.finish for verdict in verdicts] == [
+        "length", "eos" if is_extended else "length", "eos", "eos",
+    ]  # fmt: skip
+
+
+def test_an_extension_goes_on_where_the_row_was_cut_and_once_only(tmp_path: Path) -> None:
+    config = run_config(tmp_path, truncated="extend", extension_tokens=5)
+    scores, engine = score(config, one_task(config), TEXTS)
+    cut, extension = engine.jobs
+    assert extension.sampling.max_new_tokens == 5 and extension.uniforms.shape == (2, 5)
+    assert [
+        row.size - given.size for row, given in zip(extension.rows, cut.rows, strict=False)
+    ] == [
+        LIMIT,
+        LIMIT,
+    ]
+    tokens = [verdict.completion_tokens for group in scores.groups for verdict in group.verdicts]
+    assert tokens[:2] == [LIMIT + 5] * 2
+    # Draws of its own, the same ones whenever the task is done again.
+    again = score(config, one_task(config), TEXTS)[1].jobs[1]
+    assert (again.uniforms == extension.uniforms).all()
+    assert not np.isin(extension.uniforms, cut.uniforms).any()
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"extension_tokens": 7}, "extension_tokens = 7 with truncated = None"),
+        ({"extension_tokens": 7, "truncated": "zero"}, "with truncated = 'zero'"),
+        ({"truncated": "drop"}, "judge"),
+    ],
+)
+def test_settings_that_say_nothing_are_refused(
+    keys: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises((ConfigError, ValueError), match=complaint):
+        run_config(tmp_path, **keys)
+
+
+def test_a_masked_row_is_counted_by_its_cause_and_never_trained(tmp_path: Path) -> None:
+    """Real broker, real scorer loop: of eight rows two are cut, six are trained; a group of cut rows alone fails."""
+    config = run_config(tmp_path, truncated="mask")
+    texts = [TEXTS[:1] + TEXTS[2:3], TEXTS[1:3], TEXTS[2:], TEXTS[2:]]
+    with serving(config), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rollout.join("rollout")
+        scorer.join("scorer")
+        say_ready(config, rollout, scorer)
+        judge(config, rollout, scorer, texts[0] + texts[1])
+        judge(config, rollout, scorer, texts[2] + texts[3])
+        rank.say(GetBatch(0, 0, 1))
+        batch = rank.hear(Batch)
+        assert status(rank)["rows_left_out"] == {"truncated": 2}
+    assert [group.rewards for group in batch.groups] == [(1.0,), (1.0,), (1.0, 0.0), (1.0, 0.0)]
+    assert [group.masked for group in batch.groups] == [1, 1, 0, 0]
+    assert masked_fraction(batch.groups) == 2 / 8
+
+
+def test_a_group_of_nothing_but_masked_rows_fails_with_that_cause_and_is_not_tried_again(
+    tmp_path: Path,
+) -> None:
+    config = run_config(tmp_path, truncated="mask")
+    with serving(config), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rollout.join("rollout")
+        scorer.join("scorer")
+        say_ready(config, rollout, scorer)
+        judge(config, rollout, scorer, TEXTS[:2] + TEXTS[2:])
+        document = status(rank)
+    assert document["causes"] == {"failed: every row cut by the length limit": 1}
+    assert document["queues"]["scored"] == 1
+
+
+def say_ready(config: RunConfig, rollout: Any, scorer: Any) -> None:
+    """What was joined is ready, with the engine the config names."""
+    for peer, role in ((rollout, "rollout"), (scorer, "scorer")):
+        peer.say(msgspec.structs.replace(ready(config, role), engine="simulated"))  # type: ignore[arg-type]
+
+
+def judge(config: RunConfig, rollout: Any, scorer: Any, texts: list[str]) -> None:
+    """One task through the rollout and a real scorer loop."""
+    rollout.say(sampled(rollout.hear(PrefixTask)))
+    rollout.hear(Ack)
+    task = scorer.hear(ScoreTask)
+    found, _ = score(config, msgspec.structs.replace(task, sampling=Sampling(0.0, LIMIT)), texts)
+    # The very prefixes that the task named, with the verdicts of the real loop.
+    groups = tuple(
+        msgspec.structs.replace(group, prefixes=given)
+        for group, given in zip(found.groups, task.groups, strict=True)
+    )
+    for group in groups:
+        check_scores(group, 2)
+    scorer.say(msgspec.structs.replace(found, groups=groups))
+    scorer.hear(Ack)

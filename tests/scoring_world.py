@@ -1,0 +1,64 @@
+"""A scorer's surroundings, without a model or a broker: an engine that writes given texts, a link with one task."""
+
+from typing import Any
+
+import numpy as np
+
+from prefixrl.common.engine import Finished, Job, JobResult
+from prefixrl.common.link import Vitals
+from prefixrl.common.messages import Done, FromBroker, ScoreTask, ToBroker
+from prefixrl.common.rendering import ByteRenderer
+
+STOP = 0
+
+
+class WritingEngine:
+    """Goes on with each row's text where the row stands, and cuts it at the job's limit."""
+
+    name, slots, progress, busy_slot_s = "writing", 1, 0, 0.0
+
+    def __init__(self, texts: list[str], prompt_bytes: int) -> None:
+        self.texts, self.prompt_bytes = texts, prompt_bytes
+        self.jobs: list[Job] = []
+        self._open: list[Job] = []
+        self._cut: list[int] = []
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+        self._open.append(job)
+
+    def cancel(self, key: str) -> bool:
+        return False
+
+    def step(self, timeout_s: float) -> list[JobResult]:
+        done, self._open = self._open, []
+        return [JobResult(job.key, tuple(self._rows(job)), 0.1) for job in done]
+
+    def _rows(self, job: Job) -> list[Finished]:
+        texts = self.texts if not job.key.endswith("+") else [self.texts[i] for i in self._cut]
+        made = []
+        for row, text in zip(job.rows, texts, strict=True):
+            ids = np.append(ByteRenderer().encode(text), STOP).astype(np.int32)
+            rest = ids[row.size - self.prompt_bytes :][: job.sampling.max_new_tokens]
+            finish: Any = "eos" if rest[-1] == STOP else "length"
+            made.append(Finished(rest, np.zeros(0, dtype=np.float32), finish, ()))
+        self._cut = [index for index, each in enumerate(made) if each.finish == "length"]
+        return made
+
+
+class OneTask:
+    """A link with one task on it."""
+
+    name = "scorer-0"
+
+    def __init__(self, task: ScoreTask) -> None:
+        self.vitals, self.sent, self._task = Vitals(), [], [task]
+        self.sent: list[ToBroker]
+
+    def send(self, message: ToBroker) -> None:
+        self.sent.append(message)
+
+    def receive(self, timeout_s: float) -> FromBroker | None:
+        if self._task:
+            return self._task.pop()
+        return Done("over") if self.sent else None
