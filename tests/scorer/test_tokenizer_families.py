@@ -42,7 +42,7 @@ def row(renderer: Renderer, text: str, stop: bool = False) -> Row:
         ids = np.append(ids, min(renderer.stop_tokens)).astype(np.int32)
     finish: Finish = "eos" if stop else "length"
     said = renderer.raw(renderer.without_stop(ids))
-    return Row(pack_tokens(ids), pack_logprobs([-1.0] * ids.size), finish, said)
+    return Row(pack_tokens(ids), pack_logprobs([-1.0] * ids.size), finish, (), said)
 
 
 def completed(folder: Path, target: Renderer, *rows: Row) -> tuple[list[str], list[bool]]:
@@ -71,7 +71,7 @@ class Echo(WritingEngine):
         from prefixrl.common.engine import Finished
 
         stop = np.array([min(job.stop_tokens)], dtype=np.int32)
-        return [Finished(stop, np.zeros(0, dtype=np.float32), "eos") for _ in job.rows]
+        return [Finished(stop, np.zeros(0, dtype=np.float32), "eos", ()) for _ in job.rows]
 
 
 def test_one_family_goes_by_ids_and_says_nothing(
@@ -99,7 +99,7 @@ def test_a_character_cut_in_the_middle_is_left_to_the_target(
 ) -> None:
     adapter, target = renderers
     ids = adapter.encode("ab é")[:-1]
-    cut = Row(pack_tokens(ids), pack_logprobs([-1.0] * ids.size), "length", adapter.raw(ids))
+    cut = Row(pack_tokens(ids), pack_logprobs([-1.0] * ids.size), "length", (), adapter.raw(ids))
     assert cut.text is not None and cut.text.endswith("\ufffd")
     assert completed(tmp_path / "own", adapter, cut)[1] == [False]
     assert completed(tmp_path / "other", target, cut) == (["ab "], [True])
@@ -120,5 +120,5 @@ def test_rows_without_a_text_go_by_ids(
 ) -> None:
     _, target = renderers
     ids = target.encode(TEXT)
-    bare = Row(pack_tokens(ids), pack_logprobs([-1.0] * ids.size), "length")
+    bare = Row(pack_tokens(ids), pack_logprobs([-1.0] * ids.size), "length", ())
     assert completed(tmp_path, target, bare) == ([TEXT], [False])
