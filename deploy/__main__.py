@@ -130,5 +130,26 @@ def report(run_directory: Path) -> None:
         print_table(run_directory)
 
 
+@main.command()
+@click.argument("run_file", type=click.Path(path_type=Path))
+@click.argument("question")
+@click.option("--prefix", default="", help="Text to show as the prefix of the answer too.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, e.g. adapter.model=/models/mine.",
+)
+def show(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) -> None:
+    """Show the exact text and tokens that the adapter and the target of RUN_FILE see of QUESTION."""
+    with exit_codes():
+        from prefixrl.common.config import load
+        from prefixrl.deploy.show import show as run
+
+        for line in run(load(run_file, settings), question, prefix):
+            click.echo(line)
+
+
 if __name__ == "__main__":
     main()
