@@ -77,10 +77,11 @@ def bootstrap(means: Sequence[float]) -> tuple[float, float]:
     if min(means) == max(means):
         return wilson(sum(means), len(means))
     values = np.asarray(means)
-    drawn = np.random.Generator(np.random.PCG64(len(means))).integers(
-        0, len(values), (RESAMPLES, len(values))
-    )
-    low, high = np.percentile(values[drawn].mean(axis=1), [2.5, 97.5])
+    generator = np.random.Generator(np.random.PCG64(len(means)))
+    drawn = [
+        values[generator.integers(0, values.size, values.size)].mean() for _ in range(RESAMPLES)
+    ]
+    low, high = np.percentile(drawn, [2.5, 97.5])
     return float(low), float(high)
 
 

@@ -103,9 +103,9 @@ def check_spans(group: GroupPrefixes, version: int, may_cross: bool) -> None:
             raise ValueError(
                 f"{where}: a token of version {versions[0]} in a result of version {version}"
             )
-        if len(spans) > 1 and not may_cross:
+        if versions != [version] and not may_cross:
             raise ValueError(
-                f"{where}: tokens of versions {versions}, one is allowed: weights are swapped between tasks"
+                f"{where}: tokens of versions {versions}, one is allowed, {version}: weights are swapped between tasks"
                 ' (rollout.swap = "drain", and always in evaluations)'
             )
 

@@ -31,6 +31,8 @@ from prefixrl.deploy.results import markdown, print_results
 
 USUAL_ARMS = ("no_prefix", "fixed_prefix", "adapter")
 LATEST = "latest"
+INCOMPLETE = 6
+"""Exit code of an evaluation that is told, but not whole."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,11 @@ def evaluate(runs: list[Path], options: Options, out: Path | None) -> int:
         ConfigError: a run, checkpoint, arm, data set or setting that cannot be.
     """
     plans = [
-        _plan(run, checkpoint, options, is_first=index == 0)
-        for run in runs
+        _plan(run, label, checkpoint, options, is_first=index == 0)
+        for run, label in zip(runs, _labels(runs), strict=True)
         for index, checkpoint in enumerate(options.checkpoints or (LATEST,))
     ]
+    plans = [(plan, config) for plan, config in plans if plan.arms]
     found: list[Result] = []
     incomplete: list[str] = []
     stop = stop_event()
@@ -81,10 +84,18 @@ def evaluate(runs: list[Path], options: Options, out: Path | None) -> int:
     out = out or Path(plans[0][1].directory) / "table.md"
     out.write_text(markdown(found, incomplete), encoding="utf-8")
     click.echo(f"the table is in {out}, every answer in {plans[0][1].directory}/evaluations")
-    return 0
+    return INCOMPLETE if incomplete else 0
 
 
-def _plan(run: Path, checkpoint: str, options: Options, is_first: bool) -> tuple[Plan, RunConfig]:
+def _labels(runs: list[Path]) -> list[str]:
+    """The names of the runs' folders, whole paths where two have one name."""
+    names = [run.resolve().name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run) for run in runs]
+
+
+def _plan(
+    run: Path, label: str, checkpoint: str, options: Options, is_first: bool
+) -> tuple[Plan, RunConfig]:
     """What to judge of one run at one checkpoint; arms without an adapter are judged with the first one only."""
     known = run / "config.json"
     if not known.exists():
@@ -104,7 +115,7 @@ def _plan(run: Path, checkpoint: str, options: Options, is_first: bool) -> tuple
     )
     plan = Plan(
         config=config.model_dump_json(),
-        label=run.resolve().name,
+        label=label,
         version=version,
         published=() if options.is_averaged else _published(run, version),
         arms=arms if is_first else tuple(arm for arm in arms if arm == "adapter"),
@@ -123,7 +134,9 @@ def _model(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> 
         raise ConfigError(
             f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with"
         )
-    wanted = max(there) if checkpoint == LATEST else int(checkpoint) if checkpoint.isdigit() else -1
+    wanted = (
+        max(there) if checkpoint == LATEST else int(checkpoint) if checkpoint.isdecimal() else -1
+    )
     if wanted not in there:
         kept = ", ".join(map(str, sorted(there)))
         raise ConfigError(
@@ -140,6 +153,10 @@ def _arms(config: RunConfig, asked: tuple[str, ...]) -> tuple[str, ...]:
     if strange := [arm for arm in asked if arm not in PREFIX_ARMS]:
         raise ConfigError(
             f"--arm {strange[0]}: there is no such arm; known: {', '.join(PREFIX_ARMS)}"
+        )
+    if impossible := [arm for arm in asked if arm not in possible]:
+        raise ConfigError(
+            f"--arm {impossible[0]}: a run in direct mode has no target; its arm is adapter"
         )
     return tuple(arm for arm in possible if arm in (asked or USUAL_ARMS))
 

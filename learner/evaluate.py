@@ -10,6 +10,7 @@ problems among the configured texts and the prefixes the untrained adapter write
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -58,9 +59,6 @@ class Evaluator:
         self._candidates: dict[str, bytes] = {}
         self._first = iteration
         self.asked = Evaluations(config, client, folder, self._adapter_text, iteration)
-        for path in folder.glob(f"{AT}*"):
-            if _version_of(path.name) > iteration:
-                path.unlink()  # of weights that a resumed run has not got to yet, and may never get to again
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -149,6 +147,15 @@ class Evaluator:
             for version, name in sorted(names.items())
             if (found := accuracy(self.asked.rows.get(name, [])))
         ]
+
+    def check_course(self, published: Mapping[int, str]) -> None:
+        """Drop evaluations of versions that a resumed run has come by again with other weights; `published`: digests."""
+        for name in [name for name in self.asked.rows if name.startswith(AT)]:
+            digest = published.get(_version_of(name))
+            if digest is not None and self.asked.rows[name][0].weights_digest != digest:
+                self.asked.drop(
+                    name, "it was of weights that the resumed run has not come by again"
+                )
 
     def errors(self) -> int:
         """Rows of all arms whose verifier failed."""

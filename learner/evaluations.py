@@ -3,7 +3,7 @@
     ask ──▶ broker: pinned to one version, or with a given prefix ──▶ gather ──▶ <directory>/<name>.jsonl
 
 Requests are answered by the workers of the run while training goes on; nothing here waits but `wait`, which has a deadline.
-What stands in a file already is not judged again.
+What stands in a file already is not judged again, unless it was asked otherwise then.
 """
 
 import logging
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from prefixrl.common.accuracy import EvaluatedRow, accuracy
 from prefixrl.common.config import RunConfig
@@ -27,6 +28,8 @@ from prefixrl.learner.problems import Problem
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+ASKED_FILE = "asked.json"
+"""What each file answers: a digest of all that its answers depend on."""
 GREEDY, SAMPLED = "greedy", "sampled"
 HEAT = {GREEDY: 0.0, SAMPLED: 1.0}
 """Of a decoding: 0 is greedy, 1 draws at the run's own temperatures."""
@@ -72,6 +75,12 @@ class Evaluations:
         self._families: dict[str, str] = {}
         self._open: dict[str, Evaluate] = {}
         self._unsampled: dict[str, int] = {}
+        known = directory / ASKED_FILE
+        self._answered: dict[str, str] = (
+            msgspec.json.decode(known.read_bytes(), type=dict[str, str]) if known.exists() else {}
+        )
+        self.watch: Callable[[], None] = lambda: None
+        """Called while waiting; may raise what makes waiting useless."""
         self.rows: dict[str, list[EvaluatedRow]] = {}
         """Of what is complete."""
         self.incomplete: list[str] = []
@@ -80,16 +89,15 @@ class Evaluations:
 
     def ask(self, question: Question) -> None:
         """Have it judged, unless its file stands there already."""
-        name = question.name
+        name, request = question.name, self._request(question)
         self._families |= {each.prompt_id: each.family for each in question.problems}
-        if self.path(name).exists():
+        if self.path(name).exists() and self._answered.get(name) == _digest(request):
             decoder = msgspec.json.Decoder(EvaluatedRow)
             lines = self.path(name).read_bytes().splitlines()
-            self._take(name, [decoder.decode(line) for line in lines])
+            self._take(request, [decoder.decode(line) for line in lines])
             return
         if not question.problems:
             return
-        request = self._request(question)
         self._open[name] = request
         if request.version in (NO_ADAPTER, self.iteration):
             self._send(request)
@@ -143,20 +151,26 @@ class Evaluations:
                 self._give_up(name, "every problem failed")
 
     def _keep(self, name: str, groups: list[ScoredGroup]) -> None:
+        request = self._open[name]
         seen = {(group.version, group.weights_digest) for group in groups}
-        assert {version for version, _ in seen} == {self._open[name].version} and len(seen) == 1, (
-            f"evaluation {name} mixed versions {seen}"
-        )
+        if len(seen) > 1 or any(version != request.version for version, _ in seen):
+            self._give_up(name, f"answers of several weights, {sorted(seen)}")
+            return
         rows = [row for group in groups for row in self._rows(group)]
         text = "".join(msgspec.json.encode(row).decode() + "\n" for row in rows)
         write_atomically(self.path(name), text)
+        self._answered[name] = _digest(request)
+        write_atomically(self._directory / ASKED_FILE, msgspec.json.encode(self._answered).decode())
         self._close(name)
-        self._take(name, rows)
+        self._take(request, rows)
 
-    def _take(self, name: str, rows: list[EvaluatedRow]) -> None:
+    def _take(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
+        name, asked = request.name, len(request.prompts) * request.samples
         self.rows[name] = rows
         if accuracy(rows) is None:
             self._give_up(name, "no verdict on any problem, every row ended in an error")
+        elif len(rows) < asked:
+            self._give_up(name, f"{asked - len(rows)} of {asked} answers never came")
 
     def _rows(self, group: ScoredGroup) -> list[EvaluatedRow]:
         prompt = group.prefixes.prompt
@@ -181,6 +195,12 @@ class Evaluations:
             )
         ]
 
+    def drop(self, name: str, reason: str) -> None:
+        """Forget an evaluation that is complete; it is named as incomplete."""
+        self.path(name).unlink(missing_ok=True)
+        del self.rows[name]
+        self._give_up(name, reason)
+
     def _give_up(self, name: str, reason: str) -> None:
         log.warning("evaluation %s is incomplete: %s", name, reason)
         self.incomplete.append(name)
@@ -193,6 +213,7 @@ class Evaluations:
     def wait(self, deadline_s: float, concerns: Callable[[str], bool]) -> None:
         """Until nothing that concerns is open; what is not finished by the deadline is given up."""
         while any(concerns(name) for name in self._open):
+            self.watch()
             try:
                 self.gather()
             except PeerLost as error:
@@ -203,3 +224,7 @@ class Evaluations:
                     self._give_up(name, f"not finished within {patience_s:g} s")
                 return
             time.sleep(POLL_S)
+
+
+def _digest(request: Evaluate) -> str:
+    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(request))

@@ -152,6 +152,7 @@ class Learner:
         if self.zero:
             self.zero.publisher.check()
             self.zero.evaluator.asked.gather()
+            self.zero.evaluator.check_course(dict(self.zero.publisher.digests))
             if self.zero.servers.failure:
                 raise PeerLost(self.zero.servers.failure)
 

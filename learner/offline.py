@@ -8,15 +8,15 @@ which the run published it. What is judged already stands in files, so an evalua
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import msgspec
-import xxhash
 
 from prefixrl.common.accuracy import EvaluatedRow, accuracy
 from prefixrl.common.config import RunConfig, from_json, import_functions
-from prefixrl.common.errors import DataError
+from prefixrl.common.errors import DataError, PeerLost
 from prefixrl.common.hub import model_folder
 from prefixrl.common.offline import PLAN_FILE, RESULTS_FILE, Plan, Result, Results
 from prefixrl.common.packing import pack_tokens
@@ -33,38 +33,24 @@ from prefixrl.learner.servers import Servers
 
 log = logging.getLogger(__name__)
 
-SETS_FILE = "sets.json"
-
 
 class Offline:
     """One plan, being carried out."""
 
-    def __init__(self, plan: Plan, config: RunConfig, client: BrokerClient) -> None:
+    def __init__(
+        self, plan: Plan, config: RunConfig, client: BrokerClient, servers: Servers
+    ) -> None:
         self._plan = plan
         self._config = config
         folder = Path(config.directory) / "evaluations"
         folder.mkdir(exist_ok=True)
         self._texts = texts_of(config)
         self._asked = Evaluations(config, client, folder, self._texts, 0, plan.version)
-        self._deadline_s = time.monotonic() + config.evaluation.timeout_s
+        self._asked.watch = lambda: _check(servers)
         self._sets: dict[str, list[Problem]] = {}
         for problem in problems.held_out(config):
             self._sets.setdefault(problem.source, []).append(problem)
-        self._check_sets(folder / SETS_FILE)
         self._selection = problems.training(config)[: config.evaluation.selection_problems]
-
-    def _check_sets(self, path: Path) -> None:
-        """Raise DataError when what is judged already was asked other problems under the same name of a set."""
-        now = {
-            name: xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(each))
-            for name, each in self._sets.items()
-        }
-        known = msgspec.json.decode(path.read_bytes(), type=dict[str, str]) if path.exists() else {}
-        if other := [name for name in now if known.get(name, now[name]) != now[name]]:
-            raise DataError(
-                f"{path.parent} holds answers to other problems of {other[0]}: the set has changed since; start anew (--fresh)"
-            )
-        write_atomically(path, msgspec.json.encode(known | now).decode())
 
     def run(self) -> Results:
         """Judge every arm on every set."""
@@ -78,8 +64,11 @@ class Offline:
         ):
             if arm in self._plan.arms and (best := self._best_of(arm, candidates())) is not None:
                 self._ask_arm(arm, NO_ADAPTER, best)
-        self._asked.wait(self._deadline_s, lambda name: True)
+        self._wait(lambda name: True)
         return Results(self._results(), self._asked.incomplete)
+
+    def _wait(self, concerns: Callable[[str], bool]) -> None:
+        self._asked.wait(time.monotonic() + self._config.evaluation.timeout_s, concerns)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -105,7 +94,7 @@ class Offline:
             prefix = pack_tokens(self._texts.encode(text))
             question = Question(f"{arm}-{index}", NO_ADAPTER, self._selection, prefix=prefix)
             self._asked.ask(question)
-        self._asked.wait(self._deadline_s, lambda name: name.startswith(f"{arm}-"))
+        self._wait(lambda name: name.startswith(f"{arm}-"))
         known = [
             (found.accuracy, text)
             for index, text in enumerate(candidates)
@@ -123,7 +112,7 @@ class Offline:
     def _clustered_prefixes(self) -> list[str]:
         """Representatives of the target's own openings on training problems."""
         self._asked.ask(Question("openings", NO_ADAPTER, self._selection, SAMPLED))
-        self._asked.wait(self._deadline_s, lambda name: name == "openings")
+        self._wait(lambda name: name == "openings")
         target = self._target_texts()
         cut = [
             target.encode(row.completion)[: self._plan.opening_tokens]
@@ -133,7 +122,8 @@ class Offline:
         if not openings:
             return []
         chosen = representatives([tokens.tolist() for tokens in openings], self._config.seed)
-        return list(dict.fromkeys(target.text(openings[index]) for index in chosen))
+        texts = (target.text(openings[index]).rstrip("\ufffd") for index in chosen)
+        return list(dict.fromkeys(text for text in texts if text))
 
     def _target_texts(self) -> Renderer | ByteRenderer:
         if self._config.scorer.engine == "simulated":
@@ -178,6 +168,11 @@ class Offline:
             )
 
 
+def _check(servers: Servers) -> None:
+    if servers.failure:
+        raise PeerLost(servers.failure)
+
+
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 def main(directory: Path) -> None:
@@ -193,7 +188,7 @@ def main(directory: Path) -> None:
         servers = Servers(config, run_directory.path, 0, trains=False)
         client = BrokerClient(servers.endpoint)
         try:
-            results = Offline(plan, config, client).run()
+            results = Offline(plan, config, client, servers).run()
             text = msgspec.json.format(msgspec.json.encode(results), indent=2).decode()
             write_atomically(directory / RESULTS_FILE, text)
             servers.expect_end()

@@ -50,6 +50,8 @@ class Publisher:
         )
         self._failure: BaseException | None = None
         self.newest = -1
+        self.digests: dict[int, str] = {}
+        """Of what was published, by version."""
         self.pinned: frozenset[int] = frozenset()
         """Versions that must stay, besides the newest."""
         self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
@@ -106,6 +108,7 @@ class Publisher:
                 client.published(
                     WeightsNote(version, manifest.digest, self._probe, pack_logprobs(logprobs))
                 )
+                self.digests[version] = manifest.digest
                 self.newest = version
                 kept = {version - back for back in range(KEPT)}
                 prune(self._directory, kept | self.pinned)

@@ -140,10 +140,7 @@ class Rollout:
             case Swap():
                 self._swap_due = True
             case Proved(version) if version == self.version:
-                self._is_proved = True
-                held, self._held = self._held, []
-                for result in held:
-                    self._deliver(result)
+                self._prove()
             case Welcome(weights_endpoint=endpoint):
                 self._fetcher.use(endpoint)
                 self.say_ready()
@@ -159,12 +156,19 @@ class Rollout:
             case _:
                 pass
 
+    def _prove(self) -> None:
+        """The installed weights are proved: what they wrote may go."""
+        self._is_proved = True
+        held, self._held = self._held, []
+        for result in held:
+            self._deliver(result)
+
     def _start(self, task: PrefixTask) -> None:
         if task.version != self.version:
             reason = f"version {self.version} is installed, the task wants {task.version}"
             self._link.send(Refused(task.task, task.attempt, reason))
             return
-        self._is_proved = True  # or the broker would have given no work
+        self._prove()  # or the broker would have given no work
         prompts = tuple(self._render(group) for group in task.groups)
         self._open[task.task] = (task, prompts)
         job = make_job(task, prompts, self._renderer.stop_tokens)

@@ -53,6 +53,8 @@ class Dispatcher:
 
     def dispatch(self, now_s: float) -> None:
         """Fill every free slot that the window and the data allow."""
+        rollouts = list(self.registry.of("rollout"))
+        self.evaluations.give_up_stranded((each.version for each in rollouts), now_s)
         for worker in sorted(self.registry.of("rollout"), key=lambda each: -each.free):
             while (
                 worker.phase in ("ready", "draining")
@@ -69,7 +71,7 @@ class Dispatcher:
                 break
 
     def _give_sampling(self, worker: Worker, now_s: float) -> bool:
-        item = self.evaluations.start_sampling(worker.version)
+        item = self.evaluations.start_sampling(worker.version, worker.weights_digest)
         if item is not None:
             request = self.evaluations.run_of(item.seqs[0]).request
             groups = tuple(self.evaluations.group_task(seq) for seq in item.seqs)

@@ -6,15 +6,24 @@ evaluation still needs the version it has. Pure: no sockets, no clock.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from prefixrl.common.messages import Evaluate, GroupPrefixes, GroupTask, Row, ScoredGroup
+from prefixrl.common.messages import (
+    UNPROVED,
+    Evaluate,
+    GroupPrefixes,
+    GroupTask,
+    Row,
+    ScoredGroup,
+)
 from prefixrl.common.packing import pack_logprobs, token_ids
 from prefixrl.common.seeds import derive
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 
-GROUPS_PER_ITEM = 64
+ROWS_PER_ITEM = 64
+STRANDED_S = 60.0
+"""Where every rollout has passed the version of an evaluation for this long, none will come back to it."""
 
 
 @dataclass
@@ -27,6 +36,8 @@ class EvaluationRun:
     to_score: list[ScoreItem] = field(default_factory=list)
     unsampled: int = 0
     """Groups without prefixes, leased ones included."""
+    stranded_s: float | None = None
+    """Since when every rollout has passed its version."""
     results: dict[int, ScoredGroup] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
@@ -49,6 +60,7 @@ class Evaluations:
         self._attempts = attempts
         self._deaths: Counter[tuple[int, ...]] = Counter()
         self._runs: dict[str, EvaluationRun] = {}
+        self._published: dict[int, str] = {}
         self._next = 0
 
     def add(self, request: Evaluate) -> None:
@@ -58,10 +70,9 @@ class Evaluations:
         run = EvaluationRun(request, self._next)
         self._next += len(request.prompts)
         self._runs[request.name] = run
-        for start in range(0, run.total, GROUPS_PER_ITEM):
-            seqs = tuple(
-                range(run.first + start, run.first + min(start + GROUPS_PER_ITEM, run.total))
-            )
+        size = max(1, ROWS_PER_ITEM // request.samples)
+        for start in range(0, run.total, size):
+            seqs = tuple(range(run.first + start, run.first + min(start + size, run.total)))
             if request.version >= 0:
                 run.to_sample.append(SampleItem(seqs, request.version))
                 run.unsampled += len(seqs)
@@ -103,9 +114,36 @@ class Evaluations:
             derive(self._run_seed, "evaluation", run.request.name, index),
         )
 
-    def needs_version(self, version: int) -> bool:
-        """Whether some evaluation still has prefixes of this version to sample (leased ones are not asked for here)."""
-        return any(item.version == version for run in self._runs.values() for item in run.to_sample)
+    def published(self, version: int, digest: str) -> None:
+        """Note what a version is in the present course of the run: a resumed one may come by a version a second time."""
+        self._published[version] = digest
+
+    def needs_version(self, version: int, digest: str) -> bool:
+        """Whether some evaluation still has prefixes of these weights to sample (leased ones are not asked for here)."""
+        return self._is_meant(version, digest) and any(
+            item.version == version for run in self._runs.values() for item in run.to_sample
+        )
+
+    def _is_meant(self, version: int, digest: str) -> bool:
+        """Before anything is published rollouts hold the initial adapter, which is version 0."""
+        known = self._published.get(version)
+        return known == digest if known is not None else version == 0
+
+    def give_up_stranded(self, versions: Iterable[int], now_s: float) -> None:
+        """Fail what no rollout will sample: all of them, whose `versions` these are, have been past it for a while."""
+        oldest = min(versions, default=UNPROVED)
+        for run in self._runs.values():
+            version = run.request.version
+            if not run.to_sample or oldest <= version:
+                run.stranded_s = None
+                continue
+            run.stranded_s = now_s if run.stranded_s is None else run.stranded_s
+            if now_s - run.stranded_s > STRANDED_S:
+                for item in run.to_sample:
+                    run.unsampled -= len(item.seqs)
+                    reason = f"every rollout has passed version {version}"
+                    run.failed.update(dict.fromkeys(item.seqs, reason))
+                run.to_sample.clear()
 
     def unsampled_versions(self) -> set[int]:
         """Versions of which prefixes are still to come, leased ones included: rollouts that are older go there first."""
@@ -115,8 +153,10 @@ class Evaluations:
         """Rows of each of these groups, which are of one evaluation."""
         return self.run_of(seqs[0]).request.samples
 
-    def start_sampling(self, version: int) -> SampleItem | None:
-        """The next item for a rollout that has `version`."""
+    def start_sampling(self, version: int, digest: str) -> SampleItem | None:
+        """The next item for a rollout that has these weights."""
+        if not self._is_meant(version, digest):
+            return None
         for run in self._runs.values():
             if run.to_sample and run.to_sample[0].version == version:
                 return run.to_sample.pop(0)

@@ -355,7 +355,7 @@ class Broker:
         if (
             worker.phase == "draining"
             and not self.dispatcher.needs_version(worker)
-            and not self.dispatcher.evaluations.needs_version(worker.version)
+            and not self.dispatcher.evaluations.needs_version(worker.version, worker.weights_digest)
         ):
             worker.phase, worker.progressed_s = "swapping", now_s
             self._send(worker.identity, Swap(worker.wanted_version))
@@ -441,6 +441,7 @@ class Broker:
         """Make a published version the one workers are told of."""
         self.latest = note
         self._notes[note.version] = note
+        self.dispatcher.evaluations.published(note.version, note.digest)
 
     def _published(self, note: WeightsNote) -> None:
         if self.latest == note:

@@ -1,5 +1,7 @@
 """Evaluations: the same text whoever works, one version, an end whatever happens."""
 
+import msgspec
+
 from prefixrl.common.messages import (
     Evaluate,
     GroupPrefixes,
@@ -11,7 +13,12 @@ from prefixrl.common.messages import (
     VersionSpan,
 )
 from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids
-from prefixrl.learner.broker.evaluations import GROUPS_PER_ITEM, EvaluationRun, Evaluations
+from prefixrl.learner.broker.evaluations import (
+    ROWS_PER_ITEM,
+    STRANDED_S,
+    EvaluationRun,
+    Evaluations,
+)
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 
 SAMPLING = Sampling(0.0, 4)
@@ -24,6 +31,7 @@ def request(name: str = "v3", version: int = 3, count: int = 70, prefix: bytes =
 
 def with_request(*requests: Evaluate) -> Evaluations:
     evaluations = Evaluations(1, attempts=2)
+    evaluations.published(3, "d3")
     for each in requests:
         evaluations.add(each)
     return evaluations
@@ -57,19 +65,19 @@ def judged(item: ScoreItem, extracted: str = "1") -> list[ScoredGroup]:
 
 
 def finish(evaluations: Evaluations, version: int, bad: int = -1) -> None:
-    while (sample := evaluations.start_sampling(version)) is not None:
+    while (sample := evaluations.start_sampling(version, "d3")) is not None:
         evaluations.take_prefixes(sample, sampled(evaluations, sample, bad), "d", 0.1)
     while (score := evaluations.start_scoring()) is not None:
         evaluations.take_scores(judged(score))
 
 
 def test_problems_are_cut_into_items_of_a_fixed_size_in_their_order() -> None:
-    evaluations = with_request(request(count=2 * GROUPS_PER_ITEM + 3))
+    evaluations = with_request(request(count=2 * ROWS_PER_ITEM + 3))
     items = []
-    while (item := evaluations.start_sampling(3)) is not None:
+    while (item := evaluations.start_sampling(3, "d3")) is not None:
         items.append(item.seqs)
-    assert [len(seqs) for seqs in items] == [GROUPS_PER_ITEM, GROUPS_PER_ITEM, 3]
-    assert [seq for seqs in items for seq in seqs] == list(range(2 * GROUPS_PER_ITEM + 3))
+    assert [len(seqs) for seqs in items] == [ROWS_PER_ITEM, ROWS_PER_ITEM, 3]
+    assert [seq for seqs in items for seq in seqs] == list(range(2 * ROWS_PER_ITEM + 3))
 
 
 def test_seeds_are_a_function_of_run_name_and_place_alone() -> None:
@@ -85,18 +93,57 @@ def test_seeds_are_a_function_of_run_name_and_place_alone() -> None:
 
 def test_only_a_worker_with_the_pinned_version_gets_prefix_tasks() -> None:
     evaluations = with_request(request(version=3))
-    assert evaluations.start_sampling(2) is None
-    assert evaluations.start_sampling(4) is None
-    assert evaluations.needs_version(3)
-    assert not evaluations.needs_version(4)
-    while evaluations.start_sampling(3) is not None:
+    assert evaluations.start_sampling(2, "d3") is None
+    assert evaluations.start_sampling(4, "d3") is None
+    assert evaluations.needs_version(3, "d3")
+    assert not evaluations.needs_version(4, "d3")
+    while evaluations.start_sampling(3, "d3") is not None:
         pass
-    assert not evaluations.needs_version(3), "what is leased needs nobody else"
+    assert not evaluations.needs_version(3, "d3"), "what is leased needs nobody else"
+
+
+def test_of_a_version_that_the_run_came_by_twice_only_the_newest_weights_are_meant() -> None:
+    evaluations = with_request(request(version=3))
+    assert evaluations.start_sampling(3, "of the course before") is None
+    assert not evaluations.needs_version(3, "of the course before"), "it would be held for ever"
+    assert evaluations.start_sampling(3, "d3") is not None
+
+
+def test_nobody_samples_a_version_before_it_is_published_but_the_initial_one() -> None:
+    evaluations = Evaluations(7, 2)
+    evaluations.add(request("later", 5))
+    evaluations.add(request("initial", 0))
+    assert evaluations.start_sampling(5, "of the course before") is None
+    assert evaluations.start_sampling(0, "as loaded") is not None
+
+
+def test_what_every_rollout_has_passed_for_a_while_fails_by_name() -> None:
+    evaluations = with_request(request(version=3, count=3))
+    evaluations.give_up_stranded([4, 3], 0.0)
+    evaluations.give_up_stranded([4, 5], 1.0)
+    evaluations.give_up_stranded([], 30.0)
+    evaluations.give_up_stranded([4, 5], 40.0)
+    evaluations.give_up_stranded([4, 5], 40.0 + STRANDED_S)
+    run = run_named(evaluations, "v3")
+    assert not run.failed, "a rollout that was away may come back"
+    evaluations.give_up_stranded([4, 5], 41.0 + STRANDED_S)
+    assert run.finished and set(run.failed.values()) == {"every rollout has passed version 3"}
+    assert evaluations.unsampled_versions() == set()
+
+
+def test_several_answers_per_problem_make_smaller_items_not_larger_ones() -> None:
+    evaluations = Evaluations(7, 2)
+    evaluations.published(3, "d3")
+    asked = msgspec.structs.replace(request(version=3, count=9), samples=16)
+    evaluations.add(asked)
+    item = evaluations.start_sampling(3, "d3")
+    assert item is not None and len(item.seqs) * 16 == ROWS_PER_ITEM
+    assert evaluations.rows_per_group(item.seqs) == 16
 
 
 def test_a_given_prefix_is_scored_without_a_rollout() -> None:
     evaluations = with_request(request("fixed", -1, 3, pack_tokens([5, 6])))
-    assert evaluations.start_sampling(-1) is None
+    assert evaluations.start_sampling(-1, "d3") is None
     item = evaluations.start_scoring()
     assert item is not None and item.version == -1
     assert [list(token_ids(group.rows[0].tokens)) for group in item.groups] == [[5, 6]] * 3
@@ -113,29 +160,29 @@ def test_asking_twice_for_the_same_name_changes_nothing() -> None:
 
 def test_an_item_given_back_comes_first_again_and_as_it_was() -> None:
     evaluations = with_request(request())
-    item = evaluations.start_sampling(3)
+    item = evaluations.start_sampling(3, "d3")
     assert item is not None
     evaluations.give_back(item, died=True)
-    assert evaluations.start_sampling(3) == item
+    assert evaluations.start_sampling(3, "d3") == item
 
 
 def test_an_item_that_ends_too_many_workers_fails_by_name_and_the_rest_finishes() -> None:
     evaluations = with_request(request())
     for _ in range(2):
-        item = evaluations.start_sampling(3)
+        item = evaluations.start_sampling(3, "d3")
         assert item is not None
         evaluations.give_back(item, died=True)
     finish(evaluations, 3)
     run = run_named(evaluations, "v3")
     assert run.finished
-    assert set(run.failed) == set(range(GROUPS_PER_ITEM))
+    assert set(run.failed) == set(range(ROWS_PER_ITEM))
     assert set(run.failed.values()) == {"lost with its worker 2 times"}
 
 
 def test_an_item_handed_back_alive_is_never_given_up() -> None:
     evaluations = with_request(request(count=3))
     for _ in range(10):
-        item = evaluations.start_sampling(3)
+        item = evaluations.start_sampling(3, "d3")
         assert item is not None
         evaluations.give_back(item, died=False)
     finish(evaluations, 3)
