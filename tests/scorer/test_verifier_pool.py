@@ -278,6 +278,41 @@ def test_a_gold_answer_too_long_for_a_pipe_is_an_error_at_once() -> None:
     assert verdict.status == "error"
 
 
+def test_a_template_that_dies_while_it_starts_children_is_one_failed_start() -> None:
+    with pool_of(children=4) as pool:
+        pool.submit(1, *EQUAL)
+        assert pool._template is not None
+        os.kill(pool._template._process.pid, signal.SIGKILL)
+        assert verdicts(pool) == {1: Verdict(1.0, "ok", r"1+\ln x")}
+        at_full_size(pool, 4)
+
+
+def test_a_template_that_hangs_is_one_failed_start_and_children_at_work_go_on() -> None:
+    with pool_of(children=4, timeout_s=PATIENCE_S) as pool:
+        pool.submit(1, *EQUAL)
+        verdicts(pool)
+        at_full_size(pool, 4)
+        pool.submit(2, *HANGS)
+        (at_work,) = (each for each in pool._children if each.job is not None)
+        hung = pool._template
+        assert hung is not None
+        os.kill(hung._process.pid, signal.SIGSTOP)
+        for pid in set(pool.child_pids) - {at_work.process.pid}:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: len(pool.child_pids) == 1 and len(pool._children) == 4, pool)
+        for child in pool._children:
+            if child is not at_work:
+                child.deadline = 0.0  # START_DEADLINE_S has passed
+        until(lambda: len(pool.child_pids) == 4, pool)
+        assert at_work.process.pid in pool.child_pids and at_work.job is not None
+        assert at_work.job.attempts == 1
+        assert hung.is_alive, "its child at work would die with it"
+        at_work.deadline = 0.0
+        assert verdicts(pool)[2].status == "timeout"
+        assert not hung.is_alive, "nothing is left of it"
+        at_full_size(pool, 4)
+
+
 def test_children_that_cannot_start_end_the_scorer_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pool_of() as pool:
