@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
 POLL_S = 0.005
-
-
 EXTENSION = "+"
 """Ends the name of the job that goes on with a task's cut rows."""
 

@@ -73,6 +73,8 @@ class _Child:
     process: ChildProcess
     deadline: float
     """Monotonic time at which it is killed, still starting or at its job; infinite while idle."""
+    template: Template | None
+    """What it is forked from; None with a function."""
     is_ready: bool = False
     job: _Job | None = None
     jobs_done: int = 0
@@ -203,11 +205,12 @@ class VerifierPool:
         self._read_children()
         now = time.monotonic()
         for child in [each for each in self._children if each.deadline <= now]:
+            if child not in self._children:
+                continue  # given up with its template
             self._discard(child)
             if child.job is not None:
                 self._give_up(child.job)
             else:
-                self._end_template()  # it hangs
                 self._count_failed_start()
         self._killed = [each for each in self._killed if not each.is_gone()]
         self._keep_full()
@@ -233,7 +236,7 @@ class VerifierPool:
         for process in self._killed:
             process.wait()
         self._killed.clear()
-        self._end_template()
+        self._retire_template()
         self._queue.clear()
         self._jobs.clear()
         self._selector.close()
@@ -242,7 +245,8 @@ class VerifierPool:
 
     def _keep_full(self) -> None:
         while self._is_started and len(self._children) < self._size:
-            child = _Child(self._new_process(), time.monotonic() + START_DEADLINE_S)
+            process = self._new_process()
+            child = _Child(process, time.monotonic() + START_DEADLINE_S, self._template)
             self._children.append(child)
             self._selector.register(child.process.outbox, selectors.EVENT_READ, child)
 
@@ -250,28 +254,40 @@ class VerifierPool:
         if self._function:
             return spawn(self._function.place, self._function.digest)
         if self._template is not None and not self._template.is_alive:
-            self._end_template()
+            self._count_failed_start()
         if self._template is None:
             self._template = Template()
         return self._template.fork(self._takes_long_questions)
 
-    def _end_template(self) -> None:
-        if self._template is not None:
-            self._template.close()
-            self._template = None
+    def _retire_template(self) -> None:
+        """Fork no more from it. The children it was starting are given up, the others go on: they die with it, so it stays."""
+        retired, self._template = self._template, None
+        if retired is None:
+            return
+        for child in [each for each in self._children if not each.is_ready]:
+            self._discard(child)
+        self._close_unused(retired)
+
+    def _close_unused(self, template: Template | None) -> None:
+        is_used = any(child.template is template for child in self._children)
+        if template is not None and template is not self._template and not is_used:
+            template.close()
 
     def _discard(self, child: _Child) -> None:
         self._children.remove(child)
         self._selector.unregister(child.process.outbox)
         child.process.kill()
         self._killed.append(child.process)
+        self._close_unused(child.template)
 
     def _count_failed_start(self) -> None:
+        """One failure, however many children the template was starting."""
+        self._retire_template()
         self._failed_starts += 1
         if self._failed_starts >= MAX_FAILED_STARTS:
             raise PeerLost(
-                f"{self._failed_starts} verifier children in a row ended or hung before they were "
-                f"ready (limit {START_DEADLINE_S:.0f} s each); their last words are on stderr. "
+                f"verifier children ended or hung before they were ready, {self._failed_starts} times "
+                f"in a row (limit {START_DEADLINE_S:.0f} s each); their last words are on stderr. "
                 f"Try: {self._how_to_try()}"
             )
 
@@ -296,6 +312,8 @@ class VerifierPool:
     def _read_children(self) -> None:
         for key, _ in self._selector.select(0):
             child: _Child = key.data
+            if child not in self._children:
+                continue  # given up with its template
             messages, is_alive = child.process.hear()
             for message in messages:
                 self._handle(child, message)

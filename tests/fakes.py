@@ -252,6 +252,19 @@ def end(child: "subprocess.Popen[bytes]") -> None:
     child.wait()
 
 
+class SteppedClock:
+    """Stands for the `time` of a module: it passes only where somebody sleeps, and at once."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
     """Poll until the condition is true; its value."""
     deadline_s = time.monotonic() + timeout_s

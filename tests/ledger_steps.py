@@ -39,12 +39,14 @@ def score(
     version: int = 0,
     errors: int = 0,
     fault: Fault = "process died",
+    cut: int = 0,
 ) -> bool:
-    """Deliver a group's verdicts; whether the ledger took them."""
+    """Deliver a group's verdicts, of `errors` rows without one and `cut` ones left out; whether the ledger took them."""
     place = {group.seq: group.prompt for group in ledger.live()}.get(seq, seq)
     prompt = Prompt(Places(None).identity(place), "?", "1")
-    rows = len(rewards) + errors
+    rows = len(rewards) + errors + cut
     group = GroupPrefixes(seq, prompt, seq, pack_tokens([1]), (ROW,) * rows)
     verdicts = [Verdict(reward, "ok", "", "eos", 1, 0) for reward in rewards]
     verdicts += [Verdict(0.0, "error", "why", "eos", 1, 0, fault=fault)] * errors
+    verdicts += [Verdict(0.0, "truncated", "", "length", 1, 0)] * cut
     return bool(ledger.take_scores([ScoredGroup(group, version, "d", tuple(verdicts), "s")]))

@@ -71,6 +71,8 @@ class Counts:
     causes: Counter[str] = field(default_factory=Counter)
     row_errors: Counter[str] = field(default_factory=Counter)
     """Rows without a verdict by the kind of failure, of whatever became of their groups."""
+    rows_left_out: Counter[str] = field(default_factory=Counter)
+    """Rows of accepted groups that are never trained, by the status of their verdict."""
     age_histogram: Counter[int] = field(default_factory=Counter)
     """Trained groups by the age of their oldest token."""
     token_age_histogram: Counter[int] = field(default_factory=Counter)
@@ -78,9 +80,6 @@ class Counts:
     """Trained ones."""
     rows_crossed: int = 0
     """Those of them with tokens of more than one version."""
-
-    rows_left_out: Counter[str] = field(default_factory=Counter)
-    """Rows of accepted groups that are never trained, by the status of their verdict."""
 
     def note_rows(self, group: ScoredGroup | None, iteration: int) -> None:
         """Count what the trained rows of a group were written by."""

@@ -196,19 +196,20 @@ class Ledger:
     def _judge(self, group: ScoredGroup) -> None:
         rewards = [verdict.reward for verdict in group.verdicts if verdict.is_judged]
         faults = group.faults
-        is_cut = any(verdict.status == "truncated" for verdict in group.verdicts)
+        cut = sum(verdict.status == "truncated" for verdict in group.verdicts)
         if faults:
             self.newest_error = next(
                 verdict.extracted for verdict in group.verdicts if verdict.status == "error"
             )
-        if not rewards and is_cut:
+        if cut == len(group.verdicts):
             # Its prompt would most likely be cut again: it is not tried again, and counts against broker.max_failure_share.
-            self.newest_error = self.newest_error or TRUNCATED
-            self.end(group.prefixes.seq, "failed", TRUNCATED, faults)
+            self.newest_error = TRUNCATED
+            self.end(group.prefixes.seq, "failed", TRUNCATED)
         elif not rewards:
             commonest = max(faults, key=lambda fault: (faults[fault], fault))
             kind = f": {commonest}" if commonest else ""
-            self.expire(group.prefixes.seq, f"verifier error on every row{kind}", faults)
+            rows = "every row that was not cut" if cut else "every row"
+            self.expire(group.prefixes.seq, f"verifier error on {rows}{kind}", faults)
         elif self.pass_rate and (cause := self.pass_rate.filter.objection(rewards)):
             self.end(group.prefixes.seq, "filtered", cause, faults)
         else:

@@ -3,6 +3,7 @@
 A row that cannot be read is a row with an error, never the end of the file it stands in.
 """
 
+import codecs
 import csv
 import io
 import re
@@ -131,7 +132,8 @@ def _rows(path: Path, name: str, columns: frozenset[str]) -> Iterator[Row]:
 def _lines(path: Path, name: str) -> Iterator[Row]:
     decoder = msgspec.json.Decoder(dict[str, object])
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, given in enumerate(file, start=1):
+            line = given.removeprefix(codecs.BOM_UTF8) if number == 1 else given
             if line.strip():
                 try:
                     yield Row(name, number, decoder.decode(line))
@@ -142,7 +144,7 @@ def _lines(path: Path, name: str) -> Iterator[Row]:
 def _json(path: Path, name: str) -> Iterator[Row]:
     """An array of objects, or one object: one row."""
     try:
-        document = msgspec.json.decode(path.read_bytes())
+        document = msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except (ValueError, msgspec.MsgspecError) as error:
         yield Row(name, 1, None, str(error))
         return
@@ -164,7 +166,11 @@ def _csv(path: Path, name: str) -> Iterator[Row]:
     csv.field_size_limit(MOST_CSV_FIELD_BYTES)
     text = io.StringIO(path.read_bytes().decode("utf-8-sig", errors="replace"), newline="")
     reader = csv.reader(text, strict=True)
-    header = next(reader, [])
+    try:
+        header = next(reader, [])
+    except csv.Error as error:
+        yield Row(name, 1, None, f"the header, and so the file, cannot be read: {error}")
+        return
     number = 0
     while True:
         number += 1

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import versioned
+from fakes import SteppedClock
+from prefixrl.common import engine_simulated
 from prefixrl.common.engine import Finished, Job, spans_of
 from prefixrl.common.engine_simulated import SimulatedEngine
 from prefixrl.common.engine_transformers import TransformersEngine
@@ -93,11 +95,14 @@ def test_weights_no_token_was_sampled_with_have_no_span(folder: Path) -> None:
     assert {row.spans for row in done[0].rows} == {((0, 4), (2, TOKENS - 4))}
 
 
-def test_a_simulated_rollout_writes_the_version_it_holds_at_the_time() -> None:
+def test_a_simulated_rollout_writes_the_version_it_holds_at_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_simulated, "time", SteppedClock())
     engine = SimulatedEngine("rollout", SimulatedConfig(prefix_s=0.2))
     engine.submit(job())
     for version in (1, 2):
-        engine.step(0.02)
+        assert engine.step(0.02) == []
         engine.install({"weight": torch.zeros(4)}, version)
     done = []
     while not done:
@@ -105,4 +110,4 @@ def test_a_simulated_rollout_writes_the_version_it_holds_at_the_time() -> None:
     for row in done[0].rows:
         assert row.tokens.size == TOKENS
         assert spans_of(row.tokens.tolist()) == row.spans
-        assert row.spans[-1][0] == 2
+        assert row.spans == ((0, 3), (1, 3), (2, TOKENS - 6))

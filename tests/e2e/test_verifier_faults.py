@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -91,10 +92,11 @@ def verifiers(launch: "subprocess.Popen[str]") -> list[psutil.Process]:
 def allow_files(launch: "subprocess.Popen[str]", spare: int | None) -> None:
     """Let verifiers open so many files more than their template has, or as many as they could before."""
     for each in verifiers(launch):
-        hard = each.rlimit(psutil.RLIMIT_NOFILE)[1]
-        highest = max(map(int, os.listdir(f"/proc/{each.pid}/fd")))
-        soft = hard if spare is None else highest + 1 + spare
-        each.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+        with suppress(psutil.Error, OSError):  # it has ended
+            hard = each.rlimit(psutil.RLIMIT_NOFILE)[1]
+            highest = max(map(int, os.listdir(f"/proc/{each.pid}/fd")), default=0)
+            soft = hard if spare is None else highest + 1 + spare
+            each.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Where problems may come from: files of every format, folders, the hub; what is left out; what is told of bad rows."""
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -184,13 +185,23 @@ def test_damaged_files_cost_their_rows_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and then nothing")
     (tmp_path / "broken.json").write_text('{"question": ')
     (tmp_path / "odd.json").write_text('[1, {"question": "?", "answer": 2}]')
+    (tmp_path / "header.csv").write_text('id,"question,answer\n1,2,3\n')
     (tmp_path / "wide.csv").write_text("question,answer\n1,2\n1,2,3\n")
     loaded = found(tmp_path, {"path": str(tmp_path)})
     assert len(loaded.problems) == 2
     assert [(row.file, row.row) for row in loaded.bad] == [
-        ("broken.json", 1), ("broken.parquet", 1), ("odd.json", 1), ("wide.csv", 2),
+        ("broken.json", 1), ("broken.parquet", 1), ("header.csv", 1), ("odd.json", 1), ("wide.csv", 2),
     ]  # fmt: skip
+    assert "the header" in loaded.bad[2].reason
     assert "3 fields, the header names 2 columns" in loaded.bad[-1].reason
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv"])
+def test_a_byte_order_mark_costs_no_row(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / write_as(kind, tmp_path)
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes().removeprefix(codecs.BOM_UTF8))
+    loaded = found(tmp_path, path.name)
+    assert ids(loaded) == [row["id"] for row in ROWS] and not loaded.bad
 
 
 def run_of(folder: Path, **data: Any) -> RunConfig:

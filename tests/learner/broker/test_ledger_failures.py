@@ -5,7 +5,7 @@ import pytest
 from ledger_steps import sample, score
 from ledger_world import Places
 from prefixrl.learner.broker.filtering import AccuracyFilter, FailureShare, Starved
-from prefixrl.learner.broker.ledger import FEWEST_FAILURES_SEEN, Ledger, Limits
+from prefixrl.learner.broker.ledger import FEWEST_FAILURES_SEEN, TRUNCATED, Ledger, Limits
 from prefixrl.learner.broker.window import Choice, Wait, Window
 
 
@@ -73,6 +73,22 @@ def test_the_share_is_the_same_after_a_restart() -> None:
     again = make(None)
     again.replay(ledger.records, 0)
     assert (again.failures.share, again.failures.groups) == (1.0, 5)
+
+
+def test_a_group_is_failed_for_its_length_only_where_every_row_was_cut() -> None:
+    ledger = Ledger(Window(3, 0, iterations=3), Limits(3, 2, 1, 1.0), Places(None))
+    mixed, cut, judged = sample(ledger)
+    score(ledger, mixed, errors=7, cut=1)
+    assert ledger.newest_error == "why"
+    score(ledger, cut, cut=8)
+    assert ledger.newest_error == TRUNCATED
+    score(ledger, judged, 1.0, 0.0, cut=6)
+    assert ledger.counts.causes == {
+        "expired: verifier error on every row that was not cut: process died": 1,
+        f"failed: {TRUNCATED}": 1,
+    }
+    assert ledger.counts.row_errors == {"process died": 7}
+    assert [ledger.place(seq) for seq in sample(ledger)] == [0, 3], "the first is tried again"
 
 
 def test_rows_without_a_verdict_are_counted_by_kind_whatever_became_of_their_group() -> None:
