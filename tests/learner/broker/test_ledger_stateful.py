@@ -254,8 +254,14 @@ class SurplusLost(Ledger):
 class FilteredUncounted(Ledger):
     """Fault: a filtered group disappears from the books."""
 
-    def end(self, seq: int, state: Literal["filtered", "failed"], cause: str) -> None:
-        super().end(seq, state, cause)
+    def end(
+        self,
+        seq: int,
+        state: Literal["filtered", "failed"],
+        cause: str,
+        faults: dict[str, int] | None = None,
+    ) -> None:
+        super().end(seq, state, cause, faults)
         self.counts.filtered -= state == "filtered"
 
 
