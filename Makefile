@@ -33,7 +33,7 @@ demo: .venv/.installed  ## train the arithmetic example on this machine
 
 # Two at a time, file by file: much of the suite waits for processes to start, beat or be given up.
 test: $(TESTED)  ## the test suite, vLLM's CPU build included (PREFIXRL_NO_VLLM=1: without)
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m chaos
