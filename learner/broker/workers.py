@@ -144,9 +144,10 @@ class Registry:
         return found
 
     def pick(self, role: str, fits: Callable[[Worker], bool], prefetch: bool) -> Worker | None:
-        """The worker that takes the next task: most free slots first; see the module text for `prefetch`."""
+        """The worker that takes the next task: most free slots, then fewest tasks done; see the module text for `prefetch`."""
+        # Without the second, newcomers stay idle for ever where work is short.
         ready = [worker for worker in self.of(role) if worker.phase == "ready" and fits(worker)]
-        best = max(ready, key=lambda worker: worker.free, default=None)
+        best = max(ready, key=lambda worker: (worker.free, -worker.tasks_done), default=None)
         if best is None or best.free > 0:
             return best
         if prefetch and best.free == 0:

@@ -45,6 +45,7 @@ def test_a_killed_rank_ends_the_learner_with_its_name_and_the_run_resumes(tmp_pa
     assert trained_iterations(directory) == 10
 
 
+@pytest.mark.chaos
 def test_a_straggling_scorer_makes_no_rank_wait_inside_a_collective(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     settings = (*TWO_RANKS, "broker.silence_s=120", "learner.collective_timeout_s=20")

@@ -63,7 +63,9 @@ def check_metrics(directory: Path) -> None:
     """Every figure that an iteration reports, on the newest line, and none that cannot be."""
     line = json.loads((directory / "metrics.jsonl").read_bytes().splitlines()[-1])
     assert set(line["figures"]) >= FIGURES, FIGURES - set(line["figures"])
-    assert set(line["histograms"]) == {"advantage", "age", "log_importance", "log_ratio"}
+    assert set(line["histograms"]) == {
+        *("advantage", "age", "token_age", "log_importance", "log_ratio")
+    }
     stages = line["stages"]
     assert stages["sampling_s"] > 0 and stages["scoring_s"] > 0
     assert stages["queued_s"] >= 0 and stages["waiting_s"] >= 0

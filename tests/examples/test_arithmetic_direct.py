@@ -54,7 +54,8 @@ def test_the_weights_are_small() -> None:
 def test_the_run_file_shares_the_problems_of_the_prefix_example() -> None:
     config = load(RUN_FILE)
     assert (config.mode, config.target) == ("direct", None)
-    assert Path(config.data.train).parent == SHIPPED.parent / "arithmetic"
+    assert config.data.train[0].path is not None
+    assert Path(config.data.train[0].path).parent == SHIPPED.parent / "arithmetic"
     assert len(build.read_problems("heldout.jsonl")) == problems.HELDOUT_ROWS
 
 

@@ -36,7 +36,7 @@ def one_stage(rank: int, folder: Path, stage: int) -> dict[str, object]:
     config = run_config(folder / "adapter", learner=learner(stage))
     models = Models.load(config, rank, RANKS, config.adapter.model)
     steps = [train(models, config, iteration) for iteration in range(ITERATIONS)]
-    state = checkpoint.TrainerState(ITERATIONS, models.optimizer_steps, 0, "", RANKS)
+    state = checkpoint.TrainerState(ITERATIONS, models.optimizer_steps, RANKS)
     checkpoint.save(folder / f"stage_{stage}", models, state, keep=1)
     went_on = train(models, config, ITERATIONS)
     poisoned = train(models, config, ITERATIONS + 1, poisoned_row=0)

@@ -138,7 +138,12 @@ def test_a_prefix_of_a_single_eos_is_an_action_like_any_other(adapter: Path, nam
     eos = np.ones(1, dtype=np.int32)
     data = random_iteration(0)
     rows = {
-        row: replace(each, tokens=eos, logprobs=np.full(1, -4.0, dtype=np.float32))
+        row: replace(
+            each,
+            tokens=eos,
+            logprobs=np.full(1, -4.0, dtype=np.float32),
+            versions=each.versions[:1],
+        )
         for row, each in data.samples.items()
         if row % 3 == 0
     }
@@ -283,7 +288,7 @@ def test_a_checkpoint_of_an_objective_without_a_critic_resumes_bitwise(
     config = run_config(adapter, algorithm={"name": "rloo"})
     models = Models.load(config, 0, 1, config.adapter.model)
     train_iteration(models, random_iteration(0), config, 20)
-    state = checkpoint.TrainerState(1, models.optimizer_steps, 0, "", 1)
+    state = checkpoint.TrainerState(1, models.optimizer_steps, 1)
     checkpoint.save(tmp_path, models, state, keep=1)
     expected = train_iteration(models, random_iteration(1), config, 20)
     resumed = Models.load(config, 0, 1, config.adapter.model)

@@ -44,7 +44,7 @@ def test_offloading_changes_no_step_and_resumes_bitwise(
         steps = train_iteration(offloaded, data, config, 20).steps
         for mine, theirs in zip(steps, expected, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-5, rel=NEAR[dtype])
-    state = checkpoint.TrainerState(2, offloaded.optimizer_steps, 0, "", 1)
+    state = checkpoint.TrainerState(2, offloaded.optimizer_steps, 1)
     checkpoint.save(tmp_path / "checkpoints", offloaded, state, keep=1)
     resumed, _ = load(adapter, zero, dtype)
     checkpoint.load(tmp_path / "checkpoints", resumed)

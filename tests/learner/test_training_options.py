@@ -101,7 +101,7 @@ def test_the_moving_average_is_that_of_the_weights_after_each_step(
         for name, weights in models.state_dict_for_publication().items():
             average[name] = decay * average[name] + (1 - decay) * weights
     trained = models.state_dict_for_publication()
-    state = checkpoint.TrainerState(3, models.optimizer_steps, 0, "", 1)
+    state = checkpoint.TrainerState(3, models.optimizer_steps, 1)
     folder = checkpoint.save(tmp_path, models, state, keep=1)
     exported = load_file(folder / "hf_ema" / "model.safetensors")
     for name, weights in average.items():
@@ -115,7 +115,7 @@ def test_the_moving_average_is_that_of_the_weights_after_each_step(
 
 def test_without_a_decay_nothing_is_averaged_and_exported(adapter: Path, tmp_path: Path) -> None:
     models, _ = loaded(adapter)
-    folder = checkpoint.save(tmp_path, models, checkpoint.TrainerState(0, 0, 0, "", 1), keep=1)
+    folder = checkpoint.save(tmp_path, models, checkpoint.TrainerState(0, 0, 1), keep=1)
     assert not models.actor.ema and not (folder / "hf_ema").exists()
 
 
@@ -197,7 +197,7 @@ def test_the_reference_of_low_rank_training_is_the_initial_model(adapter: Path) 
 def test_low_rank_training_resumes_bitwise(adapter: Path, tmp_path: Path) -> None:
     models, config = loaded(adapter, 2, lora=LORA)
     steps(models, config)
-    state = checkpoint.TrainerState(2, models.optimizer_steps, 0, "", 1)
+    state = checkpoint.TrainerState(2, models.optimizer_steps, 1)
     checkpoint.save(tmp_path, models, state, keep=1)
     resumed, _ = loaded(adapter, 2, lora=LORA)
     checkpoint.load(tmp_path, resumed)
