@@ -59,6 +59,14 @@ class Accuracy(msgspec.Struct, frozen=True):
     """By k, for k = 1, 2, 4 .. n: the chance that of k answers one is right; empty where rewards are fractions."""
 
 
+class Point(msgspec.Struct, frozen=True):
+    """The adapter of one version, greedy, on the held-out problems."""
+
+    version: int
+    accuracy: float
+    ci95: tuple[float, float]
+
+
 def wilson(right: float, of: int) -> tuple[float, float]:
     """Wilson's 95% score interval for a proportion (Wilson 1927)."""
     share, spread = right / of, Z_975 * Z_975 / of

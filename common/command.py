@@ -1,4 +1,4 @@
-"""The command line of a worker, the same for every role; what is slow to import comes after the flags are read."""
+"""What command lines share: `--set`, and the whole one of a worker, whose slow imports come after the flags are read."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -9,6 +9,16 @@ from prefixrl.common.process import exit_codes, start_logging, stop_event
 
 if TYPE_CHECKING:
     from prefixrl.common.worker import Joined
+
+
+settings_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, e.g. algorithm.kl=1e-3.",
+)
+"""Arrives as `settings`, a tuple of texts."""
 
 
 class Worker(Protocol):

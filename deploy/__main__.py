@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from prefixrl.common.command import settings_option
 from prefixrl.common.process import exit_codes
 
 
@@ -15,13 +16,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("run_file", type=click.Path(path_type=Path))
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key, e.g. algorithm.kl=1e-3.",
-)
+@settings_option
 @click.option("--fresh", is_flag=True, help="Throw the run directory away and start anew.")
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
     """Run everything on this machine: learner, rollouts and scorers, with a live view. Resumes what it finds.
@@ -69,13 +64,7 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
     help="Length of an opening in prefix clustering.",
 )
 @click.option("--ema", "is_averaged", is_flag=True, help="Judge the moving average of the weights.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key of the run, e.g. scorer.max_new_tokens=4096.",
-)
+@settings_option
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Where to write the table in Markdown."
 )
@@ -134,13 +123,7 @@ def report(run_directory: Path) -> None:
 @click.argument("run_file", type=click.Path(path_type=Path))
 @click.argument("question")
 @click.option("--prefix", default="", help="Text to show as the prefix of the answer too.")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key, e.g. adapter.model=/models/mine.",
-)
+@settings_option
 def show(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) -> None:
     """Show the exact text and tokens that the adapter and the target of RUN_FILE see of QUESTION."""
     with exit_codes():

@@ -5,6 +5,7 @@
 Everything lies in <run>/eval/<checkpoint>; asked again, only what is not judged yet is judged.
 """
 
+import functools
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ def _plan(
         config=config.model_dump_json(),
         label=label,
         version=version,
-        published=() if options.is_averaged else _published(run, version),
+        published=() if options.is_averaged else _published(run).get(version, ()),
         arms=arms if is_first else tuple(arm for arm in arms if arm == "adapter"),
         samples=options.samples,
         opening_tokens=options.opening_tokens,
@@ -171,12 +172,15 @@ def _data(config: RunConfig, given: tuple[str, ...]) -> DataConfig:
     return resolve(config.data.model_copy(update={"eval": sources}), Path.cwd())
 
 
-def _published(run: Path, version: int) -> tuple[str, ...]:
+@functools.cache
+def _published(run: Path) -> dict[int, tuple[str, ...]]:
+    """Digests under which a run published each version; a journal is long, so it is read once for all checkpoints."""
+    found: dict[int, tuple[str, ...]] = {}
     path = run / "journal.msgpack"
-    if not path.exists():
-        return ()
-    notes = (each.note for each in journal.read(path) if isinstance(each, VersionPublished))
-    return tuple(dict.fromkeys(note.digest for note in notes if note.version == version))
+    for each in journal.read(path) if path.exists() else ():
+        if isinstance(each, VersionPublished):
+            found[each.note.version] = (*found.get(each.note.version, ()), each.note.digest)
+    return found
 
 
 def _directory(plan: Plan, config: RunConfig, fresh: bool) -> Path:

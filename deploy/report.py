@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
+from prefixrl.common.accuracy import Point
 from prefixrl.common.errors import ConfigError
 
 ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
@@ -24,14 +25,6 @@ class Line(msgspec.Struct):
     waited_s: float
     trained_s: float
     since_start_s: float
-
-
-class Point(msgspec.Struct):
-    """Accuracy of the adapter of one version."""
-
-    version: int
-    accuracy: float
-    ci95: tuple[float, float]
 
 
 class Summary(msgspec.Struct):

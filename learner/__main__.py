@@ -5,18 +5,13 @@ from pathlib import Path
 
 import click
 
+from prefixrl.common.command import settings_option
 from prefixrl.common.process import exit_codes, start_logging, stop_event
 
 
 @click.command()
 @click.argument("run_file", type=click.Path(path_type=Path))
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key, e.g. algorithm.kl=1e-3.",
-)
+@settings_option
 @click.option(
     "--nproc-per-node",
     type=click.IntRange(1),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.accuracy import Accuracy, accuracy
+from prefixrl.common.accuracy import Accuracy, Point, accuracy
 from prefixrl.common.config import RunConfig
 from prefixrl.common.hub import model_folder
 from prefixrl.common.messages import ScoredGroup
@@ -31,14 +31,6 @@ log = logging.getLogger(__name__)
 ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
 AT = "adapter@"
 """Begins the name of an evaluation in training, its version follows."""
-
-
-class Point(msgspec.Struct, frozen=True):
-    """The adapter of one version, greedy, on the held-out problems."""
-
-    version: int
-    accuracy: float
-    ci95: tuple[float, float]
 
 
 class Evaluator:

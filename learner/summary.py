@@ -4,10 +4,10 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.accuracy import Interval
+from prefixrl.common.accuracy import Interval, Point
 from prefixrl.common.process import write_atomically
 from prefixrl.common.status import Document
-from prefixrl.learner.evaluate import Evaluator, Point
+from prefixrl.learner.evaluate import Evaluator
 from prefixrl.learner.evaluations import GREEDY, SAMPLED
 from prefixrl.learner.metrics import MetricsLog
 
