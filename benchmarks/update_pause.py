@@ -1,8 +1,8 @@
 """How long a rollout stands still for an update of its weights, and whether scorers notice.
 
 A real broker, weight server and publisher, real workers with the simulated engine (declared latencies, no model), and a learner
-that trains nothing but publishes as many bytes as asked for after each batch. The run is made twice: with weights of 500 MiB
-(--quick: 100), and with weights of 64 bytes, which are the baseline for the scorers' busy share.
+that trains nothing but publishes as many bytes as asked for after each batch. Runs with weights of 500 MiB (--quick: 100) and
+with weights of 64 bytes, the baseline for the scorers' busy share, alternate: 64, 500, 500, 64 (--quick: one each).
 
     pause       from the end of the rollout's last task after it asked to swap (or the asking, when it had none) until it
                 reports the new version installed and probed
@@ -11,13 +11,10 @@ that trains nothing but publishes as many bytes as asked for after each batch. T
     python -m benchmarks.update_pause [--quick] --json FILE
 """
 
-import json
 import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from multiprocessing.queues import SimpleQueue
@@ -28,6 +25,7 @@ import msgspec
 import torch
 
 from benchmarks.results import Figure, Report, commit, options
+from benchmarks.simulated import daemons, simulated_run
 from prefixrl.common.config import RunConfig
 from prefixrl.common.engine import JobResult
 from prefixrl.common.engine_simulated import SimulatedEngine
@@ -43,6 +41,8 @@ from prefixrl.rollout.weights import Fetcher
 MIB = 2**20
 SPAWN = multiprocessing.get_context("spawn")
 SCORERS = 2
+FRESH = 2
+"""Transfers of a run that bring fresh memory: they are not counted."""
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -98,62 +98,20 @@ def run_rollout(config: RunConfig, endpoint: str, updates: "SimpleQueue[Update]"
     link.close("done")
 
 
-def make_config(directory: Path, iterations: int, scoring_s: float) -> RunConfig:
-    """Batches of 16 groups, two for each of the scorers' slots; models of a few bytes, which nobody reads."""
-    for name in ("adapter", "target"):
-        model = directory / name
-        model.mkdir()
-        for file in ("config.json", "tokenizer.json"):
-            (model / file).write_text("{}", encoding="utf-8")
-        (model / "chat_template.jinja").write_text(name, encoding="utf-8")
-        (model / "model.safetensors").write_bytes(name.encode() * 8)
-    rows = [
-        {"id": f"p{each}", "question": f"{each} + 1 =", "answer": each + 1} for each in range(64)
-    ]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (directory / "train.jsonl").write_text(lines, encoding="utf-8")
-    config = RunConfig.model_validate(
-        {
-            "directory": str(directory / "run"),
-            "adapter": {"model": str(directory / "adapter")},
-            "target": {"model": str(directory / "target")},
-            "data": {"train": str(directory / "train.jsonl")},
-            "rollout": {"engine": "simulated", "groups_per_task": 1, "prefix_tokens": 4},
-            "scorer": {"engine": "simulated", "max_new_tokens": 8},
-            "simulated": {"prefix_s": 0.2, "completion_s": scoring_s},
-            "algorithm": {
-                "groups_per_iteration": 16,
-                "samples_per_prompt": 2,
-                "minibatches": 1,
-                "iterations": iterations,
-                "max_staleness": 2,
-            },
-            "broker": {"silence_s": 60.0},
-        }
-    )
-    (directory / "run").mkdir()
-    (directory / "run" / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
-    return config
-
-
 def run(size_bytes: int, iterations: int, scoring_s: float) -> tuple[list[Update], float]:
     """One run; its updates and the scorers' busy share."""
     directory = Path(tempfile.mkdtemp(prefix="pause-"))
-    config = make_config(directory, iterations, scoring_s)
+    config = simulated_run(directory, iterations, 0.2, scoring_s)
     servers = Servers(config, directory / "run", 0)
     updates: SimpleQueue[Update] = SPAWN.SimpleQueue()
     rollout = SPAWN.Process(
         target=run_rollout, args=(config, servers.endpoint, updates), daemon=True
     )
     rollout.start()
-    command = [sys.executable, "-m", "prefixrl.scorer", "--connect", servers.endpoint]
-    scorers = [subprocess.Popen(command) for _ in range(SCORERS)]
     try:
-        busy = learn(servers, directory / "run" / "weights", size_bytes, iterations)
+        with daemons("scorer", SCORERS, servers.endpoint):
+            busy = learn(servers, directory / "run" / "weights", size_bytes, iterations)
     finally:
-        for scorer in scorers:
-            scorer.kill()
-            scorer.wait()
         rollout.kill()
         rollout.join()
         servers.close()
@@ -187,14 +145,13 @@ def learn(servers: Servers, weights: Path, size_bytes: int, iterations: int) -> 
     return busy
 
 
-def figures_of(updates: list[Update], busy: float, busy_without: float) -> list[Figure]:
-    """Medians and ranges; the first two transfers, which bring fresh memory, are not counted."""
-    counted = updates[2:]
-    pauses = [each.pause_s * 1e3 for each in counted]
-    transfers = [each.transfer_s * 1e3 for each in counted]
-    shares = [each.pause_s / each.transfer_s for each in counted]
+def figures_of(updates: list[Update], busy: list[float], busy_without: list[float]) -> list[Figure]:
+    """Medians and ranges."""
+    pauses = [each.pause_s * 1e3 for each in updates]
+    transfers = [each.transfer_s * 1e3 for each in updates]
+    shares = [each.pause_s / each.transfer_s for each in updates]
     middle, kinds = statistics.median, ("median", "smallest and largest")
-    count = len(counted)
+    count, with_updates, without = len(updates), middle(busy), middle(busy_without)
     return [
         Figure(
             "pause of an update", "ms", middle(pauses), count, (min(pauses), max(pauses)),
@@ -205,7 +162,8 @@ def figures_of(updates: list[Update], busy: float, busy_without: float) -> list[
             (min(shares), max(shares)), None, "", None, *kinds,
         ),
         Figure(
-            "scorers busy", "share", busy, 1, (busy, busy), busy_without, "weights of 64 bytes", busy / busy_without,
+            "scorers busy", "share", with_updates, len(busy), (min(busy), max(busy)),
+            without, "weights of 64 bytes", with_updates / without, *kinds,
         ),
     ]  # fmt: skip
 
@@ -218,18 +176,24 @@ def main(path: Path, quick: bool) -> None:
     torch.set_num_threads(1)
     at, started_s = commit(), time.monotonic()
     size, iterations, scoring_s = (100 * MIB, 4, 2.0) if quick else (500 * MIB, 20, 4.0)
-    without = run(64, iterations, scoring_s)
-    updates, busy = run(size, iterations, scoring_s)
-    for update in updates:
-        print(update, flush=True)
-    figures = figures_of(updates, busy, without[1])
+    counted: list[Update] = []
+    busy: dict[int, list[float]] = {64: [], size: []}
+    for size_bytes in (64, size) if quick else (64, size, size, 64):
+        updates, share = run(size_bytes, iterations, scoring_s)
+        busy[size_bytes].append(share)
+        print(f"{size_bytes} bytes: scorers busy {share:.3f}", *updates, sep="\n", flush=True)
+        if size_bytes == size:
+            counted += updates[FRESH:]
+    figures = figures_of(counted, busy[size], busy[64])
     settings = {
         "size_mib": size // MIB,
         "iterations": iterations,
         "scoring_s": scoring_s,
         "scorers": SCORERS,
     }
-    report = Report("update_pause", quick, settings, figures, {"updates": updates}, at)
+    report = Report(
+        "update_pause", quick, settings, figures, {"updates": counted, "busy": busy}, at
+    )
     report.wall_s = time.monotonic() - started_s
     report.write(path)
     for figure in figures:

@@ -1,0 +1,167 @@
+"""What an evaluation in training costs: no more of the run's time than the work it is.
+
+A real broker, weight server and publisher, a rollout and two scorers as processes with the simulated engine (declared
+latencies, no model), and a learner that trains nothing. Runs without and with evaluations alternate; both wait for scorers.
+
+    own work    slot-seconds the scorers need for the problems of the evaluations, over the slots there are
+    delay       how much longer as many iterations took than without, counted from the third batch until the last one is there
+                and every evaluation is finished
+    mixed       share of the answers of an evaluation that are not of its version
+
+    python -m benchmarks.evaluation_cost [--quick] --json FILE
+"""
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import torch
+
+from benchmarks.results import Figure, Report, commit, options
+from benchmarks.simulated import SLOTS, daemons, simulated_run
+from prefixrl.common.config import RunConfig
+from prefixrl.common.messages import Batch, Evaluate, GetBatch, Prompt
+from prefixrl.learner.broker.evaluations import ROWS_PER_ITEM
+from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.publish import Publisher, probe_tokens
+from prefixrl.learner.servers import Servers
+
+SCORERS, ITEMS, EVERY = 2, 32, 10
+PROBLEMS = ITEMS * ROWS_PER_ITEM
+PREFIX_S, SCORING_S = 0.1, 1.0
+WARM = 2
+"""Batches before the clock starts."""
+PATIENCE_S = 300.0
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run."""
+
+    elapsed_s: float
+    evaluated: int
+    """Answers of evaluations."""
+    mixed: int
+    """Those of another version than asked for."""
+
+
+def run(iterations: int, every: int) -> Ran:
+    """So many iterations, with an evaluation every so many versions (0: none)."""
+    directory = Path(tempfile.mkdtemp(prefix="evaluation-"))
+    config = simulated_run(directory, iterations, PREFIX_S, SCORING_S)
+    servers = Servers(config, directory / "run", 0)
+    try:
+        with daemons("rollout", 1, servers.endpoint), daemons("scorer", SCORERS, servers.endpoint):
+            return learn(servers, config, iterations, every)
+    finally:
+        servers.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def learn(servers: Servers, config: RunConfig, iterations: int, every: int) -> Ran:
+    """Take every batch, publish after each, ask for evaluations as the learner does: before their version is published."""
+    client = BrokerClient(servers.endpoint)
+    probe = probe_tokens(0, 256)
+    publisher = Publisher(servers.endpoint, Path(config.directory) / "weights", probe, deltas=False)
+    zeros = [0.0] * (len(probe) - 1)
+    publisher.publish(0, {"weight": torch.zeros(4)}, zeros)
+    asked: list[int] = []
+    started_s = 0.0
+    for iteration in range(iterations):
+        answer = client.next_batch(GetBatch(iteration, 0, 1), PATIENCE_S, lambda: False)
+        assert isinstance(answer, tuple) and isinstance(answer[0], Batch), answer
+        if iteration == WARM:
+            started_s = time.monotonic()
+        client.iteration_done(iteration, iteration + 1)
+        version = iteration + 1
+        if every and version % every == 0 and version < iterations:
+            asked.append(version)
+            client.evaluate(question(config, version))
+        # Rollouts may need the weights of an evaluation for longer than the newest two.
+        publisher.pinned = frozenset(asked)
+        publisher.publish(version, {"weight": torch.full((4,), float(version))}, zeros)
+    found = [version for each in asked for version in versions_of(client, each)]
+    elapsed_s = time.monotonic() - started_s
+    servers.expect_end()
+    client.stop("done")
+    client.close()
+    publisher.close()
+    wanted = [each for each in asked for _ in range(PROBLEMS)]
+    mixed = sum(got != version for got, version in zip(found, wanted, strict=True))
+    return Ran(elapsed_s, len(found), mixed)
+
+
+def question(config: RunConfig, version: int) -> Evaluate:
+    """The evaluation of a version."""
+    prompts = tuple(Prompt(f"held-out-{i}", f"{i} + 1 =", str(i + 1)) for i in range(PROBLEMS))
+    greedy = config.rollout_sampling(0.0), config.scorer_sampling(0.0)
+    return Evaluate(f"adapter@{version}", version, b"", prompts, *greedy)
+
+
+def versions_of(client: BrokerClient, version: int) -> list[int]:
+    """Of every answer of an evaluation, once it is finished."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        progress, groups = client.evaluation(f"adapter@{version}")
+        if progress.done == progress.total:
+            return [group.version for group in groups]
+        time.sleep(POLL_S)
+    raise SystemExit(f"the evaluation of version {version} stands at {progress}")
+
+
+def figures_of(without: list[Ran], having: list[Ran]) -> list[Figure]:
+    """The delay of each pair of runs against the evaluations' own work."""
+    own_s = having[0].evaluated / ROWS_PER_ITEM * SCORING_S / (SCORERS * SLOTS)
+    delays = [b.elapsed_s - a.elapsed_s for a, b in zip(without, having, strict=True)]
+    middle, spread = statistics.median(delays), (min(delays), max(delays))
+    mixed = sum(each.mixed for each in having) / sum(each.evaluated for each in having)
+    kinds = ("median", "smallest and largest")
+    return [
+        Figure(
+            "delay by evaluations", "s", middle, len(delays), spread,
+            own_s, "their own work", middle / own_s, *kinds,
+        ),
+        Figure("mixed versions", "share", mixed, len(having), (mixed, mixed)),
+    ]  # fmt: skip
+
+
+@click.command()
+@options
+def main(path: Path, quick: bool) -> None:
+    """Measure and write the figures."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    at, started_s = commit(), time.monotonic()
+    iterations, pairs = (20, 1) if quick else (50, 3)
+    without: list[Ran] = []
+    having: list[Ran] = []
+    for pair in range(pairs):
+        # Whichever comes second in one pair comes first in the next.
+        for every in (0, EVERY) if pair % 2 == 0 else (EVERY, 0):
+            (having if every else without).append(run(iterations, every))
+        print(f"without {without[-1]}, with {having[-1]}", flush=True)
+    figures = figures_of(without, having)
+    settings = {
+        "iterations": iterations,
+        "every": EVERY,
+        "problems": PROBLEMS,
+        "scorers": SCORERS,
+        "scoring_s": SCORING_S,
+    }
+    raw = {"without": without, "with": having}
+    report = Report("evaluation_cost", quick, settings, figures, raw, at)
+    report.wall_s = time.monotonic() - started_s
+    report.write(path)
+    for figure in figures:
+        against = f", {figure.ratio:.3f} of {figure.baseline_name}" if figure.ratio else ""
+        print(f"{figure.name}: {figure.value:.3g} {figure.unit}{against}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A run of the real broker and real daemons whose engines only take the declared times: no model is loaded."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prefixrl.common.config import RunConfig
+
+GROUPS = 16
+"""Per iteration: two for each slot of two scorers."""
+SLOTS = 4
+"""Of every worker."""
+
+
+def simulated_run(
+    directory: Path, iterations: int, prefix_s: float, scoring_s: float, **sections: object
+) -> RunConfig:
+    """A run on disk; its models are a few bytes, which nobody reads."""
+    for name in ("adapter", "target"):
+        model = directory / name
+        model.mkdir()
+        for file in ("config.json", "tokenizer.json"):
+            (model / file).write_text("{}", encoding="utf-8")
+        (model / "chat_template.jinja").write_text(name, encoding="utf-8")
+        (model / "model.safetensors").write_bytes(name.encode() * 8)
+    rows = [
+        {"id": f"p{each}", "question": f"{each} + 1 =", "answer": each + 1} for each in range(64)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (directory / "train.jsonl").write_text(lines, encoding="utf-8")
+    config = RunConfig.model_validate(
+        {
+            "directory": str(directory / "run"),
+            "adapter": {"model": str(directory / "adapter")},
+            "target": {"model": str(directory / "target")},
+            "data": {"train": str(directory / "train.jsonl")},
+            "rollout": {"engine": "simulated", "groups_per_task": 1, "prefix_tokens": 4},
+            "scorer": {"engine": "simulated", "max_new_tokens": 8},
+            "simulated": {"prefix_s": prefix_s, "completion_s": scoring_s},
+            "algorithm": {
+                "groups_per_iteration": GROUPS,
+                "samples_per_prompt": 2,
+                "minibatches": 1,
+                "iterations": iterations,
+                "max_staleness": 2,
+            },
+            "broker": {"silence_s": 60.0},
+            **sections,
+        }
+    )
+    (directory / "run").mkdir()
+    (directory / "run" / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
+    return config
+
+
+@contextmanager
+def daemons(role: str, count: int, endpoint: str) -> Iterator[None]:
+    """So many rollouts or scorers; they are killed at the end."""
+    command = [sys.executable, "-m", f"prefixrl.{role}", "--connect", endpoint]
+    started = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
