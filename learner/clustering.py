@@ -5,12 +5,17 @@ cuts by k-means (as many clusters as the elbow says), try one cut of each cluste
 publication does not say what the vectors are; here an opening is the tf-idf of its tokens and pairs of tokens.
 """
 
+import warnings
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 MOST_CLUSTERS = 10
+STARTS = 10
 
 Vectors = NDArray[np.float64]
 
@@ -33,29 +38,57 @@ def representatives(openings: Sequence[Sequence[int]], seed: int) -> list[int]:
     Returns:
         Indices into `openings`.
     """
-    from sklearn.cluster import KMeans
-
-    vectors = _vectors(openings)
+    if not any(openings):
+        return [0]  # the target says nothing
+    vectors = tf_idf(openings)
     distinct = len(np.unique(vectors.round(9), axis=0))
+    random = np.random.default_rng(seed)
     fits = [
-        KMeans(count, n_init=10, random_state=seed).fit(vectors)
-        for count in range(1, min(MOST_CLUSTERS, distinct) + 1)
+        _k_means(vectors, count, random) for count in range(1, min(MOST_CLUSTERS, distinct) + 1)
     ]
     # An inertia of 0 explains everything: more clusters than that cannot be.
-    chosen = fits[elbow([fit.inertia_ for fit in fits])] if len(fits) > 2 else fits[-1]
-    sizes = np.bincount(chosen.labels_)
-    distances = chosen.transform(vectors)
+    chosen = fits[elbow([fit.inertia for fit in fits])] if len(fits) > 2 else fits[-1]
     found = []
-    for cluster in np.argsort(-sizes, kind="stable"):
-        members = np.flatnonzero(chosen.labels_ == cluster)
-        found.append(int(members[np.argmin(distances[members, cluster])]))
+    sizes = np.bincount(chosen.labels)
+    for cluster in np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]:
+        members = np.flatnonzero(chosen.labels == cluster)
+        found.append(int(members[np.argmin(chosen.distances[members])]))
     return found
 
 
-def _vectors(openings: Sequence[Sequence[int]]) -> Vectors:
-    from sklearn.feature_extraction.text import TfidfVectorizer
+@dataclass(frozen=True)
+class _Fit:
+    labels: NDArray[np.int64]
+    """The nearest centre of each vector."""
+    distances: NDArray[np.float64]
+    """To that centre."""
 
-    texts = [" ".join(map(str, opening)) for opening in openings]
-    made = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\d+").fit_transform(texts)
-    vectors: Vectors = made.toarray()
-    return vectors
+    @property
+    def inertia(self) -> float:
+        return float((self.distances**2).sum())
+
+
+def _k_means(vectors: Vectors, count: int, random: np.random.Generator) -> _Fit:
+    """The best of several starts; a cluster may be empty."""
+    # Late: only evaluations need it, and every process of a run would import it.
+    from scipy.cluster.vq import kmeans2, vq
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a cluster that is empty: such a start is not the best
+        starts = [kmeans2(vectors, count, minit="++", rng=random)[0] for _ in range(STARTS)]
+    return min((_Fit(*vq(vectors, centres)) for centres in starts), key=lambda fit: fit.inertia)
+
+
+def tf_idf(openings: Sequence[Sequence[int]]) -> Vectors:
+    """Rows of length 1: counts of tokens and pairs of neighbours, each times ln((1 + n) / (1 + openings with it)) + 1."""
+    terms = [Counter([*opening, *pairwise(opening)]) for opening in openings]
+    vocabulary = {term: place for place, term in enumerate(dict.fromkeys(chain(*terms)))}
+    counts = np.zeros((len(openings), len(vocabulary)))
+    for row, found in enumerate(terms):
+        for term, count in found.items():
+            counts[row, vocabulary[term]] = count
+    weights = np.log((1 + len(openings)) / (1 + (counts > 0).sum(0))) + 1
+    vectors: Vectors = counts * weights
+    lengths: Vectors = np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: Vectors = vectors / np.maximum(lengths, 1e-300)
+    return scaled
