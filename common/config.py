@@ -197,6 +197,24 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_endpoint_is_waited_for(self) -> "RunConfig":
+        if self.scorer.engine != "openai":
+            return self
+        request_s, patience_s = self.scorer.openai.request_s, self.scorer.openai.patience_s
+        if request_s >= self.broker.stall_s:
+            raise ValueError(
+                f"scorer.openai.request_s = {request_s:g} with broker.stall_s = {self.broker.stall_s:g}: a scorer would be "
+                "given up before its request is; request_s must be the shorter one"
+            )
+        if patience_s >= self.learner.batch_timeout_s:
+            raise ValueError(
+                f"scorer.openai.patience_s = {patience_s:g} with learner.batch_timeout_s = "
+                f"{self.learner.batch_timeout_s:g}: the learner would end before the scorers do that wait for the endpoint; "
+                "batch_timeout_s must exceed it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_task_fits_a_message(self) -> "RunConfig":
         rows = self.rollout.groups_per_task * self.algorithm.samples_per_prompt
         size_bytes = rows * self.max_sampled_tokens * SAMPLED_TOKEN_BYTES

@@ -35,8 +35,12 @@ def tokenizer_digests(folder: str | Path) -> ModelDigests:
 
 
 def scorer_digests(config: RunConfig, model: str) -> ModelDigests:
-    """What a scorer says it loaded: its target, in direct mode its tokenizer; and the user's reward function."""
-    loaded = model_digests(model) if config.mode == "prefix" else tokenizer_digests(model)
+    """What a scorer says it loaded, the user's reward function included.
+
+    Its target; the tokenizer alone in direct mode, and where the target is served elsewhere.
+    """
+    has_weights = config.mode == "prefix" and config.scorer.engine != "openai"
+    loaded = model_digests(model) if has_weights else tokenizer_digests(model)
     return msgspec.structs.replace(loaded, reward_function=function_digest(config.reward.function))
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import Finish, Sampling
+from prefixrl.common.messages import Finish, Sampling, Usage
 
 TokenIds = NDArray[np.int32]
 
@@ -54,6 +54,10 @@ class Finished:
     finish: Finish
     spans: tuple[tuple[int, int], ...]
     """(version, tokens) in order: which weights sampled which tokens. Version 0 is what the engine was started with."""
+    text: str | None = None
+    """What an engine wrote that is given text, not ids; `tokens` is then what its model's tokenizer reads in it."""
+    error: str = ""
+    """Why there is no continuation, where `finish` is `error`."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,14 @@ class Engine(Protocol):
     """Grows with every decoded token."""
     busy_slot_s: float
     """Slot-seconds spent on jobs so far."""
+
+    @property
+    def waits_for(self) -> str:
+        """The endpoint an engine waits for, and why; "" while it waits for none."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What its endpoint was asked for so far; None where it has none."""
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
@@ -108,13 +120,18 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> Engine:
     """The engine a worker of `role` ("rollout" or "scorer") uses; `auto` takes the best that is installed here.
 
     Raises:
-        UserError: vLLM was asked for and is not there, or its settings cannot be.
+        UserError: vLLM was asked for and is not there, or its settings cannot be; an endpoint refuses what it is asked.
         DataError: the model cannot be loaded.
+        PeerLost: an endpoint does not answer.
     """
     if kind == "simulated":
         from prefixrl.common.engine_simulated import SimulatedEngine
 
         return SimulatedEngine(role, config.simulated)
+    if kind == "openai":
+        from prefixrl.common.engine_openai import OpenAIEngine
+
+        return OpenAIEngine(model, config)
     section = config.rollout if role == "rollout" else config.scorer
     device = section.device
     has_cuda = device != "cpu" and torch.cuda.is_available()

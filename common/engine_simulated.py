@@ -32,6 +32,8 @@ class SimulatedEngine:
     """
 
     name = "simulated"
+    waits_for = ""
+    usage = None
     slots = SLOTS
 
     def __init__(self, role: str, config: SimulatedConfig) -> None:

@@ -45,6 +45,8 @@ class TransformersEngine:
     """See the module text. `slots` is 1: a second job would only wait behind the first."""
 
     name = "transformers"
+    waits_for = ""
+    usage = None
     slots = 1
 
     def __init__(self, model: str, device: str, dtype: str, threads: int) -> None:

@@ -35,6 +35,7 @@ from transformers.utils.logging import disable_progress_bar
 from prefixrl.common.engine import Finished, Job, JobResult, TokenIds
 from prefixrl.common.errors import DataError, PeerLost, UserError
 from prefixrl.common.messages import Manifest
+from prefixrl.common.seeds import row_seed
 from prefixrl.common.vllm_setup import (
     VllmSetup,
     engine_arguments,
@@ -63,6 +64,8 @@ class VllmEngine:
     """
 
     name = "vllm"
+    waits_for = ""
+    usage = None
 
     def __init__(self, setup: VllmSetup) -> None:
         platform = platform_of(setup.device)
@@ -313,11 +316,6 @@ def _asking(token: int, temperature: float) -> Any:
     return SamplingParams(
         temperature=temperature, max_tokens=1, logprob_token_ids=[token], ignore_eos=True, detokenize=False
     )  # fmt: skip
-
-
-def row_seed(uniforms: NDArray[np.float64]) -> int:
-    """A row's seed: the 53 random bits of its first draw, so it depends on what the row's draws depend on."""
-    return int(uniforms[0] * 2.0**53)
 
 
 class _MemoryFile:

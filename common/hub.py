@@ -6,13 +6,15 @@ from prefixrl.common.errors import DataError
 
 FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Weights as safetensors only: nothing that must be unpickled is fetched."""
+TOKENIZER_FILES = tuple(pattern for pattern in FILES if pattern != "*.safetensors")
 DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.arrow")
 
 
-def model_folder(model: str) -> str:
+def model_folder(model: str, needs_weights: bool = True) -> str:
     """Folder of a model; a hub name is fetched where the cache does not hold it.
 
-    Everything that is read of a model (weights, tokenizer, stop tokens, digests) is then read from one snapshot.
+    Everything that is read of a model (weights, if they are needed, tokenizer, stop tokens, digests) is then read from one
+    snapshot.
 
     Raises:
         DataError: the hub cannot be reached, or has no such model for this user.
@@ -22,8 +24,9 @@ def model_folder(model: str) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
+    files = FILES if needs_weights else TOKENIZER_FILES
     try:
-        return str(snapshot_download(model, allow_patterns=list(FILES)))
+        return str(snapshot_download(model, allow_patterns=list(files)))
     except (OSError, ValueError, HfHubHTTPError) as error:
         said = str(error).strip().split("\n")[0]
         raise DataError(

@@ -32,6 +32,7 @@ from prefixrl.common.messages import (
     Scores,
     ToBroker,
     Unknown,
+    Usage,
     Welcome,
 )
 from prefixrl.common.transport import Client, Malformed
@@ -52,6 +53,7 @@ class Vitals:
     busy_slot_s: float = 0.0
     state: str = "loading"
     leases: tuple[str, ...] = ()
+    usage: Usage | None = None
 
 
 class Link:
@@ -160,7 +162,9 @@ class Link:
                 f"the broker at {self.endpoint} has been silent for {now_s - self._heard_s:.0f} s"
             )
         vitals = self.vitals
-        beat = Heartbeat(vitals.progress, vitals.busy_slot_s, vitals.leases, vitals.state)
+        beat = Heartbeat(
+            vitals.progress, vitals.busy_slot_s, vitals.leases, vitals.state, vitals.usage
+        )
         self._try_send(beat if self._known else self._hello)
 
     def _send_waiting(self, now_s: float) -> None:
@@ -171,6 +175,8 @@ class Link:
                 break
             if isinstance(message, (Prefixes, Scores)):
                 self._unacknowledged[message.task, message.attempt] = (message, now_s)
+                if self.vitals.usage is not None:
+                    self._beat(now_s)  # a result must not be there before what it cost
             if not self._try_send(message) and not isinstance(message, (Prefixes, Scores)):
                 self._outgoing.put(message)
                 break

@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever a message changes; both sides must hold the same number."""
 
 UNPROVED = -1
@@ -41,6 +41,7 @@ Fault = Literal[
     "function raised",
     "function overran",
     "function returned no reward",
+    "no completion",
 ]
 """Why a row has no verdict; "" where it has one. A list of its own, so that counts by cause stay few whatever a reason says."""
 Kind = Literal["train", "eval"]
@@ -218,14 +219,31 @@ class Ready(_Message, frozen=True):
     engine: str
 
 
+class Usage(_Part, frozen=True):
+    """What a scorer has asked of the endpoint that serves its target, since the scorer was started."""
+
+    requests: int = 0
+    """Answered ones."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    """Both as the endpoint counts them."""
+    retries: int = 0
+    """Requests that failed and were, or will be, made again."""
+    limited_s: float = 0.0
+    """Seconds in which some row waited for a rate limit."""
+
+
 class Heartbeat(_Message, frozen=True):
     """Sent on a clock by the network thread; the figures come from the work loop, so a hung loop shows."""
 
     progress: int
-    """Grows with every decoded token, finished verification or loading step."""
+    """Grows with every decoded token, finished verification or loading step; and while an engine waits for the endpoint that
+    serves its model, which it does for a limited time."""
     busy_slot_s: float
     leases: tuple[str, ...]
     state: str
+    usage: Usage | None = None
+    """None unless the engine asks an endpoint."""
 
 
 class Prefixes(_Message, frozen=True):

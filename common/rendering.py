@@ -54,6 +54,13 @@ class Renderer:
         """Text of ids, special tokens written out: two tokenizers that agree on it mean the same tokens."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
+    def unopened(self, ids: TokenIds) -> str:
+        """As `raw`, without what the tokenizer itself puts before every text (a BOS): for whoever encodes the text again so."""
+        whole, bare = self._tokenizer.encode("1"), self.encode("1").tolist()
+        opening = whole[: len(whole) - len(bare)] if whole[-len(bare) :] == bare else []
+        is_opened = bool(opening) and ids[: len(opening)].tolist() == opening
+        return self.raw(ids[len(opening) :] if is_opened else ids)
+
     def encode_plain(self, text: str) -> TokenIds:
         """Ids of a text in which nothing is a special token, whatever it looks like."""
         ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)

@@ -23,3 +23,8 @@ def row_uniforms(group_seed: int, purpose: str, rows: int, tokens: int) -> NDArr
             for row in range(rows)
         ]
     )
+
+
+def row_seed(uniforms: NDArray[np.float64]) -> int:
+    """A row's seed: the 53 random bits of its first draw, so it depends on what the row's draws depend on."""
+    return int(uniforms[0] * 2.0**53)

@@ -45,6 +45,28 @@ class FilterStatus(msgspec.Struct, frozen=True):
     judged: int
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """What the endpoint that serves the target was asked for since the run began, by all scorers."""
+
+    requests: int
+    """Answered ones, each scorer's trial at its start included."""
+    prompt_tokens: int
+    completion_tokens: int
+    retries: int
+    limited_s: float
+    """Seconds in which some row waited for a rate limit, added up over scorers."""
+    cost: float | None
+    """At the config's prices; None without any."""
+
+    def __str__(self) -> str:
+        """In words."""
+        tokens = f"{self.prompt_tokens:,} prompt and {self.completion_tokens:,} completion tokens"
+        retries = f", {self.retries:,} retries" if self.retries else ""
+        limited = f", {self.limited_s:.0f} s held back by rate limits" if self.limited_s else ""
+        cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
+        return f"{self.requests:,} requests, {tokens}{retries}{limited}{cost}"
+
+
 class Document(msgspec.Struct, frozen=True):
     """State of a run."""
 
@@ -84,3 +106,5 @@ class Document(msgspec.Struct, frozen=True):
     """Problems asked for, judged and failed, over all evaluations since the broker started."""
     rows_left_out: dict[str, int] = msgspec.field(default_factory=dict)
     """Rows of accepted groups that are never trained, by cause: truncated, error."""
+    endpoint: Spent | None = None
+    """None unless the target is served elsewhere."""

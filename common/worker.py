@@ -59,8 +59,10 @@ def join(endpoint: str, role: Literal["rollout", "scorer"], overrides: Overrides
             f"{welcome.worker}: there is no model folder {model} on this host; give its place here with --model"
         )
     log.info("joined run %s as %s; loading %s", welcome.run_id, welcome.worker, model)
-    is_simulated = changed.get("engine", section.engine) == "simulated"
-    return Joined(link, welcome, config, model if is_simulated else model_folder(model))
+    engine = changed.get("engine", section.engine)
+    if engine != "simulated":
+        model = model_folder(model, needs_weights=engine != "openai")
+    return Joined(link, welcome, config, model)
 
 
 def work(link: Link, run: Callable[[], str]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from prefixrl.common.openai_options import OpenAIConfig
 from prefixrl.common.section import (
     Fraction,
     NonNegative,
@@ -23,8 +24,6 @@ TRUNCATIONS = ("top_k", "top_p", "min_p")
 class EngineConfig(Section):
     """What a rollout's engine and a scorer's have in common."""
 
-    engine: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
-    """auto: vLLM where it and a CUDA device are there, else transformers."""
     max_prompt_tokens: Positive = 1024
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Positive = 1
@@ -48,6 +47,8 @@ class EngineConfig(Section):
 
 
 class RolloutConfig(EngineConfig):
+    engine: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
+    """auto: vLLM where it and a CUDA device are there, else transformers."""
     prefix_tokens: Positive = 32
     """k: the most tokens the adapter writes in prefix mode."""
     answer_tokens: Positive = 2048
@@ -94,6 +95,9 @@ class RolloutConfig(EngineConfig):
 
 
 class ScorerConfig(EngineConfig):
+    engine: Literal["auto", "vllm", "transformers", "openai", "simulated"] = "auto"
+    """auto: vLLM where it and a CUDA device are there, else transformers. openai: the target is served elsewhere."""
+    openai: OpenAIConfig = OpenAIConfig()
     max_new_tokens: Positive = 2048
     temperature: NonNegativeFloat = 0.7
     """0 completes greedily."""
@@ -107,6 +111,22 @@ class ScorerConfig(EngineConfig):
     verify_timeout_s: Positive = 5
     keep_completions: bool = False
     """Keep the target's text in the journal."""
+
+    @model_validator(mode="after")
+    def _endpoint_can_be_asked(self) -> "ScorerConfig":
+        if self.engine != "openai":
+            return self
+        if self.openai.url is None:
+            raise ValueError(
+                'openai.url: missing, engine = "openai" needs the address of the endpoint, for example "http://node7:8000/v1"'
+            )
+        extensions = [each for each in self.truncations() if not each.startswith("top_p")]
+        if extensions and self.openai.dialect == "openai":
+            raise ValueError(
+                f'{", ".join(extensions)} with openai.dialect = "openai": OpenAI\'s API has no such key; leave it out, or use '
+                'openai.dialect = "vllm" where the endpoint is one'
+            )
+        return self
 
     @model_validator(mode="after")
     def _only_what_is_extended_has_an_extension(self) -> "ScorerConfig":

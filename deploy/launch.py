@@ -220,7 +220,8 @@ class Launcher:
 
     def _start_workers(self, endpoint: str) -> None:
         config = self._config
-        scorer_gpus = config.scorer.vllm.tensor_parallel_size if config.target else 0
+        has_model = config.target is not None and config.scorer.engine != "openai"
+        scorer_gpus = config.scorer.vllm.tensor_parallel_size if has_model else 0
         for role, count, devices in (
             ("rollout", config.launch.rollouts, config.rollout.vllm.tensor_parallel_size),
             ("scorer", config.launch.scorers, scorer_gpus),

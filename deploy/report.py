@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from prefixrl.common.accuracy import Point
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.status import Spent
 
 ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
 SMOOTHED_OVER = 8
@@ -49,6 +50,7 @@ class Summary(msgspec.Struct):
     """`bootstrap` where some reward of the arm was neither 0 nor 1; Wilson's else."""
     evaluations_incomplete: list[str] = []
     accuracy_by_version: list[Point] = []
+    endpoint: Spent | None = None
 
 
 def read(directory: Path) -> tuple[Summary | None, list[Line]]:
@@ -138,6 +140,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
         ("busy", busy),
         ("engines", engines),
+        *([("the target's endpoint", str(summary.endpoint))] if summary.endpoint else []),
         ("time", f"{summary.wall_s:.0f} s"),
     ]  # fmt: skip
 

@@ -83,8 +83,9 @@ def plain_line(document: Document, figures: Figures | None) -> str:
     evaluated = (
         f"; evaluations: {_evaluated(document)}" if document.evaluations.get("asked") else ""
     )
+    spent = f"; endpoint: {document.endpoint}" if document.endpoint else ""
     where = f"iteration {document.iteration}/{document.total_iterations}: {reward}"
-    return f"{where}busy: {busy}; groups: {queues}{evaluated}{waiting}"
+    return f"{where}busy: {busy}; groups: {queues}{evaluated}{spent}{waiting}"
 
 
 def _evaluated(document: Document) -> str:
@@ -128,6 +129,8 @@ def _picture(document: Document, figures: Figures | None) -> Group:
         )
     if document.row_errors:
         head.add_row("rows without a verdict", _listed(document.row_errors))
+    if document.endpoint:
+        head.add_row("the target's endpoint", str(document.endpoint))
     if document.waiting_for:
         head.add_row("the learner waits for", document.waiting_for)
     workers = Table(box=None, padding=(0, 2))

@@ -148,6 +148,10 @@ def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, 
 def _target_memory(config: RunConfig) -> list[str]:
     if config.target is None:
         return ["no target: a scorer loads the adapter's tokenizer and needs no device"]
+    if config.scorer.engine == "openai":
+        return [
+            f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer and needs no device"
+        ]
     known = parameters(config.target.model)
     if known is None:
         return ["target: its size is not known before it is downloaded"]

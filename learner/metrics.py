@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.messages import Batch, StageTimes
-from prefixrl.common.status import Document
+from prefixrl.common.status import Document, Spent
 from prefixrl.learner.report import IterationMetrics
 from prefixrl.learner.shard import as_text_fraction, masked_fraction, truncated_fraction
 
@@ -50,6 +50,8 @@ class MetricsLine(msgspec.Struct, frozen=True):
     waited_s: float
     trained_s: float
     since_start_s: float
+    endpoint: Spent | None = None
+    """So far; None unless the target is served elsewhere."""
 
 
 class AdvantageLine(msgspec.Struct, frozen=True):
@@ -112,6 +114,7 @@ class MetricsLog:
             waited_s=times.waited_s,
             trained_s=times.trained_s,
             since_start_s=times.since_start_s,
+            endpoint=status.endpoint,
         )
         _append(self._metrics, [line])
         rows, lines = iter(metrics.row_advantages), []

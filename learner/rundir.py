@@ -19,7 +19,7 @@ FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
 FREE_KEYS = frozenset(
     {
         ("rollout", "device"), ("rollout", "threads"), ("rollout", "vllm"),
-        ("scorer", "device"), ("scorer", "threads"), ("scorer", "vllm"), ("scorer", "verifier_children"),
+        ("scorer", "device"), ("scorer", "threads"), ("scorer", "vllm"), ("scorer", "openai"), ("scorer", "verifier_children"),
         ("learner", "device"), ("learner", "threads"), ("learner", "micro_batch_tokens"),
         ("learner", "batch_timeout_s"), ("learner", "collective_timeout_s"),
         ("filter", "limit_batches"), ("filter", "min_pass_rate"),

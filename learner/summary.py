@@ -6,7 +6,7 @@ import msgspec
 
 from prefixrl.common.accuracy import Interval, Point
 from prefixrl.common.process import write_atomically
-from prefixrl.common.status import Document
+from prefixrl.common.status import Document, Spent
 from prefixrl.learner.evaluate import Evaluator
 from prefixrl.learner.evaluations import GREEDY, SAMPLED
 from prefixrl.learner.metrics import MetricsLog
@@ -60,6 +60,8 @@ class Summary(msgspec.Struct, frozen=True):
     engine: dict[str, str]
     losses: dict[str, int]
     wall_s: float
+    endpoint: Spent | None
+    """What the endpoint that serves the target was asked for, evaluations included; None where there is none."""
 
 
 def summarise(
@@ -105,6 +107,7 @@ def summarise(
         engine={worker.role: worker.engine for worker in status.workers},
         losses=status.losses,
         wall_s=wall_s,
+        endpoint=status.endpoint,
     )
 
 

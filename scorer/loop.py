@@ -98,10 +98,11 @@ class Scorer:
                     return message.reason
                 self._handle(message)
                 message = self._link.receive(0.0)
-            for result in self._engine.step(IDLE_S):
+            results = self._engine.step(IDLE_S)
+            self._report()  # before the results go: what they cost is known when they arrive
+            for result in results:
                 self._judge(result)
             self._judging.collect()
-            self._report()
         return "asked to stop"
 
     def _patience_s(self) -> float:
@@ -188,6 +189,10 @@ class Scorer:
         may_extend = self._config.scorer.truncated == "extend" and task == result.key
         cut: list[_Decoding] = []
         for begun, done in zip(self._decoding.pop(result.key), result.rows, strict=True):
+            if done.finish == "error":
+                lost = Verdict(0.0, "error", done.error, "error", 0, 0, fault="no completion")
+                self._judging.settle(task, begun.row, lost)
+                continue
             row = replace(
                 begun,
                 answer=np.concatenate([begun.answer, done.tokens]),
@@ -196,7 +201,12 @@ class Scorer:
             if done.finish == "length" and may_extend:
                 cut.append(row)
             else:
-                text, tokens = self._renderer.text(row.answer), row.completed_tokens
+                tokens = row.completed_tokens
+                text = (
+                    self._renderer.text(row.answer)
+                    if done.text is None
+                    else self._renderer.text(begun.answer) + done.text
+                )
                 self._judging.take(Answered(task, row.row, text, done.finish, tokens, row.was_text))
         if cut:
             self._extend(task, cut)
@@ -224,4 +234,7 @@ class Scorer:
         vitals.busy_slot_s = self._engine.busy_slot_s
         vitals.leases = tuple(self._judging.open)
         pending = self._judging.pending
-        vitals.state = f"verifying {pending}" if pending else "scoring"
+        vitals.usage = self._engine.usage
+        waits_for = self._engine.waits_for
+        idle = f"waiting for {waits_for}" if waits_for else "scoring"
+        vitals.state = f"verifying {pending}" if pending and not waits_for else idle

@@ -38,6 +38,8 @@ def _with_target(joined: Joined, verifier: VerifierPool, digests: ModelDigests) 
     from prefixrl.scorer.loop import Scorer
 
     config = joined.config
+    if config.scorer.engine == "openai":
+        joined.link.vitals.state = f"waiting for {config.scorer.openai.url}"
     engine = make_engine(config.scorer.engine, joined.model, "scorer", config)
     simulated = engine.name == "simulated"
     renderer = (

@@ -16,6 +16,7 @@ class WritingEngine:
     """Goes on with each row's text where the row stands, and cuts it at the job's limit."""
 
     name, slots, progress, busy_slot_s = "writing", 1, 0, 0.0
+    waits_for, usage = "", None
 
     def __init__(self, texts: list[str], prompt_bytes: int) -> None:
         self.texts, self.prompt_bytes = texts, prompt_bytes

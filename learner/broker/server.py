@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -61,6 +62,7 @@ from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.identity import IdentityCheck
 from prefixrl.learner.broker.ledger import Ledger
+from prefixrl.learner.broker.spending import Spending
 from prefixrl.learner.broker.status import document
 from prefixrl.learner.broker.workers import Worker
 
@@ -71,6 +73,8 @@ CHECK_EVERY_S = 0.1
 MESSAGES_PER_SYNC = 64
 NOTES_KEPT = 4
 GOODBYE_S = 4.0
+APART = {"simulated", "openai"}
+"""Engines that share a run with no other: their targets are not loaded from the same files."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Broker:
         self._peers: dict[bytes, str] = {}
         self._tags: dict[bytes, bytes] = {}
         self.batches = BatchDesk(config, dispatcher, run.problems, run.begun)
+        self.spending = Spending(Path(config.directory), config.scorer.openai)
         self._acks: list[tuple[bytes, Ack]] = []
         self._stopping: str | None = None
         self._notes: dict[int, WeightsNote] = {}
@@ -127,8 +132,10 @@ class Broker:
             for peer, (message, payload) in answers.items():
                 self._send(peer, message, payload)
             self._flush()
+            self.spending.save(now_s)
         if self._stopping is not None:
             self._send_home(Done(self._stopping))
+        self.spending.save(time.monotonic(), at_once=True)
 
     def _send_home(self, done: Done) -> None:
         """Tell every worker to go and wait, not long, for their Goodbyes: one that misses it would wait for a broker."""
@@ -267,7 +274,8 @@ class Broker:
     def _handle_worker(self, worker: Worker, message: ToBroker, now_s: float) -> None:
         try:
             match message:
-                case Heartbeat(progress, busy_slot_s, leases, state):
+                case Heartbeat(progress, busy_slot_s, leases, state, usage):
+                    self.spending.note(worker.identity.decode(errors="replace"), usage)
                     worker.heartbeat(progress, busy_slot_s, state, now_s)
                     self.dispatcher.reconcile(worker, leases, now_s)
                     self._send(worker.identity, Beat(self._news_for(worker)))
@@ -309,7 +317,7 @@ class Broker:
                 f"a worker with {ready.slots} slots cannot work; its engine must offer at least one"
             )
         section = self.config.rollout if worker.role == "rollout" else self.config.scorer
-        if (ready.engine == "simulated") != (section.engine == "simulated"):
+        if ready.engine != section.engine and {ready.engine, section.engine} & APART:
             raise ValueError(
                 f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}"
             )

@@ -393,6 +393,7 @@ MEANINGLESS_IN_DIRECT = {
     "scorer.device": "cpu",
     "scorer.threads": "2",
     "scorer.vllm": "{max_num_seqs=4}",
+    "scorer.openai": '{url="http://there/v1"}',
     "simulated.completion_s": "0.1",
     "simulated.completion_sigma": "0.5",
     "simulated.accuracy": "0.5",
@@ -463,6 +464,48 @@ def test_a_resolved_config_is_refused_for_values_that_differ_from_the_default_on
     text = load(direct_file).model_dump_json()
     with pytest.raises(ConfigError, match=r"rollout\.prefix_tokens = 9 has no meaning"):
         from_json(text.replace('"prefix_tokens":32', '"prefix_tokens":9'))
+
+
+# --- a target that is served elsewhere -------------------------------------------------------------------------------
+
+SERVED = ("scorer.engine=openai", "scorer.openai.url=http://there:8000/v1/")
+
+
+def test_a_served_target_has_an_address_and_survives_the_wire(run_file: Path) -> None:
+    config = load(run_file, SERVED)
+    assert config.scorer.openai.url == "http://there:8000/v1"
+    assert from_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (SERVED[:1], "scorer: openai.url: missing"),
+        ((*SERVED, "scorer.openai.url=there:8000"), "'there:8000' is no address like http://HOST:PORT/v1"),
+        ((*SERVED, "scorer.openai.dialect=openai", "scorer.top_k=3"), "scorer: top_k = 3 with openai.dialect"),
+        ((*SERVED, "scorer.openai.request_s=600"), "scorer.openai.request_s = 600 with broker.stall_s = 600"),
+        ((*SERVED, "scorer.openai.patience_s=3600"), "scorer.openai.patience_s = 3600 with learner.batch_timeout_s"),
+        (("rollout.engine=openai",), 'rollout.engine = "openai": '),
+    ],
+)  # fmt: skip
+def test_an_endpoint_that_cannot_be_asked_is_refused(
+    run_file: Path, settings: tuple[str, ...], said: str
+) -> None:
+    assert said in refusal(run_file, *settings)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "scorer.openai.url=http://me:sk-Secret@there/v1",
+        "scorer.openai.url=http://there/v1?key=sk-Secret",
+        "scorer.openai.key_variable=sk-Secret",
+        "scorer.openai.key_variable=hf_Secret",
+    ],
+)
+def test_a_key_in_the_config_is_refused_and_not_repeated(run_file: Path, setting: str) -> None:
+    message = refusal(run_file, *SERVED, setting)
+    assert "environment" in message and "Secret" not in message
 
 
 # --- functions of the user's own -------------------------------------------------------------------------------------

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from prefixrl.common.digests import tokenizer_digests
+from prefixrl.common.hub import model_folder
+from prefixrl.common.rendering import Renderer
 from vllm_world import EXAMPLE
 
 ASK = """
@@ -56,3 +59,23 @@ def test_a_name_that_nobody_has_is_one_message_with_the_remedy(cache: Path) -> N
     told = ask(cache, "someone/else")
     assert told.startswith("error: model 'someone/else' is neither a folder on this host nor")
     assert "HF_TOKEN" in told
+
+
+def test_where_weights_are_elsewhere_a_snapshot_without_them_is_enough(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def snapshot(model: str, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        return str(cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert model_folder("someone/adapter", needs_weights=False) == str(cache)
+    assert model_folder("someone/adapter") == str(cache)
+    without, whole = asked
+    assert set(whole) - set(without) == {"*.safetensors"}
+    (weights,) = cache.rglob("model.safetensors")
+    weights.unlink()
+    assert Renderer(str(weights.parent), 100).stop_tokens
+    assert tokenizer_digests(weights.parent) == tokenizer_digests(EXAMPLE / "adapter")

@@ -127,7 +127,7 @@ def test_insecure_serialisation_is_never_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_rows_have_seeds_of_their_own() -> None:
-    from prefixrl.common.engine_vllm import row_seed
+    from prefixrl.common.seeds import row_seed
 
     each = world.job("a")
     assert len({row_seed(draws) for draws in each.uniforms}) == 64

@@ -1,0 +1,130 @@
+"""What is said to a completions endpoint and what its answers mean, without any socket."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from prefixrl.common.completions import (
+    Again,
+    Denied,
+    Model,
+    Rejected,
+    Row,
+    Written,
+    body,
+    read,
+    read_models,
+    retry_after_s,
+    said,
+)
+from prefixrl.common.messages import Sampling
+
+NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def answer(status: int, content: Any, **headers: str) -> Written | Again | Rejected | Denied:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return read(
+        status, {name.replace("_", "-"): value for name, value in headers.items()}, data, NOW
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (None, None),
+        ("7", 7.0),
+        ("0.5", 0.5),
+        ("-3", 0.0),
+        ("Tue, 01 Jan 2030 12:00:30 GMT", 30.0),
+        ("Tue, 01 Jan 2030 14:01:00 +0200", 60.0),
+        ("Tue, 01 Jan 2030 11:00:00 GMT", 0.0),
+        ("soon", None),
+        ("nan", None),
+        ("inf", None),
+    ],
+)
+def test_a_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
+    assert retry_after_s(value, NOW) == seconds
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])
+def test_what_may_pass_is_asked_again(status: int) -> None:
+    outcome = answer(status, {"error": {"message": "busy"}})
+    assert outcome == Again(f"{status} busy", None, is_limit=status == 429)
+    rests = answer(status, {"error": "busy"}, retry_after="3")
+    assert rests == Again(f"{status} busy", 3.0, is_limit=True)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_what_is_wrong_with_a_row_is_said_of_the_row(status: int) -> None:
+    assert answer(status, {"message": "too long"}) == Rejected(f"{status} too long")
+
+
+@pytest.mark.parametrize("status", [204, 301, 401, 402, 403, 404, 405, 410])
+def test_what_no_row_can_change_is_final(status: int) -> None:
+    assert answer(status, {"error": {"message": "no"}}) == Denied(status, f"{status} no")
+
+
+def test_a_place_that_the_endpoint_moved_to_is_told() -> None:
+    outcome = answer(308, b"", location="https://there/v1")
+    assert outcome == Denied(308, "308 (it points to https://there/v1)")
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [("stop", "eos"), ("length", "length"), ("eos_token", "eos"), ("stop_sequence", "eos")],
+)
+def test_what_ended_a_completion(reason: str, finish: str) -> None:
+    outcome = answer(200, {"choices": [{"text": "", "finish_reason": reason}]})
+    assert outcome == Written("", None, finish, None, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", None, "something new"])
+def test_a_completion_that_was_given_up_is_asked_for_again(reason: str | None) -> None:
+    outcome = answer(200, {"choices": [{"text": "half", "finish_reason": reason}]})
+    assert isinstance(outcome, Again) and repr(reason) in outcome.reason
+
+
+def test_a_completion_that_is_withheld_is_no_completion() -> None:
+    outcome = answer(200, {"choices": [{"text": "", "finish_reason": "content_filter"}]})
+    assert isinstance(outcome, Rejected)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"<html>", b"[]", {"choices": "x"}, {"choices": [{"text": 3}]}, {"choices": []}, {}],
+    ids=str,
+)
+def test_what_is_no_completion_is_asked_for_again(content: Any) -> None:
+    assert isinstance(answer(200, content), Again)
+
+
+def test_a_long_error_is_cut_to_one_line() -> None:
+    assert said(b"\n  many\n\n words " + b"x" * 5000) == ("many words " + "x" * 5000)[:300]
+
+
+def test_models_are_read_or_told_why_not() -> None:
+    content = json.dumps({"data": [{"id": "a", "max_model_len": 8}, {"id": "b", "owned_by": "x"}]})
+    assert read_models(200, {}, content.encode(), NOW) == [Model("a", 8), Model("b")]
+    assert isinstance(read_models(200, {}, b"<html>", NOW), Denied)
+    assert read_models(400, {}, b"what", NOW) == Denied(400, "400 what")
+    assert isinstance(read_models(502, {}, b"", NOW), Again)
+
+
+def test_a_strict_endpoint_is_sent_at_most_the_stops_that_it_takes_and_no_seed_unless_wanted() -> (
+    None
+):
+    row = Row("m", [1, 2], Sampling(0.0, 5), None, range(6), tuple("abcdef"))
+    assert json.loads(body(row, "openai")) == {
+        "model": "m",
+        "prompt": [1, 2],
+        "max_tokens": 5,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "stop": ["a", "b", "c", "d"],
+    }
+    assert json.loads(body(row, "vllm"))["stop_token_ids"] == [0, 1, 2, 3, 4, 5]
+    assert "seed" not in json.loads(body(row, "vllm"))

@@ -1,0 +1,238 @@
+"""The target served by a real vLLM server: the same tokens as in process, and a run whose server is killed loses nothing."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vllm_world as world
+from prefixrl.common.config import RunConfig, load
+from prefixrl.common.engine import Engine, Job, JobResult, make_engine
+from prefixrl.common.engine_openai import OpenAIEngine
+from prefixrl.common.messages import Sampling
+from prefixrl.common.rendering import Renderer
+from prefixrl.common.seeds import row_uniforms
+from run_helper import (
+    RUN_FILE,
+    SMALL,
+    check_books,
+    finish,
+    inspect,
+    launched,
+    status,
+    trained_iterations,
+    wait_for,
+)
+from vllm_world import END, EXAMPLE
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),  # of vLLM and what it imports
+]
+
+TARGET = EXAMPLE / "target"
+START_S = 240.0
+ITERATIONS = 4
+NEW = 20
+
+
+class Served:
+    """`vllm serve` of the example's target on a port that it keeps."""
+
+    def __init__(self, log: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(TARGET), "--served-model-name", "target", "--host", "127.0.0.1", "--port", str(self.port),
+            "--enforce-eager", "--kv-cache-memory-bytes", str(128 * 2**20), "--block-size", str(world.BLOCK_TOKENS),
+            # A seeded row whose prompt is computed in pieces ends vLLM's core on a CPU.
+            "--no-enable-chunked-prefill", "--max-num-seqs", "128", "--disable-uvicorn-access-log",
+        ]  # fmt: skip
+        environment = {
+            **os.environ,
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        wait_for(self._is_up, f"a start of the server, whose log is {self._log}", START_S)
+
+    def _is_up(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self._log.read_text()[-3000:]
+        try:
+            with urllib.request.urlopen(f"{self.url}/models", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def kill(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture(scope="module")
+def served(vllm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    server = Served(tmp_path_factory.mktemp("served") / "server.log")
+    server.start()
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.kill()
+
+
+def config(served: Served, *settings: str) -> RunConfig:
+    address = ("scorer.engine=openai", f"scorer.openai.url={served.url}")
+    return load(RUN_FILE, (*address, *settings))
+
+
+def continued(engine: Engine, job: Job) -> JobResult:
+    engine.submit(job)
+    deadline_s = time.monotonic() + 120
+    while time.monotonic() < deadline_s:
+        for result in engine.step(0.05):
+            return result
+    raise AssertionError("the job did not finish within 120 s")
+
+
+def openings(renderer: Renderer, temperature: float) -> Job:
+    """Questions of the example as the target sees them, each with an opening to go on with."""
+    lines = (EXAMPLE / "heldout.jsonl").read_text(encoding="utf-8").splitlines()[:8]
+    questions = [json.loads(line)["question"] for line in lines]
+    prefixes = (EXAMPLE / "openings.txt").read_text(encoding="utf-8").splitlines()
+    rows = tuple(
+        np.concatenate([renderer.prompt(question), renderer.encode(prefix)])
+        for question in questions
+        for prefix in ("", *prefixes)
+    )
+    draws = row_uniforms(7, "completion", len(rows), NEW)
+    return Job("a", rows, draws, Sampling(temperature, NEW), renderer.stop_tokens)
+
+
+@pytest.mark.parametrize("prompt", ["tokens", "text"])
+def test_greedy_completions_go_on_with_the_prefix_and_are_those_of_the_target_in_process(
+    served: Served, prompt: str
+) -> None:
+    renderer = Renderer(str(TARGET), 64)
+    each = openings(renderer, 0.0)
+    wanted = continued(world.reference(TARGET), each).rows
+    engine = OpenAIEngine(str(TARGET), config(served, f"scorer.openai.prompt={prompt}"))
+    try:
+        given = continued(engine, each).rows
+        usage = engine.usage
+    finally:
+        engine.close()
+    assert [row.tokens.tolist() for row in given] == [row.tokens.tolist() for row in wanted]
+    assert [row.finish for row in given] == [row.finish for row in wanted]
+    assert {row.finish for row in given} >= {"eos"}
+    assert any(row.tokens[-1] == END for row in given)
+    trial = 1
+    assert usage.requests == len(each.rows) + trial and usage.retries == 0
+    assert usage.completion_tokens == sum(row.tokens.size for row in given) + trial
+    assert usage.prompt_tokens == sum(row.size for row in each.rows) + trial
+
+
+def test_seeds_repeat_a_row_and_tell_rows_apart(served: Served) -> None:
+    renderer = Renderer(str(TARGET), 64)
+    each = openings(renderer, 1.5)
+    each = Job("a", (each.rows[0],) * 16, each.uniforms[:16], each.sampling, frozenset())
+    engine = make_engine("openai", str(TARGET), "scorer", config(served))
+    assert isinstance(engine, OpenAIEngine)
+    try:
+        first, again = (
+            [row.tokens.tolist() for row in continued(engine, each).rows] for _ in range(2)
+        )
+    finally:
+        engine.close()
+    assert first == again
+    assert len({tuple(row) for row in first}) > 4
+
+
+def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(
+    served: Served, tmp_path: Path
+) -> None:
+    """Synchronous and greedy, so that both runs are one: every reward, every step, every accuracy."""
+    same = (
+        *SMALL, f"algorithm.iterations={ITERATIONS}", "algorithm.max_staleness=0", "scorer.temperature=0",
+        "evaluation.problems=32", "launch.scorers=1", "broker.silence_s=30",
+    )  # fmt: skip
+    address = ("scorer.engine=openai", f"scorer.openai.url={served.url}")
+    prices = ("scorer.openai.prompt_price=1", "scorer.openai.completion_price=2")
+    alone, apart = tmp_path / "alone", tmp_path / "apart"
+    with (
+        launched(alone, *same, "scorer.engine=transformers") as in_process,
+        launched(apart, *same, *address, *prices) as run,
+    ):
+        wait_for(lambda: trained_iterations(apart) >= 1, "an iteration", 240)
+        served.kill()
+        wait_for(lambda: "waiting for http" in _scorer_state(apart), "a scorer that waits", 120)
+        served.start()
+        summary = finish(run, apart, timeout_s=400)
+        expected = finish(in_process, alone, timeout_s=240)
+    check_books(summary, apart)
+    assert summary["groups"]["trained"] == summary["groups"]["issued"] == ITERATIONS * 16
+    assert not summary["losses"] and not summary["row_errors"]
+    assert summary["engine"]["scorer"] == "openai"
+    assert summary["accuracy"] == expected["accuracy"]
+    assert judged(apart) == judged(alone)
+    assert trained(apart) == trained(alone)
+    assert summary["accuracy_truncated"] == expected["accuracy_truncated"]
+    spent = summary["endpoint"]
+    assert spent["retries"] > 0 and spent["requests"] > ITERATIONS * 16 * 8
+    cost = (spent["prompt_tokens"] + 2 * spent["completion_tokens"]) / 1e6
+    assert spent["cost"] == pytest.approx(cost) and cost > 0
+    assert expected["endpoint"] is None
+
+
+def judged(directory: Path) -> dict[str, list[tuple[str, str, float]]]:
+    """Every evaluated text with its reward, by evaluation."""
+    found = {}
+    for path in sorted((directory / "evaluations").glob("*.jsonl")):
+        rows = sorted(map(json.loads, path.read_text().splitlines()), key=lambda r: r["prompt_id"])
+        found[path.name] = [(row["prefix"], row["completion"], row["reward"]) for row in rows]
+    assert len(found) > 8 and all(found.values())
+    return found
+
+
+def trained(directory: Path) -> list[tuple[int, str, str, list[float]]]:
+    """Every trained group with the weights that wrote it and its rewards."""
+    return sorted(
+        (
+            line["seq"],
+            line["prompt_id"],
+            line["weights_digest"],
+            [row["reward"] for row in line["rows"]],
+        )
+        for line in inspect(directory)
+    )
+
+
+def _scorer_state(directory: Path) -> str:
+    return " ".join(each["state"] for each in status(directory)["workers"])
