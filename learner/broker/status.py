@@ -76,4 +76,5 @@ def document(broker: "Broker", now_s: float) -> Document:
         journal_bytes=broker.journal.offset_bytes,
         up_s=now_s - broker.started_s,
         evaluations=broker.dispatcher.evaluations.counts(),
+        completions=dict(broker.dispatcher.completions),
     )
