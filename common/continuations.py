@@ -8,12 +8,12 @@ row counts as it does.
 import statistics
 from collections.abc import Sequence
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from prefixrl.common.messages import Verdict
+from prefixrl.common.messages import TextVerdict, Verdict
 
 
-def mean_verdict(each: Sequence[Verdict]) -> Verdict:
+def row_verdict(each: Sequence[TextVerdict]) -> Verdict:
     """A row's verdict from those of its continuations, at least one, in their order; a single one stands for itself.
 
     Status, fault, answer and finish are of the first continuation with status `ok`; without any, of the first that was judged;
@@ -21,10 +21,10 @@ def mean_verdict(each: Sequence[Verdict]) -> Verdict:
     with the continuations.
     """
     if len(each) == 1:
-        return each[0]
+        return Verdict(**asdict(each[0]))
     judged = [verdict for verdict in each if verdict.is_judged]
     return replace(
-        min(each, key=_rank),
+        Verdict(**asdict(min(each, key=_rank))),
         reward=statistics.fmean(verdict.reward for verdict in judged) if judged else 0.0,
         completion_tokens=sum(verdict.completion_tokens for verdict in each),
         elapsed_ms=max(verdict.elapsed_ms for verdict in each),
@@ -34,7 +34,7 @@ def mean_verdict(each: Sequence[Verdict]) -> Verdict:
     )
 
 
-def _rank(verdict: Verdict) -> int:
+def _rank(verdict: TextVerdict) -> int:
     if verdict.is_judged:
         return 0 if verdict.status == "ok" else 1
     return 2 if verdict.status == "error" else 3

@@ -139,11 +139,11 @@ class GroupPrefixes(_Part, frozen=True):
     """Why the group could not be sampled (an over-long prompt, say); rows is then empty."""
 
 
-class Verdict(_Part, frozen=True):
-    """What became of one row: the target's completion, or in direct mode the adapter's answer, judged."""
+class TextVerdict(_Part, frozen=True):
+    """What became of one text: a completion of the target, or in direct mode the adapter's answer, judged."""
 
     reward: float
-    """In [0, 1]; meaningless where the row is not judged: such a row is never trained. Of several continuations the mean."""
+    """In [0, 1]; meaningless where the text is not judged: it is never trained."""
     status: VerdictStatus
     extracted: str
     """The answer found in the text; with status `error` the reason, where one is known."""
@@ -160,19 +160,23 @@ class Verdict(_Part, frozen=True):
     """The prefix reached the target as text: its tokenizer is of another family than the adapter's."""
     was_cached: bool = False
     """The scorer had this greedy completion already."""
-    continuations: tuple["Verdict", ...] = ()
-    """With `scorer.continuations` > 1 those of the single texts, in order, and this one is what they amount to
-    (`continuations.py`); else empty."""
-
-    @property
-    def texts(self) -> tuple["Verdict", ...]:
-        """One verdict per text that was judged: itself, or those of the continuations."""
-        return self.continuations or (self,)
 
     @property
     def is_judged(self) -> bool:
         """Whether `reward` says something; not where the verifier failed, nor where a cut text is left out."""
         return self.status not in UNJUDGED
+
+
+class Verdict(TextVerdict, frozen=True):
+    """What became of one row: that of its text, or what those of its continuations amount to (`continuations.py`)."""
+
+    continuations: tuple[TextVerdict, ...] = ()
+    """With `scorer.continuations` > 1 one per continuation, in order; else empty."""
+
+    @property
+    def texts(self) -> tuple[TextVerdict, ...]:
+        """One per text."""
+        return self.continuations or (self,)
 
 
 class ScoredGroup(_Part, frozen=True):
@@ -190,7 +194,7 @@ class ScoredGroup(_Part, frozen=True):
     """Seconds the scorer spent on the task the group was in."""
 
     @property
-    def texts(self) -> tuple[Verdict, ...]:
+    def texts(self) -> tuple[TextVerdict, ...]:
         """A verdict per text: one per row, or `scorer.continuations` of them."""
         return tuple(text for row in self.verdicts for text in row.texts)
 
@@ -468,6 +472,8 @@ class BatchGroup(_Part, frozen=True):
     rewards: tuple[float, ...]
     """One per row that can be trained: rows that are not judged are not among them."""
     stages: "StageTimes"
+    statuses: dict[VerdictStatus, int]
+    """Texts of all its rows by their verdict: one per row, or `scorer.continuations` of them."""
     completion_tokens: int = 0
     """Of the target, over these rows."""
     truncated: int = 0
@@ -476,8 +482,6 @@ class BatchGroup(_Part, frozen=True):
     """How many of their judged texts a scorer had in its cache."""
     as_text: int = 0
     """Of how many of these rows the prefix reached the target as text."""
-    statuses: dict[VerdictStatus, int] = {}
-    """Texts of all its rows by their verdict: one per row, or `scorer.continuations` of them."""
 
     @property
     def judged(self) -> int:

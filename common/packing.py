@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.continuations import mean_verdict
+from prefixrl.common.continuations import row_verdict
 from prefixrl.common.messages import GroupPrefixes, Row, ScoredGroup, Verdict
 
 
@@ -142,10 +142,8 @@ def _check_verdict(verdict: Verdict, continuations: int, where: str) -> None:
         raise ValueError(
             f"{where}: verdicts on {len(verdict.texts)} continuations, asked for were {continuations}"
         )
-    if any(each.continuations for each in verdict.continuations):
-        raise ValueError(f"{where}: a continuation has continuations of its own")
     for each in (*verdict.continuations, verdict):
         if not (math.isfinite(each.reward) and 0.0 <= each.reward <= 1.0):
             raise ValueError(f"{where}: reward {each.reward} is outside [0, 1]")
-    if verdict.continuations and verdict != mean_verdict(verdict.continuations):
+    if verdict.continuations and verdict != row_verdict(verdict.continuations):
         raise ValueError(f"{where}: its verdict is not what its continuations amount to")

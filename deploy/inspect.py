@@ -11,7 +11,7 @@ import msgspec
 
 from prefixrl.common import journal
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.messages import ScoredGroup, TextVerdict, VersionSpan
 from prefixrl.common.packing import logprobs, token_ids
 from prefixrl.common.records import Batched, Ended, GroupScored
 
@@ -30,7 +30,7 @@ class TrainedRow(msgspec.Struct, frozen=True):
     """What ended it: `eos`, or `length` where it reached the most tokens it may have."""
     advantage: float | None
     """Mean whitened advantage over its tokens; None for a row that was left out."""
-    continuations: list[Verdict]
+    continuations: list[TextVerdict]
     """With `scorer.continuations` > 1 the verdict on each, of which `reward` is the mean."""
 
 

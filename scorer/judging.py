@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prefixrl.common.continuations import mean_verdict
+from prefixrl.common.continuations import row_verdict
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
     Finish,
@@ -18,7 +18,7 @@ from prefixrl.common.messages import (
     ScoredGroup,
     Scores,
     ScoreTask,
-    Verdict,
+    TextVerdict,
     VerdictStatus,
 )
 from prefixrl.scorer.verifier_pool import VerifierPool
@@ -35,7 +35,7 @@ class _Open:
     """Texts per row."""
     prompts: list[Prompt]
     """Of every text of the task."""
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    verdicts: dict[int, TextVerdict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Judging:
         status: VerdictStatus = "truncated" if is_masked else "no_answer"
         kept = answered.text if self.keeps_text(answered.task) else ""
         tokens = answered.completion_tokens
-        cut = Verdict(
+        cut = TextVerdict(
             0.0, status, "", answered.finish, tokens, 0, kept, "", answered.was_text, answered.was_cached
         )  # fmt: skip
         self.settle(answered.task, answered.place, cut)
@@ -103,7 +103,7 @@ class Judging:
         self._verifying[key] = answered, time.monotonic()
         self._verifier.submit(key, answered.text, prompt.gold, prompt.question, prompt.code)
 
-    def settle(self, task: str, place: int, verdict: Verdict) -> None:
+    def settle(self, task: str, place: int, verdict: TextVerdict) -> None:
         """A text's verdict is known; the last one ends the task."""
         entry = self.open[task]
         entry.verdicts[place] = verdict
@@ -119,7 +119,7 @@ class Judging:
         for key, verdict in self._verifier.poll():
             answered, since_s = self._verifying.pop(key)
             self.verified += 1
-            made = Verdict(
+            made = TextVerdict(
                 reward=verdict.reward,
                 status=verdict.status,
                 extracted=verdict.extracted or "",
@@ -138,7 +138,7 @@ class Judging:
         of_texts = [entry.verdicts[place] for place in range(len(entry.prompts))]
         each = entry.continuations
         verdicts = (
-            mean_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each)
+            row_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each)
         )
         groups = tuple(
             ScoredGroup(

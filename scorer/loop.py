@@ -30,7 +30,7 @@ from prefixrl.common.messages import (
     Row,
     Sampling,
     ScoreTask,
-    Verdict,
+    TextVerdict,
     Welcome,
 )
 from prefixrl.common.packing import token_ids
@@ -66,6 +66,7 @@ class _Decoding:
     completed_tokens: int = 0
     """Those that the engine wrote for it."""
     was_cached: bool = True
+    """It wrote none so far."""
 
     @property
     def tokens(self) -> TokenIds:
@@ -160,7 +161,7 @@ class Scorer:
             try:
                 begun += self._begun(group, place, times)
             except ValueError as error:
-                unrendered = Verdict(
+                unrendered = TextVerdict(
                     0.0, "error", str(error), "error", 0, 0, fault="question not rendered"
                 )
                 refused.update(dict.fromkeys(range(place, after), unrendered))

@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from dispatch_desk import Desk
 from fakes import run_on_disk
-from prefixrl.common.continuations import mean_verdict
-from prefixrl.common.messages import ScoredGroup, Scores, ScoreTask, Verdict, VerdictStatus
+from prefixrl.common.continuations import row_verdict
+from prefixrl.common.messages import (
+    ScoredGroup,
+    Scores,
+    ScoreTask,
+    TextVerdict,
+    Verdict,
+    VerdictStatus,
+)
 from prefixrl.common.packing import check_scores
 from prefixrl.learner.broker.batches import _batch_group
 from prefixrl.learner.shard import cached_fraction, masked_fraction, statuses, truncated_fraction
@@ -21,11 +28,11 @@ from prefixrl.learner.shard import cached_fraction, masked_fraction, statuses, t
 M = 3
 
 
-def verdict(status: VerdictStatus, reward: float = 0.0, **more: Any) -> Verdict:
+def verdict(status: VerdictStatus, reward: float = 0.0, **more: Any) -> TextVerdict:
     given = {"extracted": status, "finish": "eos", "completion_tokens": 5, "elapsed_ms": 7}
     if status == "error":
         given["fault"] = "process died"
-    return Verdict(reward, status, **(given | more))
+    return TextVerdict(reward, status, **(given | more))
 
 
 VERDICTS = st.builds(
@@ -40,7 +47,7 @@ VERDICTS = st.builds(
 )
 
 
-def slowly(each: Sequence[Verdict]) -> Verdict:
+def slowly(each: Sequence[TextVerdict]) -> Verdict:
     """As docs/continuations.md says it, word by word."""
     rewards = [Fraction(one.reward) for one in each if one.status not in ("error", "truncated")]
     judged = [one for one in each if one.status not in ("error", "truncated")]
@@ -63,8 +70,8 @@ def slowly(each: Sequence[Verdict]) -> Verdict:
 
 
 @given(st.lists(VERDICTS, min_size=2, max_size=8))
-def test_a_row_is_worth_the_mean_of_what_was_judged(each: list[Verdict]) -> None:
-    found = mean_verdict(each)
+def test_a_row_is_worth_the_mean_of_what_was_judged(each: list[TextVerdict]) -> None:
+    found = row_verdict(each)
     wanted = slowly(each)
     assert found.reward == pytest.approx(wanted.reward, abs=1e-15)
     assert found == msgspec.structs.replace(wanted, reward=found.reward)
@@ -73,9 +80,10 @@ def test_a_row_is_worth_the_mean_of_what_was_judged(each: list[Verdict]) -> None
 
 
 @given(VERDICTS)
-def test_one_continuation_stands_for_itself(one: Verdict) -> None:
-    assert mean_verdict([one]) is one
-    assert one.texts == (one,)
+def test_one_continuation_stands_for_itself(one: TextVerdict) -> None:
+    found = row_verdict([one])
+    assert msgspec.structs.asdict(found) == msgspec.structs.asdict(one) | {"continuations": ()}
+    assert found.texts == (found,)
 
 
 RIGHT, WRONG = verdict("ok", 1.0), verdict("ok")
@@ -94,9 +102,9 @@ BROKEN, CUT = verdict("error"), verdict("truncated", finish="length")
     ],
 )
 def test_what_was_not_judged_is_neither_right_nor_wrong(
-    each: list[Verdict], reward: float, status: str
+    each: list[TextVerdict], reward: float, status: str
 ) -> None:
-    found = mean_verdict(each)
+    found = row_verdict(each)
     assert (found.reward, found.status) == (reward, status)
 
 
@@ -130,7 +138,7 @@ def take(desk: Desk, *rows: Verdict) -> list[ScoredGroup]:
 
 def test_texts_without_a_verdict_are_counted_one_by_one_and_the_rest_is_trained(desk: Desk) -> None:
     cached = msgspec.structs.replace(RIGHT, was_cached=True, completion_tokens=0)
-    groups = take(desk, mean_verdict([RIGHT, BROKEN, cached]), mean_verdict([BROKEN] * 3))
+    groups = take(desk, row_verdict([RIGHT, BROKEN, cached]), row_verdict([BROKEN] * 3))
     ledger = desk.ledger
     assert ledger.counts.row_errors == {"process died": 2 * 4}
     assert ledger.counts.rows_left_out == {"error": 2 * 1}
@@ -144,9 +152,17 @@ def test_texts_without_a_verdict_are_counted_one_by_one_and_the_rest_is_trained(
     assert cached_fraction(batch) == 1 / 2
 
 
+def test_a_fault_in_one_continuation_is_told_although_its_row_is_trained(desk: Desk) -> None:
+    take(desk, row_verdict([RIGHT, BROKEN, WRONG]), row_verdict([WRONG] * 3))
+    assert desk.ledger.newest_error == BROKEN.extracted
+    assert desk.ledger.counts.row_errors == {"process died": 2}
+    assert desk.ledger.counts.rows_left_out == {}
+    assert desk.ledger.failures.share == pytest.approx(1 / 6)
+
+
 def test_cut_texts_are_counted_among_texts(desk: Desk) -> None:
     long = verdict("ok", 1.0, finish="length")
-    groups = take(desk, mean_verdict([RIGHT, long, CUT]), mean_verdict([CUT, WRONG, WRONG]))
+    groups = take(desk, row_verdict([RIGHT, long, CUT]), row_verdict([CUT, WRONG, WRONG]))
     batch = [_batch_group(group, 0.0, 0.0) for group in groups]
     assert [group.rewards for group in batch] == [(1.0, 0.0)] * 2
     assert truncated_fraction(batch) == 1 / 4
@@ -154,21 +170,20 @@ def test_cut_texts_are_counted_among_texts(desk: Desk) -> None:
 
 
 def test_a_group_of_cut_rows_alone_fails_for_that(desk: Desk) -> None:
-    take(desk, *[mean_verdict([CUT] * 3)] * 2)
+    take(desk, *[row_verdict([CUT] * 3)] * 2)
     assert desk.ledger.counts.causes == {"failed: every row cut by the length limit": 2}
 
 
-MEAN = mean_verdict([RIGHT, WRONG, WRONG])
+MEAN = row_verdict([RIGHT, WRONG, WRONG])
 
 
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        (RIGHT, "verdicts on 1 continuations, asked for were 3"),
-        (mean_verdict([RIGHT, WRONG]), "verdicts on 2 continuations"),
-        (mean_verdict([MEAN, RIGHT, RIGHT]), "a continuation has continuations of its own"),
+        (row_verdict([RIGHT]), "verdicts on 1 continuations, asked for were 3"),
+        (row_verdict([RIGHT, WRONG]), "verdicts on 2 continuations"),
         (msgspec.structs.replace(MEAN, reward=0.5), "not what its continuations amount to"),
-        (mean_verdict([verdict("error", 2.0), RIGHT, WRONG]), r"reward 2.0 is outside \[0, 1\]"),
+        (row_verdict([verdict("error", 2.0), RIGHT, WRONG]), r"reward 2.0 is outside \[0, 1\]"),
     ],
 )
 def test_a_verdict_that_is_not_of_its_continuations_is_refused(

@@ -19,7 +19,7 @@ from run_helper import (
 pytestmark = pytest.mark.timeout(400)
 
 SETTINGS = (
-    "algorithm.iterations=5",
+    "algorithm.iterations=4",
     "scorer.continuations=3",
     "scorer.cache_bytes=4194304",
     "evaluation.every=1",
@@ -36,7 +36,7 @@ def test_a_run_trains_on_means_of_three_and_completes_nothing_greedy_twice(tmp_p
         wait_for(lambda: child(process, "prefixrl-scorer"), "a scorer").kill()
         summary = finish(process, directory)
     check_books(summary, directory)
-    assert summary["groups"]["trained"] == 5 * 16
+    assert summary["groups"]["trained"] == 4 * 16
     assert summary["losses"]["scorer: lost"] == 1
     rows = [row for line in inspect(directory) for row in line["rows"]]
     assert {round(3 * row["reward"], 9) for row in rows} == {0, 1, 2, 3}

@@ -23,6 +23,7 @@ from prefixrl.common.messages import (
     Sampling,
     Scores,
     ScoreTask,
+    TextVerdict,
     Verdict,
 )
 from prefixrl.common.packing import check_scores, pack_logprobs, pack_tokens
@@ -209,7 +210,7 @@ def really_score(config: RunConfig, renderer: Renderer, *tasks: ScoreTask) -> li
     return [[row for group in each.groups for row in group.verdicts] for each in found]
 
 
-def told(verdict: Verdict) -> tuple[Any, ...]:
+def told(verdict: TextVerdict) -> tuple[Any, ...]:
     """Everything but how it was come by."""
     return verdict.reward, verdict.status, verdict.extracted, verdict.finish, verdict.completion
 
