@@ -39,6 +39,8 @@ from prefixrl.common.worker_sections import (
 
 SAMPLED_TOKEN_BYTES = 8
 """An id and a logprob."""
+VERDICT_BYTES = 1024
+"""A verdict on one of several continuations, with a long answer."""
 MOST_TASK_BYTES = 48 * 2**20
 """Well below what one message may hold, with room for prompts and texts."""
 
@@ -182,7 +184,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _some_group_can_pass(self) -> "RunConfig":
         if self.reward.function is None:  # else rewards are fractions, and so are means
-            self.filter.check_reachable(self.algorithm.samples_per_prompt)
+            rows = self.algorithm.samples_per_prompt
+            self.filter.check_reachable(rows, self.scorer.continuations)
         return self
 
     @model_validator(mode="after")
@@ -216,14 +219,19 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _a_task_fits_a_message(self) -> "RunConfig":
-        rows = self.rollout.groups_per_task * self.algorithm.samples_per_prompt
-        size_bytes = rows * self.max_sampled_tokens * SAMPLED_TOKEN_BYTES
+        rows, times = self.rollout.groups_per_task * self.algorithm.samples_per_prompt, ""
+        row_bytes = self.max_sampled_tokens * SAMPLED_TOKEN_BYTES
+        if self.scorer.continuations > 1:
+            row_bytes += self.scorer.continuations * VERDICT_BYTES
+            times = f", scorer.continuations = {self.scorer.continuations}"
+        size_bytes = rows * row_bytes
         if size_bytes > MOST_TASK_BYTES:
             length = "prefix_tokens" if self.mode == "prefix" else "answer_tokens"
             raise ValueError(
                 f"rollout.groups_per_task = {self.rollout.groups_per_task} with algorithm.samples_per_prompt = "
-                f"{self.algorithm.samples_per_prompt} and rollout.{length} = {self.max_sampled_tokens}: one task's result may "
-                f"have {size_bytes / 2**20:.0f} MiB, allowed are {MOST_TASK_BYTES / 2**20:.0f}; lower rollout.groups_per_task"
+                f"{self.algorithm.samples_per_prompt}{times} and rollout.{length} = {self.max_sampled_tokens}: one task's "
+                f"result may have {size_bytes / 2**20:.0f} MiB, allowed are {MOST_TASK_BYTES / 2**20:.0f}; lower "
+                "rollout.groups_per_task"
             )
         return self
 
@@ -245,6 +253,11 @@ class RunConfig(Section):
     def scorer_sampling(self, heat: float = 1.0) -> Sampling:
         """How the target draws its tokens; `heat` as above."""
         return _sampling(self.scorer, heat, self.scorer.temperature, self.scorer.max_new_tokens)
+
+    def rows_per_job(self, role: str) -> int:
+        """Rows that an engine of this role is given at once."""
+        rows = self.rollout.groups_per_task * self.algorithm.samples_per_prompt
+        return rows * self.scorer.continuations if role == "scorer" else rows
 
     def model_of(self, role: Literal["rollout", "scorer"]) -> str:
         """What a worker loads; in direct mode a scorer reads nothing but the tokenizer of it."""

@@ -61,8 +61,7 @@ class OpenAIEngine:
         """`model`: a folder with the target's tokenizer; weights are not needed."""
         self._section = config.scorer.openai
         self._renderer = Renderer(model, config.scorer.max_prompt_tokens)
-        rows_per_job = config.rollout.groups_per_task * config.algorithm.samples_per_prompt
-        self.slots = max(1, self._section.requests // rows_per_job)
+        self.slots = max(1, self._section.requests // config.rows_per_job("scorer"))
         self.progress = 0
         self.busy_slot_s = 0.0
         self._limited_s = 0.0

@@ -52,16 +52,19 @@ class FilterConfig(Section):
                 )
         return self
 
-    def check_reachable(self, samples_per_prompt: int) -> None:
-        """Raise ValueError when no group of this many rows, each right or wrong, can have a mean within the band."""
+    def check_reachable(self, samples_per_prompt: int, continuations: int = 1) -> None:
+        """Raise ValueError when no group of so many rows and texts per row, each right or wrong, has a mean in the band."""
         if self.accuracy is None:
             return
         low, high = self.accuracy
-        means = [right / samples_per_prompt for right in range(samples_per_prompt + 1)]
+        texts = samples_per_prompt * continuations
+        means = [right / texts for right in range(texts + 1)]
         if not any(is_within(mean, low, high) for mean in means):
             near = sorted(means, key=lambda mean: max(low - mean, mean - high))[:2]
+            nearest = " and ".join(f"{mean:.3g}" for mean in sorted(near))
+            times = f" and scorer.continuations = {continuations}" if continuations > 1 else ""
             raise ValueError(
-                f"filter.accuracy = [{low:g}, {high:g}] with algorithm.samples_per_prompt = {samples_per_prompt}: no group can "
-                f"pass, its mean reward is one of 0/{samples_per_prompt} ... {samples_per_prompt}/{samples_per_prompt}; the "
-                f"nearest are {' and '.join(f'{mean:.3g}' for mean in sorted(near))}; widen the band or sample more per prompt"
+                f"filter.accuracy = [{low:g}, {high:g}] with algorithm.samples_per_prompt = {samples_per_prompt}{times}: no "
+                f"group can pass, its mean reward is one of 0/{texts} ... {texts}/{texts}; the nearest are {nearest}; widen "
+                "the band or sample more per prompt"
             )

@@ -28,6 +28,8 @@ UNPROVED = -1
 Role = Literal["rollout", "scorer", "rank", "operator"]
 Finish = Literal["eos", "length", "error"]
 VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "error"]
+UNJUDGED: frozenset[VerdictStatus] = frozenset({"error", "truncated"})
+"""Without a reward: the verifier failed, or a cut text is left out."""
 Fault = Literal[
     "",
     "question not rendered",
@@ -138,18 +140,18 @@ class GroupPrefixes(_Part, frozen=True):
     """Why the group could not be sampled (an over-long prompt, say); rows is then empty."""
 
 
-class Verdict(_Part, frozen=True):
-    """What became of one row: the target's completion, or in direct mode the adapter's answer, judged."""
+class TextVerdict(_Part, frozen=True):
+    """What became of one text: a completion of the target, or in direct mode the adapter's answer, judged."""
 
     reward: float
-    """In [0, 1]; meaningless where the row is not judged: such a row is never trained."""
+    """In [0, 1]; meaningless where the text is not judged: it is never trained."""
     status: VerdictStatus
     extracted: str
     """The answer found in the text; with status `error` the reason, where one is known."""
     finish: Finish
     """What ended the text that was judged; `length`: it was cut. In direct mode a cut answer has reward 0."""
     completion_tokens: int
-    """Tokens the scorer's engine wrote: 0 in direct mode."""
+    """Tokens the scorer's engine wrote: 0 in direct mode, and where the completion was in its cache."""
     elapsed_ms: int
     completion: str = ""
     """The whole text judged, kept for evaluations and where `scorer.keep_completions` asks for it."""
@@ -157,11 +159,25 @@ class Verdict(_Part, frozen=True):
     """The kind of failure where status is `error`."""
     was_text: bool = False
     """The prefix reached the target as text: its tokenizer is of another family than the adapter's."""
+    was_cached: bool = False
+    """The scorer had this greedy completion already."""
 
     @property
     def is_judged(self) -> bool:
         """Whether `reward` says something; not where the verifier failed, nor where a cut text is left out."""
-        return self.status not in ("error", "truncated")
+        return self.status not in UNJUDGED
+
+
+class Verdict(TextVerdict, frozen=True):
+    """What became of one row: that of its text, or what those of its continuations amount to (`continuations.py`)."""
+
+    continuations: tuple[TextVerdict, ...] = ()
+    """With `scorer.continuations` > 1 one per continuation, in order; else empty."""
+
+    @property
+    def texts(self) -> tuple[TextVerdict, ...]:
+        """One per text."""
+        return self.continuations or (self,)
 
 
 class ScoredGroup(_Part, frozen=True):
@@ -179,9 +195,14 @@ class ScoredGroup(_Part, frozen=True):
     """Seconds the scorer spent on the task the group was in."""
 
     @property
+    def texts(self) -> tuple[TextVerdict, ...]:
+        """A verdict per text: one per row, or `scorer.continuations` of them."""
+        return tuple(text for row in self.verdicts for text in row.texts)
+
+    @property
     def faults(self) -> dict[str, int]:
-        """Rows without a verdict, by the kind of failure."""
-        return dict(Counter(each.fault for each in self.verdicts if each.status == "error"))
+        """Texts without a verdict, by the kind of failure."""
+        return dict(Counter(each.fault for each in self.texts if each.status == "error"))
 
 
 class WeightsNote(_Part, frozen=True):
@@ -469,14 +490,21 @@ class BatchGroup(_Part, frozen=True):
     rewards: tuple[float, ...]
     """One per row that can be trained: rows that are not judged are not among them."""
     stages: "StageTimes"
+    statuses: dict[VerdictStatus, int]
+    """Texts of all its rows by their verdict: one per row, or `scorer.continuations` of them."""
     completion_tokens: int = 0
-    """Of the target, over all rows."""
+    """Of the target, over these rows."""
     truncated: int = 0
-    """How many of these rows were cut by a length limit."""
-    masked: int = 0
-    """How many rows are left out because they were cut (`scorer.truncated = "mask"`)."""
+    """How many of their judged texts were cut by a length limit."""
+    cached: int = 0
+    """How many of their judged texts a scorer had in its cache."""
     as_text: int = 0
-    """Of how many of its trainable rows the prefix reached the target as text."""
+    """Of how many of these rows the prefix reached the target as text."""
+
+    @property
+    def judged(self) -> int:
+        """Texts with a reward."""
+        return sum(count for status, count in self.statuses.items() if status not in UNJUDGED)
 
 
 class StageTimes(_Part, frozen=True):

@@ -24,6 +24,8 @@ ONLY_IN: dict[tuple[str, str], tuple[Mode, str]] = {
     ("scorer", "threads"): ("prefix", _NO_ENGINE),
     ("scorer", "vllm"): ("prefix", _NO_ENGINE),
     ("scorer", "openai"): ("prefix", _NO_ENGINE),
+    ("scorer", "continuations"): ("prefix", _NO_ENGINE),
+    ("scorer", "cache_bytes"): ("prefix", _NO_ENGINE),
     ("simulated", "completion_s"): ("prefix", _NO_ENGINE),
     ("simulated", "completion_sigma"): ("prefix", _NO_ENGINE),
     ("simulated", "accuracy"): ("prefix", _NO_ENGINE),

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.messages import GroupPrefixes, Row, ScoredGroup
+from prefixrl.common.continuations import row_verdict
+from prefixrl.common.messages import GroupPrefixes, Row, ScoredGroup, Verdict
 
 
 def pack_tokens(ids: list[int] | NDArray[np.int32]) -> bytes:
@@ -120,8 +121,12 @@ def digests(groups: Iterable[GroupPrefixes]) -> set[tuple[int, str]]:
     }
 
 
-def check_scores(group: ScoredGroup, rows_per_group: int) -> None:
-    """Raise ValueError naming the group when a received scored group is malformed."""
+def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1) -> None:
+    """Raise ValueError naming the group when a received scored group is malformed.
+
+    Args:
+        continuations: texts that were to be judged per row.
+    """
     check_prefixes(group.prefixes, rows_per_group, is_by_adapter=group.version >= 0)
     where = f"group {group.prefixes.seq} (prompt {group.prefixes.prompt.prompt_id})"
     if len(group.verdicts) != len(group.prefixes.rows):
@@ -129,5 +134,16 @@ def check_scores(group: ScoredGroup, rows_per_group: int) -> None:
             f"{where} holds {len(group.verdicts)} verdicts for {len(group.prefixes.rows)} rows"
         )
     for index, verdict in enumerate(group.verdicts):
-        if not (math.isfinite(verdict.reward) and 0.0 <= verdict.reward <= 1.0):
-            raise ValueError(f"{where}, row {index}: reward {verdict.reward} is outside [0, 1]")
+        _check_verdict(verdict, continuations, f"{where}, row {index}")
+
+
+def _check_verdict(verdict: Verdict, continuations: int, where: str) -> None:
+    if len(verdict.texts) != continuations:
+        raise ValueError(
+            f"{where}: verdicts on {len(verdict.texts)} continuations, asked for were {continuations}"
+        )
+    for each in (*verdict.continuations, verdict):
+        if not (math.isfinite(each.reward) and 0.0 <= each.reward <= 1.0):
+            raise ValueError(f"{where}: reward {each.reward} is outside [0, 1]")
+    if verdict.continuations and verdict != row_verdict(verdict.continuations):
+        raise ValueError(f"{where}: its verdict is not what its continuations amount to")

@@ -80,7 +80,7 @@ class Document(msgspec.Struct, frozen=True):
     causes: dict[str, int]
     """Untrained groups by state and cause."""
     row_errors: dict[str, int]
-    """Rows without a verdict, by the kind of failure; never trained, in trained groups or others."""
+    """Texts without a verdict, by the kind of failure, in trained groups or others: a row is one, or `scorer.continuations`."""
     filter: FilterStatus | None
     """None where no group was judged by a filter."""
     queues: dict[str, int]
@@ -104,6 +104,8 @@ class Document(msgspec.Struct, frozen=True):
     up_s: float
     evaluations: dict[str, int] = {}
     """Problems asked for, judged and failed, over all evaluations since the broker started."""
+    completions: dict[str, int] = {}
+    """Texts judged, for training and evaluations, since the broker started, and how many of them were in a scorer's cache."""
     rows_left_out: dict[str, int] = msgspec.field(default_factory=dict)
     """Rows of accepted groups that are never trained, by cause: truncated, error."""
     endpoint: Spent | None = None

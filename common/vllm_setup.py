@@ -69,7 +69,7 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         dtype=dtype,
         published_dtype=config.learner.dtype,
         max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config),
-        rows_per_job=config.rollout.groups_per_task * config.algorithm.samples_per_prompt,
+        rows_per_job=config.rows_per_job(role),
         vllm=section.vllm,
     )
 

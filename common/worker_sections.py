@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from prefixrl.common.messages import Kind
 from prefixrl.common.openai_options import OpenAIConfig
 from prefixrl.common.section import (
     Fraction,
@@ -18,6 +19,7 @@ from prefixrl.common.section import (
 )
 from prefixrl.common.vllm_options import VllmConfig
 
+LEAST_CACHE_BYTES = 2**20
 TRUNCATIONS = ("top_k", "top_p", "min_p")
 
 
@@ -111,6 +113,12 @@ class ScorerConfig(EngineConfig):
     verify_timeout_s: Positive = 5
     keep_completions: bool = False
     """Keep the target's text in the journal."""
+    continuations: Positive = 1
+    """m: in training every prefix is completed so many times, each with draws of its own, and its reward is the mean. In
+    evaluations once."""
+    cache_bytes: NonNegative = 0
+    """So much of what it completed greedily each scorer keeps in memory, dropping what was longest out of use; 0: nothing. An
+    answer from the cache was computed beside other rows than its own (docs/continuations.md)."""
 
     @model_validator(mode="after")
     def _endpoint_can_be_asked(self) -> "ScorerConfig":
@@ -136,6 +144,28 @@ class ScorerConfig(EngineConfig):
                 'truncated = "extend" has an extension; leave it out, or ask for that'
             )
         return self
+
+    @model_validator(mode="after")
+    def _continuations_differ(self) -> "ScorerConfig":
+        if self.continuations > 1 and self.temperature == 0:
+            raise ValueError(
+                f"continuations = {self.continuations} with temperature = 0: a greedy target writes the same every time; give "
+                "temperature above 0, 0.7 say, or leave continuations out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cache_holds_something(self) -> "ScorerConfig":
+        if 0 < self.cache_bytes < LEAST_CACHE_BYTES:
+            raise ValueError(
+                f"cache_bytes = {self.cache_bytes}: too little to be of use, the least is {LEAST_CACHE_BYTES} (1 MiB); raise "
+                "it, or leave it out to keep nothing"
+            )
+        return self
+
+    def texts_per_row(self, kind: Kind) -> int:
+        """How many texts are judged per prefix, in direct mode per answer, of a task."""
+        return self.continuations if kind == "train" else 1
 
     @property
     def most_extension_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """What a run was trained on, read from its journal: one line per group that was handed out for training.
 
-People also get last lines that say what became of the other groups, and which rows have no verdict, by cause.
+People also get last lines that say what became of the other groups, and how many texts have no verdict, by cause.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ import msgspec
 
 from prefixrl.common import journal
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import ScoredGroup, VersionSpan
+from prefixrl.common.messages import ScoredGroup, TextVerdict, VersionSpan
 from prefixrl.common.packing import logprobs, token_ids
 from prefixrl.common.records import Batched, Ended, GroupScored
 
@@ -30,6 +30,8 @@ class TrainedRow(msgspec.Struct, frozen=True):
     """What ended it: `eos`, or `length` where it reached the most tokens it may have."""
     advantage: float | None
     """Mean whitened advantage over its tokens; None for a row that was left out."""
+    continuations: list[TextVerdict]
+    """With `scorer.continuations` > 1 the verdict on each, of which `reward` is the mean."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True):
@@ -56,7 +58,7 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
         if as_json:
             yield msgspec.json.encode(group).decode()
         else:
-            rewards = " ".join(f"{row.reward:g}" for row in group.rows)
+            rewards = " ".join(f"{row.reward:.3g}" for row in group.rows)
             ends = " ".join(row.finish for row in group.rows)
             yield (
                 f"iteration {group.version_trained:5d}  group {group.seq:7d}  sampled at version {_versions(group):>5}  "
@@ -67,7 +69,7 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
         yield f"ended untrained: {causes}"
     if not as_json and (errors := row_errors(directory)):
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(errors.items()))
-        yield f"rows without a verdict: {kinds}"
+        yield f"texts without a verdict: {kinds}"
 
 
 def _versions(group: TrainedGroup) -> str:
@@ -87,7 +89,7 @@ def ended_groups(directory: Path) -> Counter[str]:
 
 
 def row_errors(directory: Path) -> Counter[str]:
-    """Rows that the verifier could not judge, by the kind of failure."""
+    """Texts that the verifier could not judge, by the kind of failure."""
     found: Counter[str] = Counter()
     for record in journal.read(directory / "journal.msgpack"):
         if isinstance(record, GroupScored):
@@ -135,6 +137,7 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
                 extracted=verdict.extracted,
                 finish=row.finish,
                 advantage=next(worth, None) if verdict.is_judged else None,
+                continuations=list(verdict.continuations),
             )
         )
     prefixes = group.prefixes

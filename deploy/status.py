@@ -127,8 +127,10 @@ def _picture(document: Document, figures: Figures | None) -> Group:
         head.add_row(
             "ended untrained", _listed(document.causes), "filter passes", _share(document.filter)
         )
+    if cached := document.completions.get("cached"):
+        head.add_row("completions from the cache", f"{cached} of {document.completions['judged']}")
     if document.row_errors:
-        head.add_row("rows without a verdict", _listed(document.row_errors))
+        head.add_row("texts without a verdict", _listed(document.row_errors))
     if document.endpoint:
         head.add_row("the target's endpoint", str(document.endpoint))
     if document.waiting_for:

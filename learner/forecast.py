@@ -35,6 +35,7 @@ def forecast(config: RunConfig) -> str:
         f"{count} training problems; {config.groups_in_all(count)} groups in {iterations} iterations",
         f"an iteration: {algorithm.groups_per_iteration} groups x {algorithm.samples_per_prompt} rows = {rows} rows, "
         f"{algorithm.ppo_epochs} x {min(algorithm.minibatches, rows)} optimiser steps; {steps_in_all(config, count)} in all",
+        *_continuations(config, rows),
         f"under way at once: at most {cap} groups = {cap * algorithm.samples_per_prompt} "
         f"{'prefixes' if config.mode == 'prefix' else 'answers'} of up to {config.max_sampled_tokens} tokens "
         f"(window of {algorithm.max_staleness} versions{_over_sampled(config)})",
@@ -51,6 +52,13 @@ def _data(kind: str, loaded: problems.Loaded) -> list[str]:
         lines.append(f"{kind}: {report}; the first: {first.question!r:.160} = {first.gold!r:.60}")
         lines += [f"  {row}" for row in report.bad[: problems.SHOWN_BAD_ROWS]]
     return lines
+
+
+def _continuations(config: RunConfig, rows: int) -> list[str]:
+    times = config.scorer.continuations
+    return (
+        [f"every prefix completed {times} times: {times * rows} completions"] if times > 1 else []
+    )
 
 
 def _over_sampled(config: RunConfig) -> str:

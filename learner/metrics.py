@@ -8,7 +8,13 @@ import msgspec
 from prefixrl.common.messages import Batch, StageTimes
 from prefixrl.common.status import Document, Spent
 from prefixrl.learner.report import IterationMetrics
-from prefixrl.learner.shard import as_text_fraction, masked_fraction, truncated_fraction
+from prefixrl.learner.shard import (
+    as_text_fraction,
+    cached_fraction,
+    masked_fraction,
+    statuses,
+    truncated_fraction,
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class MetricsLine(msgspec.Struct, frozen=True):
     figures: dict[str, float]
     ages: dict[str, int]
     """Groups of the batch by age in versions, that of their oldest token."""
+    statuses: dict[str, int]
+    """Judged texts of the batch by their verdict (docs/verification.md): one per row, or `scorer.continuations` of them."""
     histograms: dict[str, dict[str, list[float]]]
     stages: StageTimes
     """Means over the batch's groups."""
@@ -95,8 +103,10 @@ class MetricsLog:
                 "truncated_fraction": truncated_fraction(batch.groups),
                 "truncated_masked_fraction": masked_fraction(batch.groups),
                 "prefix_as_text_fraction": as_text_fraction(batch.groups),
+                "cached_fraction": cached_fraction(batch.groups),
             },
             ages=ages,
+            statuses=statuses(batch.groups),
             histograms={
                 name: {"edges": list(each.edges), "counts": [float(count) for count in each.counts]}
                 for name, each in metrics.histograms.items()

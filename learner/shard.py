@@ -1,5 +1,6 @@
 """From a batch as it came over the wire to what the training core takes: pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from prefixrl.common.config import RunConfig
@@ -45,9 +46,23 @@ def _samples(scored: ScoredGroup, group: int) -> list[Sample]:
 
 
 def truncated_fraction(groups: Sequence[BatchGroup]) -> float:
-    """Share of a batch's rows that a length limit cut: answers in direct mode, else completions of the target."""
-    rows = sum(len(group.rewards) for group in groups)
-    return sum(group.truncated for group in groups) / max(1, rows)
+    """Share of a batch's judged texts that a length limit cut: answers in direct mode, else completions of the target."""
+    judged = sum(group.judged for group in groups)
+    return sum(group.truncated for group in groups) / max(1, judged)
+
+
+def cached_fraction(groups: Sequence[BatchGroup]) -> float:
+    """Share of a batch's judged texts that were in a scorer's cache."""
+    judged = sum(group.judged for group in groups)
+    return sum(group.cached for group in groups) / max(1, judged)
+
+
+def statuses(groups: Sequence[BatchGroup]) -> dict[str, int]:
+    """Texts of a batch's groups by their verdict."""
+    counts: Counter[str] = Counter()
+    for group in groups:
+        counts.update(group.statuses)
+    return dict(counts)
 
 
 def as_text_fraction(groups: Sequence[BatchGroup]) -> float:
@@ -57,9 +72,9 @@ def as_text_fraction(groups: Sequence[BatchGroup]) -> float:
 
 
 def masked_fraction(groups: Sequence[BatchGroup]) -> float:
-    """Share of the rows of a batch's groups that are left out of it because a length limit cut them."""
-    masked = sum(group.masked for group in groups)
-    return masked / max(1, masked + sum(len(group.rewards) for group in groups))
+    """Share of the texts of a batch's groups that are left out of it because a length limit cut them."""
+    masked = sum(group.statuses.get("truncated", 0) for group in groups)
+    return masked / max(1, masked + sum(group.judged for group in groups))
 
 
 def steps_in_all(config: RunConfig, problems: int) -> int:

@@ -50,7 +50,9 @@ class Summary(msgspec.Struct, frozen=True):
     causes: dict[str, int]
     """Untrained groups by state and cause."""
     row_errors: dict[str, int]
-    """Rows of training groups without a verdict, by the kind of failure."""
+    """Texts of training groups without a verdict, by the kind of failure."""
+    cached_fraction: float
+    """Share of all judged texts, evaluations' included, that were in a scorer's cache; since the broker started."""
     filter_pass_fraction: float | None
     """Of all groups that the prompt filter judged; None without one."""
     staleness: Staleness
@@ -93,6 +95,8 @@ def summarise(
         groups=msgspec.structs.asdict(status.groups),
         causes=status.causes,
         row_errors=status.row_errors,
+        cached_fraction=status.completions.get("cached", 0)
+        / max(1, status.completions.get("judged", 0)),
         filter_pass_fraction=_pass_fraction(status),
         staleness=Staleness(
             status.window,

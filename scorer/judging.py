@@ -1,8 +1,8 @@
 """Tasks between their arrival and their Scores: what a scorer with a target and one of direct mode have in common.
 
 A row ends with a verdict, from the verifier or, where its text was cut, perhaps without it (`take`), or before it has a text
-(`settle`). The last one of a task sends its Scores. A row whose verdict is `error` keeps that status: it is never read as a
-wrong answer.
+(`settle`). With several continuations per prefix that goes for each of them, and the row's verdict is what they amount to. The
+last one of a task sends its Scores. A text whose verdict is `error` keeps that status: it is never read as a wrong answer.
 """
 
 import itertools
@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+from prefixrl.common.continuations import row_verdict
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
     Finish,
@@ -17,7 +18,7 @@ from prefixrl.common.messages import (
     ScoredGroup,
     Scores,
     ScoreTask,
-    Verdict,
+    TextVerdict,
     VerdictStatus,
 )
 from prefixrl.scorer.verifier_pool import VerifierPool
@@ -30,23 +31,28 @@ Cut = Literal["judge", "zero", "mask"]
 class _Open:
     task: ScoreTask
     received_s: float
+    continuations: int
+    """Texts per row."""
     prompts: list[Prompt]
-    """Of every row of the task."""
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    """Of every text of the task."""
+    verdicts: dict[int, TextVerdict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A row that can be judged: row number `row` of task `task`, over all its groups."""
+    """A text that can be judged."""
 
     task: str
-    row: int
+    place: int
+    """Of the text in its task, over all its groups: a row's continuations follow each other."""
     text: str
     """The whole answer."""
     finish: Finish
     completion_tokens: int
     was_text: bool = False
     """The prefix reached the target as text."""
+    was_cached: bool = False
+    """No token of it was written for this row."""
 
 
 class Judging:
@@ -64,20 +70,22 @@ class Judging:
 
     @property
     def pending(self) -> int:
-        """Rows at the verifier."""
+        """Texts at the verifier."""
         return len(self._verifying)
 
-    def begin(self, task: ScoreTask) -> None:
-        """Open a task; every row of it must be taken or settled."""
-        prompts = [group.prompt for group in task.groups for _ in group.rows]
-        self.open[task.task] = _Open(task, time.monotonic(), prompts)
+    def begin(self, task: ScoreTask, continuations: int = 1) -> None:
+        """Open a task of so many texts per row, every one of which must be taken or settled."""
+        prompts = [
+            group.prompt for group in task.groups for _ in range(len(group.rows) * continuations)
+        ]
+        self.open[task.task] = _Open(task, time.monotonic(), continuations, prompts)
 
     def drop(self, task: str) -> None:
-        """Forget a task of which no row was taken or settled."""
+        """Forget a task of which no text was taken."""
         del self.open[task]
 
     def take(self, answered: Answered) -> None:
-        """Let the verifier judge a row, unless its text was cut and is worth nothing, or no training, for that."""
+        """Let the verifier judge a text, unless it was cut and is worth nothing, or no training, for that."""
         is_masked = self._cut == "mask" and self.open[answered.task].task.kind == "train"
         if answered.finish != "length" or not (is_masked or self._cut == "zero"):
             self._verify(answered)
@@ -85,18 +93,20 @@ class Judging:
         status: VerdictStatus = "truncated" if is_masked else "no_answer"
         kept = answered.text if self.keeps_text(answered.task) else ""
         tokens = answered.completion_tokens
-        cut = Verdict(0.0, status, "", answered.finish, tokens, 0, kept, was_text=answered.was_text)
-        self.settle(answered.task, answered.row, cut)
+        cut = TextVerdict(
+            0.0, status, "", answered.finish, tokens, 0, kept, "", answered.was_text, answered.was_cached
+        )  # fmt: skip
+        self.settle(answered.task, answered.place, cut)
 
     def _verify(self, answered: Answered) -> None:
-        key, prompt = next(self._keys), self.open[answered.task].prompts[answered.row]
+        key, prompt = next(self._keys), self.open[answered.task].prompts[answered.place]
         self._verifying[key] = answered, time.monotonic()
         self._verifier.submit(key, answered.text, prompt.gold, prompt.question, prompt.code)
 
-    def settle(self, task: str, row: int, verdict: Verdict) -> None:
-        """A row's verdict is known; the last one ends the task."""
+    def settle(self, task: str, place: int, verdict: TextVerdict) -> None:
+        """A text's verdict is known; the last one ends the task."""
         entry = self.open[task]
-        entry.verdicts[row] = verdict
+        entry.verdicts[place] = verdict
         if len(entry.verdicts) == len(entry.prompts):
             self._deliver(self.open.pop(task))
 
@@ -109,7 +119,7 @@ class Judging:
         for key, verdict in self._verifier.poll():
             answered, since_s = self._verifying.pop(key)
             self.verified += 1
-            made = Verdict(
+            made = TextVerdict(
                 reward=verdict.reward,
                 status=verdict.status,
                 extracted=verdict.extracted or "",
@@ -119,12 +129,17 @@ class Judging:
                 fault=verdict.fault,
                 completion=answered.text if self.keeps_text(answered.task) else "",
                 was_text=answered.was_text,
+                was_cached=answered.was_cached,
             )
-            self.settle(answered.task, answered.row, made)
+            self.settle(answered.task, answered.place, made)
 
     def _deliver(self, entry: _Open) -> None:
         task, scoring_s = entry.task, time.monotonic() - entry.received_s
-        verdicts = iter(entry.verdicts[row] for row in range(len(entry.prompts)))
+        of_texts = [entry.verdicts[place] for place in range(len(entry.prompts))]
+        each = entry.continuations
+        verdicts = (
+            row_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each)
+        )
         groups = tuple(
             ScoredGroup(
                 prefixes=group,

@@ -1,9 +1,11 @@
 """The scorer's loop: prefixes in, the frozen target's completions judged, scores out. It never receives weights.
 
     broker ── ScoreTask ──▶ render + prefix ──▶ engine ──▶ verifier children ──▶ Scores ──▶ broker
+                                     └─ known already ─▶ ┘
 
 It waits for nothing but the next message, decoding step or verdict; verification of one task overlaps decoding of the next.
-A row whose verdict is `error` keeps that status: it is never read as a wrong answer.
+A row may be completed several times (`scorer.continuations`). A text whose verdict is `error` keeps that status: it is never
+read as a wrong answer.
 """
 
 import logging
@@ -12,9 +14,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from prefixrl.common.config import RunConfig
-from prefixrl.common.engine import Engine, Job, JobResult, TokenIds
+from prefixrl.common.engine import Engine, Job, TokenIds
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
     Done,
@@ -25,13 +28,15 @@ from prefixrl.common.messages import (
     Refused,
     Revoke,
     Row,
+    Sampling,
     ScoreTask,
-    Verdict,
+    TextVerdict,
     Welcome,
 )
 from prefixrl.common.packing import token_ids
 from prefixrl.common.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
+from prefixrl.scorer.completions import Completion, Completions
 from prefixrl.scorer.judging import Answered, Judging
 from prefixrl.scorer.verifier_pool import VerifierPool
 
@@ -45,18 +50,38 @@ EXTENSION = "+"
 
 @dataclass(frozen=True)
 class _Decoding:
-    """A row at the engine."""
+    """A text at the engine."""
 
-    row: int
-    """Of its task, over all groups."""
+    place: int
+    """In its task, over all groups, rows and continuations."""
     seed: int
     """Of its group."""
     in_group: int
+    """The row it continues."""
+    continuation: int
     prompt: TokenIds
     answer: TokenIds
-    """What stands of the answer: the prefix, and what was completed before the row was cut."""
+    """What stands of the answer: the prefix, and what was completed before the text was cut."""
     was_text: bool
     completed_tokens: int = 0
+    """Those that the engine wrote for it."""
+    was_cached: bool = True
+    """It wrote none so far."""
+
+    @property
+    def tokens(self) -> TokenIds:
+        """What the engine goes on from."""
+        return np.concatenate([self.prompt, self.answer])
+
+    def with_more(self, done: Completion) -> "_Decoding":
+        """After another piece of the answer."""
+        written = 0 if done.was_cached else int(done.tokens.size)
+        return replace(
+            self,
+            answer=np.concatenate([self.answer, done.tokens]),
+            completed_tokens=self.completed_tokens + written,
+            was_cached=self.was_cached and done.was_cached,
+        )
 
 
 class Scorer:
@@ -81,8 +106,9 @@ class Scorer:
             link, verifier, config.scorer.keep_completions, "judge" if cut == "extend" else cut
         )
         self._is_warned = False
+        self._completions = Completions(config.scorer.cache_bytes)
         self._decoding: dict[str, list[_Decoding]] = {}
-        """Per job at the engine: the rows it completes in the order of the job; the others of its task have their verdict
+        """Per job at the engine: the texts it completes in the order of the job; the others of its task have their verdict
         already, or are completed by the task's other job."""
 
     def say_ready(self) -> None:
@@ -101,7 +127,7 @@ class Scorer:
             results = self._engine.step(IDLE_S)
             self._report()  # before the results go: what they cost is known when they arrive
             for result in results:
-                self._judge(result)
+                self._judge(result.key, self._completions.answer(result.key, result.rows))
             self._judging.collect()
         return "asked to stop"
 
@@ -117,6 +143,7 @@ class Scorer:
             case Revoke(task, attempt):
                 if task in self._decoding and self._engine.cancel(task):
                     del self._decoding[task]
+                    self._completions.forget(task)
                     self._judging.drop(task)
                     self._link.send(Refused(task, attempt, "revoked before it started"))
             case Welcome():
@@ -125,39 +152,58 @@ class Scorer:
                 pass
 
     def _start(self, task: ScoreTask) -> None:
-        """Submit every row whose question can be rendered; the others are judged `error` with the reason."""
-        self._judging.begin(task)
-        rows: list[TokenIds] = []
-        decoding: list[_Decoding] = []
-        uniforms, scripts, refused, index = [], [], {}, 0
+        """Submit every text whose question can be rendered; the others are judged `error` with the reason."""
+        times = self._config.scorer.texts_per_row(task.kind)
+        self._judging.begin(task, times)
+        begun: list[_Decoding] = []
+        uniforms, scripts, refused, place = [], [], {}, 0
         for group in task.groups:
-            draws = row_uniforms(
-                group.seed, "completion", len(group.rows), task.sampling.max_new_tokens
-            )
+            after = place + len(group.rows) * times
             try:
-                prompt = self._renderer.prompt(group.prompt.question)
+                begun += self._begun(group, place, times)
             except ValueError as error:
-                for _ in group.rows:
-                    refused[index] = Verdict(
-                        0.0, "error", str(error), "error", 0, 0, fault="question not rendered"
-                    )
-                    index += 1
-                continue
-            for number, (row, row_draws) in enumerate(zip(group.rows, draws, strict=True)):
-                prefix, was_text = self._prefix(row)
-                rows.append(np.concatenate([prompt, prefix]))
-                scripts.append(self._script(group, float(row_draws[-1])))
-                decoding.append(_Decoding(index, group.seed, number, prompt, prefix, was_text))
-                index += 1
-            uniforms.append(draws)
-        if rows:
-            self._decoding[task.task] = decoding
-            stops = self._renderer.stop_tokens
-            draws = np.concatenate(uniforms)
-            job = Job(task.task, tuple(rows), draws, task.sampling, stops, tuple(scripts))
-            self._engine.submit(job)
-        for row_index, verdict in refused.items():
-            self._judging.settle(task.task, row_index, verdict)
+                unrendered = TextVerdict(
+                    0.0, "error", str(error), "error", 0, 0, fault="question not rendered"
+                )
+                refused.update(dict.fromkeys(range(place, after), unrendered))
+            else:
+                draws = _draws(group, times, task.sampling.max_new_tokens)
+                uniforms.append(draws)
+                scripts += [self._script(group, float(each[-1])) for each in draws]
+            place = after
+        if begun:
+            self._submit(task.task, begun, np.concatenate(uniforms), task.sampling, scripts)
+        for each, verdict in refused.items():
+            self._judging.settle(task.task, each, verdict)
+
+    def _begun(self, group: GroupPrefixes, place: int, times: int) -> list[_Decoding]:
+        """A group's texts, the first of which has this place; raises ValueError when its question cannot be rendered."""
+        prompt, begun = self._renderer.prompt(group.prompt.question), []
+        for number, row in enumerate(group.rows):
+            prefix, was_text = self._prefix(row)
+            for each in range(times):
+                at = place + number * times + each
+                begun.append(
+                    _Decoding(at, group.seed, number, each, prompt, prefix, was_text=was_text)
+                )
+        return begun
+
+    def _submit(
+        self,
+        key: str,
+        texts: list[_Decoding],
+        uniforms: NDArray[np.float64],
+        sampling: Sampling,
+        scripts: list[TokenIds],
+    ) -> None:
+        """Have texts completed; those that are all known are judged at once."""
+        self._decoding[key] = texts
+        rows, stops = tuple(each.tokens for each in texts), self._renderer.stop_tokens
+        left = self._completions.ask(Job(key, rows, uniforms, sampling, stops, tuple(scripts)))
+        if left is None:
+            self._judge(key, self._completions.answer(key, ()))
+        else:
+            self._engine.submit(left)
 
     def _prefix(self, row: Row) -> tuple[TokenIds, bool]:
         """A prefix as the target goes on with it, and whether it had to be encoded anew from its text.
@@ -183,50 +229,52 @@ class Scorer:
         answer = group.prompt.gold if draw < self._config.simulated.accuracy else "none"
         return ByteRenderer().encode(f"\\boxed{{{answer}}}")
 
-    def _judge(self, result: JobResult) -> None:
-        """Have every row judged that is done; with `truncated = "extend"` those that were cut are completed further first."""
-        task = result.key.removesuffix(EXTENSION)
-        may_extend = self._config.scorer.truncated == "extend" and task == result.key
+    def _judge(self, key: str, completions: list[Completion]) -> None:
+        """Have every text judged that is done; with `truncated = "extend"` those that were cut are completed further first."""
+        task = key.removesuffix(EXTENSION)
+        may_extend = self._config.scorer.truncated == "extend" and task == key
         cut: list[_Decoding] = []
-        for begun, done in zip(self._decoding.pop(result.key), result.rows, strict=True):
+        for begun, done in zip(self._decoding.pop(key), completions, strict=True):
             if done.finish == "error":
-                lost = Verdict(0.0, "error", done.error, "error", 0, 0, fault="no completion")
-                self._judging.settle(task, begun.row, lost)
+                lost = TextVerdict(0.0, "error", done.error, "error", 0, 0, fault="no completion")
+                self._judging.settle(task, begun.place, lost)
                 continue
-            row = replace(
-                begun,
-                answer=np.concatenate([begun.answer, done.tokens]),
-                completed_tokens=begun.completed_tokens + int(done.tokens.size),
-            )
+            text = begun.with_more(done)
             if done.finish == "length" and may_extend:
-                cut.append(row)
-            else:
-                tokens = row.completed_tokens
-                text = (
-                    self._renderer.text(row.answer)
-                    if done.text is None
-                    else self._renderer.text(begun.answer) + done.text
+                cut.append(text)
+                continue
+            whole = (
+                self._renderer.text(text.answer)
+                if done.text is None
+                else self._renderer.text(begun.answer) + done.text
+            )
+            self._judging.take(
+                Answered(
+                    task,
+                    text.place,
+                    whole,
+                    done.finish,
+                    text.completed_tokens,
+                    text.was_text,
+                    text.was_cached,
                 )
-                self._judging.take(Answered(task, row.row, text, done.finish, tokens, row.was_text))
+            )
         if cut:
             self._extend(task, cut)
 
     def _extend(self, task: str, cut: list[_Decoding]) -> None:
-        """Go on where the limit cut rows, with draws of their own, once."""
+        """Go on where the limit cut texts, with draws of their own, once."""
         limit = self._config.scorer.most_extension_tokens
-        draws = np.stack(
-            [row_uniforms(row.seed, "extension", row.in_group + 1, limit)[-1] for row in cut]
-        )
-        job = Job(
-            task + EXTENSION,
-            tuple(np.concatenate([row.prompt, row.answer]) for row in cut),
-            draws,
-            msgspec.structs.replace(self._judging.open[task].task.sampling, max_new_tokens=limit),
-            self._renderer.stop_tokens,
-            tuple(ByteRenderer().encode("") for _ in cut),
-        )
-        self._decoding[job.key] = cut
-        self._engine.submit(job)
+        draws = [
+            row_uniforms(
+                each.seed, _purpose("extension", each.continuation), each.in_group + 1, limit
+            )[-1]
+            for each in cut
+        ]
+        given = self._judging.open[task].task.sampling
+        sampling = msgspec.structs.replace(given, max_new_tokens=limit)
+        scripts = [ByteRenderer().encode("")] * len(cut)
+        self._submit(task + EXTENSION, cut, np.stack(draws), sampling, scripts)
 
     def _report(self) -> None:
         vitals = self._link.vitals
@@ -238,3 +286,17 @@ class Scorer:
         waits_for = self._engine.waits_for
         idle = f"waiting for {waits_for}" if waits_for else "scoring"
         vitals.state = f"verifying {pending}" if pending and not waits_for else idle
+
+
+def _draws(group: GroupPrefixes, times: int, tokens: int) -> NDArray[np.float64]:
+    """Draws of a group's texts, shape (rows x times, tokens): a row's continuations follow each other."""
+    each = [
+        row_uniforms(group.seed, _purpose("completion", continuation), len(group.rows), tokens)
+        for continuation in range(times)
+    ]
+    return np.stack(each, axis=1).reshape(-1, tokens)
+
+
+def _purpose(name: str, continuation: int) -> str:
+    """What draws are for. The first continuation's are those of a row that is completed once."""
+    return f"{name} {continuation}" if continuation else name

@@ -1,4 +1,4 @@
-"""A scorer's surroundings, without a model or a broker: an engine that writes given texts, a link with one task."""
+"""A scorer's surroundings, without a model or a broker: an engine that writes given texts, a link with tasks."""
 
 from typing import Any
 
@@ -63,3 +63,18 @@ class OneTask:
         if self._task:
             return self._task.pop()
         return Done("over") if self.sent else None
+
+
+class OneByOne(OneTask):
+    """A link with several tasks, each of which comes when the one before is done."""
+
+    def __init__(self, *tasks: ScoreTask) -> None:
+        super().__init__(tasks[0])
+        self._waiting, self._given = list(tasks[1:]), 1
+
+    def receive(self, timeout_s: float) -> FromBroker | None:
+        if self._waiting and len(self.sent) == self._given:
+            self._given += 1
+            self._task.append(self._waiting.pop(0))
+        is_over = len(self.sent) == self._given and not self._waiting
+        return super().receive(timeout_s) if self._task or is_over else None

@@ -1,5 +1,6 @@
 """What learner ranks get for `GetBatch`: their shard, the names of what is missing, a halt, or the end of the run."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -235,6 +236,7 @@ def _batch_group(result: ScoredGroup, queued_s: float, waiting_s: float) -> Batc
         for row, verdict in zip(result.prefixes.rows, result.verdicts, strict=True)
         if verdict.is_judged
     ]
+    judged = [text for text in result.texts if text.is_judged]
     return BatchGroup(
         seq=result.prefixes.seq,
         prompt_id=result.prefixes.prompt.prompt_id,
@@ -244,7 +246,8 @@ def _batch_group(result: ScoredGroup, queued_s: float, waiting_s: float) -> Batc
         rewards=tuple(verdict.reward for _, verdict in trainable),
         stages=StageTimes(result.sampled_s, queued_s, result.scoring_s, waiting_s),
         completion_tokens=sum(verdict.completion_tokens for _, verdict in trainable),
-        truncated=sum(verdict.finish == "length" for _, verdict in trainable),
+        truncated=sum(text.finish == "length" for text in judged),
+        cached=sum(text.was_cached for text in judged),
         as_text=sum(verdict.was_text for _, verdict in trainable),
-        masked=sum(verdict.status == "truncated" for verdict in result.verdicts),
+        statuses=dict(Counter(text.status for text in result.texts)),
     )

@@ -47,6 +47,7 @@ class Dispatcher:
         self.registry = Registry(config.broker.silence_s, config.broker.stall_s)
         self.outgoing: list[tuple[bytes, FromBroker]] = []
         self.losses: Counter[str] = Counter()
+        self.completions: Counter[str] = Counter(judged=0, cached=0)
         self.stages = StageClock()
 
     # --- giving work -------------------------------------------------------------------------------------------------
@@ -194,7 +195,8 @@ class Dispatcher:
         try:
             for group in result.groups:
                 rows = len(group.prefixes.rows)
-                check_scores(group, self._rows_asked(lease, result.kind, rows))
+                asked = self._rows_asked(lease, result.kind, rows)
+                check_scores(group, asked, self._config.scorer.texts_per_row(result.kind))
                 if result.kind == "train" and group.version < 0:
                     raise ValueError(f"training group {group.prefixes.seq} has no version")
                 check_spans(group.prefixes, group.version, self._may_cross(result.kind))
@@ -205,6 +207,10 @@ class Dispatcher:
                 self._return(lease, died=True)
             raise
         worker.tasks_done += 1
+        if lease:
+            texts = [text for group in result.groups for text in group.texts]
+            self.completions["judged"] += len(texts)
+            self.completions["cached"] += sum(text.was_cached for text in texts)
         if result.kind == "train":
             # Not leased here (any more): the groups carry all it takes to judge whether they may still be used.
             self.stages.scored(self.ledger.take_scores(result.groups), now_s)

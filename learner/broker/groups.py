@@ -70,7 +70,7 @@ class Counts:
     duplicates_ignored: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     row_errors: Counter[str] = field(default_factory=Counter)
-    """Rows without a verdict by the kind of failure, of whatever became of their groups."""
+    """Texts without a verdict by the kind of failure, of whatever became of their groups."""
     rows_left_out: Counter[str] = field(default_factory=Counter)
     """Rows of accepted groups that are never trained, by the status of their verdict."""
     age_histogram: Counter[int] = field(default_factory=Counter)

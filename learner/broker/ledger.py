@@ -199,7 +199,7 @@ class Ledger:
         cut = sum(verdict.status == "truncated" for verdict in group.verdicts)
         if faults:
             self.newest_error = next(
-                verdict.extracted for verdict in group.verdicts if verdict.status == "error"
+                text.extracted for text in group.texts if text.status == "error"
             )
         if cut == len(group.verdicts):
             # Its prompt would most likely be cut again: it is not tried again, and counts against broker.max_failure_share.
@@ -418,7 +418,7 @@ class Ledger:
                 left_out = Counter(each.status for each in scored.verdicts if not each.is_judged)
                 self.counts.rows_left_out.update(left_out)
                 self.counts.row_errors.update(scored.faults)
-                self.failures.note(sum(scored.faults.values()) / len(scored.verdicts))
+                self.failures.note(sum(scored.faults.values()) / len(scored.texts))
                 if self.pass_rate:
                     self.pass_rate.note(True)
             case Batched(iteration, seqs):

@@ -77,4 +77,5 @@ def document(broker: "Broker", now_s: float) -> Document:
         up_s=now_s - broker.started_s,
         evaluations=broker.dispatcher.evaluations.counts(),
         endpoint=broker.spending.total(),
+        completions=dict(broker.dispatcher.completions),
     )

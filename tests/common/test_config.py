@@ -128,6 +128,8 @@ def test_a_task_whose_result_no_message_could_carry_is_refused(run_file: Path) -
         ConfigError, match=r"groups_per_task = 64 .* may have 64 MiB, allowed are 48"
     ):
         load(run_file, (*settings, "rollout.prefix_tokens=2048"))
+    with pytest.raises(ConfigError, match=r"scorer.continuations = 2000 .* may have 125 MiB"):
+        load(run_file, ("rollout.groups_per_task=8", "scorer.continuations=2000"))
     load(run_file, (*settings, "rollout.prefix_tokens=1024"))
 
 
@@ -258,6 +260,19 @@ ONE_LINE: dict[str, tuple[str, str]] = {
         "filter.accuracy = [0.3, 0.37] with algorithm.samples_per_prompt = 8: no group can pass, its mean reward is one of "
         "0/8 ... 8/8; the nearest are 0.25 and 0.375; widen the band or sample more per prompt",
     ),
+    "several continuations that are all the same": (
+        "scorer={continuations=3, temperature=0.0}",
+        "scorer: continuations = 3 with temperature = 0: a greedy target writes the same every time; give temperature above "
+        "0, 0.7 say, or leave continuations out",
+    ),
+    "no continuation": (
+        "scorer.continuations=0",
+        "scorer.continuations = 0: Input should be greater than 0",
+    ),
+    "a cache that holds nothing": (
+        "scorer.cache_bytes=64",
+        "scorer: cache_bytes = 64: too little to be of use, the least is 1048576 (1 MiB); raise it, or leave it out",
+    ),
     "a learner that gives up before the broker does": (
         "learner.batch_timeout_s=600",
         "learner.batch_timeout_s = 600 with broker.stall_s = 600 and broker.silence_s = 10: the learner would end before a "
@@ -297,6 +312,22 @@ def test_a_band_is_accepted_exactly_if_some_group_of_right_and_wrong_rows_passes
         refused = nullcontext() if can_pass else pytest.raises(ValueError, match="no group can")
         with refused:
             FilterConfig(accuracy=(low, high)).check_reachable(samples)
+
+
+def test_with_several_continuations_a_band_between_rows_can_be_hit(run_file: Path) -> None:
+    band = ("filter.accuracy=[0.3, 0.37]", "scorer.continuations=2")
+    assert load(run_file, band).filter.accuracy == (0.3, 0.37)
+    said = refusal(run_file, "filter.accuracy=[0.33, 0.35]", "scorer.continuations=2")
+    assert (
+        "filter.accuracy = [0.33, 0.35] with algorithm.samples_per_prompt = 8 and scorer.continuations = 2: no group can "
+        "pass, its mean reward is one of 0/16 ... 16/16; the nearest are 0.312 and 0.375; widen the band"
+        in said
+    )
+
+
+def test_only_training_has_several_continuations(run_file: Path) -> None:
+    several = load(run_file, ("scorer.continuations=4",)).scorer
+    assert (several.texts_per_row("train"), several.texts_per_row("eval")) == (4, 1)
 
 
 def test_a_band_that_only_fractions_can_hit_wants_a_reward_function(run_file: Path) -> None:
@@ -394,6 +425,8 @@ MEANINGLESS_IN_DIRECT = {
     "scorer.threads": "2",
     "scorer.vllm": "{max_num_seqs=4}",
     "scorer.openai": '{url="http://there/v1"}',
+    "scorer.continuations": "1",
+    "scorer.cache_bytes": "0",
     "simulated.completion_s": "0.1",
     "simulated.completion_sigma": "0.5",
     "simulated.accuracy": "0.5",

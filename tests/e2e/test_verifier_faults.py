@@ -164,7 +164,7 @@ def test_what_the_verifier_cannot_judge_is_excluded_by_cause_and_never_a_reward_
     kinds = {"process died", "function raised", "function returned no reward"}
     assert set(summary["row_errors"]) == kinds
     assert sum(summary["row_errors"].values()) >= len(failed)
-    assert "rows without a verdict: " in told(directory)
+    assert "texts without a verdict: " in told(directory)
     # No row has the reward of a wrong answer unless the length limit cut it; none that failed was trained.
     judged = [row for row in rows if row["status"] != "error"]
     assert {row["reward"] for row in judged if row["finish"] == "eos"} <= {0.25, 0.75}

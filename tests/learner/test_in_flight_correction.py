@@ -62,7 +62,7 @@ def case() -> Case:
     scored = ScoredGroup(group, 2, "d2", (Verdict(1.0, "ok", "", "eos", 0, 0),) * len(rows), "s")
     lengths = tuple((2, sum(size for _, size in spans)) for spans in SPANS)
     stages = StageTimes(0.0, 0.0, 0.0, 0.0)
-    announced = BatchGroup(0, "p", 2, "d2", lengths, (1.0,) * len(rows), stages)
+    announced = BatchGroup(0, "p", 2, "d2", lengths, (1.0,) * len(rows), stages, {})
     data = iteration_data(Batch(5, 9, 0, (announced,), (0,), {}), [scored])
     return Case(
         policies,

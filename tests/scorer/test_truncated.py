@@ -157,7 +157,12 @@ def test_a_masked_row_is_counted_by_its_cause_and_never_trained(tmp_path: Path) 
         batch = rank.hear(Batch)
         assert status(rank)["rows_left_out"] == {"truncated": 2}
     assert [group.rewards for group in batch.groups] == [(1.0,), (1.0,), (1.0, 0.0), (1.0, 0.0)]
-    assert [group.masked for group in batch.groups] == [1, 1, 0, 0]
+    assert [group.statuses for group in batch.groups] == [
+        {"truncated": 1, "ok": 1},
+        {"truncated": 1, "ok": 1},
+        {"ok": 2},
+        {"ok": 2},
+    ]
     assert masked_fraction(batch.groups) == 2 / 8
 
 
