@@ -1,6 +1,7 @@
 """The engine whose target is served elsewhere, against an endpoint of our own: what is asked, and all that may go wrong."""
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,12 +72,17 @@ def job(key: str = "a", *, rows: int = 8, temperature: float = 0.7, **cut: Any) 
 def run(engine: OpenAIEngine, *jobs: Job) -> dict[str, tuple[Finished, ...]]:
     for each in jobs:
         engine.submit(each)
-    done: dict[str, JobResult] = {}
+    return {result.key: result.rows for result in finish(engine, len(jobs))}
+
+
+def finish(engine: OpenAIEngine, jobs: int) -> list[JobResult]:
+    """Run until so many jobs are done."""
+    done: list[JobResult] = []
     deadline_s = time.monotonic() + PATIENT_S
-    while len(done) < len(jobs):
-        assert time.monotonic() < deadline_s, f"only {sorted(done)} finished"
-        done |= {result.key: result for result in engine.step(0.02)}
-    return {key: result.rows for key, result in done.items()}
+    while len(done) < jobs:
+        assert time.monotonic() < deadline_s, f"only {[each.key for each in done]} finished"
+        done += engine.step(0.02)
+    return done
 
 
 def expected(each: Job) -> list[list[int]]:
@@ -196,6 +202,26 @@ def test_no_more_rows_are_asked_for_at_once_than_the_config_says_and_jobs_keep_t
         assert engine.busy_slot_s > 0 and engine.progress > 3 * 8 * NEW
 
 
+def test_the_time_of_a_request_begins_when_it_is_its_turn() -> None:
+    holds = threading.Event()
+
+    def script(request: Request) -> Reply | None:
+        if request.body["max_tokens"] > 1:
+            holds.wait(PATIENT_S)
+        return None
+
+    with serving(script) as server, engine_of(server, requests=4) as engine:
+        each = job(rows=8)
+        engine.submit(each)
+        deadline_s = time.monotonic() + PATIENT_S
+        while server.most_at_once < 4 and time.monotonic() < deadline_s:
+            engine.step(0.01)
+        assert engine._endpoint.asking == 4
+        holds.set()
+        (result,) = finish(engine, 1)
+        assert texts(result.rows) == expected(each)
+
+
 def test_only_a_job_of_which_nothing_was_asked_can_be_cancelled() -> None:
     script = lambda request: Reply(content=written(request.body), after_s=0.2)  # noqa: E731
     with serving(script) as server, engine_of(server, requests=4) as engine:
@@ -203,12 +229,8 @@ def test_only_a_job_of_which_nothing_was_asked_can_be_cancelled() -> None:
         engine.submit(job("b", rows=8))
         assert not engine.cancel("a") and not engine.cancel("unknown")
         assert engine.cancel("b") and not engine.cancel("b")
-        assert set(run(engine)) == set()
-        deadline_s = time.monotonic() + PATIENT_S
-        done: list[JobResult] = []
-        while not done and time.monotonic() < deadline_s:
-            done = engine.step(0.02)
-        assert [each.key for each in done] == ["a"]
+        assert [each.key for each in finish(engine, 1)] == ["a"]
+        assert engine.step(0.02) == []
 
 
 def test_a_context_is_filled_up_and_a_row_without_room_in_it_is_a_row_with_an_error() -> None:
@@ -314,9 +336,7 @@ def test_a_server_that_is_killed_and_comes_back_on_its_port_loses_nothing() -> N
         engine.step(0.01)
         assert engine.progress > progress  # of waiting, which is bounded
         with serving(port=server.port):
-            done: dict[str, JobResult] = {}
-            while len(done) < 2 and time.monotonic() < deadline_s:
-                done |= {result.key: result for result in engine.step(0.02)}
+            done = {result.key: result for result in finish(engine, 2)}
         assert [texts(done[each.key].rows) for each in jobs] == [expected(each) for each in jobs]
 
 
