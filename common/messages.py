@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever a message changes; both sides must hold the same number."""
 
 UNPROVED = -1
@@ -27,7 +27,7 @@ UNPROVED = -1
 
 Role = Literal["rollout", "scorer", "rank", "operator"]
 Finish = Literal["eos", "length", "error"]
-VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "error"]
+VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "no_gold", "error"]
 Fault = Literal[
     "",
     "question not rendered",
@@ -87,6 +87,7 @@ class Prompt(_Part, frozen=True):
     prompt_id: str
     question: str
     gold: str
+    """Empty where there is none: answers then get no verdict. Never of a training problem."""
     code: CodeMode = "none"
     """How programs in its answers are judged."""
 
@@ -159,8 +160,8 @@ class Verdict(_Part, frozen=True):
 
     @property
     def is_judged(self) -> bool:
-        """Whether `reward` says something; not where the verifier failed, nor where a cut text is left out."""
-        return self.status not in ("error", "truncated")
+        """Whether `reward` says something: not if the verifier failed, a cut text is left out or there is no gold answer."""
+        return self.status not in ("error", "truncated", "no_gold")
 
 
 class ScoredGroup(_Part, frozen=True):
@@ -320,6 +321,12 @@ class Evaluate(_Message, frozen=True):
 
 
 class GetEvaluation(_Message, frozen=True):
+    name: str
+
+
+class Forget(_Message, frozen=True):
+    """A finished evaluation that was fetched: the broker need not hold it any longer."""
+
     name: str
 
 
@@ -506,6 +513,8 @@ class EvaluationProgress(_Message, frozen=True):
     failed: int
     unsampled: int = 0
     """Groups whose prefixes of a pinned version are still to come."""
+    causes: dict[int, str] = {}
+    """Why groups failed, by their place among the prompts."""
 
 
 class Status(_Message, frozen=True):
@@ -533,6 +542,7 @@ ToBroker = (
     | Published
     | Evaluate
     | GetEvaluation
+    | Forget
     | GetStatus
     | Stop
 )

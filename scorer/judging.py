@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+from prefixrl.common.extract import extract_answer
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
     Finish,
@@ -78,6 +79,9 @@ class Judging:
 
     def take(self, answered: Answered) -> None:
         """Let the verifier judge a row, unless its text was cut and is worth nothing, or no training, for that."""
+        if not self.open[answered.task].prompts[answered.row].gold:
+            self.settle(answered.task, answered.row, self._unjudged(answered))
+            return
         is_masked = self._cut == "mask" and self.open[answered.task].task.kind == "train"
         if answered.finish != "length" or not (is_masked or self._cut == "zero"):
             self._verify(answered)
@@ -87,6 +91,19 @@ class Judging:
         tokens = answered.completion_tokens
         cut = Verdict(0.0, status, "", answered.finish, tokens, 0, kept, was_text=answered.was_text)
         self.settle(answered.task, answered.row, cut)
+
+    def _unjudged(self, answered: Answered) -> Verdict:
+        """Of an answer to a problem without a gold one."""
+        return Verdict(
+            reward=0.0,
+            status="no_gold",
+            extracted=extract_answer(answered.text) or "",
+            finish=answered.finish,
+            completion_tokens=answered.completion_tokens,
+            elapsed_ms=0,
+            completion=answered.text if self.keeps_text(answered.task) else "",
+            was_text=answered.was_text,
+        )
 
     def _verify(self, answered: Answered) -> None:
         key, prompt = next(self._keys), self.open[answered.task].prompts[answered.row]
