@@ -296,8 +296,14 @@ def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for setting in settings:
         _apply(document, setting)
-    config = _validate(document, str(path))
-    return _resolve_paths(config, path.resolve().parent)
+    return _resolve_paths(_validate(document, str(path)), path.resolve().parent)
+
+
+def from_flags(document: dict[str, Any], settings: tuple[str, ...]) -> RunConfig:
+    """As `load`, of a command line that names everything; paths are relative to the working folder."""
+    for setting in settings:
+        _apply(document, setting)
+    return _resolve_paths(_validate(document, "the command line"), Path.cwd())
 
 
 def import_functions(config: RunConfig) -> None:

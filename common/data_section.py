@@ -14,6 +14,8 @@ from prefixrl.common.section import Positive, PositiveFloat, Section
 
 HUB = "hf:"
 """Begins the path of a dataset on the hub."""
+TRAIN_FILE, EVAL_FILE = "data/train.jsonl", "data/eval.jsonl"
+"""Where a run directory keeps the problems as they are asked."""
 
 
 def _as_table(given: Any) -> Any:

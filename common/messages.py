@@ -27,9 +27,9 @@ UNPROVED = -1
 
 Role = Literal["rollout", "scorer", "rank", "operator"]
 Finish = Literal["eos", "length", "error"]
-VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "error"]
-UNJUDGED: frozenset[VerdictStatus] = frozenset({"error", "truncated"})
-"""Without a reward: the verifier failed, or a cut text is left out."""
+VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "no_gold", "error"]
+UNJUDGED: frozenset[VerdictStatus] = frozenset({"error", "truncated", "no_gold"})
+"""Without a reward: the verifier failed, a cut text is left out, there is no gold answer."""
 Fault = Literal[
     "",
     "question not rendered",
@@ -90,6 +90,7 @@ class Prompt(_Part, frozen=True):
     prompt_id: str
     question: str
     gold: str
+    """Empty where there is none: answers then get no verdict. Never of a training problem."""
     code: CodeMode = "none"
     """How programs in its answers are judged."""
 
@@ -164,7 +165,7 @@ class TextVerdict(_Part, frozen=True):
 
     @property
     def is_judged(self) -> bool:
-        """Whether `reward` says something; not where the verifier failed, nor where a cut text is left out."""
+        """Whether `reward` says something."""
         return self.status not in UNJUDGED
 
 
@@ -362,6 +363,12 @@ class GetEvaluation(_Message, frozen=True):
     name: str
 
 
+class Forget(_Message, frozen=True):
+    """A finished evaluation that was fetched: the broker need not hold it any longer."""
+
+    name: str
+
+
 class GetStatus(_Message, frozen=True):
     pass
 
@@ -552,6 +559,8 @@ class EvaluationProgress(_Message, frozen=True):
     failed: int
     unsampled: int = 0
     """Groups whose prefixes of a pinned version are still to come."""
+    causes: dict[int, str] = {}
+    """Why groups failed, by their place among the prompts."""
 
 
 class Status(_Message, frozen=True):
@@ -579,6 +588,7 @@ ToBroker = (
     | Published
     | Evaluate
     | GetEvaluation
+    | Forget
     | GetStatus
     | Stop
 )

@@ -82,6 +82,55 @@ def evaluate(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
 
 
 @main.command()
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--checkpoint",
+    "--version",
+    "checkpoint",
+    metavar="N",
+    help="Of RUN: iterations trained, 0 for none, or latest (default).",
+)
+@click.option("--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights.")
+@click.option("--adapter", metavar="MODEL", help="Without RUN: a folder or hub name.")
+@click.option(
+    "--target", metavar="MODEL", help="Without RUN: likewise; without it the adapter writes all."
+)
+@click.option(
+    "--data",
+    "sets",
+    multiple=True,
+    metavar="SET",
+    help="A problem set, file, folder or hf:OWNER/NAME, or - for JSONL on stdin (default).",
+)
+@click.option("--suffix", help="Append this to every question, in place of a problem set's own.")
+@click.option(
+    "--samples",
+    type=click.IntRange(0),
+    default=0,
+    help="Sampled answers per problem; default: one greedy answer.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    help="Of adapter and target when sampling; default: those of the run.",
+)
+@settings_option
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Where the lines go.  [default: stdout]"
+)
+def generate(out: Path | None, **options: Any) -> None:
+    """Answer problems with the adapter of RUN (a run directory) and its target: JSONL in, JSONL out.
+
+    Starts workers on this machine. A line per answer, in the order of the problems. Exit code 6: some row has no answer.
+    """
+    with exit_codes():
+        from prefixrl.deploy.generate import Options
+        from prefixrl.deploy.generate import generate as run
+
+        raise SystemExit(run(Options(**options), out))
+
+
+@main.command()
 @click.argument("run_directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The whole document, for programs.")
 def status(run_directory: Path, as_json: bool) -> None:

@@ -5,7 +5,6 @@
 Everything lies in <run>/eval/<checkpoint>; asked again, only what is not judged yet is judged.
 """
 
-import functools
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from prefixrl.common import journal
-from prefixrl.common.config import ModelConfig, RunConfig, changed, from_json
-from prefixrl.common.data_section import DataConfig, resolve
+from prefixrl.common.config import ModelConfig, RunConfig
+from prefixrl.common.data_section import EVAL_FILE, TRAIN_FILE, DataConfig, Source, resolve
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.messages import CodeMode
 from prefixrl.common.offline import (
     PLAN_FILE,
     PREFIX_ARMS,
@@ -26,12 +25,11 @@ from prefixrl.common.offline import (
     Results,
 )
 from prefixrl.common.process import stop_event, write_atomically
-from prefixrl.common.records import VersionPublished
+from prefixrl.deploy.checkpoints import LATEST, config_of, published, weights_of
 from prefixrl.deploy.launch import Launcher
 from prefixrl.deploy.results import markdown, print_results
 
 USUAL_ARMS = ("no_prefix", "fixed_prefix", "adapter")
-LATEST = "latest"
 INCOMPLETE = 6
 """Exit code of an evaluation that is told, but not whole."""
 
@@ -59,6 +57,7 @@ def evaluate(runs: list[Path], options: Options, out: Path | None) -> int:
     Raises:
         ConfigError: a run, checkpoint, arm, data set or setting that cannot be.
     """
+    _check_arms(runs, options.arms)
     plans = [
         _plan(run, label, checkpoint, options, is_first=index == 0)
         for run, label in zip(runs, _labels(runs), strict=True)
@@ -98,27 +97,22 @@ def _plan(
     run: Path, label: str, checkpoint: str, options: Options, is_first: bool
 ) -> tuple[Plan, RunConfig]:
     """What to judge of one run at one checkpoint; arms without an adapter are judged with the first one only."""
-    known = run / "config.json"
-    if not known.exists():
-        raise ConfigError(f"{run} holds no run (no file {known})")
-    config = changed(
-        from_json(known.read_text(encoding="utf-8"), str(known)), options.settings, "--set"
-    )
-    version, model = _model(run, config, checkpoint, options.is_averaged)
-    arms = _arms(config, options.arms)
+    config = config_of(run, options.settings)
+    version, model = weights_of(run, config, checkpoint, options.is_averaged)
+    arms = tuple(arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS))
     name = f"step_{version:08d}" + ("_ema" if options.is_averaged else "")
     config = config.model_copy(
         update={
             "directory": str((run / "eval" / name).resolve()),
             "adapter": ModelConfig(model=model),
-            "data": _data(config, options.sets),
+            "data": _data(run, config.data, options.sets),
         }
     )
     plan = Plan(
         config=config.model_dump_json(),
         label=label,
         version=version,
-        published=() if options.is_averaged else _published(run).get(version, ()),
+        published=() if options.is_averaged else published(run).get(version, ()),
         arms=arms if is_first else tuple(arm for arm in arms if arm == "adapter"),
         samples=options.samples,
         opening_tokens=options.opening_tokens,
@@ -126,72 +120,60 @@ def _plan(
     return plan, config
 
 
-def _model(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> tuple[int, str]:
-    """Iterations and model folder of a checkpoint."""
-    if checkpoint == "0":
-        return 0, config.adapter.model
-    there = {int(path.name[5:]): path for path in (run / "checkpoints").glob("step_????????")}
-    if not there:
-        raise ConfigError(
-            f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with"
-        )
-    wanted = (
-        max(there) if checkpoint == LATEST else int(checkpoint) if checkpoint.isdecimal() else -1
-    )
-    if wanted not in there:
-        kept = ", ".join(map(str, sorted(there)))
-        raise ConfigError(
-            f"--checkpoint {checkpoint}: {run} keeps 0, {kept} and {LATEST} (checkpoint.keep)"
-        )
-    folder = there[wanted] / ("hf_ema" if is_averaged else "hf")
-    if not folder.is_dir():
-        raise ConfigError(f"--ema: {there[wanted]} holds no averaged weights (learner.ema_decay)")
-    return wanted, str(folder.resolve())
-
-
-def _arms(config: RunConfig, asked: tuple[str, ...]) -> tuple[str, ...]:
-    possible = PREFIX_ARMS if config.mode == "prefix" else ("adapter",)
+def _check_arms(runs: list[Path], asked: tuple[str, ...]) -> None:
+    """Raise ConfigError for arms that there are not, or that none of the runs has."""
     if strange := [arm for arm in asked if arm not in PREFIX_ARMS]:
         raise ConfigError(
             f"--arm {strange[0]}: there is no such arm; known: {', '.join(PREFIX_ARMS)}"
         )
+    possible = {arm for run in runs for arm in _possible_arms(config_of(run, ()))}
     if impossible := [arm for arm in asked if arm not in possible]:
         raise ConfigError(
             f"--arm {impossible[0]}: a run in direct mode has no target; its arm is adapter"
         )
-    return tuple(arm for arm in possible if arm in (asked or USUAL_ARMS))
 
 
-def _data(config: RunConfig, given: tuple[str, ...]) -> DataConfig:
-    """The run's `[data]` with the problems to judge on as its held-out ones."""
+def _possible_arms(config: RunConfig) -> tuple[str, ...]:
+    return PREFIX_ARMS if config.mode == "prefix" else ("adapter",)
+
+
+def _data(run: Path, data: DataConfig, given: tuple[str, ...]) -> DataConfig:
+    """The run's `[data]` with the problems to judge on as its held-out ones; its own are those that it kept."""
+    if not given and not data.eval:
+        raise ConfigError("--data: the run has no held-out problems (data.eval); name some")
+    train = _kept(run / TRAIN_FILE, data.train, data.code)
     if not given:
-        if not config.data.eval:
-            raise ConfigError("--data: the run has no held-out problems (data.eval); name some")
-        return config.data
+        held = _kept(run / EVAL_FILE, data.eval, data.code)
+        return data.model_copy(update={"train": train, "eval": held})
     sources = DataConfig.model_validate({"train": list(given)}).train
-    return resolve(config.data.model_copy(update={"eval": sources}), Path.cwd())
+    resolved = resolve(data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
+    return resolved.model_copy(update={"train": train})
 
 
-@functools.cache
-def _published(run: Path) -> dict[int, tuple[str, ...]]:
-    """Digests under which a run published each version; a journal is long, so it is read once for all checkpoints."""
-    found: dict[int, tuple[str, ...]] = {}
-    path = run / "journal.msgpack"
-    for each in journal.read(path) if path.exists() else ():
-        if isinstance(each, VersionPublished):
-            found[each.note.version] = (*found.get(each.note.version, ()), each.note.digest)
-    return found
+def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Source, ...]:
+    """The file in which a run kept the problems of some sources, or the sources of a run that never began."""
+    if not path.exists():
+        return sources
+    runs_programs = any(source.runs_programs(code) for source in sources)
+    return (Source(path=str(path.resolve()), code="tests" if runs_programs else "none"),)
 
 
 def _directory(plan: Plan, config: RunConfig, fresh: bool) -> Path:
-    """The evaluation's directory with its plan."""
+    """The evaluation's directory with its plan and with what the run kept."""
     directory = Path(config.directory)
     known = directory / PLAN_FILE
     if fresh and known.exists():
         shutil.rmtree(directory)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
-    tried = directory.parent.parent / "evaluations" / "candidates.json"
+    run = directory.parent.parent
+    tried = run / "evaluations" / "candidates.json"
     if tried.exists():
         shutil.copyfile(tried, directory / tried.name)
+    (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
+    for name, sources in ((TRAIN_FILE, config.data.train), (EVAL_FILE, config.data.eval)):
+        (directory / name).unlink(missing_ok=True)
+        kept = (run / name).resolve()
+        if [source.path for source in sources] == [str(kept)]:
+            shutil.copyfile(kept, directory / name)
     write_atomically(known, msgspec.json.encode(plan).decode())
     return directory

@@ -156,7 +156,13 @@ def _holds_a_run(directory: Path) -> bool:
 class Launcher:
     """The children of one launch: who asks (a learner, or what judges a trained adapter) and the workers that answer."""
 
-    def __init__(self, config: RunConfig, command: list[str], devices: int | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        command: list[str],
+        devices: int | None = None,
+        says_on_stderr: bool = False,
+    ) -> None:
         """`command`: module of the asking process and its arguments; `devices`: its GPUs, by default one per learner rank."""
         self._config = config
         self._directory = Path(config.directory)
@@ -164,7 +170,7 @@ class Launcher:
         devices = config.launch.learner_ranks if devices is None else devices
         self.learner = self._child("learner", command[0], command[1:], devices)
         self.workers: list[Child] = []
-        self._view = View(self._directory)
+        self._view = View(self._directory, says_on_stderr)
 
     def _child(self, name: str, module: str, arguments: list[str], devices: int = 1) -> Child:
         environment = {

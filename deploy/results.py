@@ -100,12 +100,21 @@ def _notes(results: list[Result], incomplete: list[str]) -> list[str]:
     prefixes = {(each.run, each.arm): each.prefix for each in results if each.prefix}
     errors = sum(each.errors for each in results)
     runs = {each.run for each in results}
+    asked = {
+        name: {each.asked for each in results if each.set == name}
+        for name in sorted({each.set for each in results})
+    }
     return [
         *([SAMPLED_NOTE] if any(each.accuracy.samples > 1 for each in results) else []),
         *(
             ["a line of several runs: their mean, with Student's interval over runs"]
             if len(runs) > 1
             else []
+        ),
+        *(
+            f"{name}: not all runs were judged on the same problems, their lines are no comparison"
+            for name, digests in asked.items()
+            if len(digests) > 1
         ),
         *(f"{run}, {arm}: {prefix!r}" for (run, arm), prefix in prefixes.items()),
         *([f"answers whose verifier failed, in no figure: {errors}"] if errors else []),

@@ -166,12 +166,11 @@ def _eta(document: Document, figures: Figures | None) -> str:
 class View:
     """Shows a run while it goes on: a live picture on a terminal, a line every few seconds elsewhere."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, is_on_stderr: bool = False) -> None:
         self._directory = directory
-        self._console = Console()
-        self._live = (
-            Live(console=self._console, auto_refresh=False) if sys.stdout.isatty() else None
-        )
+        self._console = Console(stderr=is_on_stderr)
+        stream = sys.stderr if is_on_stderr else sys.stdout
+        self._live = Live(console=self._console, auto_refresh=False) if stream.isatty() else None
         self._requester: Requester | None = None
         self._next_s = 0.0
         self._last_line = ""

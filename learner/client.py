@@ -14,6 +14,7 @@ from prefixrl.common.messages import (
     CannotGoOn,
     Evaluate,
     EvaluationProgress,
+    Forget,
     GetBatch,
     GetEvaluation,
     GetStatus,
@@ -90,6 +91,10 @@ class BrokerClient:
         answer, payload = self._ask(GetEvaluation(name), EvaluationProgress)
         decoder = msgspec.msgpack.Decoder(ScoredGroup)
         return answer, [decoder.decode(frame) for frame in payload]
+
+    def forget(self, name: str) -> None:
+        """Free what the broker holds of an evaluation that was fetched."""
+        self._ask(Forget(name), Accepted)
 
     def status(self) -> Document:
         """What the broker says of the run."""

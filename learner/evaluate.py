@@ -10,7 +10,7 @@ problems among the configured texts and the prefixes the untrained adapter write
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -69,7 +69,7 @@ class Evaluator:
         """Judge this version where one is due; to be called before it is published, or rollouts may have passed it by."""
         every = self._config.evaluation.every
         if every and version and version % every == 0:
-            self.asked.ask(Question(f"{AT}{version}.{GREEDY}", version, self._held_out))
+            self.asked.ask(Question(_name_at(version), version, self._held_out))
 
     def ask_candidates(self, first_batch: list[ScoredGroup]) -> None:
         """Judge every candidate for the fixed prefix on training problems, once the first groups show what is written often."""
@@ -96,8 +96,14 @@ class Evaluator:
             log.info("candidate for the fixed prefix: %r", text)
             self.asked.ask(Question(name, NO_ADAPTER, self._selection, prefix=tokens))
 
-    def _ask_arm(self, arm: str, version: int, prefix: bytes = b"") -> None:
-        for decoding in (GREEDY, SAMPLED):
+    def _ask_arm(
+        self,
+        arm: str,
+        version: int,
+        prefix: bytes = b"",
+        decodings: Sequence[str] = (GREEDY, SAMPLED),
+    ) -> None:
+        for decoding in decodings:
             name = f"{arm}.{decoding}"
             self.asked.ask(Question(name, version, self._held_out, decoding, prefix))
 
@@ -105,9 +111,16 @@ class Evaluator:
 
     def finish(self) -> None:
         """Choose the fixed prefix, judge it and the trained adapter, wait for everything that is open."""
-        self._ask_arm("trained_adapter", self.asked.iteration)
+        version = self.asked.iteration
+        self._ask_arm("trained_adapter", version, decodings=(SAMPLED,))
         deadline_s = time.monotonic() + self._config.evaluation.timeout_s
-        self.asked.wait(deadline_s, lambda name: name.startswith("candidate-"))
+        self.asked.wait(
+            deadline_s, lambda name: name.startswith("candidate-") or name == _name_at(version)
+        )
+        # The last version may have been due in training: what was judged then is not judged again.
+        last = Question(f"trained_adapter.{GREEDY}", version, self._held_out)
+        if not self.asked.adopt(last, _name_at(version)):
+            self.asked.ask(last)
         best = max(self._candidates, key=lambda name: self._mean(name), default=None)
         if best is not None and self._mean(best) >= 0.0:
             self._ask_arm("fixed_prefix", NO_ADAPTER, self._candidates[best])
@@ -165,6 +178,10 @@ def texts_of(config: RunConfig) -> Renderer | ByteRenderer:
     if config.rollout.engine == "simulated":
         return ByteRenderer()
     return Renderer(model_folder(config.adapter.model), config.rollout.max_prompt_tokens)
+
+
+def _name_at(version: int) -> str:
+    return f"{AT}{version}.{GREEDY}"
 
 
 def _version_of(name: str) -> int:

@@ -19,6 +19,8 @@ from prefixrl.common.accuracy import EvaluatedRow, accuracy
 from prefixrl.common.config import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.messages import Evaluate, ScoredGroup
+from prefixrl.common.offline import GREEDY as GREEDY
+from prefixrl.common.offline import SAMPLED as SAMPLED
 from prefixrl.common.packing import token_ids
 from prefixrl.common.process import write_atomically
 from prefixrl.common.rendering import ByteRenderer, Renderer
@@ -30,7 +32,6 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 ASKED_FILE = "asked.json"
 """What each file answers: a digest of all that its answers depend on."""
-GREEDY, SAMPLED = "greedy", "sampled"
 HEAT = {GREEDY: 0.0, SAMPLED: 1.0}
 """Of a decoding: 0 is greedy, 1 draws at the run's own temperatures."""
 NO_ADAPTER = -1
@@ -89,7 +90,7 @@ class Evaluations:
 
     def ask(self, question: Question) -> None:
         """Have it judged, unless its file stands there already."""
-        name, request = question.name, self._request(question)
+        name, request = question.name, request_of(question, self._config, self._texts)
         self._families |= {each.prompt_id: each.family for each in question.problems}
         if self.path(name).exists() and self._answered.get(name) == _digest(request):
             decoder = msgspec.json.Decoder(EvaluatedRow)
@@ -106,24 +107,17 @@ class Evaluations:
                 name, f"version {request.version} is gone: the run was resumed at {self.iteration}"
             )
 
+    def adopt(self, question: Question, twin: str) -> bool:
+        """Take the answers of a complete evaluation that asked the same under the name `twin`; whether there is one."""
+        if twin not in self.rows or twin in self.incomplete:
+            return False
+        self._write(request_of(question, self._config, self._texts), self.rows[twin])
+        self.rows[question.name] = self.rows[twin]
+        return True
+
     def path(self, name: str) -> Path:
         """Where the judged rows of an evaluation are kept."""
         return self._directory / f"{name}.jsonl"
-
-    def _request(self, question: Question) -> Evaluate:
-        heat = HEAT[question.decoding]
-        completions = self._config.scorer_sampling(heat)
-        limit = self._config.evaluation.max_new_tokens or completions.max_new_tokens
-        return Evaluate(
-            question.name,
-            question.version,
-            question.prefix,
-            tuple(problem.prompt() for problem in question.problems),
-            self._config.rollout_sampling(heat),
-            msgspec.structs.replace(completions, max_new_tokens=limit),
-            question.samples,
-            self._texts.raw(token_ids(question.prefix)) if question.prefix else None,
-        )
 
     def _send(self, request: Evaluate) -> None:
         self._client.evaluate(request)
@@ -157,12 +151,15 @@ class Evaluations:
             self._give_up(name, f"answers of several weights, {sorted(seen)}")
             return
         rows = [row for group in groups for row in self._rows(group)]
-        text = "".join(msgspec.json.encode(row).decode() + "\n" for row in rows)
-        write_atomically(self.path(name), text)
-        self._answered[name] = _digest(request)
-        write_atomically(self._directory / ASKED_FILE, msgspec.json.encode(self._answered).decode())
+        self._write(request, rows)
         self._close(name)
         self._take(request, rows)
+
+    def _write(self, request: Evaluate, rows: Sequence[EvaluatedRow]) -> None:
+        text = "".join(msgspec.json.encode(row).decode() + "\n" for row in rows)
+        write_atomically(self.path(request.name), text)
+        self._answered[request.name] = _digest(request)
+        write_atomically(self._directory / ASKED_FILE, msgspec.json.encode(self._answered).decode())
 
     def _take(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
         name, asked = request.name, len(request.prompts) * request.samples
@@ -224,6 +221,23 @@ class Evaluations:
                     self._give_up(name, f"not finished within {patience_s:g} s")
                 return
             time.sleep(POLL_S)
+
+
+def request_of(question: Question, config: RunConfig, texts: Renderer | ByteRenderer) -> Evaluate:
+    """A question as the broker is asked it; `texts` reads the prefix."""
+    heat = HEAT[question.decoding]
+    completions = config.scorer_sampling(heat)
+    limit = config.evaluation.max_new_tokens or completions.max_new_tokens
+    return Evaluate(
+        question.name,
+        question.version,
+        question.prefix,
+        tuple(problem.prompt() for problem in question.problems),
+        config.rollout_sampling(heat),
+        msgspec.structs.replace(completions, max_new_tokens=limit),
+        question.samples,
+        texts.raw(token_ids(question.prefix)) if question.prefix else None,
+    )
 
 
 def _digest(request: Evaluate) -> str:

@@ -8,17 +8,26 @@ which the run published it. What is judged already stands in files, so an evalua
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import msgspec
+import xxhash
 
-from prefixrl.common.accuracy import EvaluatedRow, accuracy
+from prefixrl.common.accuracy import accuracy
 from prefixrl.common.config import RunConfig, from_json, import_functions
-from prefixrl.common.errors import DataError, PeerLost
+from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
-from prefixrl.common.offline import PLAN_FILE, RESULTS_FILE, Plan, Result, Results
+from prefixrl.common.offline import (
+    PLAN_FILE,
+    RESULTS_FILE,
+    Plan,
+    Result,
+    Results,
+    check_weights,
+)
 from prefixrl.common.packing import pack_tokens
 from prefixrl.common.process import exit_codes, start_logging, write_atomically
 from prefixrl.common.rendering import ByteRenderer, Renderer
@@ -38,7 +47,7 @@ class Offline:
     """One plan, being carried out."""
 
     def __init__(
-        self, plan: Plan, config: RunConfig, client: BrokerClient, servers: Servers
+        self, plan: Plan, config: RunConfig, client: BrokerClient, watch: Callable[[], None]
     ) -> None:
         self._plan = plan
         self._config = config
@@ -46,7 +55,7 @@ class Offline:
         folder.mkdir(exist_ok=True)
         self._texts = texts_of(config)
         self._asked = Evaluations(config, client, folder, self._texts, 0, plan.version)
-        self._asked.watch = lambda: _check(servers)
+        self._asked.watch = watch
         self._sets: dict[str, list[Problem]] = {}
         for problem in problems.held_out(config):
             self._sets.setdefault(problem.source, []).append(problem)
@@ -136,12 +145,14 @@ class Offline:
 
     def _results(self) -> list[Result]:
         found = []
-        for name in self._sets:
+        for name, loaded in self._sets.items():
+            asked = loaded[: self._config.evaluation.problems]
             for arm in self._plan.arms:
                 for end in self._decodings():
                     rows = self._asked.rows.get(f"{arm}.{name}.{end}", [])
                     if (amount := accuracy(rows)) is not None:
-                        self._check_version(rows)
+                        held, published = rows[0].weights_digest, self._plan.published
+                        check_weights(self._plan.version, held, published)
                         is_adapter = rows[0].version >= 0
                         found.append(
                             Result(
@@ -154,23 +165,38 @@ class Offline:
                                 prefix="" if is_adapter else rows[0].prefix,
                                 errors=sum(row.status == "error" for row in rows),
                                 accuracy=amount,
+                                asked=_digest(asked),
                             )
                         )
         return found
 
-    def _check_version(self, rows: list[EvaluatedRow]) -> None:
-        """Raise DataError when what rollouts held is not what the run published as this version."""
-        held, published = rows[0].weights_digest, self._plan.published
-        if held and published and held not in published:
-            raise DataError(
-                f"the checkpoint of version {self._plan.version} holds weights with digest {held}, the run published "
-                f"{', '.join(published)}: it is not the version it says; name another --checkpoint"
-            )
+
+def _digest(asked: Sequence[Problem]) -> str:
+    pairs = [(each.question, each.gold) for each in asked]
+    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(pairs))
 
 
-def _check(servers: Servers) -> None:
-    if servers.failure:
-        raise PeerLost(servers.failure)
+@contextmanager
+def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, Callable[[], None]]]:
+    """A broker that trains nothing, and what to call while waiting for it; workers are sent home when all is well.
+
+    Raises:
+        PeerLost: by the call, when the servers are beyond help.
+    """
+    servers = Servers(config, Path(config.directory), 0, trains=False)
+    client = BrokerClient(servers.endpoint)
+
+    def watch() -> None:
+        if servers.failure:
+            raise PeerLost(servers.failure)
+
+    try:
+        yield client, watch
+        servers.expect_end()
+        client.stop("everything is judged")
+    finally:
+        client.close()
+        servers.close()
 
 
 @click.command()
@@ -182,20 +208,12 @@ def main(directory: Path) -> None:
         plan = msgspec.json.decode((directory / PLAN_FILE).read_bytes(), type=Plan)
         config = from_json(plan.config, f"the plan in {directory}")
         import_functions(config)
-        read = problems.read_all(config)
-        run_directory = RunDirectory(config, FREE_KEYS | {("data", "eval")})
-        problems.keep(run_directory.path, *read)
-        servers = Servers(config, run_directory.path, 0, trains=False)
-        client = BrokerClient(servers.endpoint)
-        try:
-            results = Offline(plan, config, client, servers).run()
+        owned = RunDirectory(config, FREE_KEYS | {("data", "eval")})
+        problems.keep_missing(config)
+        with serving(config) as (client, watch):
+            results = Offline(plan, config, client, watch).run()
             text = msgspec.json.format(msgspec.json.encode(results), indent=2).decode()
-            write_atomically(directory / RESULTS_FILE, text)
-            servers.expect_end()
-            client.stop("everything is judged")
-        finally:
-            client.close()
-            servers.close()
+            write_atomically(owned.path / RESULTS_FILE, text)
 
 
 if __name__ == "__main__":

@@ -6,27 +6,26 @@ data files ──▶ rows ──▶ problems ──▶ RUN/data/train.jsonl, eva
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from prefixrl.common.config import RunConfig
-from prefixrl.common.data_section import DataConfig, Source
+from prefixrl.common.data_section import EVAL_FILE, TRAIN_FILE, DataConfig, Source
 from prefixrl.common.errors import DataError
 from prefixrl.common.process import write_atomically
 from prefixrl.learner.broker.prompts import Mixture
 from prefixrl.learner.data import files
 from prefixrl.learner.data.lengths import too_long
-from prefixrl.learner.data.rows import Layout, is_wanted, layout, problem
 from prefixrl.learner.data.rows import Problem as Problem
+from prefixrl.learner.data.rows import is_wanted, layout, problem
 
 log = logging.getLogger(__name__)
 
 SHOWN_BAD_ROWS = 10
 BAD_ROWS_FILE = "bad_rows.jsonl"
-TRAIN_FILE, EVAL_FILE = "data/train.jsonl", "data/eval.jsonl"
 
 
 class BadRow(msgspec.Struct, frozen=True):
@@ -39,6 +38,17 @@ class BadRow(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.file} row {self.row}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class ReadRow:
+    """A row of a source."""
+
+    place: BadRow
+    """Where it stands; without a reason where it is a problem."""
+    problem: Problem | None
+    values: Mapping[str, object] = field(default_factory=dict)
+    """Its columns as they are; none where it cannot be read."""
 
 
 @dataclass
@@ -95,7 +105,11 @@ def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
         report = SourceReport(label, source.path or "")
         loaded.sources.append(report)
         is_marked = len(sources) > 1 or source.name is not None
-        for row, each in _problems(source, data, report):
+        for found in rows_of(source, data, report):
+            row, each = found.place, found.problem
+            if each is None:
+                report.bad.append(row)
+                continue
             if is_marked:
                 each = msgspec.structs.replace(each, prompt_id=f"{label}:{each.prompt_id}")
             if each.prompt_id in loaded.places:
@@ -119,42 +133,39 @@ def labels(sources: Sequence[Source]) -> list[str]:
     return found
 
 
-def _problems(
-    source: Source, data: DataConfig, report: SourceReport
-) -> Iterator[tuple[BadRow, Problem]]:
-    """Every problem with its place."""
+def rows_of(
+    source: Source, data: DataConfig, report: SourceReport, needs_all: bool = True
+) -> Iterator[ReadRow]:
+    """Every row of a source in its order, but for those that `where` and `without` leave out; counted in the report.
+
+    `needs_all`: a row without a gold answer, or without an id or family that has a column, is a bad one; else all it needs is a
+    question, and the gold answer of its problem may be "".
+    """
     excluded = _questions(source.without, data, report)
     shape = layout(source, data)
-    for place, values, row_id in _rows(source, shape, report):
-        try:
-            if not is_wanted(values, shape):
-                report.left_out += 1
-                continue
-            each = problem(values, shape, row_id, report.label)
-        except ValueError as error:
-            report.bad.append(msgspec.structs.replace(place, reason=str(error)))
-            continue
-        if excluded and _plain(each.question.removesuffix(shape.suffix)) in excluded:
-            report.left_out += 1
-            continue
-        yield place, each
-
-
-def _rows(
-    source: Source, shape: Layout, report: SourceReport
-) -> Iterator[tuple[BadRow, dict[str, object], str]]:
-    """Every readable row with its place and the id it has where its columns give none."""
+    if not needs_all:
+        shape = replace(shape, must_have_answer=False, must_have_id=False, must_have_family=False)
     root, found = _files(source)
     for row in files.rows(root, found, shape.columns):
         report.rows += 1
         place = BadRow(report.label, row.file, row.number, row.error)
         if row.values is None:
-            report.bad.append(place)
-        elif row.is_whole_file:
-            yield place, row.values, row.file
-        else:
-            in_file = f"{row.file}-{row.number}" if len(found) > 1 else str(row.number)
-            yield place, row.values, in_file
+            yield ReadRow(place, None)
+            continue
+        in_file = f"{row.file}-{row.number}" if len(found) > 1 else str(row.number)
+        row_id = row.file if row.is_whole_file else in_file
+        try:
+            if not is_wanted(row.values, shape):
+                report.left_out += 1
+                continue
+            each = problem(row.values, shape, row_id, report.label)
+        except ValueError as error:
+            yield ReadRow(msgspec.structs.replace(place, reason=str(error)), None, row.values)
+            continue
+        if excluded and _plain(each.question.removesuffix(shape.suffix)) in excluded:
+            report.left_out += 1
+            continue
+        yield ReadRow(place, each, row.values)
 
 
 def _files(source: Source) -> tuple[Path, list[Path]]:
@@ -178,7 +189,11 @@ def _questions(sources: Sequence[Source], data: DataConfig, report: SourceReport
     for source in sources:
         other = replace(report, label=f"{report.label} without {source.label}", rows=0, bad=[])
         bare = source.model_copy(update={"suffix": ""})
-        found.update(_plain(each.question) for _, each in _problems(bare, data, other))
+        for row in rows_of(bare, data, other):
+            if row.problem is None:
+                other.bad.append(row.place)
+            else:
+                found.add(_plain(row.problem.question))
         report.bad += other.bad
     return frozenset(found)
 
@@ -243,15 +258,39 @@ def keep(directory: Path, train: Loaded, held: Loaded) -> list[Problem]:
     if not (directory / TRAIN_FILE).exists():
         _write(directory / TRAIN_FILE, train.problems)
     _write(directory / EVAL_FILE, held.problems)
-    _write(directory / BAD_ROWS_FILE, bad := [*train.bad, *held.bad])
-    for report in (*train.sources, *held.sources):
+    _report(directory, train, held)
+    return _read(directory / TRAIN_FILE)
+
+
+def keep_missing(config: RunConfig) -> None:
+    """Read and keep those problems that a run directory does not hold; raises DataError as `read`."""
+    directory = Path(config.directory)
+    (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
+    read_now = []
+    for name, sources in ((TRAIN_FILE, config.data.train), (EVAL_FILE, config.data.eval)):
+        if not (directory / name).exists():
+            read_now.append(loaded := _fitting(read(sources, config.data), config))
+            _write(directory / name, loaded.problems)
+    _report(directory, *read_now)
+
+
+def _report(directory: Path, *read_now: Loaded) -> None:
+    """Log what became of the rows and write the bad ones down."""
+    bad = [row for loaded in read_now for row in loaded.bad]
+    _write(directory / BAD_ROWS_FILE, bad)
+    for report in (each for loaded in read_now for each in loaded.sources):
         log.info("%s", report)
     if bad:
         shown = "".join(f"\n  {row}" for row in bad[:SHOWN_BAD_ROWS])
         log.warning(
             "%d bad rows are skipped (all in %s)%s", len(bad), directory / BAD_ROWS_FILE, shown
         )
-    return _read(directory / TRAIN_FILE)
+
+
+def keep_none(directory: Path) -> None:
+    """Make a directory that of a run without problems: one whose broker is only asked."""
+    (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
+    _write(directory / TRAIN_FILE, ())
 
 
 def mixture(config: RunConfig, train: Sequence[Problem]) -> Mixture | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from prefixrl.common.continuations import row_verdict
+from prefixrl.common.extract import extract_answer
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
     Finish,
@@ -86,6 +87,9 @@ class Judging:
 
     def take(self, answered: Answered) -> None:
         """Let the verifier judge a text, unless it was cut and is worth nothing, or no training, for that."""
+        if not self.open[answered.task].prompts[answered.place].gold:
+            self.settle(answered.task, answered.place, self._unjudged(answered))
+            return
         is_masked = self._cut == "mask" and self.open[answered.task].task.kind == "train"
         if answered.finish != "length" or not (is_masked or self._cut == "zero"):
             self._verify(answered)
@@ -97,6 +101,20 @@ class Judging:
             0.0, status, "", answered.finish, tokens, 0, kept, "", answered.was_text, answered.was_cached
         )  # fmt: skip
         self.settle(answered.task, answered.place, cut)
+
+    def _unjudged(self, answered: Answered) -> TextVerdict:
+        """Of an answer to a problem without a gold one."""
+        return TextVerdict(
+            reward=0.0,
+            status="no_gold",
+            extracted=extract_answer(answered.text) or "",
+            finish=answered.finish,
+            completion_tokens=answered.completion_tokens,
+            elapsed_ms=0,
+            completion=answered.text if self.keeps_text(answered.task) else "",
+            was_text=answered.was_text,
+            was_cached=answered.was_cached,
+        )
 
     def _verify(self, answered: Answered) -> None:
         key, prompt = next(self._keys), self.open[answered.task].prompts[answered.place]

@@ -61,6 +61,7 @@ class Evaluations:
         self._deaths: Counter[tuple[int, ...]] = Counter()
         self._runs: dict[str, EvaluationRun] = {}
         self._published: dict[int, str] = {}
+        self._forgotten: Counter[str] = Counter()
         self._next = 0
 
     def add(self, request: Evaluate) -> None:
@@ -93,12 +94,19 @@ class Evaluations:
 
     def counts(self) -> dict[str, int]:
         """Groups asked for, judged and failed."""
-        runs = self._runs.values()
-        return {
-            "asked": sum(run.total for run in runs),
-            "judged": sum(len(run.results) for run in runs),
-            "failed": sum(len(run.failed) for run in runs),
-        }
+        found = Counter(self._forgotten)
+        for run in self._runs.values():
+            found.update(_counts(run))
+        return {name: found[name] for name in ("asked", "judged", "failed")}
+
+    def forget(self, name: str) -> None:
+        """Free a finished evaluation; raises ValueError while it is not, for its leases are still out."""
+        run = self._runs.get(name)
+        if run is not None and not run.finished:
+            raise ValueError(f"evaluation {name} is not finished: it cannot be forgotten")
+        if run is not None:
+            self._forgotten.update(_counts(run))
+            del self._runs[name]
 
     def run_of(self, seq: int) -> EvaluationRun:
         """The evaluation a group belongs to."""
@@ -204,3 +212,7 @@ class Evaluations:
         """Accept scored groups; a group judged twice keeps its first verdict."""
         for group in groups:
             self.run_of(group.prefixes.seq).results.setdefault(group.prefixes.seq, group)
+
+
+def _counts(run: EvaluationRun) -> dict[str, int]:
+    return {"asked": run.total, "judged": len(run.results), "failed": len(run.failed)}

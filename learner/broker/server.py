@@ -28,6 +28,7 @@ from prefixrl.common.messages import (
     Done,
     Evaluate,
     EvaluationProgress,
+    Forget,
     FromBroker,
     GetBatch,
     GetEvaluation,
@@ -225,6 +226,7 @@ class Broker:
                 | Published()
                 | Evaluate()
                 | GetEvaluation()
+                | Forget()
                 | GetStatus()
                 | Stop()
             ):
@@ -439,6 +441,9 @@ class Broker:
                 self._send(peer, Accepted())
             case GetEvaluation(name):
                 self._send_evaluation(peer, name)
+            case Forget(name):
+                self.dispatcher.evaluations.forget(name)
+                self._send(peer, Accepted())
             case GetStatus():
                 self._send(peer, Status(msgspec.json.encode(document(self, now_s))))
             case Stop(reason):
@@ -492,5 +497,6 @@ class Broker:
             [encode(run.results[seq]) for seq in sorted(run.results)] if run.finished else []
         )
         done, failed = len(run.results), len(run.failed)
-        progress = EvaluationProgress(name, run.total, done, failed, run.unsampled)
+        causes = {seq - run.first: cause for seq, cause in run.failed.items()}
+        progress = EvaluationProgress(name, run.total, done, failed, run.unsampled, causes)
         self._send(peer, progress, payload)

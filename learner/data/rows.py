@@ -45,6 +45,7 @@ class Layout:
     code: CodeMode
     tests_where: tuple[str, str] | None
     where: Mapping[str, tuple[str, ...]]
+    must_have_answer: bool = True
 
     @property
     def columns(self) -> frozenset[str]:
@@ -107,11 +108,18 @@ def problem(values: Mapping[str, object], layout: Layout, place: str, source: st
     return Problem(
         prompt_id=_text(values, names[0], "text") if names else place,
         question=question + layout.suffix,
-        gold=_first(values, layout.answer),
+        gold=_gold(values, layout),
         family=_text(values, family, "text") if has_family else "",
         code=_code(values, layout),
         source=source,
     )
+
+
+def _gold(values: Mapping[str, object], layout: Layout) -> str:
+    """The gold answer; "" where the row says none and need not."""
+    said = [_found(values, name) for name, _ in layout.answer]
+    is_blank = all(each is None or each == [] or not str(each).strip() for each in said)
+    return "" if is_blank and not layout.must_have_answer else _first(values, layout.answer)
 
 
 def _code(values: Mapping[str, object], layout: Layout) -> CodeMode:

@@ -1,6 +1,8 @@
-"""`prefixrl eval` on a real run: offline it finds what was found in training, answer by answer, and refuses other weights."""
+"""`prefixrl eval` and `generate` on a real run: what was found in training, answer by answer; other weights are refused."""
 
 import json
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,25 +12,41 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from run_helper import SMALL, finish, launched
+from run_helper import ROOT, SMALL, finish, launched, wait_for
 
 pytestmark = pytest.mark.timeout(400)
 
 SETTINGS = ("evaluation.every=2", "algorithm.iterations=6", "checkpoint.keep=9")
+EXAMPLE = ROOT / "deploy/examples/arithmetic"
 ALL_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A finished run; the files of its problems are gone: what is judged afterwards are the problems that it kept."""
     directory = tmp_path_factory.mktemp("evaluated") / "run"
-    with launched(directory, *SMALL, *SETTINGS) as process:
+    sources = directory.parent / "sources"
+    sources.mkdir()
+    for name in ("train", "heldout"):
+        shutil.copyfile(EXAMPLE / f"{name}.jsonl", sources / f"{name}.jsonl")
+    data = (f"data.train={sources}/train.jsonl", f"data.eval={sources}/heldout.jsonl")
+    with launched(directory, *SMALL, *SETTINGS, *data) as process:
         finish(process, directory)
+    shutil.rmtree(sources)
     yield directory
 
 
+def prefixrl(*arguments: str | Path, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "prefixrl.deploy", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+
+
 def evaluate(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "prefixrl.deploy", "eval", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return prefixrl("eval", *arguments)
+
+
+def lines_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -79,6 +97,79 @@ def test_offline_the_same_checkpoints_give_the_same_answers(run: Path) -> None:
     assert "| adapter@4 | greedy |" in table and "| adapter@0 | sampled2 |" in table
 
 
+def test_the_last_version_is_judged_once_in_training_and_told_as_both(run: Path) -> None:
+    last = run / "evaluations/adapter@6.greedy.jsonl"
+    assert last.read_bytes() == (run / "evaluations/trained_adapter.greedy.jsonl").read_bytes()
+    names = [f"adapter@{version}" for version in (2, 4, 6)]
+    asked = json.loads((run / "evaluations/asked.json").read_text())
+    assert {f"{name}.greedy" for name in (*names, "trained_adapter")} <= set(asked)
+
+
+def test_generated_answers_are_those_of_an_evaluation_row_by_row(run: Path) -> None:
+    problems = rows(EXAMPLE / "heldout.jsonl")[:64]
+    given = [json.dumps(each) for each in problems]
+    given[20] = json.dumps({name: problems[20][name] for name in ("id", "question")})
+    given.insert(10, "{no JSON")
+    finished = prefixrl("generate", run, "--version", "4", stdin="\n".join(given))
+    assert finished.returncode == 6, finished.stderr
+    assert "stdin row 11: bad row: JSON is malformed" in finished.stderr
+    found = lines_of(finished.stdout)
+    assert [line["row"] for line in found] == list(range(1, 66))
+    bad = found.pop(10)
+    assert (bad["status"], bad["completion"], bad["version"]) == ("bad_row", "", -1)
+    judged = rows(run / "evaluations/adapter@4.greedy.jsonl")
+    same = ("prefix", "completion", "extracted", "finish", "version", "weights_digest")
+    for line, row, problem in zip(found, judged, problems, strict=True):
+        assert [line[name] or "" for name in same] == [row[name] for name in same]
+        assert (line["id"], line["question"]) == (problem["id"], problem["question"])
+        if line["row"] == 22:
+            assert (line["gold"], line["status"], line["reward"]) == (None, "no_gold", None)
+            assert line["family"] == ""
+        else:
+            assert (line["gold"], line["reward"]) == (problem["answer"], row["reward"])
+            assert (line["family"], line["columns"]) == (problem["family"], {})
+
+
+def test_a_policy_alone_answers_in_direct_mode_several_times_where_asked(tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    flags = ("--adapter", EXAMPLE.parent / "arithmetic_direct/policy", "--samples", "2")
+    limits = ("--temperature", "0.7", "--set", "rollout.answer_tokens=24", "--out", out)
+    finished = prefixrl(
+        "generate",
+        *flags,
+        *limits,
+        "--data",
+        EXAMPLE / "heldout.jsonl",
+        "--set",
+        "launch.scorers=1",
+    )
+    assert finished.returncode == 0 and finished.stdout == "", finished.stderr
+    found = rows(out)
+    assert len(found) == 2 * len(rows(EXAMPLE / "heldout.jsonl"))
+    assert [line["sample"] for line in found[:4]] == [0, 1, 0, 1]
+    assert {(line["prefix"], line["prefix_tokens"]) for line in found} == {("", 0)}
+    assert min(line["completion_tokens"] for line in found) > 0
+    assert {line["status"] for line in found} <= {"ok", "no_answer", "parse_fail"}
+    pairs = zip(found[::2], found[1::2], strict=True)
+    assert any(one["completion"] != other["completion"] for one, other in pairs), "drawn anew"
+
+
+def test_an_interrupt_leaves_whole_lines(tmp_path: Path) -> None:
+    out, many = tmp_path / "answers.jsonl", tmp_path / "many.jsonl"
+    many.write_text(
+        "".join(json.dumps({"question": f"q{index}"}) + "\n" for index in range(20_000))
+    )
+    models = ("--adapter", str(EXAMPLE / "adapter"), "--target", str(EXAMPLE / "target"))
+    simulated = ("--set", "rollout.engine=simulated", "--set", "scorer.engine=simulated")
+    command = [sys.executable, "-m", "prefixrl.deploy", "generate", *models, *simulated]
+    with subprocess.Popen([*command, "--data", str(many), "--out", str(out)]) as process:
+        wait_for(lambda: out.exists() and out.stat().st_size, "a first line")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
+    text = out.read_text()
+    assert text.endswith("\n") and 0 < len(lines_of(text)) < 20_000
+
+
 def test_asked_again_nothing_is_judged_twice_and_other_settings_are_refused(run: Path) -> None:
     kept = run / "eval/step_00000004/evaluations/adapter.heldout.greedy.jsonl"
     written = kept.stat().st_mtime_ns
@@ -114,6 +205,28 @@ def test_what_cannot_be_judged_is_said_at_once(
     finished = evaluate(run, *flags)
     assert finished.returncode == 2 and said in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), "nothing to answer with: give a RUN"),
+        (("nowhere",), "nowhere holds no run"),
+        (("RUN", "--version", "5"), "keeps 0, 2, 4, 6 and latest"),
+        (("RUN", "--adapter", "mine"), "--adapter and --target are for models without a run"),
+        (("RUN", "--data", "nowhere.jsonl"), "there is no such file"),
+        (("RUN", "--data", "-", "--data", "-"), "stdin can be read once only"),
+        (("RUN", "--samples", "2", "--temperature", "0"), "greedy answers are all alike"),
+        (("--adapter", "./mine"), "there is no such folder"),
+        (("RUN", "--out", "/nowhere/answers.jsonl"), "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_answered_is_said_at_once(
+    run: Path, flags: tuple[str, ...], said: str
+) -> None:
+    finished = prefixrl("generate", *(str(run) if flag == "RUN" else flag for flag in flags))
+    assert finished.returncode == 2 and said in finished.stderr, finished.stderr
+    assert "Traceback" not in finished.stderr and finished.stdout == ""
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:

@@ -33,13 +33,13 @@ class JudgingClient:
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
-        self._asked: dict[str, Evaluate] = {}
+        self.asked: dict[str, Evaluate] = {}
 
     def evaluate(self, request: Evaluate) -> None:
-        self._asked[request.name] = request
+        self.asked[request.name] = request
 
     def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
-        request = self._asked[name]
+        request = self.asked[name]
         groups = [
             scored(prompt, request.version, self._judge(name, index))
             for index, prompt in enumerate(request.prompts)
@@ -139,6 +139,29 @@ def test_an_arm_stays_incomplete_when_its_file_is_read_again(tmp_path: Path) -> 
     evaluated(tmp_path, lambda name, problem: None)
     again = evaluated(tmp_path, lambda name, problem: 1.0)
     assert "no_prefix.greedy" in again.asked.incomplete
+
+
+def test_the_last_version_is_not_judged_again_where_it_was_due_in_training(tmp_path: Path) -> None:
+    train = tmp_path / "train.jsonl"
+    config = run_on_disk(
+        tmp_path,
+        rollout={"engine": "simulated"},
+        data={"eval": str(train)},
+        evaluation={"problems": 4, "every": 2},
+    )
+    for last, is_due in ((4, True), (5, False)):
+        client = JudgingClient(lambda name, problem: float(problem == 0))
+        directory = tmp_path / str(last)
+        directory.mkdir()
+        evaluator = Evaluator(config, cast(BrokerClient, client), directory, 0)
+        evaluator.asked.iteration = last
+        evaluator.ask_version(last)
+        evaluator.finish()
+        assert (f"adapter@{last}.greedy" in client.asked) is is_due
+        assert ("trained_adapter.greedy" in client.asked) is not is_due
+        assert evaluator.arms()["trained_adapter"]["greedy"].accuracy == 0.25
+        assert evaluator.curve()[-1].version == last
+        assert (directory / "evaluations/trained_adapter.greedy.jsonl").exists()
 
 
 def test_fractional_rewards_are_told_as_a_mean_reward(

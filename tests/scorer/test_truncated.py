@@ -39,23 +39,27 @@ def run_config(folder: Path, **scorer: Any) -> RunConfig:
     return run_on_disk(folder, scorer=given, rollout={"engine": "simulated"})
 
 
-def without_prefixes(task: ScoreTask) -> ScoreTask:
+def without_prefixes(task: ScoreTask, gold: str = "1") -> ScoreTask:
     """The same task with nothing written yet, so that a row's text is the engine's."""
     empty = msgspec.structs.replace(task.groups[0].rows[0], tokens=b"", logprobs=b"")
     groups = tuple(
         msgspec.structs.replace(group, rows=(empty,) * len(group.rows),
-                                prompt=msgspec.structs.replace(group.prompt, question="?", gold="1"))
+                                prompt=msgspec.structs.replace(group.prompt, question="?", gold=gold))
         for group in task.groups
     )  # fmt: skip
     return msgspec.structs.replace(task, groups=groups)
 
 
 def score(
-    config: RunConfig, task: ScoreTask, texts: list[str], kind: Kind = "train"
+    config: RunConfig,
+    task: ScoreTask,
+    texts: list[str],
+    kind: Kind = "train",
+    gold: str = "1",
 ) -> tuple[Scores, WritingEngine]:
     """What a scorer makes of a task when its target writes these texts."""
     engine, pool = WritingEngine(texts, prompt_bytes=1), VerifierPool(1, 5)
-    link = OneTask(msgspec.structs.replace(without_prefixes(task), kind=kind))
+    link = OneTask(msgspec.structs.replace(without_prefixes(task, gold), kind=kind))
     scorer = Scorer(config, link, engine, ByteRenderer(), pool, ModelDigests("", "", ""))  # type: ignore[arg-type]
     try:
         scorer.run(lambda: False)
@@ -78,6 +82,20 @@ def one_task(config: RunConfig) -> ScoreTask:
 
 TEXTS = [EARLY, LATE, r"\boxed{1}", r"\boxed{2}"]
 """Cut with an answer, cut before it, whole and right, whole and wrong."""
+
+
+@pytest.mark.parametrize("truncated", ["judge", "zero", "mask"])
+def test_without_a_gold_answer_nothing_is_judged_and_the_answer_is_still_found(
+    tmp_path: Path, truncated: str
+) -> None:
+    config = run_config(tmp_path, truncated=truncated)
+    scores, _ = score(config, one_task(config), TEXTS, kind="eval", gold="")
+    verdicts = [each for group in scores.groups for each in group.verdicts]
+    assert [each.status for each in verdicts] == ["no_gold"] * 4
+    assert not any(each.is_judged for each in verdicts)
+    assert [each.extracted for each in verdicts] == ["1", "", "1", "2"]
+    assert [each.finish for each in verdicts] == ["length", "length", "eos", "eos"]
+    assert verdicts[2].completion == TEXTS[2]
 
 
 @pytest.mark.parametrize(

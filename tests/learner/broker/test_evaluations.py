@@ -1,6 +1,7 @@
 """Evaluations: the same text whoever works, one version, an end whatever happens."""
 
 import msgspec
+import pytest
 
 from prefixrl.common.messages import (
     Evaluate,
@@ -207,6 +208,19 @@ def test_the_first_verdict_stands() -> None:
 
 def test_an_evaluation_of_nothing_is_finished() -> None:
     assert run_named(with_request(request(count=0)), "v3").finished
+
+
+def test_what_is_forgotten_stays_counted_and_its_numbers_are_not_given_again() -> None:
+    evaluations = with_request(request("first", count=3), request("second", count=2))
+    with pytest.raises(ValueError, match="evaluation first is not finished"):
+        evaluations.forget("first")
+    finish(evaluations, 3)
+    evaluations.forget("first")
+    evaluations.forget("first")
+    assert evaluations.get("first") is None and run_named(evaluations, "second").finished
+    assert evaluations.counts() == {"asked": 5, "judged": 5, "failed": 0}
+    evaluations.add(request("third", count=1))
+    assert run_named(evaluations, "third").first == 5
 
 
 def test_an_unknown_name_is_none() -> None:
