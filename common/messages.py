@@ -559,8 +559,8 @@ class EvaluationProgress(_Message, frozen=True):
     failed: int
     unsampled: int = 0
     """Groups whose prefixes of a pinned version are still to come."""
-    causes: dict[int, str] = {}
-    """Why groups failed, by their place among the prompts."""
+    causes: tuple[tuple[int, str], ...] = ()
+    """Which groups failed, by their place among the prompts, and why."""
 
 
 class Status(_Message, frozen=True):

@@ -187,7 +187,7 @@ class Generation:
             check_weights(self._plan.version, group.weights_digest, self._plan.published)
         block.groups = {group.prefixes.prompt.prompt_id: group for group in groups}
         prompts = block.request.prompts
-        block.causes = {prompts[at].prompt_id: cause for at, cause in progress.causes.items()}
+        block.causes = {prompts[at].prompt_id: cause for at, cause in progress.causes}
         block.is_done = True
         client.forget(block.request.name)
         return True

@@ -497,6 +497,6 @@ class Broker:
             [encode(run.results[seq]) for seq in sorted(run.results)] if run.finished else []
         )
         done, failed = len(run.results), len(run.failed)
-        causes = {seq - run.first: cause for seq, cause in run.failed.items()}
+        causes = tuple((seq - run.first, cause) for seq, cause in run.failed.items())
         progress = EvaluationProgress(name, run.total, done, failed, run.unsampled, causes)
         self._send(peer, progress, payload)

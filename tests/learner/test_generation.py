@@ -47,7 +47,7 @@ class AnsweringClient:
         if self._is_broken or name != list(self.asked)[-1]:
             return EvaluationProgress(name, len(prompts), 0, 0), []
         groups = [self._scored(each) for each in prompts if "fail" not in each.question]
-        causes = {at: LOST for at, each in enumerate(prompts) if "fail" in each.question}
+        causes = tuple((at, LOST) for at, each in enumerate(prompts) if "fail" in each.question)
         return EvaluationProgress(name, len(prompts), len(groups), len(causes), 0, causes), groups
 
     def _scored(self, prompt: Prompt) -> ScoredGroup:
