@@ -5,6 +5,7 @@
     │   ├── ConfigError    the run's TOML, a --set or a flag
     │   └── DataError      a data file or a model folder
     ├── Refusal            exit 3: a peer said no (another target model, another protocol, the probe failed)
+    ├── RunIsOver          exit 0: no fault, this process came when there was nothing left to do
     ├── PeerLost           exit 4: a wait ran past its deadline; names what was awaited and from whom
     └── TrainingFault      exit 5: the learner cannot go on (non-finite weights)
         └── NothingToTrain  the prompt filter lets too little through, or too much fails
@@ -37,6 +38,12 @@ class Refusal(PrefixRLError):
     """A peer refused this process for good; doing the same again would be refused again."""
 
     exit_code = 3
+
+
+class RunIsOver(PrefixRLError):
+    """The run ended before this process had joined it."""
+
+    exit_code = 0
 
 
 class PeerLost(PrefixRLError):

@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal
+from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal, RunIsOver
 from prefixrl.common.messages import (
     PROTOCOL,
     Ack,
@@ -71,7 +71,7 @@ class Link:
         )
         self._outgoing: queue.SimpleQueue[ToBroker] = queue.SimpleQueue()
         self._unacknowledged: dict[tuple[str, int], tuple[Prefixes | Scores, float]] = {}
-        self._welcome: queue.SimpleQueue[Welcome | Reject] = queue.SimpleQueue()
+        self._welcome: queue.SimpleQueue[Welcome | Reject | Done] = queue.SimpleQueue()
         self._heartbeat_s = heartbeat_s
         self._known = False
         self._greeted = False
@@ -84,7 +84,7 @@ class Link:
     # --- for the work loop -------------------------------------------------------------------------------------------
 
     def welcome(self, timeout_s: float = FIRST_CONTACT_S) -> Welcome:
-        """Wait for the broker's Welcome; raises PeerLost or Refusal."""
+        """Wait for the broker's Welcome; raises PeerLost, Refusal or RunIsOver."""
         try:
             answer = self._welcome.get(timeout=timeout_s)
         except queue.Empty:
@@ -93,6 +93,8 @@ class Link:
             ) from None
         if isinstance(answer, Reject):
             raise Refusal(answer.reason)
+        if isinstance(answer, Done):
+            raise RunIsOver(f"there is nothing to do: {answer.reason}")
         if answer.protocol != PROTOCOL:
             raise Refusal(
                 f"the broker speaks protocol {answer.protocol}, this process {PROTOCOL}; use one release"
@@ -229,7 +231,7 @@ class Link:
             case Unknown():
                 pass  # an answer to what was sent before the Hello that is under way
             case Done() if not self._greeted:
-                self._welcome.put(Reject(f"there is nothing to do: {message.reason}"))
+                self._welcome.put(message)
             case Ack(task, attempt):
                 self._unacknowledged.pop((task, attempt), None)
             case Reject() if not self._known:

@@ -36,7 +36,7 @@ class Joined:
 
 
 def join(endpoint: str, role: Literal["rollout", "scorer"], overrides: Overrides) -> Joined:
-    """Connect and learn the run; raises PeerLost, Refusal, ConfigError, DataError."""
+    """Connect and learn the run; raises PeerLost, Refusal, RunIsOver, ConfigError, DataError."""
     link = Link(endpoint, role)
     welcome = link.welcome()
     link.name = welcome.worker

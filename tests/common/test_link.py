@@ -26,6 +26,7 @@ from prefixrl.common.messages import (
     Unknown,
     Welcome,
 )
+from prefixrl.common.process import exit_codes
 from prefixrl.common.transport import Server
 
 WELCOME = Welcome(PROTOCOL, "run", "scorer-0", "{}", "tcp://127.0.0.1:9")
@@ -199,6 +200,17 @@ def test_a_rejected_hello_ends_with_the_reason(broker: FakeBroker, link: Link) -
     broker.say(Reject("another target"))
     with pytest.raises(Refusal, match="another target"):
         link.welcome()
+
+
+def test_who_comes_when_the_run_is_over_leaves_without_a_fault(
+    broker: FakeBroker, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.next()
+    broker.say(Done("everything is judged"))
+    with pytest.raises(SystemExit) as end, exit_codes():
+        link.welcome()
+    assert end.value.code == 0
+    assert capsys.readouterr().err == "there is nothing to do: everything is judged\n"
 
 
 def test_a_reject_in_the_middle_of_work_ends_with_the_reason(
