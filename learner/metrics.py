@@ -8,7 +8,7 @@ import msgspec
 from prefixrl.common.messages import Batch, StageTimes
 from prefixrl.common.status import Document, Spent
 from prefixrl.learner.report import IterationMetrics
-from prefixrl.learner.shard import (
+from prefixrl.learner.shares import (
     as_text_fraction,
     cached_fraction,
     masked_fraction,

@@ -26,7 +26,7 @@ from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.filtering import Starved
 from prefixrl.learner.broker.window import Choice, Wait
 from prefixrl.learner.plan import plan_iteration, rows_of_rank
-from prefixrl.learner.shard import truncated_fraction
+from prefixrl.learner.shares import truncated_fraction
 
 NOT_YET_EVERY_S = 1.0
 NAMED_GROUPS = 4

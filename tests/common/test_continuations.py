@@ -23,7 +23,7 @@ from prefixrl.common.messages import (
 )
 from prefixrl.common.packing import check_scores
 from prefixrl.learner.broker.batches import _batch_group
-from prefixrl.learner.shard import cached_fraction, masked_fraction, statuses, truncated_fraction
+from prefixrl.learner.shares import cached_fraction, masked_fraction, statuses, truncated_fraction
 
 M = 3
 

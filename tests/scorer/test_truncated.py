@@ -24,7 +24,7 @@ from prefixrl.common.messages import (
 )
 from prefixrl.common.packing import check_scores
 from prefixrl.common.rendering import ByteRenderer
-from prefixrl.learner.shard import masked_fraction
+from prefixrl.learner.shares import masked_fraction
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier_pool import VerifierPool
 from scoring_world import OneTask, WritingEngine
