@@ -22,6 +22,7 @@ SMALL = (
     "evaluation.selection_problems=16",
     "evaluation.sampled_candidates=1",
     "broker.silence_s=2",
+    "launch.scorers=1",
 )
 
 

@@ -34,14 +34,19 @@ FIGURES = {
     *("importance", "importance_ess_fraction", "importance_capped_fraction", "ratio"),
     *("behaviour_gap", "masked_tokens_fraction", "truncated_fraction", "steps_left_out"),
 }
-LONG = ("algorithm.iterations=200", "launch.scorers=2", "broker.silence_s=6")
-"""Long enough for newcomers to load on a busy machine, and patient with those that are slow to beat."""
+TWO_SCORERS = ("algorithm.iterations=40", "launch.scorers=2", "broker.silence_s=6")
+"""Patient with those that are slow to beat."""
 
 
 def scorer(directory: Path) -> "subprocess.Popen[bytes]":
     endpoint = (directory / "endpoint").read_text().strip()
     command = [sys.executable, "-m", "prefixrl.scorer", "--connect", endpoint]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def ready(directory: Path) -> set[int]:
+    """Process ids of the workers that have loaded."""
+    return {each["pid"] for each in status(directory)["workers"] if each["engine"]}
 
 
 @pytest.fixture
@@ -80,12 +85,19 @@ def test_a_killed_scorer_is_made_good_and_newcomers_get_work(
     tmp_path: Path, newcomer: Callable[["subprocess.Popen[bytes]"], "subprocess.Popen[bytes]"]
 ) -> None:
     directory = tmp_path / "run"
-    with launched(directory, *SMALL, *LONG) as process:
+    with launched(directory, *SMALL, *TWO_SCORERS) as process:
         wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
         victim = wait_for(lambda: child(process, "prefixrl-scorer"), "a scorer")
         victim.kill()
         newcomers = [newcomer(scorer(directory)) for _ in range(2)]
         pids = {each.pid for each in newcomers}
+        # The run stands still while they load: else it might be over before they have on a busy machine.
+        learner = wait_for(lambda: child(process, "prefixrl-learner"), "the learner")
+        learner.suspend()
+        try:
+            wait_for(lambda: pids <= ready(directory), "both newcomers", timeout_s=180.0)
+        finally:
+            learner.resume()
         waited: dict[int, float] = {}
 
         def both_have_worked() -> bool:
@@ -99,7 +111,7 @@ def test_a_killed_scorer_is_made_good_and_newcomers_get_work(
         for each in newcomers:
             assert each.wait(30) == 0
     check_books(summary, directory)
-    assert summary["groups"]["trained"] == 200 * 16
+    assert summary["groups"]["trained"] == 40 * 16
     assert summary["losses"]["scorer: lost"] == 1
     check_metrics(directory)
 

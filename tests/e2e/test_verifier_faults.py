@@ -104,9 +104,9 @@ def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_
     settings = (
         f"adapter.model={policy}",
         "data.code=answers",
-        "algorithm.groups_per_iteration=8",
+        "algorithm.groups_per_iteration=4",
         "algorithm.samples_per_prompt=4",
-        "algorithm.iterations=6",
+        "algorithm.iterations=5",
         "evaluation.problems=8",
         "broker.max_failure_share=1",
         "broker.requeues=1000",
@@ -125,7 +125,7 @@ def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_
         allow_files(process, None)
         summary = finish(process, directory)
     check_books(summary, directory)
-    assert summary["groups"]["trained"] == 6 * 8
+    assert summary["groups"]["trained"] == 5 * 4
     assert set(summary["row_errors"]) == {"sandbox failed"}
     golds = {
         line["id"]: line["answer"] for line in map(json.loads, TRAINING.read_text().splitlines())
