@@ -138,7 +138,7 @@ def main(path: Path, quick: bool) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     at, started_s = commit(), time.monotonic()
-    iterations, pairs = (20, 1) if quick else (50, 3)
+    iterations, pairs = (20, 1) if quick else (50, 2)
     without: list[Ran] = []
     having: list[Ran] = []
     for pair in range(pairs):

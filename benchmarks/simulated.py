@@ -39,7 +39,8 @@ def simulated_run(
             "data": {"train": str(directory / "train.jsonl")},
             "rollout": {"engine": "simulated", "groups_per_task": 1, "prefix_tokens": 4},
             "scorer": {"engine": "simulated", "max_new_tokens": 8},
-            "simulated": {"prefix_s": prefix_s, "completion_s": scoring_s},
+            # Right answers need no sympy: what is measured is not how fast answers are judged.
+            "simulated": {"prefix_s": prefix_s, "completion_s": scoring_s, "accuracy": 1.0},
             "algorithm": {
                 "groups_per_iteration": GROUPS,
                 "samples_per_prompt": 2,

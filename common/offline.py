@@ -21,6 +21,8 @@ class Plan(msgspec.Struct, frozen=True):
     """The resolved config as JSON: its adapter is to be judged on its held-out problems, its directory is the evaluation's."""
     label: str
     """Of the run, in tables."""
+    kind: str
+    """What the run trained, in words: mode, low-rank or not, models. Only runs of one kind have a mean."""
     version: int
     """Iterations the adapter was trained for."""
     published: tuple[str, ...]
@@ -49,6 +51,8 @@ class Result(msgspec.Struct, frozen=True):
     accuracy: Accuracy
     asked: str = ""
     """Digest of the questions and gold answers: figures of other problems are no comparison."""
+    kind: str = ""
+    """Of the run, as in `Plan`."""
 
 
 class Results(msgspec.Struct, frozen=True):

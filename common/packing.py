@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.continuations import row_verdict
-from prefixrl.common.messages import GroupPrefixes, Row, ScoredGroup, Verdict
+from prefixrl.common.messages import GroupPrefixes, Kind, Row, ScoredGroup, Verdict
 
 
 def pack_tokens(ids: list[int] | NDArray[np.int32]) -> bytes:
@@ -121,11 +121,14 @@ def digests(groups: Iterable[GroupPrefixes]) -> set[tuple[int, str]]:
     }
 
 
-def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1) -> None:
+def check_scores(
+    group: ScoredGroup, rows_per_group: int, continuations: int = 1, kind: Kind = "train"
+) -> None:
     """Raise ValueError naming the group when a received scored group is malformed.
 
     Args:
         continuations: texts that were to be judged per row.
+        kind: only a text of an evaluation may go unjudged for want of a gold answer.
     """
     check_prefixes(group.prefixes, rows_per_group, is_by_adapter=group.version >= 0)
     where = f"group {group.prefixes.seq} (prompt {group.prefixes.prompt.prompt_id})"
@@ -135,6 +138,12 @@ def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1
         )
     for index, verdict in enumerate(group.verdicts):
         _check_verdict(verdict, continuations, f"{where}, row {index}")
+        needs_verdict = kind == "train" or group.prefixes.prompt.gold
+        if needs_verdict and any(each.status == "no_gold" for each in verdict.texts):
+            raise ValueError(
+                f"{where}, row {index}: status no_gold in a group of kind {kind} with the gold answer "
+                f"{group.prefixes.prompt.gold!r}; it is for evaluations of problems without one"
+            )
 
 
 def _check_verdict(verdict: Verdict, continuations: int, where: str) -> None:

@@ -3,7 +3,16 @@
 Built by the broker, sent as JSON; the live view, `prefixrl status`, `metrics.jsonl` and `summary.json` read the same.
 """
 
+from collections.abc import Iterable
+
 import msgspec
+
+from prefixrl.common.messages import Usage
+from prefixrl.common.openai_options import OpenAIConfig
+
+USAGE_FILE = "usage.json"
+"""In the run directory: what the endpoint that serves the target was asked for, `Usage` by scorer."""
+MILLION = 1e6
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -65,6 +74,23 @@ class Spent(msgspec.Struct, frozen=True):
         limited = f", {self.limited_s:.0f} s held back by rate limits" if self.limited_s else ""
         cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
         return f"{self.requests:,} requests, {tokens}{retries}{limited}{cost}"
+
+
+def spent(counts: Iterable[Usage], section: OpenAIConfig) -> Spent:
+    """What scorers asked for together, at the prices of a config."""
+    each = list(counts)
+    prompt = sum(usage.prompt_tokens for usage in each)
+    completion = sum(usage.completion_tokens for usage in each)
+    prices = section.prompt_price, section.completion_price
+    cost = (prompt * prices[0] + completion * prices[1]) / MILLION
+    return Spent(
+        requests=sum(usage.requests for usage in each),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        retries=sum(usage.retries for usage in each),
+        limited_s=sum(usage.limited_s for usage in each),
+        cost=cost if any(prices) else None,
+    )
 
 
 class Document(msgspec.Struct, frozen=True):

@@ -116,7 +116,12 @@ def evaluate(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
 )
 @settings_option
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Where the lines go.  [default: stdout]"
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where the lines go; a new or empty file.  [default: stdout]",
+)
+@click.option(
+    "--overwrite", "overwrites", is_flag=True, help="Replace what the file of --out holds."
 )
 def generate(out: Path | None, **options: Any) -> None:
     """Answer problems with the adapter of RUN (a run directory) and its target: JSONL in, JSONL out.

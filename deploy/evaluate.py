@@ -98,6 +98,7 @@ def _plan(
 ) -> tuple[Plan, RunConfig]:
     """What to judge of one run at one checkpoint; arms without an adapter are judged with the first one only."""
     config = config_of(run, options.settings)
+    kind = _kind(config)
     version, model = weights_of(run, config, checkpoint, options.is_averaged)
     arms = tuple(arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS))
     name = f"step_{version:08d}" + ("_ema" if options.is_averaged else "")
@@ -111,6 +112,7 @@ def _plan(
     plan = Plan(
         config=config.model_dump_json(),
         label=label,
+        kind=kind,
         version=version,
         published=() if options.is_averaged else published(run).get(version, ()),
         arms=arms if is_first else tuple(arm for arm in arms if arm == "adapter"),
@@ -118,6 +120,13 @@ def _plan(
         opening_tokens=options.opening_tokens,
     )  # fmt: skip
     return plan, config
+
+
+def _kind(config: RunConfig) -> str:
+    """What a run trains, in words."""
+    learned = "low-rank matrices" if config.learner.lora else "whole weights"
+    target = f" for {config.target.model}" if config.target else ""
+    return f"{config.mode} mode, {learned} of {config.adapter.model}{target}"
 
 
 def _check_arms(runs: list[Path], asked: tuple[str, ...]) -> None:

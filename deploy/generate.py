@@ -21,14 +21,16 @@ import msgspec
 from prefixrl.common.config import ModelConfig, RunConfig, changed, from_flags
 from prefixrl.common.data_section import DataConfig, Source, resolve
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import VerdictStatus
+from prefixrl.common.messages import Usage, VerdictStatus
 from prefixrl.common.offline import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, GenerationPlan
 from prefixrl.common.process import stop_event, write_atomically
+from prefixrl.common.status import USAGE_FILE, spent
 from prefixrl.deploy.checkpoints import LATEST, config_of, published, weights_of
 from prefixrl.deploy.launch import Launcher
 
 INCOMPLETE = 6
 """Exit code where some row has no answer, or its answer no verdict although it has a gold answer."""
+STOPPED = 130
 STDIN = "-"
 SHOWN_FAILURES = 10
 FREE_PORT = "tcp://127.0.0.1:0"
@@ -51,6 +53,8 @@ class Options:
     """0: one greedy answer, unless there is a temperature."""
     temperature: float | None
     settings: tuple[str, ...]
+    overwrites: bool
+    """The output may hold something already."""
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -66,17 +70,22 @@ class _Line(msgspec.Struct, frozen=True):
 class Copy:
     """Takes whole lines of a growing file to the output and counts what failed."""
 
-    def __init__(self, source: Path, out: IO[bytes]) -> None:
+    def __init__(self, source: Path, out: IO[bytes], replaces: bool = False) -> None:
+        """`replaces`: the output is a file that loses what it held once the first line is there."""
         self._source = source
         self._out = out
+        self._replaces = replaces
         self._offset = 0
         self.lines = 0
         self.failed = 0
         self.is_closed = False
         """Nobody reads the output any more."""
 
-    def more(self) -> None:
+    def more(self, is_last: bool = False) -> None:
         """Copy what is new; what failed is told on stderr, the first few each by itself.
+
+        Args:
+            is_last: all is answered, even if that was nothing.
 
         Raises:
             ConfigError: the output cannot be written.
@@ -90,6 +99,9 @@ class Copy:
             self._tell(msgspec.json.decode(line, type=_Line))
         self._offset += len(text) + len(newline)
         try:
+            if self._replaces and (newline or is_last):
+                self._replaces = False
+                self._empty()
             self._out.write(text + newline)
             self._out.flush()
         except BrokenPipeError:
@@ -97,6 +109,11 @@ class Copy:
         except OSError as error:
             self.is_closed = True
             raise ConfigError(f"--out: cannot be written: {error.strerror}") from None
+
+    def _empty(self) -> None:
+        # A pipe or device holds nothing, and cannot be cut.
+        if os.fstat(self._out.fileno()).st_size:
+            self._out.truncate(0)
 
     def _tell(self, line: _Line) -> None:
         self.lines += 1
@@ -117,36 +134,58 @@ def generate(options: Options, out: Path | None) -> int:
         ConfigError: a run, checkpoint, model, data set, setting or output that cannot be.
     """
     directory = Path(tempfile.mkdtemp(prefix="prefixrl-generate-"))
-    code = None
+    keeps_logs = False
     try:
+        _check_is_free(out, options.overwrites)
         plan, config = _plan(options, directory)
-        code = _carry_out(plan, config, out)
+        _check_is_no_source(out, options, config.data)
+        launcher = _launcher(plan, config)
+        with _opened(out) as file:
+            copy = Copy(directory / ANSWERS_FILE, file, replaces=out is not None)
+            keeps_logs = True
+            code = _answered(launcher, copy, config)
+        keeps_logs = code not in (0, ConfigError.exit_code, STOPPED)
+        return _told(launcher, copy, code)
     finally:
-        # A folder of logs stays where somebody may want to read them.
-        if code in (None, 0, INCOMPLETE, 130):
+        if keeps_logs:
+            click.echo(f"all logs are in {directory / 'logs'}", err=True)
+        else:
             shutil.rmtree(directory, ignore_errors=True)
-    return code
 
 
-def _carry_out(plan: GenerationPlan, config: RunConfig, out: Path | None) -> int:
+def _launcher(plan: GenerationPlan, config: RunConfig) -> Launcher:
     directory = Path(config.directory)
     (directory / "logs").mkdir()
     write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
-    stop = stop_event()
     command = ["prefixrl.learner.generation", str(directory)]
-    launcher = Launcher(config, command, devices=0, says_on_stderr=True)
-    with _opened(out) as file:
-        copy = Copy(directory / ANSWERS_FILE, file)
+    # What asks for answers cannot go on in the middle of them: it ends once, and what it says then is the cause.
+    return Launcher(config, command, devices=0, says_on_stderr=True, restarts=0)
 
-        def is_stopped() -> bool:
-            copy.more()
-            return stop.is_set() or copy.is_closed
 
-        code = launcher.run_and_stop(is_stopped)
+def _answered(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
+    """Have everything answered and copied, and tell what it cost; returns the exit code of what asked."""
+    stop = stop_event()
+
+    def is_stopped() -> bool:
         copy.more()
-    if stop.is_set() or copy.is_closed:
+        return stop.is_set() or copy.is_closed
+
+    try:
+        code = launcher.run_and_stop(is_stopped)
+        copy.more(is_last=code == 0)
+    finally:
+        usage = Path(config.directory) / USAGE_FILE
+        if usage.exists():
+            counts = msgspec.json.decode(usage.read_bytes(), type=dict[str, Usage])
+            click.echo(f"endpoint: {spent(counts.values(), config.scorer.openai)}", err=True)
+    return STOPPED if stop.is_set() or copy.is_closed else code
+
+
+def _told(launcher: Launcher, copy: Copy, code: int) -> int:
+    """Tell the end; returns the exit code of the command."""
+    if code == STOPPED:
         click.echo(f"stopped after {copy.lines} lines", err=True)
-        return 130
+        return code
     if code != 0:
         launcher.tell_failure(code)
         return code
@@ -155,8 +194,41 @@ def _carry_out(plan: GenerationPlan, config: RunConfig, out: Path | None) -> int
     return INCOMPLETE if copy.failed else 0
 
 
+# --- the output ------------------------------------------------------------------------------------------------------
+
+
+def _check_is_free(out: Path | None, overwrites: bool) -> None:
+    """Raise ConfigError where the output holds something already that nobody gave up."""
+    if out is not None and out.is_file() and out.stat().st_size and not overwrites:
+        raise ConfigError(
+            f"--out {out}: holds {out.stat().st_size:,} bytes already; name a file that is new or empty, or give "
+            "--overwrite to lose them"
+        )
+
+
+def _check_is_no_source(out: Path | None, options: Options, data: DataConfig) -> None:
+    """Raise ConfigError where the output is read as well: problems, a folder of them, what is left out, stdin."""
+    if out is None:
+        return
+    read = [each.path for source in data.eval for each in (source, *source.without)]
+    for path in map(Path, filter(None, read)):
+        if _is_part(out, path):
+            raise ConfigError(f"--out {out}: problems are read from {path}; give a file elsewhere")
+    is_from_stdin = STDIN in (options.sets or (STDIN,))
+    if is_from_stdin and out.is_file() and os.path.samestat(out.stat(), os.fstat(0)):
+        raise ConfigError(f"--out {out}: problems are read from it, as stdin; give another file")
+
+
+def _is_part(out: Path, read: Path) -> bool:
+    """Whether a file is this one, under whatever name, or in this folder."""
+    return (out.exists() and read.exists() and out.samefile(read)) or (
+        read.is_dir() and out.resolve().is_relative_to(read.resolve())
+    )
+
+
 @contextlib.contextmanager
 def _opened(out: Path | None) -> Iterator[IO[bytes]]:
+    """The output; a file keeps what it holds until the first line is there."""
     if out is None:
         yield sys.stdout.buffer
         with contextlib.suppress(BrokenPipeError):
@@ -166,7 +238,7 @@ def _opened(out: Path | None) -> Iterator[IO[bytes]]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     try:
-        file = out.open("wb")
+        file = out.open("ab")
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from None
     with file:

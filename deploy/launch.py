@@ -162,8 +162,16 @@ class Launcher:
         command: list[str],
         devices: int | None = None,
         says_on_stderr: bool = False,
+        restarts: int = LEARNER_RESTARTS,
     ) -> None:
-        """`command`: module of the asking process and its arguments; `devices`: its GPUs, by default one per learner rank."""
+        """The children are started by `run_and_stop`.
+
+        Args:
+            command: Module of the asking process and its arguments.
+            devices: GPUs of the asking process, by default one per learner rank.
+            says_on_stderr: The view; stdout is somebody else's then.
+            restarts: How often the asking process may be started again; 0 for one that cannot go on where it stood.
+        """
         self._config = config
         self._directory = Path(config.directory)
         self._devices = _Devices()
@@ -171,6 +179,7 @@ class Launcher:
         self.learner = self._child("learner", command[0], command[1:], devices)
         self.workers: list[Child] = []
         self._view = View(self._directory, says_on_stderr)
+        self._restarts = restarts
 
     def _child(self, name: str, module: str, arguments: list[str], devices: int = 1) -> Child:
         environment = {
@@ -209,7 +218,7 @@ class Launcher:
                 code = self.learner.code
                 if code is not None:
                     if not _worth_a_restart(code) or not self.learner.has_restarts_left(
-                        LEARNER_RESTARTS, time.monotonic()
+                        self._restarts, time.monotonic()
                     ):
                         return code
                     self._restart(self.learner, code)

@@ -64,17 +64,28 @@ def _table(results: list[Result]) -> tuple[list[str], list[list[str]]]:
 
 def _lines(results: list[Result]) -> list[tuple[str, ...]]:
     lines = [_line(result) for result in results]
+    for each in _over_runs(results):
+        if _is_of_one_kind(each):
+            mean, (low, high) = over_runs([result.accuracy.accuracy for result in each])
+            rest = ("", "", str(min(result.accuracy.problems for result in each)), "")
+            runs, interval = f"{len(each)} runs", f"{low:.3f} to {high:.3f}"
+            first = each[0]
+            lines.append(
+                (first.set, runs, first.arm, first.decoding, f"{mean:.3f}", interval, *rest)
+            )
+    return sorted(lines, key=lambda line: line[0])
+
+
+def _over_runs(results: list[Result]) -> list[list[Result]]:
+    """Results of one arm on one set that differ in their run alone, where there are several."""
     together: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
     for result in results:
         together[result.set, result.arm, result.decoding].append(result)
-    for (name, arm, decoding), each in together.items():
-        runs = {result.run for result in each}
-        if len(runs) > 1 and len(runs) == len(each):
-            mean, (low, high) = over_runs([result.accuracy.accuracy for result in each])
-            rest = ("", "", str(min(result.accuracy.problems for result in each)), "")
-            interval = f"{low:.3f} to {high:.3f}"
-            lines.append((name, f"{len(runs)} runs", arm, decoding, f"{mean:.3f}", interval, *rest))
-    return sorted(lines, key=lambda line: line[0])
+    return [each for each in together.values() if 1 < len({one.run for one in each}) == len(each)]
+
+
+def _is_of_one_kind(results: list[Result]) -> bool:
+    return len({each.kind for each in results}) == 1
 
 
 def _line(result: Result) -> tuple[str, ...]:
@@ -99,7 +110,8 @@ def _pass_at(found: Accuracy) -> str:
 def _notes(results: list[Result], incomplete: list[str]) -> list[str]:
     prefixes = {(each.run, each.arm): each.prefix for each in results if each.prefix}
     errors = sum(each.errors for each in results)
-    runs = {each.run for each in results}
+    several = _over_runs(results)
+    mixed = {each[0].arm for each in several if not _is_of_one_kind(each)}
     asked = {
         name: {each.asked for each in results if each.set == name}
         for name in sorted({each.set for each in results})
@@ -108,8 +120,12 @@ def _notes(results: list[Result], incomplete: list[str]) -> list[str]:
         *([SAMPLED_NOTE] if any(each.accuracy.samples > 1 for each in results) else []),
         *(
             ["a line of several runs: their mean, with Student's interval over runs"]
-            if len(runs) > 1
+            if any(map(_is_of_one_kind, several))
             else []
+        ),
+        *(
+            f"{arm}: runs of different kinds (mode, low-rank or whole weights, models) have no mean"
+            for arm in sorted(mixed)
         ),
         *(
             f"{name}: not all runs were judged on the same problems, their lines are no comparison"

@@ -20,7 +20,7 @@ def show(config: RunConfig, question: str, prefix: str) -> Iterator[str]:
     if config.target is not None:
         models.append(("target", config.target.model, config.scorer.max_prompt_tokens))
     for role, model, limit in models:
-        folder = model_folder(model)
+        folder = model_folder(model, needs_weights=False)
         renderer = Renderer(folder, limit)
         try:
             ids = renderer.prompt(question)

@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from prefixrl.common.config import RunConfig, from_json, import_functions
-from prefixrl.common.errors import PeerLost, Refusal
+from prefixrl.common.errors import PeerLost
 from prefixrl.common.messages import Evaluate, Row, ScoredGroup, Verdict
 from prefixrl.common.offline import ANSWERS_FILE, PLAN_FILE, Answer, GenerationPlan, check_weights
 from prefixrl.common.packing import token_ids
@@ -250,23 +250,14 @@ def main(directory: Path) -> None:
         rows = given_rows(config)
         owned = RunDirectory(config)
         problems.keep_none(owned.path)
-        with _new(directory / ANSWERS_FILE) as out:
+        # A file of which nothing was read yet: this process is not started again in the middle of its answers.
+        with (directory / ANSWERS_FILE).open("xb") as out:
             generation = Generation(plan, config, rows, out)
             if any(row.problem for row in rows):
                 with serving(config) as (client, watch):
                     generation.run(client, watch)
             else:
                 generation.write_unasked()
-
-
-def _new(path: Path) -> BinaryIO:
-    """A file of which nothing was read yet: what asks for answers is not started again in the middle of them."""
-    try:
-        return path.open("xb")
-    except FileExistsError:
-        raise Refusal(
-            f"the process that asks for answers died; the lines in {path} stand, ask again for the rest"
-        ) from None
 
 
 if __name__ == "__main__":

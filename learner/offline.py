@@ -122,7 +122,7 @@ class Offline:
         """Representatives of the target's own openings on training problems."""
         self._asked.ask(Question("openings", NO_ADAPTER, self._selection, SAMPLED))
         self._wait(lambda name: name == "openings")
-        target = self._target_texts()
+        target = target_texts(self._config)
         cut = [
             target.encode(row.completion)[: self._plan.opening_tokens]
             for row in self._asked.rows.get("openings", [])
@@ -133,13 +133,6 @@ class Offline:
         chosen = representatives([tokens.tolist() for tokens in openings], self._config.seed)
         texts = (target.text(openings[index]).rstrip("\ufffd") for index in chosen)
         return list(dict.fromkeys(text for text in texts if text))
-
-    def _target_texts(self) -> Renderer | ByteRenderer:
-        if self._config.scorer.engine == "simulated":
-            return ByteRenderer()
-        assert self._config.target is not None
-        model = model_folder(self._config.target.model)
-        return Renderer(model, self._config.scorer.max_prompt_tokens)
 
     # --- results -----------------------------------------------------------------------------------------------------
 
@@ -166,9 +159,19 @@ class Offline:
                                 errors=sum(row.status == "error" for row in rows),
                                 accuracy=amount,
                                 asked=_digest(asked),
+                                kind=self._plan.kind,
                             )
                         )
         return found
+
+
+def target_texts(config: RunConfig) -> Renderer | ByteRenderer:
+    """The target's tokenizer, or what stands in for it where the engine is simulated; its weights are not fetched."""
+    if config.scorer.engine == "simulated":
+        return ByteRenderer()
+    assert config.target is not None
+    model = model_folder(config.target.model, needs_weights=False)
+    return Renderer(model, config.scorer.max_prompt_tokens)
 
 
 def _digest(asked: Sequence[Problem]) -> str:

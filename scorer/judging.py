@@ -88,7 +88,7 @@ class Judging:
     def take(self, answered: Answered) -> None:
         """Let the verifier judge a text, unless it was cut and is worth nothing, or no training, for that."""
         if not self.open[answered.task].prompts[answered.place].gold:
-            self.settle(answered.task, answered.place, self._unjudged(answered))
+            self.settle(answered.task, answered.place, self._without_gold(answered))
             return
         is_masked = self._cut == "mask" and self.open[answered.task].task.kind == "train"
         if answered.finish != "length" or not (is_masked or self._cut == "zero"):
@@ -102,15 +102,18 @@ class Judging:
         )  # fmt: skip
         self.settle(answered.task, answered.place, cut)
 
-    def _unjudged(self, answered: Answered) -> TextVerdict:
-        """Of an answer to a problem without a gold one."""
+    def _without_gold(self, answered: Answered) -> TextVerdict:
+        """Of an answer to a problem without a gold one: of an evaluation nothing is judged, in training it is a failure."""
+        is_training = self.open[answered.task].task.kind == "train"
+        found = extract_answer(answered.text) or ""
         return TextVerdict(
             reward=0.0,
-            status="no_gold",
-            extracted=extract_answer(answered.text) or "",
+            status="error" if is_training else "no_gold",
+            extracted="the problem has no gold answer" if is_training else found,
             finish=answered.finish,
             completion_tokens=answered.completion_tokens,
             elapsed_ms=0,
+            fault="gold answer unreadable" if is_training else "",
             completion=answered.text if self.keeps_text(answered.task) else "",
             was_text=answered.was_text,
             was_cached=answered.was_cached,

@@ -196,7 +196,9 @@ class Dispatcher:
             for group in result.groups:
                 rows = len(group.prefixes.rows)
                 asked = self._rows_asked(lease, result.kind, rows)
-                check_scores(group, asked, self._config.scorer.texts_per_row(result.kind))
+                check_scores(
+                    group, asked, self._config.scorer.texts_per_row(result.kind), result.kind
+                )
                 if result.kind == "train" and group.version < 0:
                     raise ValueError(f"training group {group.prefixes.seq} has no version")
                 check_spans(group.prefixes, group.version, self._may_cross(result.kind))

@@ -11,19 +11,16 @@ import msgspec
 from prefixrl.common.messages import Usage
 from prefixrl.common.openai_options import OpenAIConfig
 from prefixrl.common.process import write_atomically
-from prefixrl.common.status import Spent
+from prefixrl.common.status import USAGE_FILE, Spent, spent
 
-FILE = "usage.json"
-"""In the run directory: counts by scorer."""
 SAVE_EVERY_S = 2.0
-MILLION = 1e6
 
 
 class Spending:
     """The counts of a run, kept in its directory."""
 
     def __init__(self, directory: Path, section: OpenAIConfig) -> None:
-        self._path = directory / FILE
+        self._path = directory / USAGE_FILE
         self._section = section
         self._by_scorer: dict[str, Usage] = {}
         if self._path.exists():
@@ -48,16 +45,4 @@ class Spending:
         """All of it; None where no scorer asked any endpoint."""
         if not self._by_scorer:
             return None
-        counts = self._by_scorer.values()
-        prompt = sum(each.prompt_tokens for each in counts)
-        completion = sum(each.completion_tokens for each in counts)
-        prices = self._section.prompt_price, self._section.completion_price
-        cost = (prompt * prices[0] + completion * prices[1]) / MILLION
-        return Spent(
-            requests=sum(each.requests for each in counts),
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            retries=sum(each.retries for each in counts),
-            limited_s=sum(each.limited_s for each in counts),
-            cost=cost if any(prices) else None,
-        )
+        return spent(self._by_scorer.values(), self._section)

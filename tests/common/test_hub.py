@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from prefixrl.common.config import ModelConfig, load
 from prefixrl.common.digests import tokenizer_digests
-from prefixrl.common.hub import model_folder
+from prefixrl.common.hub import TOKENIZER_FILES, model_folder
 from prefixrl.common.rendering import Renderer
+from prefixrl.deploy.show import show
+from prefixrl.learner.offline import target_texts
 from vllm_world import EXAMPLE
 
 ASK = """
@@ -79,3 +82,21 @@ def test_where_weights_are_elsewhere_a_snapshot_without_them_is_enough(
     weights.unlink()
     assert Renderer(str(weights.parent), 100).stop_tokens
     assert tokenizer_digests(weights.parent) == tokenizer_digests(EXAMPLE / "adapter")
+
+
+def test_what_shows_prompts_or_cuts_openings_fetches_no_weights(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, tuple[str, ...]]] = []
+    (folder,) = (cache / "hub/models--someone--adapter/snapshots").iterdir()
+
+    def snapshot(model: str, allow_patterns: list[str]) -> str:
+        asked.append((model, tuple(allow_patterns)))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    models = {"adapter": ModelConfig(model="a/adapter"), "target": ModelConfig(model="a/target")}
+    config = load(EXAMPLE / "run.toml").model_copy(update=models)
+    assert list(show(config, "sum 3 1 4", ""))
+    assert target_texts(config).stop_tokens
+    assert asked == [(f"a/{name}", TOKENIZER_FILES) for name in ("adapter", "target", "target")]

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.messages import (
+    GroupPrefixes,
+    Kind,
+    Prompt,
+    Row,
+    ScoredGroup,
+    Verdict,
+    VersionSpan,
+)
 from prefixrl.common.packing import (
     check_prefixes,
     check_scores,
@@ -160,6 +168,21 @@ def test_a_reward_outside_0_to_1_is_refused_with_group_and_row(reward: float) ->
 def test_every_row_needs_a_verdict() -> None:
     with pytest.raises(ValueError, match=r"^group 5 \(prompt p-7\) holds 1 verdicts for 2 rows"):
         check_scores(scored(group(row(), row()), 1.0), 2)
+
+
+@pytest.mark.parametrize(("kind", "gold"), [("train", ""), ("train", "2"), ("eval", "2")])
+def test_only_an_evaluation_without_a_gold_answer_may_go_unjudged(kind: Kind, gold: str) -> None:
+    prefixes = msgspec.structs.replace(group(row(), row()), prompt=Prompt("p-7", "1 + 1", gold))
+    unjudged = Verdict(0.0, "no_gold", "2", "eos", 4, 10)
+    judged = scored(prefixes, 1.0, 0.0)
+    some = msgspec.structs.replace(judged, verdicts=(judged.verdicts[0], unjudged))
+    check_scores(judged, 2, kind=kind)
+    with pytest.raises(
+        ValueError, match=r"^group 5 \(prompt p-7\), row 1: status no_gold in a group"
+    ):
+        check_scores(some, 2, kind=kind)
+    asked = msgspec.structs.replace(prefixes, prompt=Prompt("p-7", "1 + 1", ""))
+    check_scores(msgspec.structs.replace(some, prefixes=asked), 2, kind="eval")
 
 
 # --- versions --------------------------------------------------------------------------------------------------------

@@ -70,7 +70,10 @@ def config_of(folder: Path, rows: list[Any], **sections: dict[str, Any]) -> RunC
     (folder / "given.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
     data = {"eval": str(folder / "given.jsonl")}
     simulated = {"engine": "simulated"}
-    usual: dict[str, Any] = {"data": data, "rollout": simulated, "scorer": simulated}
+    # Nothing here takes any time: what hangs is named soon.
+    usual: dict[str, Any] = {
+        "data": data, "rollout": simulated, "scorer": simulated, "evaluation": {"timeout_s": 20.0}
+    }  # fmt: skip
     return run_on_disk(folder, **usual | sections)
 
 

@@ -98,6 +98,14 @@ def test_without_a_gold_answer_nothing_is_judged_and_the_answer_is_still_found(
     assert verdicts[2].completion == TEXTS[2]
 
 
+def test_a_training_row_without_a_gold_answer_is_a_failure_with_its_kind(tmp_path: Path) -> None:
+    config = run_config(tmp_path)
+    scores, _ = score(config, one_task(config), TEXTS, gold="")
+    for group in scores.groups:
+        assert group.faults == {"gold answer unreadable": 2}
+        assert {each.extracted for each in group.verdicts} == {"the problem has no gold answer"}
+
+
 @pytest.mark.parametrize(
     ("truncated", "kind", "rewards", "statuses"),
     [

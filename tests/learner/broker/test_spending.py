@@ -6,8 +6,8 @@ from pathlib import Path
 from fakes import endpoint_of, peers, run_on_disk, serving, status
 from prefixrl.common.messages import Beat, Heartbeat, Usage
 from prefixrl.common.openai_options import OpenAIConfig
-from prefixrl.common.status import Spent
-from prefixrl.learner.broker.spending import FILE, Spending
+from prefixrl.common.status import USAGE_FILE, Spent
+from prefixrl.learner.broker.spending import Spending
 
 FREE = OpenAIConfig()
 PRICED = OpenAIConfig(prompt_price=2.0, completion_price=10.0)
@@ -58,5 +58,5 @@ def test_what_a_scorer_says_in_its_heartbeat_is_in_the_status_and_in_the_run_dir
         scorer.hear(Beat)
         told = status(operator)["endpoint"]
         assert (told["requests"], told["prompt_tokens"], told["completion_tokens"]) == (3, 30, 8)
-    written = json.loads((Path(config.directory) / FILE).read_text())
+    written = json.loads((Path(config.directory) / USAGE_FILE).read_text())
     assert written["one"]["prompt_tokens"] == 30
