@@ -47,7 +47,7 @@ def _may_be_too_long(problem: Problem, limit: int) -> bool:
 def _objection(model: str, limit: int) -> Callable[[str], str | None]:
     from prefixrl.common.rendering import Renderer
 
-    renderer = Renderer(model_folder(model), limit)
+    renderer = Renderer(model_folder(model, needs_weights=False), limit)
 
     def objection(question: str) -> str | None:
         try:
