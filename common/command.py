@@ -55,7 +55,7 @@ def worker_command(
             start_logging(f"prefixrl-{role}")
             from prefixrl.common.worker import Overrides, join, work
 
-            joined = join(connect, role, Overrides(model, engine, device))
+            joined = join(connect, role, Overrides(model, engine, device), stop.is_set)
             work(joined.link, lambda: load(joined).run(stop.is_set))
 
     return command

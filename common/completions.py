@@ -5,12 +5,12 @@ and answer anew. Everything an answer can be is one of these:
 
     Written    a continuation
     Again      the same request may succeed later: 408, 409, 425, 429, 5xx, an answer cut short or garbled
-    Rejected   this row cannot be continued: 400, 413, 422, content withheld
+    Rejected   this row cannot be continued: 400, 413, 422, content withheld, an end that is not known here
     Denied     nothing can: a wrong key, an unknown model, a wrong address, no credit
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Literal
@@ -22,13 +22,20 @@ from prefixrl.common.messages import Finish, Sampling
 AGAIN = frozenset({408, 409, 425, 429})
 REJECTED = frozenset({400, 413, 422})
 RATE_LIMIT = 429
+NO_CREDIT = 402
+OUT_OF_CREDIT = "insufficient_quota"
+"""OpenAI's word for it, which it says with the status of a rate limit."""
 MOST_STOPS = 4
 """Stop texts that OpenAI's API takes."""
-SAID_CHARS = 300
+REASON_CHARS = 300
+GARBLED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What the decoder raises: bytes that are no UTF-8 and brackets without end are no errors of msgspec's own."""
 
 _ENDED: dict[str, Finish] = {
     "stop": "eos", "eos": "eos", "eos_token": "eos", "stop_sequence": "eos", "length": "length",
 }  # fmt: skip
+_GIVEN_UP = {"abort", "error", None}
+"""By the server, most often because it is stopped."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,13 @@ class Again:
     is_limit: bool = False
     is_unconnected: bool = False
     """Nobody listens at the address: asking costs nothing."""
+    is_unresolved: bool = False
+    """There is no such host."""
+    is_late: bool = False
+    """No answer within the time of a request."""
+    prompt_tokens: int | None = None
+    """Both as in `Written`: an answer that is of no use was computed too."""
+    completion_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,9 @@ class Rejected:
     """This row will never be continued."""
 
     reason: str
+    prompt_tokens: int | None = None
+    """Both as in `Again`."""
+    completion_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,8 +131,16 @@ class _Completion(msgspec.Struct, frozen=True):
     usage: _Usage | None = None
 
 
+class _Counted(msgspec.Struct, frozen=True):
+    """A completion of which nothing else is read."""
+
+    usage: _Usage | None = None
+
+
 class _Said(msgspec.Struct, frozen=True):
     message: str
+    type: object = None
+    code: object = None
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -159,28 +184,37 @@ def read(
     """What an answer to a completion means."""
     if status != 200:
         return _failed(status, headers, content, now)
+    outcome, usage = _completion(content), _usage(content)
+    return replace(
+        outcome, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+    )
+
+
+def _completion(content: bytes) -> Written | Again | Rejected:
     try:
         answer = msgspec.json.decode(content, type=_Completion)
-    except msgspec.MsgspecError as error:
+    except GARBLED as error:
         return Again(f"an answer that is no completion ({error}): {said(content)}")
     if len(answer.choices) != 1:
         return Again(f"{len(answer.choices)} completions in the answer, one was asked for")
-    choice, usage = answer.choices[0], answer.usage or _Usage()
+    choice = answer.choices[0]
+    if choice.finish_reason in _GIVEN_UP:
+        return Again(f"a completion that ended with finish_reason {choice.finish_reason!r}")
     if choice.finish_reason == "content_filter":
         return Rejected("the endpoint withheld the completion (content_filter)")
     finish = _ENDED.get(choice.finish_reason or "")
-    if (
-        finish is None
-    ):  # "abort", "error": the server gave the row up, most often because it is stopped
-        return Again(f"a completion that ended with finish_reason {choice.finish_reason!r}")
-    return Written(
-        choice.text or "",
-        choice.token_ids,
-        finish,
-        choice.prompt_token_ids,
-        usage.prompt_tokens,
-        usage.completion_tokens,
-    )
+    if finish is None:
+        return Rejected(
+            f"the completion ended with finish_reason {choice.finish_reason!r}, known are {', '.join(_ENDED)}"
+        )
+    return Written(choice.text or "", choice.token_ids, finish, choice.prompt_token_ids, None, None)
+
+
+def _usage(content: bytes) -> _Usage:
+    try:
+        return msgspec.json.decode(content, type=_Counted).usage or _Usage()
+    except GARBLED:
+        return _Usage()
 
 
 def read_models(
@@ -192,7 +226,7 @@ def read_models(
         return Denied(status, outcome.reason) if isinstance(outcome, Rejected) else outcome
     try:
         return msgspec.json.decode(content, type=_Models).data
-    except msgspec.MsgspecError as error:
+    except GARBLED as error:
         return Denied(status, f"no list of models ({error}): {said(content)}")
 
 
@@ -200,14 +234,24 @@ def _failed(
     status: int, headers: Mapping[str, str], content: bytes, now: datetime
 ) -> Again | Rejected | Denied:
     reason = f"{status} {said(content)}".strip()
+    if status == RATE_LIMIT and _is_out_of_credit(content):
+        return Denied(NO_CREDIT, reason)
     if status in AGAIN or status >= 500:
         after_s = retry_after_s(headers.get("retry-after"), now)
         return Again(reason, after_s, status == RATE_LIMIT or after_s is not None)
     if status in REJECTED:
         return Rejected(reason)
     if moved := headers.get("location"):
-        reason += f" (it points to {moved})"
+        reason = f"{status} (it points to {moved}) {said(content)}".strip()
     return Denied(status, reason)
+
+
+def _is_out_of_credit(content: bytes) -> bool:
+    try:
+        error = msgspec.json.decode(content, type=_Failure).error
+    except GARBLED:
+        return False
+    return not isinstance(error, str) and OUT_OF_CREDIT in (error.type, error.code)
 
 
 def retry_after_s(value: str | None, now: datetime) -> float | None:
@@ -226,13 +270,18 @@ def retry_after_s(value: str | None, now: datetime) -> float | None:
 
 
 def said(content: bytes) -> str:
-    """The message of an error, or the beginning of whatever came instead, on one line."""
+    """The message of an error, or whatever came instead, on one line; not `shown` yet."""
     try:
         error = msgspec.json.decode(content, type=_Failure).error
         text = error if isinstance(error, str) else error.message
-    except msgspec.MsgspecError:
+    except GARBLED:
         try:
             text = msgspec.json.decode(content, type=_Said).message
-        except msgspec.MsgspecError:
-            text = content[: 4 * SAID_CHARS].decode(errors="replace")
-    return " ".join(text.split())[:SAID_CHARS]
+        except GARBLED:
+            text = content.decode(errors="replace")
+    return " ".join(text.split())
+
+
+def shown(reason: str, key: str) -> str:
+    """A reason as it may be logged: some servers repeat the key they were given, and half a key is told too much as well."""
+    return (reason.replace(key, "***") if key else reason)[:REASON_CHARS]

@@ -21,12 +21,17 @@ def model_digests(folder: str | Path) -> ModelDigests:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        return ModelDigests(_hash(str(folder).encode()), "", "")
+        return ModelDigests(name_digest(str(folder)), "", "")
     weights = hashlib.blake2b(digest_size=16)
     weights.update(_read(folder / "config.json"))
     for path in sorted(folder.glob("*.safetensors")):
         _sample(path, weights)
     return ModelDigests(weights.hexdigest(), *_tokenizer(folder))
+
+
+def name_digest(name: str) -> str:
+    """Digest of the name of a model whose files are not here."""
+    return _hash(name.encode())
 
 
 def tokenizer_digests(folder: str | Path) -> ModelDigests:
@@ -37,7 +42,8 @@ def tokenizer_digests(folder: str | Path) -> ModelDigests:
 def scorer_digests(config: RunConfig, model: str) -> ModelDigests:
     """What a scorer says it loaded, the user's reward function included.
 
-    Its target; the tokenizer alone in direct mode, and where the target is served elsewhere.
+    Its target; the tokenizer alone in direct mode, and where the target is served elsewhere: the digest of the name that it
+    has there is known to the scorer alone.
     """
     has_weights = config.mode == "prefix" and config.scorer.engine != "openai"
     loaded = model_digests(model) if has_weights else tokenizer_digests(model)

@@ -1,17 +1,21 @@
 """A completions endpoint, asked until it answers: the key, the sockets, retries, rate limits, patience, counts.
 
 Everything asynchronous here runs on one asyncio loop; other threads only read what is public. What `completions` calls `Again`
-is asked again with the very same request, later and later; a Retry-After holds all requests back. The wait is over when
+is asked again with the very same request, later and later; a Retry-After holds all requests back, for `patience_s` at most.
+The wait is over when
 
     - something is answered: `trouble` is None again;
-    - one request has failed for `patience_s` while a trial is answered: then that row is `Rejected`;
-    - nothing, the trial included, has been answered for `patience_s`: PeerLost.
+    - one row has failed for `patience_s`, or had no answer within `request_s` twice, while a trial is answered: then that
+      row is `Rejected`;
+    - nothing, the trial included, has been answered for `patience_s`: PeerLost;
+    - at the start, the host has had no address for `UNRESOLVED_S`: UserError.
 """
 
 import asyncio
 import logging
 import os
 import random
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +39,10 @@ CONNECT_S = 10.0
 FIRST_BACKOFF_S = 0.5
 MOST_BACKOFF_S = 30.0
 MOST_UNCONNECTED_S = 5.0
+UNRESOLVED_S = 30.0
+"""A name may be known a little later than its host is there."""
+MOST_LATE = 2
+"""Requests of a row that are made although the row never has an answer in time."""
 NAMES_TOLD = 20
 TELL_EVERY_S = 10.0
 """Between two lines of the log about an endpoint that now answers and now does not."""
@@ -46,10 +54,15 @@ Reader = Callable[[int, Mapping[str, str], bytes, datetime], T]
 
 @dataclass(frozen=True)
 class Trouble:
-    """Since when nothing was answered, and what came last instead."""
+    """Since when something does not go as it should, and what came last instead."""
 
     since_s: float
     reason: str
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.since_s
 
 
 class Endpoint:
@@ -65,7 +78,10 @@ class Endpoint:
         """Rows that wait for a rate limit."""
         self.counts = Usage()
         self.trouble: Trouble | None = None
+        """Since when nothing was answered."""
         self._section = section
+        self._rest: Trouble | None = None
+        """The rest that was asked for last."""
         self._rest_until_s = 0.0
         self._told_s = -TELL_EVERY_S
         self._random = random.Random()
@@ -78,13 +94,19 @@ class Endpoint:
         """Close the sockets."""
         await self._client.aclose()
 
+    @property
+    def waits(self) -> Trouble | None:
+        """What rows wait for now; None while they are answered."""
+        is_resting = self.limited and self._rest_left_s > 0
+        return self.trouble or (self._rest if is_resting else None)
+
     # --- the start -------------------------------------------------------------------------------------------------------
 
     async def find_model(self) -> Model:
         """The model that the config names, or the only one there is.
 
         Raises:
-            UserError: wrong key, wrong address, unknown model.
+            UserError: wrong key, wrong address, no such host, unknown model.
             PeerLost: the endpoint does not answer.
         """
         wanted = self._section.model
@@ -131,10 +153,7 @@ class Endpoint:
             )
 
     async def _try(self) -> Written | Again | Rejected | Denied:
-        outcome = await self._ask(self._trial)
-        if isinstance(outcome, Written):
-            self.count(outcome.prompt_tokens or 0, outcome.completion_tokens or 0)
-        return outcome
+        return await self._ask(self._trial)
 
     async def _models(self) -> list[Model] | Again | Denied:
         return await self._exchange(
@@ -142,12 +161,25 @@ class Endpoint:
         )
 
     async def _insist(self, ask: Callable[[], Awaitable[T | Again]]) -> T:
-        """Ask until there is an answer; raises PeerLost when the patience is over."""
-        tries = 0
+        """Ask until there is an answer; raises PeerLost when the patience is over, UserError where there is no such host."""
+        tries, resolved_s, patience_s = 0, time.monotonic(), self._section.patience_s
         while isinstance(outcome := await ask(), Again):
             tries += 1
+            if tries == 1:
+                log.warning(
+                    "waiting for %s, for scorer.openai.patience_s = %g s at most",
+                    self.url,
+                    patience_s,
+                )
+            if not outcome.is_unresolved:
+                resolved_s = time.monotonic()
+            elif time.monotonic() - resolved_s > min(UNRESOLVED_S, patience_s):
+                raise UserError(
+                    f"scorer.openai.url = {self.url!r}: this host is not known here ({outcome.reason}); check its name"
+                )
             self._check_patience()
             await self._back_off(outcome, tries)
+            await self._sleep(min(self._rest_left_s, patience_s), outcome.is_limit)
         return outcome
 
     # --- a row -----------------------------------------------------------------------------------------------------------
@@ -155,32 +187,41 @@ class Endpoint:
     async def complete(self, row: completions.Row) -> Written | Rejected:
         """A row's continuation, however often it has to be asked for; raises UserError, PeerLost."""
         content = completions.body(row, self._section.dialect)
-        failing_since_s, tries = 0.0, 0
+        tries, late = 0, 0
+        begun: Trouble | None = None
         while True:
             async with self._seats:
-                await self._rest()
+                await self._let_rest()
                 outcome = await self._ask(content)
             match outcome:
                 case Denied():
                     self._refuse(outcome)
                 case Written() | Rejected():
                     return outcome
-            tries += 1
-            now_s = time.monotonic()
-            # A limit is nobody's fault, least of all the row's.
-            failing_since_s = now_s if outcome.is_limit else failing_since_s or now_s
-            is_over = now_s - failing_since_s > self._section.patience_s
-            if is_over and isinstance(await self._try(), Written):
+            tries, late = tries + 1, late + outcome.is_late
+            begun = begun or Trouble(time.monotonic(), outcome.reason)
+            is_hopeless = late >= MOST_LATE or self._is_over(begun)
+            is_asked = is_hopeless or self._is_over(self.trouble)
+            if is_asked and await self._answers() and is_hopeless:
                 return Rejected(
                     f"the endpoint answers a trial, but not this row in {tries} requests: {outcome.reason}"
                 )
-            self._check_patience()
             await self._back_off(outcome, tries)
 
+    async def _answers(self) -> bool:
+        """Whether a trial is answered; raises PeerLost where nothing was for too long, UserError where nothing will be."""
+        outcome = await self._try()
+        if isinstance(outcome, Denied):
+            self._refuse(outcome)
+        self._check_patience()
+        return not isinstance(outcome, Again)
+
+    def _is_over(self, trouble: Trouble | None) -> bool:
+        return trouble is not None and trouble.age_s > self._section.patience_s
+
     def _check_patience(self) -> None:
-        trouble = self.trouble
-        if trouble and time.monotonic() - trouble.since_s > self._section.patience_s:
-            self._give_up(trouble)
+        if self.trouble and self._is_over(self.trouble):
+            self._give_up(self.trouble)
 
     async def _ask(self, content: bytes) -> Written | Again | Rejected | Denied:
         request = self._client.build_request(
@@ -195,6 +236,8 @@ class Endpoint:
         finally:
             self.asking -= 1
         self._counts_more(requests=not isinstance(outcome, Again))
+        if not isinstance(outcome, Denied):
+            self.count(outcome.prompt_tokens or 0, outcome.completion_tokens or 0)
         return outcome
 
     async def _exchange(self, request: httpx2.Request, read: Reader[T]) -> T | Again:
@@ -205,10 +248,16 @@ class Endpoint:
                 answer = await self._client.send(request)
             outcome = read(answer.status_code, answer.headers, answer.content, datetime.now(UTC))
         except TimeoutError:
-            outcome = Again(f"no answer within {self._section.request_s:g} s")
+            outcome = Again(
+                f"no answer within scorer.openai.request_s = {self._section.request_s:g}",
+                is_late=True,
+            )
         except (httpx2.HTTPError, OSError) as error:
-            reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-            outcome = Again(reason, is_unconnected=isinstance(error, httpx2.ConnectError))
+            outcome = Again(
+                f"{type(error).__name__}: {error}".removesuffix(": "),
+                is_unconnected=isinstance(error, httpx2.ConnectError),
+                is_unresolved=_is_unresolved(error),
+            )
         outcome = self._shown(outcome)
         self._note(outcome)
         return outcome
@@ -219,12 +268,14 @@ class Endpoint:
             self.trouble = None
             return
         self._counts_more(retries=1)
-        now_s = time.monotonic()
+        now_s, reason = time.monotonic(), outcome.reason
         if self.trouble is None and now_s - self._told_s > TELL_EVERY_S:
             self._told_s = now_s
-            log.warning("%s: %s", self.url, outcome.reason)
-        self.trouble = Trouble(self.trouble.since_s if self.trouble else now_s, outcome.reason)
+            log.warning("%s: %s", self.url, reason)
+        self.trouble = Trouble(self.trouble.since_s if self.trouble else now_s, reason)
         if outcome.is_limit and outcome.after_s is not None:
+            since_s = self._rest.since_s if self._rest and self._rest_left_s else now_s
+            self._rest = Trouble(since_s, f"{reason} (Retry-After: {outcome.after_s:.0f} s)")
             self._rest_until_s = max(self._rest_until_s, now_s + outcome.after_s)
 
     def count(self, prompt_tokens: int, completion_tokens: int) -> None:
@@ -239,20 +290,26 @@ class Endpoint:
 
     # --- waiting ---------------------------------------------------------------------------------------------------------
 
-    async def _rest(self) -> None:
-        """Ask nothing before the endpoint's own time, and not everything at once then."""
-        while (left_s := self._rest_until_s - time.monotonic()) > 0:
-            trouble, patience_s = self.trouble, self._section.patience_s
-            if trouble is not None:
-                left_s = min(left_s, trouble.since_s + patience_s - time.monotonic())
-            jitter_s = self._random.uniform(0.0, min(1.0, max(0.0, left_s)))
-            await self._sleep(max(0.0, left_s) + jitter_s, is_limit=True)
-            self._check_patience()
+    @property
+    def _rest_left_s(self) -> float:
+        return max(0.0, self._rest_until_s - time.monotonic())
+
+    async def _let_rest(self) -> None:
+        """Ask nothing before the endpoint's own time, and not everything at once then.
+
+        A rest that outlasts the patience ends with a trial; raises PeerLost where that is not answered.
+        """
+        while left_s := self._rest_left_s:
+            begun = min(filter(None, (self._rest, self.trouble)), key=lambda each: each.since_s)
+            if self._is_over(begun):
+                self._rest_until_s = 0.0  # one trial for all
+                if not await self._answers():
+                    self._give_up(begun)
+                continue
+            left_s = min(left_s, max(0.0, self._section.patience_s - begun.age_s))
+            await self._sleep(left_s + self._random.uniform(0.0, min(1.0, left_s)), is_limit=True)
 
     async def _back_off(self, outcome: Again, tries: int) -> None:
-        if outcome.is_limit and outcome.after_s is not None:
-            await self._rest()  # which is for all
-            return
         most_s = MOST_UNCONNECTED_S if outcome.is_unconnected else MOST_BACKOFF_S
         backoff_s = min(most_s, FIRST_BACKOFF_S * 2.0 ** min(tries - 1, 16))
         await self._sleep(backoff_s * self._random.uniform(0.5, 1.0), outcome.is_limit)
@@ -268,7 +325,7 @@ class Endpoint:
 
     def _give_up(self, trouble: Trouble) -> NoReturn:
         raise PeerLost(
-            f"the endpoint {self.url} has answered nothing for {time.monotonic() - trouble.since_s:.0f} s "
+            f"the endpoint {self.url} has answered nothing for {trouble.age_s:.0f} s "
             f"(scorer.openai.patience_s = {self._section.patience_s:g}); the last of it: {trouble.reason}"
         )
 
@@ -293,9 +350,9 @@ class Endpoint:
         )
 
     def _shown(self, outcome: T) -> T:
-        """An outcome that may be logged: some servers repeat the key they were given."""
-        if self._key and isinstance(outcome, Again | Rejected | Denied):
-            return replace(outcome, reason=outcome.reason.replace(self._key, "***"))
+        """An outcome that may be logged."""
+        if isinstance(outcome, Again | Rejected | Denied):
+            return replace(outcome, reason=completions.shown(outcome.reason, self._key))
         return outcome
 
 
@@ -321,13 +378,19 @@ def _client(section: OpenAIConfig, key: str) -> httpx2.AsyncClient:
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     return httpx2.AsyncClient(
         headers={"authorization": f"Bearer {key}"} if key else {},
-        timeout=httpx2.Timeout(section.request_s, connect=CONNECT_S, pool=None),
+        timeout=httpx2.Timeout(None, connect=CONNECT_S),  # a request's whole time is `_exchange`'s
         limits=httpx2.Limits(
             max_connections=section.requests, max_keepalive_connections=section.requests
         ),
         # Proxies of the environment, but none to this very host.
         trust_env=not _is_loopback(section),
     )
+
+
+def _is_unresolved(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, socket.gaierror):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _is_loopback(section: OpenAIConfig) -> bool:

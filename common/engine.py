@@ -6,7 +6,7 @@ rows of two jobs in a way that changes their text.
 """
 
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -116,8 +116,16 @@ def spans_of(versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple((version, len(list(run))) for version, run in groupby(versions))
 
 
-def make_engine(kind: str, model: str, role: str, config: RunConfig) -> Engine:
+def make_engine(
+    kind: str,
+    model: str,
+    role: str,
+    config: RunConfig,
+    watch: Callable[[], None] = lambda: None,
+) -> Engine:
     """The engine a worker of `role` ("rollout" or "scorer") uses; `auto` takes the best that is installed here.
+
+    `watch` is called while an endpoint is waited for, and may raise what ends the wait.
 
     Raises:
         UserError: vLLM was asked for and is not there, or its settings cannot be; an endpoint refuses what it is asked.
@@ -131,7 +139,7 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> Engine:
     if kind == "openai":
         from prefixrl.common.engine_openai import OpenAIEngine
 
-        return OpenAIEngine(model, config)
+        return OpenAIEngine(model, config, watch)
     section = config.rollout if role == "rollout" else config.scorer
     device = section.device
     has_cuda = device != "cpu" and torch.cuda.is_available()

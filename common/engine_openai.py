@@ -15,7 +15,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,6 +38,7 @@ from prefixrl.common.seeds import row_seed
 log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
+WATCH_EVERY_S = 0.2
 
 
 @dataclass
@@ -57,8 +59,8 @@ class OpenAIEngine:
 
     name = "openai"
 
-    def __init__(self, model: str, config: RunConfig) -> None:
-        """`model`: a folder with the target's tokenizer; weights are not needed."""
+    def __init__(self, model: str, config: RunConfig, watch: Callable[[], None]) -> None:
+        """`model`: a folder with the target's tokenizer; weights are not needed. `watch`: as for `make_engine`."""
         self._section = config.scorer.openai
         self._renderer = Renderer(model, config.scorer.max_prompt_tokens)
         self.slots = max(1, self._section.requests // config.rows_per_job("scorer"))
@@ -77,7 +79,7 @@ class OpenAIEngine:
         self._close = weakref.finalize(self, _shut_down, self._endpoint, self._loop, thread)
         try:
             greeting = self._greet(config.scorer_sampling())
-            self._model = asyncio.run_coroutine_threadsafe(greeting, self._loop).result()
+            self._model = _wait(asyncio.run_coroutine_threadsafe(greeting, self._loop), watch)
         except BaseException:
             self._close()
             raise
@@ -85,6 +87,11 @@ class OpenAIEngine:
     def close(self) -> None:
         """Drop what is under way; happens at exit too."""
         self._close()
+
+    @property
+    def served_model(self) -> str:
+        """The target's name at the endpoint."""
+        return self._model.id
 
     # --- jobs ----------------------------------------------------------------------------------------------------------
 
@@ -148,12 +155,10 @@ class OpenAIEngine:
     @property
     def waits_for(self) -> str:
         """The endpoint and what is wrong with it, "" while it answers or nothing is asked."""
-        trouble = self._endpoint.trouble
-        if trouble is None or not self._running:
+        waits = self._endpoint.waits
+        if waits is None or not self._running:
             return ""
-        return (
-            f"{self._endpoint.url} for {time.monotonic() - trouble.since_s:.0f} s: {trouble.reason}"
-        )
+        return f"{self._endpoint.url} for {waits.age_s:.0f} s: {waits.reason}"
 
     @property
     def usage(self) -> Usage:
@@ -232,10 +237,10 @@ class OpenAIEngine:
             tokens, text = self._renderer.encode(written.text), written.text
         else:
             tokens, text = np.asarray(written.tokens, dtype=np.int32), None
-        prompted, completed = written.prompt_tokens, written.completion_tokens
+        # What the endpoint does not count is counted here.
         self._endpoint.count(
-            row.size if prompted is None else prompted,
-            tokens.size if completed is None else completed,
+            row.size if written.prompt_tokens is None else 0,
+            tokens.size if written.completion_tokens is None else 0,
         )
         self.progress += 1 + tokens.size
         return Finished(tokens, np.zeros(0, np.float32), written.finish, (), text)
@@ -255,6 +260,13 @@ class OpenAIEngine:
                 read,
                 row.tolist(),
             )
+
+
+def _wait(future: Future[Model], watch: Callable[[], None]) -> Model:
+    while not future.done():
+        watch()
+        wait([future], WATCH_EVERY_S)
+    return future.result()
 
 
 def _without(reason: str) -> Finished:

@@ -11,6 +11,19 @@ from prefixrl.common.section import NonNegativeFloat, Positive, PositiveFloat, S
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
+def _problem(url: str) -> str:
+    """What makes an address none that can be asked, as the end of a sentence; "" where it is one."""
+    from httpx2 import URL, InvalidURL  # seldom needed, slow to import
+
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+        URL(url)
+    except (ValueError, InvalidURL) as error:
+        return f": {error}"
+    return "" if parts.scheme in ("http", "https") and host else "; scheme or host is missing"
+
+
 class OpenAIConfig(Section):
     """For `scorer.engine = "openai"`."""
 
@@ -29,7 +42,8 @@ class OpenAIConfig(Section):
     requests: Positive = 64
     """Rows asked for at once, per scorer."""
     request_s: PositiveFloat = 300.0
-    """A request without an answer for this long is given up and made again."""
+    """A request without an answer for this long is given up and made again; a row that has no answer in time twice, while
+    others are answered, is left without a verdict."""
     patience_s: PositiveFloat = 600.0
     """An endpoint that answers no request for this long ends the scorer; one row that fails for so long while others are
     answered is left without a verdict."""
@@ -45,14 +59,14 @@ class OpenAIConfig(Section):
     def _is_an_address(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        parts = urlsplit(url)
-        if parts.username or parts.password or parts.query or parts.fragment:
+        problem = _problem(url)
+        if set(url) & set("?#") or "@" in (url if problem else urlsplit(url).netloc):
             raise ValueError(
                 "an address with a user, a password or a query is kept in files and logs (it is not shown here); put the key "
                 "into an environment variable and name that in key_variable"
             )
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no address like http://HOST:PORT/v1")
+        if problem:
+            raise ValueError(f"{url!r} is no address like http://HOST:PORT/v1{problem}")
         return url.rstrip("/")
 
     @field_validator("key_variable")

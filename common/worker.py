@@ -10,7 +10,7 @@ from prefixrl.common.config import RunConfig, from_json
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.hub import model_folder
 from prefixrl.common.link import Link
-from prefixrl.common.messages import Welcome
+from prefixrl.common.messages import Done, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,28 @@ class Joined:
     config: RunConfig
     model: str
     """Folder on this host, unless the engine is simulated."""
+    stopping: Callable[[], bool] = lambda: False
+    """Whether the process is asked to stop."""
+
+    def watch(self) -> None:
+        """Called in a long wait before the work; raises Ended when there is nothing to wait for any more, Refusal, PeerLost."""
+        if self.stopping():
+            raise Ended("asked to stop")
+        while (message := self.link.receive(0.0)) is not None:
+            if isinstance(message, Done):
+                raise Ended(message.reason)
 
 
-def join(endpoint: str, role: Literal["rollout", "scorer"], overrides: Overrides) -> Joined:
+class Ended(Exception):
+    """A worker is over before it has begun to work; says why."""
+
+
+def join(
+    endpoint: str,
+    role: Literal["rollout", "scorer"],
+    overrides: Overrides,
+    stopping: Callable[[], bool],
+) -> Joined:
     """Connect and learn the run; raises PeerLost, Refusal, RunIsOver, ConfigError, DataError."""
     link = Link(endpoint, role)
     welcome = link.welcome()
@@ -62,7 +81,7 @@ def join(endpoint: str, role: Literal["rollout", "scorer"], overrides: Overrides
     engine = changed.get("engine", section.engine)
     if engine != "simulated":
         model = model_folder(model, needs_weights=engine != "openai")
-    return Joined(link, welcome, config, model)
+    return Joined(link, welcome, config, model, stopping)
 
 
 def work(link: Link, run: Callable[[], str]) -> None:
@@ -70,6 +89,9 @@ def work(link: Link, run: Callable[[], str]) -> None:
     reason = "failed"
     try:
         reason = run()
+        log.info("leaving: %s", reason)
+    except Ended as ended:
+        reason = str(ended)
         log.info("leaving: %s", reason)
     finally:
         link.close(reason)

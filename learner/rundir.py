@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,24 +17,28 @@ from prefixrl.common.transport import check_endpoint
 from prefixrl.learner.problems import input_files
 
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
-FREE_KEYS = frozenset(
+Place = tuple[str, ...]
+"""Of a key: the tables it lies in, and its name."""
+FREE_KEYS: frozenset[Place] = frozenset(
     {
         ("rollout", "device"), ("rollout", "threads"), ("rollout", "vllm"),
-        ("scorer", "device"), ("scorer", "threads"), ("scorer", "vllm"), ("scorer", "openai"), ("scorer", "verifier_children"),
+        ("scorer", "device"), ("scorer", "threads"), ("scorer", "vllm"), ("scorer", "verifier_children"),
+        ("scorer", "openai", "url"), ("scorer", "openai", "key_variable"), ("scorer", "openai", "requests"),
+        ("scorer", "openai", "request_s"), ("scorer", "openai", "patience_s"),
+        ("scorer", "openai", "prompt_price"), ("scorer", "openai", "completion_price"),
         ("learner", "device"), ("learner", "threads"), ("learner", "micro_batch_tokens"),
         ("learner", "batch_timeout_s"), ("learner", "collective_timeout_s"),
         ("filter", "limit_batches"), ("filter", "min_pass_rate"),
     }
 )  # fmt: skip
-"""What may differ when a run is resumed, sections and single keys: nothing that changes what is trained."""
+"""What may differ when a run is resumed, sections and single keys: nothing that changes what is trained. A served target may
+move to another address, but not be another."""
 
 
 class RunDirectory:
     """Owns the directory of a run as long as the process lives."""
 
-    def __init__(
-        self, config: RunConfig, free_keys: frozenset[tuple[str, str]] = FREE_KEYS
-    ) -> None:
+    def __init__(self, config: RunConfig, free_keys: frozenset[Place] = FREE_KEYS) -> None:
         """`free_keys`: what may differ from the config that stands there, besides `FREE_SECTIONS`."""
         self.path = Path(config.directory)
         try:
@@ -49,7 +54,7 @@ class RunDirectory:
             self._lock.close()
             raise
 
-    def _adopt(self, config: RunConfig, free_keys: frozenset[tuple[str, str]]) -> None:
+    def _adopt(self, config: RunConfig, free_keys: frozenset[Place]) -> None:
         known = self.path / "config.json"
         if known.exists():
             before = from_json(known.read_text(encoding="utf-8"), str(known))
@@ -107,27 +112,26 @@ def _inputs(config: RunConfig) -> Inputs:
 
 
 def _refuse_changes(
-    known: RunConfig, given: RunConfig, path: Path, free_keys: frozenset[tuple[str, str]]
+    known: RunConfig, given: RunConfig, path: Path, free_keys: frozenset[Place]
 ) -> None:
-    before, after = known.model_dump(), given.model_dump()
-    changed = []
-    for section, value in after.items():
-        if section in FREE_SECTIONS or value == before[section]:
-            continue
-        was = before[section]
-        if isinstance(value, dict) and isinstance(was, dict):
-            changed += [
-                f"  {section}.{key}: {was[key]!r} -> {new!r}"
-                for key, new in value.items()
-                if new != was[key] and (section, key) not in free_keys
-            ]
-        else:
-            changed.append(f"  {section}: {was!r} -> {value!r}")
+    free = free_keys | {(section,) for section in FREE_SECTIONS}
+    changed = list(_changes(known.model_dump(), given.model_dump(), (), free))
     if changed:
         raise ConfigError(
             f"{path} holds a run with other settings; give them back, choose another directory, or start anew (--fresh)\n"
             + "\n".join(changed)
         )
+
+
+def _changes(was: object, now: object, place: Place, free: frozenset[Place]) -> Iterator[str]:
+    """A line per key that differs and is not free."""
+    if was == now or place in free:
+        return
+    if isinstance(was, dict) and isinstance(now, dict) and was.keys() == now.keys():
+        for key in now:
+            yield from _changes(was[key], now[key], (*place, key), free)
+    else:
+        yield f"  {'.'.join(place)}: {was!r} -> {now!r}"
 
 
 def check_port_is_free(endpoint: str) -> None:

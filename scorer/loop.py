@@ -21,6 +21,7 @@ from prefixrl.common.engine import Engine, Job, TokenIds
 from prefixrl.common.link import Link
 from prefixrl.common.messages import (
     Done,
+    Finish,
     FromBroker,
     GroupPrefixes,
     ModelDigests,
@@ -230,11 +231,17 @@ class Scorer:
         return ByteRenderer().encode(f"\\boxed{{{answer}}}")
 
     def _judge(self, key: str, completions: list[Completion]) -> None:
-        """Have every text judged that is done; with `truncated = "extend"` those that were cut are completed further first."""
+        """Have every text judged that is done; with `truncated = "extend"` those that were cut are completed further first.
+
+        One that cannot be completed further, for lack of room perhaps, is judged as it was cut.
+        """
         task = key.removesuffix(EXTENSION)
         may_extend = self._config.scorer.truncated == "extend" and task == key
         cut: list[_Decoding] = []
         for begun, done in zip(self._decoding.pop(key), completions, strict=True):
+            if done.finish == "error" and task != key:
+                self._judge_text(task, begun, self._renderer.text(begun.answer), "length")
+                continue
             if done.finish == "error":
                 lost = TextVerdict(0.0, "error", done.error, "error", 0, 0, fault="no completion")
                 self._judging.settle(task, begun.place, lost)
@@ -248,19 +255,13 @@ class Scorer:
                 if done.text is None
                 else self._renderer.text(begun.answer) + done.text
             )
-            self._judging.take(
-                Answered(
-                    task,
-                    text.place,
-                    whole,
-                    done.finish,
-                    text.completed_tokens,
-                    text.was_text,
-                    text.was_cached,
-                )
-            )
+            self._judge_text(task, text, whole, done.finish)
         if cut:
             self._extend(task, cut)
+
+    def _judge_text(self, task: str, done: _Decoding, text: str, finish: Finish) -> None:
+        written, was_text, was_cached = done.completed_tokens, done.was_text, done.was_cached
+        self._judging.take(Answered(task, done.place, text, finish, written, was_text, was_cached))
 
     def _extend(self, task: str, cut: list[_Decoding]) -> None:
         """Go on where the limit cut texts, with draws of their own, once."""

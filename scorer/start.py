@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from prefixrl.common import user_function
-from prefixrl.common.digests import scorer_digests
+from prefixrl.common.digests import name_digest, scorer_digests
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.messages import ModelDigests
 from prefixrl.common.worker import Joined
@@ -34,13 +36,16 @@ def _direct(joined: Joined, verifier: VerifierPool, digests: ModelDigests) -> "D
 
 def _with_target(joined: Joined, verifier: VerifierPool, digests: ModelDigests) -> "Scorer":
     from prefixrl.common.engine import make_engine
+    from prefixrl.common.engine_openai import OpenAIEngine
     from prefixrl.common.rendering import ByteRenderer, Renderer
     from prefixrl.scorer.loop import Scorer
 
     config = joined.config
     if config.scorer.engine == "openai":
         joined.link.vitals.state = f"waiting for {config.scorer.openai.url}"
-    engine = make_engine(config.scorer.engine, joined.model, "scorer", config)
+    engine = make_engine(config.scorer.engine, joined.model, "scorer", config, joined.watch)
+    if isinstance(engine, OpenAIEngine):
+        digests = msgspec.structs.replace(digests, model=name_digest(engine.served_model))
     simulated = engine.name == "simulated"
     renderer = (
         ByteRenderer() if simulated else Renderer(joined.model, config.scorer.max_prompt_tokens)

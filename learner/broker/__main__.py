@@ -138,7 +138,7 @@ def build(
     )
     ledger = make_ledger(config, order, start.trains)
     path = directory / "journal.msgpack"
-    run_id, identity, newest = "", IdentityCheck(config, inputs(directory)), None
+    run_id, identity, newest = "", IdentityCheck(config, directory, inputs(directory)), None
     if path.exists():
         journals.cut_torn_tail(path)
         events: list[Record] = []

@@ -18,6 +18,7 @@ from prefixrl.common.completions import (
     read_models,
     retry_after_s,
     said,
+    shown,
 )
 from prefixrl.common.messages import Sampling
 
@@ -82,7 +83,7 @@ def test_what_ended_a_completion(reason: str, finish: str) -> None:
     assert outcome == Written("", None, finish, None, None, None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("reason", ["abort", "error", None, "something new"])
+@pytest.mark.parametrize("reason", ["abort", "error", None])
 def test_a_completion_that_was_given_up_is_asked_for_again(reason: str | None) -> None:
     outcome = answer(200, {"choices": [{"text": "half", "finish_reason": reason}]})
     assert isinstance(outcome, Again) and repr(reason) in outcome.reason
@@ -102,8 +103,39 @@ def test_what_is_no_completion_is_asked_for_again(content: Any) -> None:
     assert isinstance(answer(200, content), Again)
 
 
-def test_a_long_error_is_cut_to_one_line() -> None:
-    assert said(b"\n  many\n\n words " + b"x" * 5000) == ("many words " + "x" * 5000)[:300]
+def test_an_end_that_is_not_known_here_is_not_paid_for_again_and_its_cost_is_told() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 5}
+    choices = [{"text": "whole", "finish_reason": "something new"}]
+    outcome = answer(200, {"choices": choices, "usage": usage})
+    assert isinstance(outcome, Rejected) and "'something new'" in outcome.reason
+    assert (outcome.prompt_tokens, outcome.completion_tokens) == (3, 5)
+
+
+@pytest.mark.parametrize("choices", [[], [{"text": 3}], [{"text": "", "finish_reason": "abort"}]])
+def test_what_an_answer_of_no_use_cost_is_told(choices: Any) -> None:
+    outcome = answer(200, {"choices": choices, "usage": {"prompt_tokens": 3}})
+    assert isinstance(outcome, Again) and outcome.prompt_tokens == 3
+
+
+@pytest.mark.parametrize("kind", ["type", "code"])
+def test_a_limit_without_credit_is_final(kind: str) -> None:
+    content = {"error": {"message": "pay", kind: "insufficient_quota"}}
+    assert answer(429, content) == Denied(402, "429 pay")
+
+
+def test_bytes_that_are_no_text_are_a_garbled_answer() -> None:
+    good = b'{"choices": [{"text": "%s", "finish_reason": "stop"}]}'
+    assert isinstance(answer(200, good % b"a"), Written)
+    assert isinstance(answer(200, good % b"\xff"), Again)
+    assert isinstance(answer(500, b'{"message": "\xff"}'), Again)
+    assert isinstance(read_models(200, {}, b'{"data": [{"id": "\xff"}]}', NOW), Denied)
+
+
+def test_a_long_error_is_cut_to_one_line_and_not_in_the_middle_of_a_key() -> None:
+    line = said(b"\n  many\n\n words " + b"x" * 5000)
+    assert shown(line, "") == ("many words " + "x" * 5000)[:300]
+    told = shown(said(b"y" * 295 + b"sk-secret"), "sk-secret")
+    assert told == "y" * 295 + "***"
 
 
 def test_models_are_read_or_told_why_not() -> None:

@@ -515,6 +515,8 @@ def test_a_served_target_has_an_address_and_survives_the_wire(run_file: Path) ->
     [
         (SERVED[:1], "scorer: openai.url: missing"),
         ((*SERVED, "scorer.openai.url=there:8000"), "'there:8000' is no address like http://HOST:PORT/v1"),
+        ((*SERVED, "scorer.openai.url=http://there:abc/v1"), "'http://there:abc/v1' is no address like"),
+        ((*SERVED, "scorer.openai.url=http://1.2.3.999/v1"), "'http://1.2.3.999/v1' is no address like"),
         ((*SERVED, "scorer.openai.dialect=openai", "scorer.top_k=3"), "scorer: top_k = 3 with openai.dialect"),
         ((*SERVED, "scorer.openai.request_s=600"), "scorer.openai.request_s = 600 with broker.stall_s = 600"),
         ((*SERVED, "scorer.openai.patience_s=3600"), "scorer.openai.patience_s = 3600 with learner.batch_timeout_s"),
@@ -531,6 +533,7 @@ def test_an_endpoint_that_cannot_be_asked_is_refused(
     "setting",
     [
         "scorer.openai.url=http://me:sk-Secret@there/v1",
+        "scorer.openai.url=http://me:sk-Secret/x@there/v1",
         "scorer.openai.url=http://there/v1?key=sk-Secret",
         "scorer.openai.key_variable=sk-Secret",
         "scorer.openai.key_variable=hf_Secret",

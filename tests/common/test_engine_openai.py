@@ -30,6 +30,7 @@ from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.messages import Sampling
 from prefixrl.common.rendering import Renderer
 from prefixrl.common.seeds import row_seed, row_uniforms
+from prefixrl.common.worker import Ended
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy/examples/arithmetic"
 TARGET = EXAMPLE / "target"
@@ -281,6 +282,7 @@ def test_there_are_no_weights_here() -> None:
         Reply(429, failure("slow down")),
         Reply(drops=True),
         Reply(content=b'{"choices": [{"text"'),
+        Reply(content=b'{"choices": [{"text": "\xff", "finish_reason": "stop"}]}'),
         Reply(content={"choices": []}),
         Reply(content={"choices": [{"text": "", "finish_reason": "abort"}]}),
     ],
@@ -369,6 +371,71 @@ def test_a_row_that_alone_fails_for_too_long_is_a_row_with_an_error() -> None:
         first, bad, last = run(engine, job(rows=3))["a"]
     assert (first.finish, bad.finish, last.finish) == ("length", "error", "length")
     assert "answers a trial, but not this row" in bad.error and "500 boom" in bad.error
+
+
+@pytest.mark.parametrize("headers", [{}, {"Retry-After": "86400"}])
+def test_a_row_that_alone_is_limited_for_too_long_is_a_row_with_an_error(
+    headers: dict[str, str],
+) -> None:
+    limit = Reply(429, failure("request too large"), headers)
+    script = lambda request: limit if len(request.body["prompt"]) == 4 else None  # noqa: E731
+    with serving(script) as server, engine_of(server, patience_s=0.5) as engine:
+        first, bad, last = run(engine, job(rows=3))["a"]
+    assert (first.finish, bad.finish, last.finish) == ("length", "error", "length")
+    assert "answers a trial, but not this row" in bad.error and "too large" in bad.error
+
+
+def test_a_rest_that_outlasts_the_patience_is_told_and_ends_where_a_trial_is_answered() -> None:
+    limited = threading.Event()
+
+    def script(request: Request) -> Reply | None:
+        if request.body["max_tokens"] > 1 and len(request.body["prompt"]) == 4:
+            if not limited.is_set():
+                limited.set()
+                return Reply(429, failure("later"), {"Retry-After": "3600"})
+        elif request.body["max_tokens"] > 1:
+            limited.wait(PATIENT_S)
+            return Reply(content=written(request.body), after_s=0.3)
+        return None
+
+    with serving(script) as server, engine_of(server, patience_s=2.0) as engine:
+        each = job(rows=3)
+        engine.submit(each)
+        done: list[JobResult] = []
+        said, deadline_s = set(), time.monotonic() + PATIENT_S
+        while not done and time.monotonic() < deadline_s:
+            before = engine.progress
+            done = engine.step(0.02)
+            if engine._endpoint.trouble is None and engine.waits_for:
+                said.add(engine.waits_for)
+                assert done or engine.progress > before
+        assert [texts(result.rows) for result in done] == [expected(each)]
+    assert any("429 later (Retry-After: 3600 s)" in each for each in said)
+
+
+def test_a_time_to_rest_that_is_over_does_not_undo_the_back_off() -> None:
+    limit = Reply(429, failure("now"), {"Retry-After": "0"})
+    with serving() as server, engine_of(server, patience_s=0.5) as engine:
+        server.script = lambda request: limit
+        with pytest.raises(PeerLost, match="429 now"):
+            run(engine, job(rows=1))
+        assert len(server.rows) < 30
+
+
+def test_a_row_that_never_has_an_answer_in_time_is_a_row_with_an_error() -> None:
+    holds = threading.Event()
+
+    def script(request: Request) -> Reply | None:
+        if len(request.body["prompt"]) == 4:
+            holds.wait(PATIENT_S)
+        return None
+
+    with serving(script) as server, engine_of(server, request_s=2.0) as engine:
+        first, bad, last = run(engine, job(rows=3))["a"]
+        holds.set()
+        asked = [each for each in server.rows if len(each.body["prompt"]) == 4]
+    assert (first.finish, bad.finish, last.finish) == ("length", "error", "length")
+    assert "no answer within scorer.openai.request_s = 2" in bad.error and len(asked) == 2
 
 
 def test_an_endpoint_that_stays_away_ends_the_worker_with_its_name_and_the_reason() -> None:
@@ -507,6 +574,28 @@ def test_an_endpoint_that_is_still_starting_is_waited_for() -> None:
     script = lambda request: replies.pop() if replies else None  # noqa: E731
     with serving(script) as server, engine_of(server) as engine:
         assert engine.usage.retries == 2 and not replies
+
+
+def test_a_host_that_is_not_known_is_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "UNRESOLVED_S", 0.2)
+    with pytest.raises(UserError, match="this host is not known here"):
+        make_engine("openai", str(TARGET), "scorer", config("http://a..b/v1", patience_s=20.0))
+
+
+def test_the_wait_for_an_endpoint_at_the_start_is_logged_and_can_be_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("FIRST_BACKOFF_S", "MOST_BACKOFF_S", "MOST_UNCONNECTED_S"):
+        monkeypatch.setattr(endpoint, name, 30.0)
+    with serving() as server:
+        pass
+
+    def watch() -> None:
+        if "waiting for http" in caplog.text:
+            raise Ended("asked to stop")
+
+    with pytest.raises(Ended):
+        make_engine("openai", str(TARGET), "scorer", config(server.url, patience_s=60.0), watch)
 
 
 def test_an_address_where_nobody_listens_is_given_up_after_the_patience() -> None:

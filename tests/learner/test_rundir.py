@@ -93,6 +93,30 @@ def test_what_changes_the_training_may_not_change_when_a_run_goes_on(
     assert (Path(config.directory) / "config.json").read_text() == before
 
 
+SERVED = {"engine": "openai", "openai": {"url": "http://there/v1", "model": "a"}}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("model", "b"), ("dialect", "openai"), ("prompt", "text"), ("seeded", False)]
+)
+def test_another_served_target_is_another_run(tmp_path: Path, key: str, value: object) -> None:
+    config = run_on_disk(tmp_path, scorer=SERVED)
+    with held(config):
+        pass
+    other = changed(config, "scorer", openai=config.scorer.openai.model_dump() | {key: value})
+    with pytest.raises(ConfigError, match=f"scorer.openai.{key}: "):
+        RunDirectory(other)
+
+
+def test_a_served_target_may_move(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path, scorer=SERVED)
+    with held(config):
+        pass
+    moved = {"url": "https://elsewhere/v1", "key_variable": "KEY", "requests": 3, "patience_s": 9.0}
+    with held(changed(config, "scorer", openai=config.scorer.openai.model_dump() | moved)):
+        pass
+
+
 def test_a_changed_seed_is_named_too(config: RunConfig) -> None:
     with held(config):
         pass

@@ -10,6 +10,7 @@ import pytest
 from dispatch_desk import Desk
 from fakes import endpoint_of, learner, peers, ready, run_on_disk, sampled, serving, status
 from prefixrl.common.config import RunConfig
+from prefixrl.common.engine import Finished
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.messages import (
     Ack,
@@ -56,9 +57,10 @@ def score(
     texts: list[str],
     kind: Kind = "train",
     gold: str = "1",
+    engine_type: type[WritingEngine] = WritingEngine,
 ) -> tuple[Scores, WritingEngine]:
     """What a scorer makes of a task when its target writes these texts."""
-    engine, pool = WritingEngine(texts, prompt_bytes=1), VerifierPool(1, 5)
+    engine, pool = engine_type(texts, prompt_bytes=1), VerifierPool(1, 5)
     link = OneTask(msgspec.structs.replace(without_prefixes(task, gold), kind=kind))
     scorer = Scorer(config, link, engine, ByteRenderer(), pool, ModelDigests("", "", ""))  # type: ignore[arg-type]
     try:
@@ -132,6 +134,28 @@ def test_a_cut_completion_is_worth_what_the_setting_says(
     assert [verdict.finish for verdict in verdicts] == [
         "length", "eos" if is_extended else "length", "eos", "eos",
     ]  # fmt: skip
+
+
+class WithoutRoom(WritingEngine):
+    """Completes nothing further."""
+
+    def _rows(self, job: Any) -> list[Finished]:
+        if not job.key.endswith("+"):
+            return super()._rows(job)
+        none = np.zeros(0, np.int32)
+        return [Finished(none, none.astype(np.float32), "error", (), error="no room")] * len(
+            job.rows
+        )
+
+
+def test_a_text_that_cannot_be_extended_is_judged_as_it_was_cut(tmp_path: Path) -> None:
+    config = run_config(tmp_path, truncated="extend")
+    scores, _ = score(config, one_task(config), TEXTS, engine_type=WithoutRoom)
+    verdicts = [verdict for group in scores.groups for verdict in group.verdicts]
+    assert [each.reward for each in verdicts] == [1, 0, 1, 0]
+    assert [each.status for each in verdicts] == ["ok", "no_answer", "ok", "ok"]
+    assert [each.finish for each in verdicts] == ["length", "length", "eos", "eos"]
+    assert [each.completion_tokens for each in verdicts[:2]] == [LIMIT] * 2
 
 
 def test_an_extension_goes_on_where_the_row_was_cut_and_once_only(tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""A scorer whose endpoint serves another target than the run began with is refused, also after a restart."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fakes import run_on_disk
+from prefixrl.common.config import RunConfig
+from prefixrl.common.digests import name_digest, scorer_digests
+from prefixrl.common.messages import ModelDigests
+from prefixrl.learner.broker.identity import IdentityCheck
+
+
+def check_of(config: RunConfig) -> IdentityCheck:
+    return IdentityCheck(config, Path(config.directory), None)
+
+
+def served(config: RunConfig, name: str) -> ModelDigests:
+    """What a scorer says whose endpoint serves the target by this name."""
+    loaded = scorer_digests(config, config.model_of("scorer"))
+    return msgspec.structs.replace(loaded, model=name_digest(name))
+
+
+def test_the_first_scorers_name_holds_for_the_run(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path, scorer={"engine": "openai", "openai": {"url": "http://a/v1"}})
+    check = check_of(config)
+    wrong = msgspec.structs.replace(served(config, "x"), tokenizer="other")
+    with pytest.raises(ValueError, match="another target: digest of its tokenizer"):
+        check.check("scorer", wrong)  # it sets no name
+    check.check("scorer", served(config, "a"))
+    for later in (check, check_of(config)):
+        later.check("scorer", served(config, "a"))
+        with pytest.raises(ValueError, match="serves another target"):
+            later.check("scorer", served(config, "b"))
+
+
+def test_a_name_in_the_run_file_holds_from_the_first_scorer_on(tmp_path: Path) -> None:
+    openai = {"url": "http://a/v1", "model": "a"}
+    config = run_on_disk(tmp_path, scorer={"engine": "openai", "openai": openai})
+    with pytest.raises(ValueError, match="serves another target"):
+        check_of(config).check("scorer", served(config, "b"))
+    check_of(config).check("scorer", served(config, "a"))
