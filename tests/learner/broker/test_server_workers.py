@@ -95,6 +95,8 @@ def test_a_worker_that_leaves_gives_its_task_back_at_once(
         leaving.ready(config, "rollout")
         task = leaving.hear(PrefixTask)
         leaving.say(Goodbye("done for today"))
+        # Of two connections the broker may read the later message first.
+        wait_until(lambda: broker.dispatcher.losses["rollout: left"] == 1, "the leave")
         staying.ready(config, "rollout")
         assert staying.hear(PrefixTask).groups == task.groups
 
