@@ -126,7 +126,8 @@ def evaluate(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
 def generate(out: Path | None, **options: Any) -> None:
     """Answer problems with the adapter of RUN (a run directory) and its target: JSONL in, JSONL out.
 
-    Starts workers on this machine. A line per answer, in the order of the problems. Exit code 6: some row has no answer.
+    Starts workers on this machine. A line per answer, in the order of the problems. Exit code 6: some row has no answer,
+    or no verdict although it has a gold answer.
     """
     with exit_codes():
         from prefixrl.deploy.generate import Options

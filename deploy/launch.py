@@ -11,6 +11,7 @@ is killed is started again and resumes from its last checkpoint while the worker
 
 import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -123,7 +124,8 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
     launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])
     code = launcher.run_and_stop(stop.is_set)
     if stop.is_set():
-        click.echo(f"stopped; `prefixrl launch {run_file}` goes on where it stands ({directory})")
+        again = shlex.join(["prefixrl", "launch", str(run_file), *flags])
+        click.echo(f"stopped; `{again}` goes on where it stands ({directory})")
         return 130
     if code == 0:
         write_report(directory)

@@ -84,8 +84,13 @@ def plain_line(document: Document, figures: Figures | None) -> str:
         f"; evaluations: {_evaluated(document)}" if document.evaluations.get("asked") else ""
     )
     spent = f"; endpoint: {document.endpoint}" if document.endpoint else ""
+    held_up = "".join(
+        f"; {worker.name}: {worker.state}"
+        for worker in document.workers
+        if worker.state.startswith("waiting for ")
+    )
     where = f"iteration {document.iteration}/{document.total_iterations}: {reward}"
-    return f"{where}busy: {busy}; groups: {queues}{evaluated}{spent}{waiting}"
+    return f"{where}busy: {busy}; groups: {queues}{evaluated}{spent}{held_up}{waiting}"
 
 
 def _evaluated(document: Document) -> str:
