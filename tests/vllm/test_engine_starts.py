@@ -32,6 +32,7 @@ def test_a_cache_too_small_for_all_rows_changes_nothing() -> None:
     assert found.max() < 1e-3
 
 
+@pytest.mark.chaos  # test_against_learner.py has such a config too
 def test_a_hostile_generation_config_changes_nothing(tmp_path: Path) -> None:
     with world.started(ADAPTER) as engine:
         plain = world.finish(engine, world.job("a"))["a"].rows

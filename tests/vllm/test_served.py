@@ -143,7 +143,8 @@ def test_greedy_completions_go_on_with_the_prefix_and_are_those_of_the_target_in
     renderer = Renderer(str(TARGET), 64)
     each = openings(renderer, 0.0)
     wanted = continued(world.reference(TARGET), each).rows
-    engine = OpenAIEngine(str(TARGET), config(served, f"scorer.openai.prompt={prompt}"))
+    settings = config(served, f"scorer.openai.prompt={prompt}")
+    engine = OpenAIEngine(str(TARGET), settings, lambda: None)
     try:
         given = continued(engine, each).rows
         usage = engine.usage
