@@ -23,12 +23,19 @@ import click
 import torch
 
 from benchmarks.results import Figure, Report, commit, options
-from benchmarks.simulated import SLOTS, daemons, simulated_run
+from benchmarks.simulated import (
+    PATIENCE_S,
+    PROBE_LOGPROBS,
+    SLOTS,
+    daemons,
+    learner,
+    simulated_run,
+    take_batch,
+)
 from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import Batch, Evaluate, GetBatch, Prompt
+from prefixrl.common.messages import Evaluate, Prompt
 from prefixrl.learner.broker.evaluations import ROWS_PER_ITEM
 from prefixrl.learner.client import BrokerClient
-from prefixrl.learner.publish import Publisher, probe_tokens
 from prefixrl.learner.servers import Servers
 
 SCORERS, ITEMS, EVERY = 2, 32, 10
@@ -36,7 +43,6 @@ PROBLEMS = ITEMS * ROWS_PER_ITEM
 PREFIX_S, SCORING_S = 0.1, 1.0
 WARM = 2
 """Batches before the clock starts."""
-PATIENCE_S = 300.0
 POLL_S = 0.1
 
 
@@ -66,32 +72,24 @@ def run(iterations: int, every: int) -> Ran:
 
 def learn(servers: Servers, config: RunConfig, iterations: int, every: int) -> Ran:
     """Take every batch, publish after each, ask for evaluations as the learner does: before their version is published."""
-    client = BrokerClient(servers.endpoint)
-    probe = probe_tokens(0, 256)
-    publisher = Publisher(servers.endpoint, Path(config.directory) / "weights", probe, deltas=False)
-    zeros = [0.0] * (len(probe) - 1)
-    publisher.publish(0, {"weight": torch.zeros(4)}, zeros)
     asked: list[int] = []
     started_s = 0.0
-    for iteration in range(iterations):
-        answer = client.next_batch(GetBatch(iteration, 0, 1), PATIENCE_S, lambda: False)
-        assert isinstance(answer, tuple) and isinstance(answer[0], Batch), answer
-        if iteration == WARM:
-            started_s = time.monotonic()
-        client.iteration_done(iteration, iteration + 1)
-        version = iteration + 1
-        if every and version % every == 0 and version < iterations:
-            asked.append(version)
-            client.evaluate(question(config, version))
-        # Rollouts may need the weights of an evaluation for longer than the newest two.
-        publisher.pinned = frozenset(asked)
-        publisher.publish(version, {"weight": torch.full((4,), float(version))}, zeros)
-    found = [version for each in asked for version in versions_of(client, each)]
-    elapsed_s = time.monotonic() - started_s
-    servers.expect_end()
-    client.stop("done")
-    client.close()
-    publisher.close()
+    with learner(servers, config) as (client, publisher):
+        for iteration in range(iterations):
+            take_batch(client, iteration)
+            if iteration == WARM:
+                started_s = time.monotonic()
+            client.iteration_done(iteration, iteration + 1)
+            version = iteration + 1
+            if every and version % every == 0 and version < iterations:
+                asked.append(version)
+                client.evaluate(question(config, version))
+            # Rollouts may need the weights of an evaluation for longer than the newest two.
+            publisher.pinned = frozenset(asked)
+            weights = {"weight": torch.full((4,), float(version))}
+            publisher.publish(version, weights, PROBE_LOGPROBS)
+        found = [version for each in asked for version in versions_of(client, each)]
+        elapsed_s = time.monotonic() - started_s
     wanted = [each for each in asked for _ in range(PROBLEMS)]
     mixed = sum(got != version for got, version in zip(found, wanted, strict=True))
     return Ran(elapsed_s, len(found), mixed)
@@ -156,11 +154,7 @@ def main(path: Path, quick: bool) -> None:
     }
     raw = {"without": without, "with": having}
     report = Report("evaluation_cost", quick, settings, figures, raw, at)
-    report.wall_s = time.monotonic() - started_s
-    report.write(path)
-    for figure in figures:
-        against = f", {figure.ratio:.3f} of {figure.baseline_name}" if figure.ratio else ""
-        print(f"{figure.name}: {figure.value:.3g} {figure.unit}{against}")
+    report.finish(path, started_s)
 
 
 if __name__ == "__main__":

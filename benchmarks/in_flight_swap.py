@@ -99,11 +99,7 @@ def main(path: Path, quick: bool) -> None:
     settings = {"rows": ROWS, "prompt_tokens": PROMPT_TOKENS, "tokens": TOKENS, "updates": UPDATES}
     raw = {"plain_s": plain, "clearing_s": clearing, "keeping_s": keeping}
     report = Report("in_flight_swap", quick, settings, figures, raw, at)
-    report.wall_s = time.monotonic() - started_s
-    report.write(path)
-    for figure in figures:
-        against = f", {figure.ratio:.3f} of {figure.baseline_name}" if figure.ratio else ""
-        print(f"{figure.name}: {figure.value:.3g} {figure.unit}{against}")
+    report.finish(path, started_s)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,6 +86,14 @@ class Report(msgspec.Struct):
         self.finished = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+    def finish(self, path: Path, started_s: float) -> None:
+        """Note how long it took since `started_s` (monotonic), write the document, print its figures."""
+        self.wall_s = time.monotonic() - started_s
+        self.write(path)
+        for figure in self.figures:
+            against = f", {figure.ratio:.3f} of {figure.baseline_name}" if figure.ratio else ""
+            print(f"{figure.name}: {figure.value:.3g} {figure.unit}{against}")
 
 
 def commit() -> str:

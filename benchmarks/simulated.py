@@ -7,12 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from prefixrl.common.config import RunConfig
+from prefixrl.common.messages import Batch, GetBatch
+from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.publish import Publisher, probe_tokens
+from prefixrl.learner.servers import Servers
 
 GROUPS = 16
 """Per iteration: two for each slot of two scorers."""
 SLOTS = 4
 """Of every worker."""
+PROBE = probe_tokens(0, 256)
+PROBE_LOGPROBS = [0.0] * (len(PROBE) - 1)
+"""What the simulated engine says of every token."""
+PATIENCE_S = 300.0
 
 
 def simulated_run(
@@ -55,6 +65,26 @@ def simulated_run(
     (directory / "run").mkdir()
     (directory / "run" / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
     return config
+
+
+@contextmanager
+def learner(servers: Servers, config: RunConfig) -> Iterator[tuple[BrokerClient, Publisher]]:
+    """A learner that trains nothing and has published version 0; it ends the run."""
+    client = BrokerClient(servers.endpoint)
+    weights = Path(config.directory) / "weights"
+    publisher = Publisher(servers.endpoint, weights, PROBE, deltas=False)
+    publisher.publish(0, {"weight": torch.zeros(4)}, PROBE_LOGPROBS)
+    yield client, publisher
+    servers.expect_end()
+    client.stop("done")
+    client.close()
+    publisher.close()
+
+
+def take_batch(client: BrokerClient, iteration: int) -> None:
+    """Wait for the whole batch of an iteration."""
+    answer = client.next_batch(GetBatch(iteration, 0, 1), PATIENCE_S, lambda: False)
+    assert isinstance(answer, tuple) and isinstance(answer[0], Batch), answer
 
 
 @contextmanager

@@ -25,15 +25,12 @@ import msgspec
 import torch
 
 from benchmarks.results import Figure, Report, commit, options
-from benchmarks.simulated import daemons, simulated_run
+from benchmarks.simulated import PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
 from prefixrl.common.config import RunConfig
 from prefixrl.common.engine import JobResult
 from prefixrl.common.engine_simulated import SimulatedEngine
 from prefixrl.common.link import Link
-from prefixrl.common.messages import Batch, GetBatch
 from prefixrl.common.rendering import ByteRenderer
-from prefixrl.learner.client import BrokerClient
-from prefixrl.learner.publish import Publisher, probe_tokens
 from prefixrl.learner.servers import Servers
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher
@@ -110,7 +107,7 @@ def run(size_bytes: int, iterations: int, scoring_s: float) -> tuple[list[Update
     rollout.start()
     try:
         with daemons("scorer", SCORERS, servers.endpoint):
-            busy = learn(servers, directory / "run" / "weights", size_bytes, iterations)
+            busy = learn(servers, config, size_bytes, iterations)
     finally:
         rollout.kill()
         rollout.join()
@@ -122,26 +119,17 @@ def run(size_bytes: int, iterations: int, scoring_s: float) -> tuple[list[Update
     return found, busy
 
 
-def learn(servers: Servers, weights: Path, size_bytes: int, iterations: int) -> float:
+def learn(servers: Servers, config: RunConfig, size_bytes: int, iterations: int) -> float:
     """Take every batch, publish after each; the scorers' busy share at the end."""
-    client = BrokerClient(servers.endpoint)
-    probe = probe_tokens(0, 256)
-    publisher = Publisher(servers.endpoint, weights, probe, deltas=False)
-    zeros = [0.0] * (len(probe) - 1)
-    publisher.publish(0, {"weight": torch.zeros(4)}, zeros)
-    tensors = {"weight": torch.randn(size_bytes // 4)}
-    for iteration in range(iterations):
-        answer = client.next_batch(GetBatch(iteration, 0, 1), 300.0, lambda: False)
-        assert isinstance(answer, tuple) and isinstance(answer[0], Batch), answer
-        client.iteration_done(iteration, iteration + 1)
-        tensors = {"weight": tensors["weight"] + 1.0}
-        publisher.publish(iteration + 1, tensors, zeros)
-    busy = client.status().busy_fraction["scorer"]
-    publisher.flush(iterations)
-    servers.expect_end()
-    client.stop("done")
-    client.close()
-    publisher.close()
+    with learner(servers, config) as (client, publisher):
+        tensors = {"weight": torch.randn(size_bytes // 4)}
+        for iteration in range(iterations):
+            take_batch(client, iteration)
+            client.iteration_done(iteration, iteration + 1)
+            tensors = {"weight": tensors["weight"] + 1.0}
+            publisher.publish(iteration + 1, tensors, PROBE_LOGPROBS)
+        busy = client.status().busy_fraction["scorer"]
+        publisher.flush(iterations)
     return busy
 
 
@@ -194,11 +182,7 @@ def main(path: Path, quick: bool) -> None:
     report = Report(
         "update_pause", quick, settings, figures, {"updates": counted, "busy": busy}, at
     )
-    report.wall_s = time.monotonic() - started_s
-    report.write(path)
-    for figure in figures:
-        against = f", {figure.ratio:.3f} of {figure.baseline_name}" if figure.ratio else ""
-        print(f"{figure.name}: {figure.value:.3g} {figure.unit}{against}")
+    report.finish(path, started_s)
 
 
 if __name__ == "__main__":

@@ -459,11 +459,7 @@ def main(path: Path, quick: bool) -> None:
         {"gb_s": speeds, "delta": measured, "real": real},
         at,
     )
-    report.wall_s = time.monotonic() - started_s
-    report.write(path)
-    for figure in figures:
-        against = f", {figure.ratio:.2f} of {figure.baseline_name}" if figure.ratio else ""
-        print(f"{figure.name}: {figure.value:.3g} {figure.unit}{against}")
+    report.finish(path, started_s)
 
 
 if __name__ == "__main__":
