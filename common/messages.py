@@ -374,7 +374,7 @@ class GetStatus(_Message, frozen=True):
 
 
 class Stop(_Message, frozen=True):
-    """Operator or rank 0: end the run; workers are told to go."""
+    """Operator or rank 0: end the run; workers are told to go. Whoever hears that it is accepted says Goodbye."""
 
     reason: str
 

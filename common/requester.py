@@ -1,5 +1,6 @@
 """Asks the broker and waits for the answer: what learner ranks and operators share."""
 
+import contextlib
 import logging
 import os
 import secrets
@@ -11,6 +12,7 @@ from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal
 from prefixrl.common.messages import (
     PROTOCOL,
     FromBroker,
+    Goodbye,
     Hello,
     Reject,
     Role,
@@ -27,6 +29,7 @@ Answer = TypeVar("Answer")
 ANSWER_S = 60.0
 """Longest wait for any answer: a restarted broker replays its journal meanwhile."""
 ASK_AGAIN_S = 5.0
+LINGER_S = 1.0
 TAG_BYTES = 9
 
 
@@ -100,6 +103,12 @@ class Requester:
         """Number of the request under way, echoed by the broker in a frame of its own."""
         return b"#" + self._number.to_bytes(8, "little")
 
+    def leave(self, reason: str) -> None:
+        """Say Goodbye: nothing is asked any more, the broker need not stay for this peer."""
+        # A broker that is gone needs none.
+        with contextlib.suppress(PeerLost):
+            self._client.send(Goodbye(reason), timeout_s=0.0)
+
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self._client.close(linger_s=LINGER_S)

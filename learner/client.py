@@ -103,6 +103,7 @@ class BrokerClient:
     def stop(self, reason: str) -> None:
         """End the run: the broker tells every worker to go, and goes."""
         self._ask(Stop(reason), Accepted)
+        self._requester.leave(reason)
 
     def close(self) -> None:
         """Close the connection."""

@@ -142,7 +142,7 @@ class Peer:
         self.say(ready(config, role, slots, version))
 
     def close(self) -> None:
-        self.client.close()
+        self.client.close(linger_s=1.0)
 
 
 @contextmanager
@@ -230,6 +230,7 @@ def serving(
     finally:
         stop.set()
         thread.join(30.0)
+        assert not thread.is_alive(), "the broker does not end"
     assert not failures, failures
 
 

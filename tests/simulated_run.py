@@ -26,6 +26,7 @@ from prefixrl.common.messages import (
     CannotGoOn,
     FromBroker,
     GetBatch,
+    Goodbye,
     IterationDone,
     Manifest,
     NotYet,
@@ -176,6 +177,7 @@ def _learn(rank: Peer, before_batch: Callable[[int], None], may_cross: bool) -> 
             trained.end, trained.status = answer, status(rank)
             rank.say(Stop("the run is finished"))
             rank.hear(Accepted)
+            rank.say(Goodbye("the run is finished"))
             return trained
         decoder = msgspec.msgpack.Decoder(ScoredGroup)
         trained.take(answer, [decoder.decode(frame) for frame in payload], may_cross)

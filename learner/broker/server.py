@@ -73,7 +73,8 @@ PROBE_FAILURES_ALLOWED = 3
 CHECK_EVERY_S = 0.1
 MESSAGES_PER_SYNC = 64
 NOTES_KEPT = 4
-GOODBYE_S = 4.0
+GOODBYE_S = 6.0
+"""More than `requester.ASK_AGAIN_S`: a Stop whose answer was lost is said again to a broker that is still there."""
 APART = {"simulated", "openai"}
 """Engines that share a run with no other: their targets are not loaded from the same files."""
 
@@ -117,6 +118,7 @@ class Broker:
         self.spending = Spending(Path(config.directory), config.scorer.openai)
         self._acks: list[tuple[bytes, Ack]] = []
         self._stopping: str | None = None
+        self._stoppers: set[bytes] = set()
         self._notes: dict[int, WeightsNote] = {}
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -139,41 +141,49 @@ class Broker:
         self.spending.save(time.monotonic(), at_once=True)
 
     def _send_home(self, done: Done) -> None:
-        """Tell every worker to go and wait, not long, for their Goodbyes: one that misses it would wait for a broker."""
-        workers = self.dispatcher.registry.by_identity
+        """Tell every worker to go and wait, not long, for the Goodbyes of all and of who said Stop.
+
+        What a client has not read yet is lost with the connection: one that misses it would wait for a broker that is gone.
+        """
+        workers = set(self.dispatcher.registry.by_identity)
         for identity in workers:
             self._send(identity, done)
+        leaving = workers | self._stoppers
         deadline_s = time.monotonic() + GOODBYE_S
-        while workers and time.monotonic() < deadline_s:
-            try:
-                received = self._server.receive(CHECK_EVERY_S)
-            except Malformed:
-                continue
+        while leaving and time.monotonic() < deadline_s:
+            received = self._receive(CHECK_EVERY_S)
             if received is None:
                 continue
-            peer, message, _ = received
+            peer, message = received
             if isinstance(message, Goodbye):
-                workers.pop(peer, None)
+                leaving.discard(peer)
             else:
-                self._send(peer, done)
+                self._send(peer, Accepted() if isinstance(message, Stop) else done)
 
     def _receive_some(self) -> None:
         """Take what is there, up to a bound, so that one sync to disk serves many results."""
         timeout_s = CHECK_EVERY_S
         for _ in range(MESSAGES_PER_SYNC):
-            try:
-                received = self._server.receive(timeout_s)
-            except Malformed as error:
-                self.malformed += 1
-                log.warning("ignored a malformed message: %s", error)
-                continue
+            received = self._receive(timeout_s)
             if received is None:
                 return
             timeout_s = 0.0
-            peer, message, payload = received
-            if payload and is_tag(payload[0]):
-                self._tags[peer] = payload[0]
-            self._handle(peer, message)
+            self._handle(*received)
+
+    def _receive(self, timeout_s: float) -> tuple[bytes, ToBroker] | None:
+        """Next message and who sent it; None after `timeout_s` or one that is malformed."""
+        try:
+            received = self._server.receive(timeout_s)
+        except Malformed as error:
+            self.malformed += 1
+            log.warning("ignored a malformed message: %s", error)
+            return None
+        if received is None:
+            return None
+        peer, message, payload = received
+        if payload and is_tag(payload[0]):
+            self._tags[peer] = payload[0]
+        return peer, message
 
     def _write_down(self) -> None:
         records, self.ledger.records = self.ledger.records, []
@@ -448,6 +458,7 @@ class Broker:
                 self._send(peer, Status(msgspec.json.encode(document(self, now_s))))
             case Stop(reason):
                 self._stopping = reason
+                self._stoppers.add(peer)
                 self._send(peer, Accepted())
 
     def announce(self, note: WeightsNote) -> None:
