@@ -168,11 +168,11 @@ class Learner:
         if not self.zero:
             return
         self.zero.publisher.flush(self.iteration)
-        busy_fraction = self.busy_fraction(time.monotonic())
         self.zero.evaluator.finish()
+        metrics, up_s = self.zero.metrics, time.monotonic() - self.started_s
         result = summary.summarise(
-            self.client.status(), self.zero.evaluator, self.zero.metrics, self.models.optimizer_steps,
-            busy_fraction, time.monotonic() - self.started_s,
+            self.client.status(), self.zero.evaluator, metrics.lines(), self.models.optimizer_steps,
+            metrics.since_run_began_s(up_s),
         )  # fmt: skip
         summary.write(result, self.directory)
         log.info("finished after %d iterations", self.iteration)

@@ -24,6 +24,7 @@ class Times:
     waited_s: float
     trained_s: float
     since_start_s: float
+    """Of this learner process."""
     busy_fraction: float
     """Share of its time since the first batch that the learner trained."""
 
@@ -58,6 +59,9 @@ class MetricsLine(msgspec.Struct, frozen=True):
     waited_s: float
     trained_s: float
     since_start_s: float
+    """That learners were up since the run began, without what was lost when one was killed."""
+    engines: dict[str, tuple[str, ...]] = {}
+    """Of the workers connected then, by role."""
     endpoint: Spent | None = None
     """So far; None unless the target is served elsewhere."""
 
@@ -76,9 +80,20 @@ class MetricsLog:
     def __init__(self, directory: Path, iteration: int) -> None:
         self._metrics = directory / "metrics.jsonl"
         self._advantages = directory / "advantages.jsonl"
-        self._written_s = 0.0
         for path, kind in ((self._metrics, MetricsLine), (self._advantages, AdvantageLine)):
             _keep_before(path, kind, iteration)
+        lines = self.lines()
+        self._before_s = self._written_s = lines[-1].since_start_s if lines else 0.0
+
+    def lines(self) -> list[MetricsLine]:
+        """Every iteration trained so far, whichever learner process trained it."""
+        decoder = msgspec.json.Decoder(MetricsLine)
+        text = self._metrics.read_bytes() if self._metrics.exists() else b""
+        return [decoder.decode(line) for line in text.splitlines()]
+
+    def since_run_began_s(self, since_start_s: float) -> float:
+        """Time of the run at a time of this learner process; see `MetricsLine.since_start_s`."""
+        return self._before_s + since_start_s
 
     def write(
         self,
@@ -89,7 +104,8 @@ class MetricsLog:
         status: Document,
     ) -> None:
         """Write one iteration's lines."""
-        interval_s, self._written_s = times.since_start_s - self._written_s, times.since_start_s
+        now_s = self.since_run_began_s(times.since_start_s)
+        interval_s, self._written_s = now_s - self._written_s, now_s
         ages: dict[str, int] = {}
         for group in batch.groups:
             age = str(batch.iteration - group.version)
@@ -123,7 +139,8 @@ class MetricsLog:
             losses=status.losses,
             waited_s=times.waited_s,
             trained_s=times.trained_s,
-            since_start_s=times.since_start_s,
+            since_start_s=now_s,
+            engines=_engines(status),
             endpoint=status.endpoint,
         )
         _append(self._metrics, [line])
@@ -134,14 +151,13 @@ class MetricsLog:
             )
         _append(self._advantages, lines)
 
-    def truncated_fraction(self) -> float:
-        """Share of all rows trained so far that a length limit cut."""
-        decoder, rows, cut = msgspec.json.Decoder(MetricsLine), 0.0, 0.0
-        for line in self._metrics.read_bytes().splitlines() if self._metrics.exists() else ():
-            figures = decoder.decode(line).figures
-            rows += figures["rows"]
-            cut += figures["rows"] * figures.get("truncated_fraction", 0.0)
-        return cut / max(1.0, rows)
+
+def _engines(status: Document) -> dict[str, tuple[str, ...]]:
+    """Engines of the workers by role; one that is still loading has not named its own."""
+    return {
+        role: tuple(sorted({each.engine for each in status.workers if each.role == role} - {""}))
+        for role in ("rollout", "scorer")
+    }
 
 
 def _mean(batch: Batch) -> StageTimes:

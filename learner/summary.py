@@ -1,5 +1,6 @@
 """`summary.json`: what a finished run amounts to, for people and programs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ from prefixrl.common.process import write_atomically
 from prefixrl.common.status import Document, Spent
 from prefixrl.learner.evaluate import Evaluator
 from prefixrl.learner.evaluations import GREEDY, SAMPLED
-from prefixrl.learner.metrics import MetricsLog
+from prefixrl.learner.metrics import MetricsLine
 
 
 class Staleness(msgspec.Struct, frozen=True):
@@ -59,9 +60,12 @@ class Summary(msgspec.Struct, frozen=True):
     versions: int
     optimizer_steps: int
     busy_fraction: dict[str, float]
+    """Per role, when the last iteration ended; since the learner that trained it had started."""
     engine: dict[str, str]
+    """Engines that worked for the run, by role."""
     losses: dict[str, int]
     wall_s: float
+    """That learners were up: the last one until now, those before it until the last iteration they left in the run."""
     endpoint: Spent | None
     """What the endpoint that serves the target was asked for, evaluations included; None where there is none."""
 
@@ -69,12 +73,14 @@ class Summary(msgspec.Struct, frozen=True):
 def summarise(
     status: Document,
     evaluator: Evaluator,
-    metrics: MetricsLog,
+    lines: Sequence[MetricsLine],
     optimizer_steps: int,
-    learner_busy: float,
     wall_s: float,
 ) -> Summary:
-    """Put the broker's status and the evaluations together."""
+    """Put the broker's status, the evaluations and the lines of all iterations together.
+
+    The lines outlive the processes: a learner that is started again on a finished run finds other workers and has done nothing.
+    """
     arms = evaluator.arms()
     greedy = {arm: found[GREEDY] for arm, found in arms.items() if GREEDY in found}
     sampled = {arm: found[SAMPLED] for arm, found in arms.items() if SAMPLED in found}
@@ -86,7 +92,7 @@ def summarise(
         accuracy_sampled={arm: each.accuracy for arm, each in sampled.items()},
         accuracy_by_family={arm: each.by_family for arm, each in greedy.items()},
         accuracy_by_version=evaluator.curve(),
-        truncated_fraction=metrics.truncated_fraction(),
+        truncated_fraction=_truncated_fraction(lines),
         accuracy_truncated={arm: each.truncated_fraction for arm, each in greedy.items()},
         fixed_prefix=evaluator.fixed_prefix(),
         evaluations_incomplete=evaluator.asked.incomplete,
@@ -107,12 +113,37 @@ def summarise(
         ),
         versions=status.iteration,
         optimizer_steps=optimizer_steps,
-        busy_fraction=status.busy_fraction | {"learner": learner_busy},
-        engine={worker.role: worker.engine for worker in status.workers},
-        losses=status.losses,
+        busy_fraction=lines[-1].busy_fraction if lines else {},
+        engine=_engines(lines),
+        losses=_losses(lines, status),
         wall_s=wall_s,
         endpoint=status.endpoint,
     )
+
+
+def _truncated_fraction(lines: Sequence[MetricsLine]) -> float:
+    """Share of all trained rows that a length limit cut."""
+    rows = sum(line.figures["rows"] for line in lines)
+    cut = sum(line.figures["rows"] * line.figures.get("truncated_fraction", 0.0) for line in lines)
+    return cut / max(1.0, rows)
+
+
+def _engines(lines: Sequence[MetricsLine]) -> dict[str, str]:
+    """All engines that ever worked for the run, by role."""
+    found: dict[str, set[str]] = {}
+    for line in lines:
+        for role, engines in line.engines.items():
+            found.setdefault(role, set()).update(engines)
+    return {role: ", ".join(sorted(engines)) for role, engines in found.items() if engines}
+
+
+def _losses(lines: Sequence[MetricsLine], status: Document) -> dict[str, int]:
+    """The broker counts since it started: of every cause the largest count that any broker of the run reached."""
+    found: dict[str, int] = {}
+    for losses in (*(line.losses for line in lines), status.losses):
+        for cause, count in losses.items():
+            found[cause] = max(count, found.get(cause, 0))
+    return found
 
 
 def _pass_fraction(status: Document) -> float | None:

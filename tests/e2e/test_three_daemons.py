@@ -143,6 +143,9 @@ def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path
     check_books(summary, directory)
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 12
+    times_s = [json.loads(line)["since_start_s"] for line in lines]
+    assert times_s == sorted(times_s)
+    assert summary["wall_s"] >= times_s[-1]
     # Iterations 4 to 6 were trained twice over, on the same groups from the same state: bitwise the same figures.
     for before, after in zip(recorded[4:7], lines[4:7], strict=True):
         assert figures(before) == figures(after)

@@ -22,7 +22,6 @@ from prefixrl.deploy.report import print_table
 from prefixrl.learner import summary
 from prefixrl.learner.client import BrokerClient
 from prefixrl.learner.evaluate import Evaluator
-from prefixrl.learner.metrics import MetricsLog
 
 Judge = Callable[[str, int], float | None]
 """(evaluation, problem) -> reward, None for an error."""
@@ -97,7 +96,7 @@ def told(evaluator: Evaluator, directory: Path) -> summary.Summary:
         up_s=0.0,
     )
     (directory / "metrics.jsonl").touch()
-    found = summary.summarise(status, evaluator, MetricsLog(directory, 0), 0, 0.0, 1.0)
+    found = summary.summarise(status, evaluator, [], 0, 1.0)
     summary.write(found, directory)
     return found
 
