@@ -102,6 +102,7 @@ class Document(msgspec.Struct, frozen=True):
     iteration: int
     """Completed iterations, which is also the newest version."""
     total_iterations: int
+    """0 where nothing is trained: an evaluation, or answers for somebody."""
     groups: GroupCounts
     causes: dict[str, int]
     """Untrained groups by state and cause."""

@@ -67,9 +67,11 @@ def evaluate(runs: list[Path], options: Options, out: Path | None) -> int:
     found: list[Result] = []
     incomplete: list[str] = []
     stop = stop_event()
-    for plan, config in plans:
+    for number, (plan, config) in enumerate(plans, start=1):
+        if len(plans) > 1:
+            click.echo(f"{number} of {len(plans)}: {plan.label} after {plan.version} iterations")
         directory = _directory(plan, config, options.fresh)
-        launcher = Launcher(config, ["prefixrl.learner.offline", str(directory)], devices=0)
+        launcher = Launcher(config, ["prefixrl.learner.offline", str(directory)], "evaluation")
         code = launcher.run_and_stop(stop.is_set)
         if stop.is_set():
             click.echo("stopped; the same command goes on where it stands")

@@ -159,7 +159,7 @@ def _launcher(plan: GenerationPlan, config: RunConfig) -> Launcher:
     write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
     command = ["prefixrl.learner.generation", str(directory)]
     # What asks for answers cannot go on in the middle of them: it ends once, and what it says then is the cause.
-    return Launcher(config, command, devices=0, says_on_stderr=True, restarts=0)
+    return Launcher(config, command, "generation", says_on_stderr=True, restarts=0)
 
 
 def _answered(launcher: Launcher, copy: Copy, config: RunConfig) -> int:

@@ -31,6 +31,7 @@ from prefixrl.deploy.status import View
 
 log = logging.getLogger(__name__)
 
+LEARNER = "learner"
 LEARNER_RESTARTS = 3
 WORKER_RESTARTS = 10
 WELL_S = 3600.0
@@ -162,7 +163,7 @@ class Launcher:
         self,
         config: RunConfig,
         command: list[str],
-        devices: int | None = None,
+        name: str = LEARNER,
         says_on_stderr: bool = False,
         restarts: int = LEARNER_RESTARTS,
     ) -> None:
@@ -170,15 +171,15 @@ class Launcher:
 
         Args:
             command: Module of the asking process and its arguments.
-            devices: GPUs of the asking process, by default one per learner rank.
+            name: Of the asking process; only a learner gets GPUs, one per rank.
             says_on_stderr: The view; stdout is somebody else's then.
             restarts: How often the asking process may be started again; 0 for one that cannot go on where it stood.
         """
         self._config = config
         self._directory = Path(config.directory)
         self._devices = _Devices()
-        devices = config.launch.learner_ranks if devices is None else devices
-        self.learner = self._child("learner", command[0], command[1:], devices)
+        devices = config.launch.learner_ranks if name == LEARNER else 0
+        self.learner = self._child(name, command[0], command[1:], devices)
         self.workers: list[Child] = []
         self._view = View(self._directory, says_on_stderr)
         self._restarts = restarts
@@ -206,7 +207,7 @@ class Launcher:
         if code == ConfigError.exit_code and self.learner.error():
             raise ConfigError(self.learner.error())
         click.echo(
-            f"the learner ended with exit code {code}; the end of {self.learner.log_path}:",
+            f"the {self.learner.name} ended with exit code {code}; the end of {self.learner.log_path}:",
             err=True,
         )
         click.echo(self.learner.tail(), err=True)
@@ -248,6 +249,8 @@ class Launcher:
                 worker = self._child(f"{role}-{index}", f"prefixrl.{role}", arguments, devices)
                 worker.start()
                 self.workers.append(worker)
+        if self._devices.shared:
+            self._view.say(self._devices.shared)
 
     def _worker_ended(self, worker: Child, code: int) -> None:
         if code == 0:
@@ -284,6 +287,17 @@ class _Devices:
         found = [str(index) for index in range(len(list(gpus.iterdir())))] if gpus.is_dir() else []
         self._all = [each for each in given.split(",") if each] if given is not None else found
         self._next = 0
+
+    @property
+    def shared(self) -> str:
+        """What a person should know when more were asked for than there are, "" else."""
+        if not 0 < len(self._all) < self._next:
+            return ""
+        return (
+            f"the processes ask for {self._next} GPUs, {len(self._all)} are there: some share one, and each must leave room "
+            "for the others (gpu_memory_utilization of rollout.vllm and scorer.vllm), or start fewer "
+            "([launch], tensor_parallel_size)"
+        )
 
     def deal(self, count: int) -> dict[str, str]:
         """Environment that gives the next process its GPUs, as many as there are at most; for 0 it sees none."""

@@ -75,7 +75,7 @@ def render(document: bytes, directory: Path) -> None:
 def plain_line(document: Document, figures: Figures | None) -> str:
     """The run in one line."""
     busy = ", ".join(f"{role} {share:.0%}" for role, share in document.busy_fraction.items())
-    queues = ", ".join(f"{count} {state}" for state, count in sorted(document.queues.items()))
+    queues = _listed(document.queues)
     reward = f"reward {figures.figures['reward']:.3f}, " if figures else ""
     if document.truncated_fraction:
         reward += f"cut by the length limit {document.truncated_fraction:.1%}, "
@@ -89,43 +89,24 @@ def plain_line(document: Document, figures: Figures | None) -> str:
         for worker in document.workers
         if worker.state.startswith("waiting for ")
     )
+    loading = ", ".join(each.name for each in document.workers if each.phase == "loading")
+    rest = f"{f'; loading: {loading}' if loading else ''}{spent}{held_up}{waiting}"
+    if not document.total_iterations:
+        return f"{_evaluated(document)}{f'; busy: {busy}' if busy else ''}{rest}"
     where = f"iteration {document.iteration}/{document.total_iterations}: {reward}"
-    return f"{where}busy: {busy}; groups: {queues}{evaluated}{spent}{held_up}{waiting}"
+    return f"{where}busy: {busy}; groups: {queues}{evaluated}{rest}"
 
 
 def _evaluated(document: Document) -> str:
-    counts = document.evaluations
+    counts = {"asked": 0, "judged": 0, "failed": 0} | document.evaluations
     failed = f", {counts['failed']} failed" if counts["failed"] else ""
     return f"{counts['judged']} of {counts['asked']} judged{failed}"
 
 
 def _picture(document: Document, figures: Figures | None) -> Group:
     head = Table.grid(padding=(0, 2))
-    head.add_row(
-        "iteration",
-        f"{document.iteration} of {document.total_iterations}",
-        "time left",
-        _eta(document, figures),
-    )
-    if figures:
-        head.add_row(
-            "reward",
-            f"{figures.figures['reward']:.3f}",
-            "entropy",
-            f"{figures.figures['entropy']:.3f}",
-        )
-    head.add_row(
-        "cut by the length limit", f"{document.truncated_fraction:.1%} of the newest batch"
-    )
-    ages = ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items())
-    head.add_row("trained groups by age", ages, "window", str(document.window))
-    if document.crossed_fraction:
-        tokens = ", ".join(f"{age}: {count}" for age, count in document.token_age_histogram.items())
-        crossed = f"{document.crossed_fraction:.1%} of the rows"
-        head.add_row("trained tokens by age", tokens, "crossed an update", crossed)
-    head.add_row(
-        "groups", ", ".join(f"{count} {state}" for state, count in sorted(document.queues.items()))
-    )
+    if document.total_iterations:
+        _add_training(head, document, figures)
     if document.evaluations.get("asked"):
         head.add_row("evaluations", _evaluated(document))
     if document.causes:
@@ -150,6 +131,23 @@ def _picture(document: Document, figures: Figures | None) -> Group:
             each.name, each.phase, each.engine, version, f"{each.leases}/{each.slots}", busy, str(each.tasks_done), each.state
         )  # fmt: skip
     return Group(head, workers)
+
+
+def _add_training(head: Table, document: Document, figures: Figures | None) -> None:
+    where = f"{document.iteration} of {document.total_iterations}"
+    head.add_row("iteration", where, "time left", _eta(document, figures))
+    if figures:
+        reward, entropy = figures.figures["reward"], figures.figures["entropy"]
+        head.add_row("reward", f"{reward:.3f}", "entropy", f"{entropy:.3f}")
+    cut = f"{document.truncated_fraction:.1%} of the newest batch"
+    head.add_row("cut by the length limit", cut)
+    ages = ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items())
+    head.add_row("trained groups by age", ages, "window", str(document.window))
+    if document.crossed_fraction:
+        tokens = ", ".join(f"{age}: {count}" for age, count in document.token_age_histogram.items())
+        crossed = f"{document.crossed_fraction:.1%} of the rows"
+        head.add_row("trained tokens by age", tokens, "crossed an update", crossed)
+    head.add_row("groups", _listed(document.queues))
 
 
 def _listed(counts: dict[str, int]) -> str:

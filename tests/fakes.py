@@ -46,6 +46,7 @@ from prefixrl.common.messages import (
     Welcome,
 )
 from prefixrl.common.packing import pack_logprobs, pack_tokens
+from prefixrl.common.status import Document, GroupCounts, WorkerStatus
 from prefixrl.common.transport import Client, Server
 from prefixrl.common.weights import describe, write_snapshot
 from prefixrl.learner.broker.__main__ import Start, build
@@ -251,6 +252,26 @@ def end(child: "subprocess.Popen[bytes]") -> None:
     """SIGKILL and wait."""
     child.kill()
     child.wait()
+
+
+def document(*workers: WorkerStatus, **fields: Any) -> Document:
+    """A broker's status; what no field says is empty."""
+    empty: dict[str, Any] = {
+        "run_id": "r", "directory": "", "broker_pid": 0, "iteration": 0, "total_iterations": 0,
+        "groups": GroupCounts(0, 0, 0, 0, 0, 0, 0), "causes": {}, "row_errors": {}, "filter": None, "queues": {}, "window": 2,
+        "age_histogram": {}, "token_age_histogram": {}, "crossed_fraction": 0.0, "busy_fraction": {}, "losses": {},
+        "truncated_fraction": 0.0, "waiting_for": "", "malformed_messages": 0, "journal_bytes": 0, "up_s": 0.0,
+    }  # fmt: skip
+    return Document(workers=list(workers), **empty | fields)
+
+
+def worker_status(
+    role: str, engine: str, state: str = "idle", phase: str = "ready"
+) -> WorkerStatus:
+    """One worker in a broker's status."""
+    return WorkerStatus(
+        f"{role}-0", role, "host", 1, phase, engine, 0, 1, 0, 0.5, 1, 0.0, 0.0, None, state
+    )
 
 
 class SteppedClock:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 def document(broker: "Broker", now_s: float) -> Document:
     """The state of a run now."""
     ledger, counts, rate = broker.ledger, broker.ledger.counts, broker.ledger.pass_rate
+    trains_nothing = ledger.window.iterations == 0
     workers = [
         WorkerStatus(
             worker.name,
@@ -46,7 +47,9 @@ def document(broker: "Broker", now_s: float) -> Document:
         directory=broker.config.directory,
         broker_pid=os.getpid(),
         iteration=ledger.completed,
-        total_iterations=broker.config.iterations_in_all(broker.run.problems),
+        total_iterations=0
+        if trains_nothing
+        else broker.config.iterations_in_all(broker.run.problems),
         groups=GroupCounts(
             counts.issued,
             counts.trained,

@@ -108,8 +108,8 @@ def asked_by(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this script asked for answers, in the folder that it knows as `folder`."""
 
     class Scripted(Launcher):
-        def __init__(self, config: RunConfig, given: list[str], **others: Any) -> None:
-            super().__init__(config, given, **others)
+        def __init__(self, config: RunConfig, given: list[str], *named: str, **others: Any) -> None:
+            super().__init__(config, given, *named, **others)
             start = f"import sys; folder = {given[1]!r}; print('started', flush=True); "
             self.learner.command = [sys.executable, "-c", start + script]
 
@@ -125,7 +125,7 @@ def test_what_asks_for_answers_ends_once_and_its_last_words_and_logs_are_named(
     assert "no answer within 1 s" in told and "starting it again" not in told
     (logs,) = place.glob("prefixrl-generate-*/logs")
     assert f"all logs are in {logs}" in told
-    assert (logs / "learner.log").read_text().count("started") == 1
+    assert (logs / "generation.log").read_text().count("started") == 1
 
 
 def test_nothing_is_left_of_a_call_that_ended_well(

@@ -19,6 +19,18 @@ def test_gpus_are_dealt_out_in_turn_as_many_as_a_process_needs(
     devices = _Devices()
     dealt = [devices.deal(count)["CUDA_VISIBLE_DEVICES"] for count in (2, 1, 2, 1)]
     assert dealt == ["0,1", "2", "3,4", "0"]
+    assert "ask for 6 GPUs, 5 are there: some share one" in devices.shared
+
+
+@pytest.mark.parametrize(("there", "wanted"), [("0,1,2", (2, 1)), ("0,1", (0, 1)), ("", (1, 1))])
+def test_nothing_is_said_of_gpus_that_nobody_shares(
+    there: str, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", there)
+    devices = _Devices()
+    for count in wanted:
+        devices.deal(count)
+    assert devices.shared == ""
 
 
 def test_an_empty_list_of_gpus_stays_empty(monkeypatch: pytest.MonkeyPatch) -> None:

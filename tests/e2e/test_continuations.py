@@ -37,7 +37,7 @@ def test_a_run_trains_on_means_of_three_and_completes_nothing_greedy_twice(tmp_p
         summary = finish(process, directory)
     check_books(summary, directory)
     assert summary["groups"]["trained"] == 4 * 16
-    assert summary["losses"]["scorer: lost"] == 1
+    assert summary["losses"]["scorer: lost"] >= 1
     rows = [row for line in inspect(directory) for row in line["rows"]]
     assert {round(3 * row["reward"], 9) for row in rows} == {0, 1, 2, 3}
     for row in rows:

@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from fakes import run_on_disk
+from fakes import document, run_on_disk
 from prefixrl.common.messages import (
     Evaluate,
     EvaluationProgress,
@@ -17,7 +17,6 @@ from prefixrl.common.messages import (
     ScoredGroup,
     Verdict,
 )
-from prefixrl.common.status import Document, GroupCounts
 from prefixrl.deploy.report import print_table
 from prefixrl.learner import summary
 from prefixrl.learner.client import BrokerClient
@@ -70,33 +69,8 @@ def evaluated(folder: Path, judge: Judge) -> Evaluator:
 
 
 def told(evaluator: Evaluator, directory: Path) -> summary.Summary:
-    counts = GroupCounts(0, 0, 0, 0, 0, 0, 0)
-    status = Document(
-        run_id="r",
-        directory=str(directory),
-        broker_pid=0,
-        iteration=0,
-        total_iterations=0,
-        groups=counts,
-        causes={},
-        row_errors={},
-        filter=None,
-        queues={},
-        window=2,
-        age_histogram={},
-        token_age_histogram={},
-        crossed_fraction=0.0,
-        workers=[],
-        busy_fraction={},
-        losses={},
-        truncated_fraction=0.0,
-        waiting_for="",
-        malformed_messages=0,
-        journal_bytes=0,
-        up_s=0.0,
-    )
     (directory / "metrics.jsonl").touch()
-    found = summary.summarise(status, evaluator, [], 0, 1.0)
+    found = summary.summarise(document(), evaluator, [], 0, 1.0)
     summary.write(found, directory)
     return found
 

@@ -1,14 +1,13 @@
 """The lines of a run outlive the learner: what is told of it adds up over those that were killed and started again."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
-from fakes import run_on_disk
+from fakes import document, run_on_disk, worker_status
 from prefixrl.common.messages import Batch, BatchGroup, StageTimes
-from prefixrl.common.status import Document, GroupCounts, WorkerStatus
+from prefixrl.common.status import Document
 from prefixrl.learner import summary
 from prefixrl.learner.evaluate import Evaluator
 from prefixrl.learner.metrics import MetricsLine, MetricsLog, Times
@@ -16,21 +15,6 @@ from prefixrl.learner.report import IterationMetrics
 
 GROUP = BatchGroup(0, "p0", 0, "d0", ((3, 2),), (1.0,), StageTimes(0.0, 0.0, 0.0, 0.0), {"ok": 1})
 METRICS = IterationMetrics({"rows": 1.0}, {}, (0.5,), ())
-
-
-def worker(role: str, engine: str) -> WorkerStatus:
-    return WorkerStatus(
-        f"{role}-0", role, "h", 1, "ready", engine, 0, 1, 0, 0.5, 1, 0.0, 0.0, None, "idle"
-    )
-
-
-def document(*workers: WorkerStatus, **fields: Any) -> Document:
-    return Document(
-        run_id="r", directory="", broker_pid=0, iteration=3, total_iterations=3, groups=GroupCounts(3, 3, 0, 0, 0, 0, 0),
-        causes={}, row_errors={}, filter=None, queues={}, window=0, age_histogram={}, token_age_histogram={},
-        crossed_fraction=0.0, workers=list(workers), truncated_fraction=0.0, waiting_for="", malformed_messages=0,
-        journal_bytes=0, up_s=0.0, **{"busy_fraction": {}, "losses": {}} | fields,
-    )  # fmt: skip
 
 
 def train(log: MetricsLog, iteration: int, since_start_s: float, status: Document) -> None:
@@ -52,7 +36,7 @@ def told(tmp_path: Path, log: MetricsLog, status: Document, up_s: float) -> summ
 def test_the_time_of_a_run_goes_on_where_the_last_kept_line_of_a_killed_learner_stands(
     tmp_path: Path,
 ) -> None:
-    status = document(worker("scorer", "vllm"))
+    status = document(worker_status("scorer", "vllm"))
     first = MetricsLog(tmp_path, 0)
     for iteration, since_start_s in enumerate((10.0, 12.0, 14.0)):
         train(first, iteration, since_start_s, status)
@@ -71,9 +55,9 @@ def test_a_learner_that_finds_its_run_finished_tells_of_it_what_the_first_one_to
     (tmp_path / "run").mkdir()
     first = MetricsLog(tmp_path, 0)
     busy = document(
-        worker("rollout", "vllm"),
-        worker("scorer", "openai"),
-        worker("scorer", ""),
+        worker_status("rollout", "vllm"),
+        worker_status("scorer", "openai"),
+        worker_status("scorer", ""),
         busy_fraction={"rollout": 0.75, "scorer": 0.5},
         losses={"scorer: lost": 2},
     )
@@ -84,7 +68,7 @@ def test_a_learner_that_finds_its_run_finished_tells_of_it_what_the_first_one_to
     assert then.busy_fraction == {"rollout": 0.75, "scorer": 0.5, "learner": 0.25}
     assert then.wall_s == 13.0
 
-    again = told(tmp_path, MetricsLog(tmp_path, 3), document(worker("rollout", "")), 1.0)
+    again = told(tmp_path, MetricsLog(tmp_path, 3), document(worker_status("rollout", "")), 1.0)
     assert again.wall_s == 13.0
     assert msgspec.structs.replace(again, wall_s=then.wall_s) == then
 
@@ -92,8 +76,13 @@ def test_a_learner_that_finds_its_run_finished_tells_of_it_what_the_first_one_to
 def test_every_engine_that_worked_for_a_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     log = MetricsLog(tmp_path, 0)
-    train(log, 0, 1.0, document(worker("scorer", "transformers")))
-    train(log, 1, 2.0, document(worker("scorer", "vllm"), worker("scorer", "transformers")))
+    train(log, 0, 1.0, document(worker_status("scorer", "transformers")))
+    train(
+        log,
+        1,
+        2.0,
+        document(worker_status("scorer", "vllm"), worker_status("scorer", "transformers")),
+    )
     train(log, 2, 3.0, document())
     assert told(tmp_path, log, document(), 3.0).engine == {"scorer": "transformers, vllm"}
 

@@ -1,0 +1,51 @@
+"""What a run says of itself while it goes on, in a line and in a picture."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fakes import document, worker_status
+from prefixrl.common.status import Document
+from prefixrl.deploy.status import _picture, plain_line
+
+
+def pictured(status: Document) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(_picture(status, None))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_run_says_where_training_stands() -> None:
+    status = document(iteration=3, total_iterations=8, queues={"scored": 4, "sampling": 2})
+    line = plain_line(status, None)
+    assert line.startswith("iteration 3/8: ") and "2 sampling, 4 scored" in line
+    assert "3 of 8" in pictured(status)
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "said"),
+    [
+        ({}, "0 of 0 judged"),
+        ({"asked": 64, "judged": 12, "failed": 0}, "12 of 64 judged"),
+        ({"asked": 64, "judged": 12, "failed": 3}, "12 of 64 judged, 3 failed"),
+    ],
+)
+def test_what_trains_nothing_speaks_of_no_iteration(evaluations: dict[str, int], said: str) -> None:
+    status = document(evaluations=evaluations, busy_fraction={"scorer": 0.5})
+    assert plain_line(status, None) == f"{said}; busy: scorer 50%"
+    assert "iteration" not in pictured(status) and "trained" not in pictured(status)
+
+
+def test_a_worker_that_waits_says_for_what_in_either_case() -> None:
+    held_up = worker_status("scorer", "openai", "waiting for the endpoint")
+    for total in (0, 8):
+        line = plain_line(document(held_up, total_iterations=total), None)
+        assert "scorer-0: waiting for the endpoint" in line
+
+
+def test_workers_that_are_still_loading_are_named() -> None:
+    workers = worker_status("rollout", "vllm"), worker_status("scorer", "", phase="loading")
+    assert plain_line(document(*workers), None) == "0 of 0 judged; loading: scorer-0"
+    assert plain_line(document(*workers, total_iterations=8), None).endswith("; loading: scorer-0")
