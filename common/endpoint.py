@@ -376,15 +376,24 @@ def _key(section: OpenAIConfig) -> str:
 def _client(section: OpenAIConfig, key: str) -> httpx2.AsyncClient:
     # It says a line per request, at the level of a run's own news.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    return httpx2.AsyncClient(
-        headers={"authorization": f"Bearer {key}"} if key else {},
-        timeout=httpx2.Timeout(None, connect=CONNECT_S),  # a request's whole time is `_exchange`'s
-        limits=httpx2.Limits(
-            max_connections=section.requests, max_keepalive_connections=section.requests
-        ),
-        # Proxies of the environment, but none to this very host.
-        trust_env=not _is_loopback(section),
+    limits = httpx2.Limits(
+        max_connections=section.requests, max_keepalive_connections=section.requests
     )
+    try:
+        return httpx2.AsyncClient(
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),  # a request's time is `_exchange`'s
+            limits=limits,
+            # Proxies of the environment, but none to this very host.
+            trust_env=not _is_loopback(section),
+        )
+    except (ValueError, ImportError, httpx2.InvalidURL) as error:
+        # What is no URL may be a piece of a password.
+        reason = "an address is no URL" if isinstance(error, httpx2.InvalidURL) else error
+        raise UserError(
+            f"scorer.openai.url = {section.url!r} cannot be reached through the proxies of the environment: {reason}; check "
+            "HTTP_PROXY, HTTPS_PROXY and ALL_PROXY (http://HOST:PORT), or name the host in NO_PROXY"
+        ) from None
 
 
 def _is_unresolved(error: BaseException | None) -> bool:

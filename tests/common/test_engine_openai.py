@@ -520,6 +520,24 @@ def test_a_wrong_key_or_none_is_a_mistake_of_the_user(monkeypatch: pytest.Monkey
         assert "Incorrect API key provided: ***" in said
 
 
+@pytest.mark.parametrize(
+    ("proxy", "said"),
+    [
+        ("http://user:sec/ret@host:1", "an address is no URL"),
+        ("ftp://user:secret@host:1", "scheme"),
+        ("socks5://user:secret@host:1", "socksio"),
+    ],
+)
+def test_a_proxy_of_the_environment_that_cannot_be_used_is_told_without_its_password(
+    proxy: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    with pytest.raises(UserError, match="HTTP_PROXY") as told:
+        make_engine("openai", str(TARGET), "scorer", config("http://served.example/v1"))
+    assert said in str(told.value)
+    assert "sec" not in str(told.value).replace("[secure]", "")
+
+
 def test_an_unknown_model_is_told_with_those_that_are_served() -> None:
     with serving() as server:
         server.models = Reply(content={"data": [{"id": "b"}, {"id": "a"}]})
