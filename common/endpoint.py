@@ -1,4 +1,4 @@
-"""A completions endpoint, asked until it answers: the key, the sockets, retries, rate limits, patience, counts.
+"""A completions endpoint, asked until it answers: retries, rate limits, patience, counts.
 
 Everything asynchronous here runs on one asyncio loop; other threads only read what is public. What `completions` calls `Again`
 is asked again with the very same request, later and later; a Retry-After holds all requests back, for `patience_s` at most.
@@ -13,29 +13,26 @@ The wait is over when
 
 import asyncio
 import logging
-import os
 import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from typing import NoReturn, TypeVar
-from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 
 from prefixrl.common import completions
 from prefixrl.common.completions import Again, Denied, Model, Rejected, Written
+from prefixrl.common.endpoint_client import http_client, key_of
 from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.messages import Usage
 from prefixrl.common.openai_options import OpenAIConfig
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 10.0
 FIRST_BACKOFF_S = 0.5
 MOST_BACKOFF_S = 30.0
 MOST_UNCONNECTED_S = 5.0
@@ -69,7 +66,7 @@ class Endpoint:
     """See the module text."""
 
     def __init__(self, section: OpenAIConfig) -> None:
-        """Raises UserError where the key is not in the environment."""
+        """Raises UserError where the key is not in the environment, or its proxies cannot be used."""
         assert section.url is not None, 'engine = "openai" has an address'
         self.url = section.url
         self.asking = 0
@@ -85,8 +82,8 @@ class Endpoint:
         self._rest_until_s = 0.0
         self._told_s = -TELL_EVERY_S
         self._random = random.Random()
-        self._key = _key(section)
-        self._client = _client(section, self._key)
+        self._key = key_of(section)
+        self._client = http_client(section, self._key)
         self._seats = asyncio.Semaphore(section.requests)
         self._trial = b""
 
@@ -356,55 +353,7 @@ class Endpoint:
         return outcome
 
 
-def _key(section: OpenAIConfig) -> str:
-    """The key, "" where none is to be sent; raises UserError where there is none that can be sent."""
-    if section.key_variable is None:
-        return ""
-    key = os.environ.get(section.key_variable, "").strip()
-    if not key or not (key.isascii() and key.isprintable()):
-        problem = "holds what is no key" if key else "is not set on this host"
-        raise UserError(
-            f"scorer.openai.key_variable = {section.key_variable!r}: this environment variable {problem}"
-        )
-    if urlsplit(section.url or "").scheme == "http" and not _is_loopback(section):
-        log.warning(
-            "the key of %s goes to %s without encryption", section.key_variable, section.url
-        )
-    return key
-
-
-def _client(section: OpenAIConfig, key: str) -> httpx2.AsyncClient:
-    # It says a line per request, at the level of a run's own news.
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
-    limits = httpx2.Limits(
-        max_connections=section.requests, max_keepalive_connections=section.requests
-    )
-    try:
-        return httpx2.AsyncClient(
-            headers={"authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx2.Timeout(None, connect=CONNECT_S),  # a request's time is `_exchange`'s
-            limits=limits,
-            # Proxies of the environment, but none to this very host.
-            trust_env=not _is_loopback(section),
-        )
-    except (ValueError, ImportError, httpx2.InvalidURL) as error:
-        # What is no URL may be a piece of a password.
-        reason = "an address is no URL" if isinstance(error, httpx2.InvalidURL) else error
-        raise UserError(
-            f"scorer.openai.url = {section.url!r} cannot be reached through the proxies of the environment: {reason}; check "
-            "HTTP_PROXY, HTTPS_PROXY and ALL_PROXY (http://HOST:PORT), or name the host in NO_PROXY"
-        ) from None
-
-
 def _is_unresolved(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, socket.gaierror):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-def _is_loopback(section: OpenAIConfig) -> bool:
-    host = urlsplit(section.url or "").hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
