@@ -169,6 +169,8 @@ class Broker:
                 return
             timeout_s = 0.0
             self._handle(*received)
+            if self._stopping is not None:
+                return  # what follows, a Goodbye perhaps, is for `_send_home`
 
     def _receive(self, timeout_s: float) -> tuple[bytes, ToBroker] | None:
         """Next message and who sent it; None after `timeout_s` or one that is malformed."""

@@ -71,6 +71,17 @@ def test_a_learner_that_stops_the_run_lets_the_broker_go_at_once(
         client.close()
 
 
+def test_a_goodbye_that_comes_together_with_the_stop_counts(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "GOODBYE_S", 60.0)
+    with serving(config), peers(endpoint_of(config), "rank") as (rank,):
+        rank.join("rank")
+        with ends_within(broker_thread(), 20.0):
+            rank.say(STOP)
+            rank.say(Goodbye("done"))
+
+
 def test_a_worker_is_waited_for_and_told_again_until_it_goes(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
