@@ -90,7 +90,7 @@ def fetch(endpoint: str, pipe: "Connection[Any, Any]") -> None:
     pipe.send(READY)
     while (version := pipe.recv()) is not None:
         pulled_s, deltas = fetcher.counts.pull_s, fetcher.counts.delta
-        fetcher.want(version)
+        fetcher.want(version, "")
         while (staged := fetcher.take()) is None:
             time.sleep(0.0005)
         assert staged[0].version == version

@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal, RunIsOver
+from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal, RunIsOver
 from prefixrl.common.messages import (
     PROTOCOL,
     Ack,
@@ -26,10 +26,13 @@ from prefixrl.common.messages import (
     Heartbeat,
     Hello,
     Prefixes,
+    PrefixTask,
     Ready,
+    Refused,
     Reject,
     Role,
     Scores,
+    ScoreTask,
     ToBroker,
     Unknown,
     Usage,
@@ -43,6 +46,8 @@ RESEND_S = 5.0
 FIRST_CONTACT_S = 60.0
 ORPHAN_S = 600.0
 """A worker whose broker says nothing for this long ends, so as not to burn an allocation."""
+TURN_S = 2.0
+"""Longest turn of the network thread while its process runs."""
 
 
 @dataclass
@@ -75,9 +80,11 @@ class Link:
         self._heartbeat_s = heartbeat_s
         self._known = False
         self._greeted = False
-        self._heard_s = time.monotonic()
+        self._heard_s = self._turned_s = time.monotonic()
+        self._handed_over: set[str] = set()
+        """Tasks in the inbox, or not yet in the vitals of the work loop."""
         self._closing = threading.Event()
-        self._failure: PrefixRLError | None = None
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 
@@ -111,7 +118,7 @@ class Link:
         self._client.wake()
 
     def receive(self, timeout_s: float) -> FromBroker | None:
-        """Next message for the work loop, or None; raises Refusal or PeerLost when the connection is over."""
+        """Next message for the work loop, or None; raises Refusal, PeerLost or whatever else ended the connection."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -147,26 +154,37 @@ class Link:
         try:
             next_beat_s = 0.0
             while not (self._closing.is_set() and self._outgoing.empty()):
-                now_s = time.monotonic()
+                now_s = self._turn()
                 if now_s >= next_beat_s:
                     self._beat(now_s)
                     next_beat_s = now_s + self._heartbeat_s
                 self._send_waiting(now_s)
                 self._receive(max(0.0, min(next_beat_s - time.monotonic(), 0.2)))
-        except (PrefixRLError, ConfigError) as error:
+        except BaseException as error:
+            # Unseen, it would leave a worker that works on and is heard by nobody.
+            if not isinstance(error, PrefixRLError):
+                log.exception("the connection to %s failed", self.endpoint)
             self._failure = error
         finally:
             self._client.close(linger_s=1.0 if self._closing.is_set() else 0.0)
+
+    def _turn(self) -> float:
+        """The time; what passed while this process was suspended counts as nobody's silence."""
+        now_s = time.monotonic()
+        self._heard_s += max(0.0, now_s - self._turned_s - TURN_S)
+        self._turned_s = now_s
+        return now_s
 
     def _beat(self, now_s: float) -> None:
         if now_s - self._heard_s > ORPHAN_S:
             raise PeerLost(
                 f"the broker at {self.endpoint} has been silent for {now_s - self._heard_s:.0f} s"
             )
-        vitals = self.vitals
-        beat = Heartbeat(
-            vitals.progress, vitals.busy_slot_s, vitals.leases, vitals.state, vitals.usage
-        )
+        vitals, leases = self.vitals, self.vitals.leases
+        self._handed_over.difference_update(leases)
+        # A task that waits for a long engine step to end is held, too: taken back, it would be worked twice.
+        held = (*leases, *self._handed_over)
+        beat = Heartbeat(vitals.progress, vitals.busy_slot_s, held, vitals.state, vitals.usage)
         self._try_send(beat if self._known else self._hello)
 
     def _send_waiting(self, now_s: float) -> None:
@@ -175,6 +193,8 @@ class Link:
                 message = self._outgoing.get_nowait()
             except queue.Empty:
                 break
+            if isinstance(message, (Prefixes, Scores, Refused)):
+                self._handed_over.discard(message.task)
             if isinstance(message, (Prefixes, Scores)):
                 self._unacknowledged[message.task, message.attempt] = (message, now_s)
                 if self.vitals.usage is not None:
@@ -240,6 +260,8 @@ class Link:
             case Beat(latest) if latest is None:
                 pass
             case _:
+                if isinstance(message, (PrefixTask, ScoreTask)):
+                    self._handed_over.add(message.task)
                 self.inbox.put(message)
 
     def _resend_all(self, now_s: float) -> None:

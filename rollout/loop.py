@@ -134,9 +134,9 @@ class Rollout:
                 if task in self._open and self._engine.cancel(task):
                     del self._open[task]
                     self._link.send(Refused(task, attempt, "revoked before it started"))
-            case Beat(latest) if latest is not None and latest.version > self.version:
+            case Beat(latest) if latest is not None and self._is_news(latest):
                 self._latest = latest
-                self._fetcher.want(latest.version)
+                self._fetcher.want(latest.version, latest.digest)
             case Swap():
                 self._swap_due = True
             case Proved(version) if version == self.version:
@@ -155,6 +155,11 @@ class Rollout:
                 self._fetcher.again()
             case _:
                 pass
+
+    def _is_news(self, note: WeightsNote) -> bool:
+        """A newer version, or this one made anew by a learner that went back to its checkpoint."""
+        is_another = note.version == self.version and note.digest != self.weights_digest
+        return note.version > self.version or is_another
 
     def _prove(self) -> None:
         """The installed weights are proved: what they wrote may go."""
@@ -253,7 +258,9 @@ class Rollout:
 
     def _may_swap(self) -> bool:
         """A rollout that rejoined may still finish tasks the broker no longer counts as its own."""
-        if self._config.rollout.swap == "drain":
+        is_anew = self._staged is not None and self._staged[0].version == self.version
+        if self._config.rollout.swap == "drain" or is_anew:
+            # Spans tell versions apart, not two of the same number.
             return not self._open
         return all(task.kind == "train" for task, _ in self._open.values())
 

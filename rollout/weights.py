@@ -37,6 +37,8 @@ WINDOW_PIECES = 32
 ANSWER_S = 5.0
 ASK_AGAIN_S = 0.2
 DAMAGED_PULLS_ALLOWED = 3
+NOTHING = -1, ""
+"""Version and digest of no weights."""
 
 
 @dataclass
@@ -60,13 +62,14 @@ class Fetcher:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._wanted = -1
-        self._have = -1
+        self._wanted = self._have = NOTHING
+        self._served = NOTHING
+        """What was wanted when the newest version came: the server may have gone on meanwhile."""
         self._changed = threading.Event()
         self._staged: queue.SimpleQueue[tuple[Manifest, dict[str, torch.Tensor]]] = (
             queue.SimpleQueue()
         )
-        self._failure: PrefixRLError | None = None
+        self._failure: BaseException | None = None
         self._damaged_in_a_row = 0
         self._files = MemoryFiles()
         self._held: Held | None = None
@@ -81,10 +84,11 @@ class Fetcher:
         """Pulls that were given up."""
         return self.counts.retries
 
-    def want(self, version: int) -> None:
-        """Fetch this version unless it is fetched already."""
-        if version > self._wanted:
-            self._wanted = version
+    def want(self, version: int, digest: str) -> None:
+        """Fetch these weights unless they are fetched already; a learner that went back publishes a version anew."""
+        is_another = version == self._wanted[0] and digest != self._wanted[1]
+        if version > self._wanted[0] or is_another:
+            self._wanted = version, digest
             self._changed.set()
 
     def use(self, endpoint: str) -> None:
@@ -95,7 +99,7 @@ class Fetcher:
     def again(self) -> None:
         """The version fetched last proved bad: fetch all of the wanted one anew."""
         self._held = None
-        self._have = -1
+        self._have = self._served = NOTHING
         self._changed.set()
 
     def take(self) -> tuple[Manifest, dict[str, torch.Tensor]] | None:
@@ -117,27 +121,33 @@ class Fetcher:
                     if client is not None:
                         client.close()
                     client = Client(self._endpoint, FromWeights, secrets.token_bytes(8))
-                if self._have < self._wanted and not self._fetch(client):
+                if self._is_missing(wanted := self._wanted) and not self._fetch(client, wanted):
                     self._changed.set()  # ask again, perhaps for a newer version, perhaps elsewhere
-        except PrefixRLError as error:
+        except BaseException as error:
+            # Unseen, it would leave a rollout at its version for ever.
+            if not isinstance(error, PrefixRLError):
+                log.exception("fetching weights from %s failed", self._endpoint)
             self._failure = error
         finally:
             if client is not None:
                 client.close()
             self._files.close()
 
-    def _fetch(self, client: Client[FromWeights, ToWeights]) -> bool:
+    def _is_missing(self, wanted: tuple[int, str]) -> bool:
+        return wanted not in (self._have, self._served) and wanted[0] >= self._have[0]
+
+    def _fetch(self, client: Client[FromWeights, ToWeights], wanted: tuple[int, str]) -> bool:
         """One try; raises PeerLost when a version arrived damaged too often."""
         started_s = time.monotonic()
         try:
-            staging = self._pull(client, self._wanted)
+            staging = self._pull(client, wanted[0])
             self._held, tensors = staging.finish()
         except (BadSnapshot, Malformed) as error:
-            self._give_up_damaged(error)
+            self._give_up_damaged(wanted[0], error)
             return False
         except (PeerLost, OSError) as error:
             self.counts.retries += 1
-            log.warning("weights of version %d: %s; asking again", self._wanted, error)
+            log.warning("weights of version %d: %s; asking again", wanted[0], error)
             time.sleep(ASK_AGAIN_S)
             return False
         self._damaged_in_a_row = 0
@@ -147,21 +157,21 @@ class Fetcher:
         else:
             self.counts.full += 1
         self.counts.pull_s += time.monotonic() - started_s
-        self._have = staging.manifest.version
+        self._have, self._served = (staging.manifest.version, staging.manifest.digest), wanted
         self._staged.put((staging.manifest, tensors))
         return True
 
-    def _give_up_damaged(self, error: Exception) -> None:
+    def _give_up_damaged(self, version: int, error: Exception) -> None:
         """The next pull is a full one: nothing that stands here is relied on."""
         self._staging = self._held = None
         self.counts.retries += 1
         self.counts.damaged += 1
         self._damaged_in_a_row += 1
         times = self._damaged_in_a_row
-        log.warning("pull %d of version %d failed: %s", times, self._wanted, error)
+        log.warning("pull %d of version %d failed: %s", times, version, error)
         if times >= DAMAGED_PULLS_ALLOWED:
             raise PeerLost(
-                f"version {self._wanted} arrived damaged {times} times in a row: {error}"
+                f"version {version} arrived damaged {times} times in a row: {error}"
             ) from None
         time.sleep(ASK_AGAIN_S)
 

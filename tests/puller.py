@@ -54,7 +54,7 @@ def pull(
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
     fetcher = Fetcher(endpoint)
     for version in versions:
-        fetcher.want(version)
+        fetcher.want(version, "")
         while (staged := fetcher.take()) is None:
             time.sleep(0.001)
             if fetcher.retries >= 2 and file_bytes is not None:

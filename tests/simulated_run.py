@@ -65,7 +65,7 @@ class WeightsAtHand:
     def __init__(self) -> None:
         self._wanted = self._taken = 0
 
-    def want(self, version: int) -> None:
+    def want(self, version: int, digest: str) -> None:
         self._wanted = max(self._wanted, version)
 
     def use(self, endpoint: str) -> None:

@@ -496,7 +496,7 @@ class Broker:
         needed = [
             version
             for version in self.dispatcher.evaluations.unsampled_versions()
-            if version > worker.version and version in self._notes
+            if version in self._notes and _is_ahead(self._notes[version], worker)
         ]
         return self._notes[min(needed)] if needed and worker.role == "rollout" else self.latest
 
@@ -513,3 +513,9 @@ class Broker:
         causes = tuple((seq - run.first, cause) for seq, cause in run.failed.items())
         progress = EvaluationProgress(name, run.total, done, failed, run.unsampled, causes)
         self._send(peer, progress, payload)
+
+
+def _is_ahead(note: WeightsNote, worker: Worker) -> bool:
+    """Whether a rollout can still get to a version: it has none as new, or other weights of the same number."""
+    is_another = note.version == worker.version and note.digest != worker.weights_digest
+    return note.version > worker.version or is_another

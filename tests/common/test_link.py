@@ -1,7 +1,8 @@
 """A worker's link against a broker played by the test: nothing is lost, and every end has a reason."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,8 +21,11 @@ from prefixrl.common.messages import (
     Hello,
     ModelDigests,
     Ready,
+    Refused,
     Reject,
+    Sampling,
     Scores,
+    ScoreTask,
     ToBroker,
     Unknown,
     Welcome,
@@ -118,6 +122,70 @@ def test_heartbeats_carry_what_the_work_loop_left(broker: FakeBroker, link: Link
         lambda: (received := broker.server.receive(0.05)) and received[1] == wanted,
         "a heartbeat with the figures",
     )
+
+
+def test_a_task_counts_as_held_from_its_arrival_to_its_result(
+    broker: FakeBroker, link: Link
+) -> None:
+    """The work loop may be in a step of its engine for long: a task taken back meanwhile would be worked twice."""
+
+    def held() -> tuple[str, ...]:
+        return broker.beats[-1].leases if broker.beats else ()
+
+    def hears(condition: Callable[[], bool], what: str) -> None:
+        def heard() -> bool:
+            received = broker.server.receive(0.02)
+            if received is not None and isinstance(received[1], Heartbeat):
+                broker.beats.append(received[1])
+            return condition()
+
+        wait_until(heard, what)
+
+    broker.welcome()
+    for name in ("e-1", "e-2", "e-3"):
+        broker.say(ScoreTask(name, 0, "train", 0, "d0", (), Sampling(0.0, 4), 0.0))
+    hears(lambda: set(held()) == {"e-1", "e-2", "e-3"}, "all three, unread")
+    assert link.receive(5.0) is not None
+    link.vitals.leases = ("e-1",)
+    before = len(broker.beats)
+    hears(lambda: len(broker.beats) > before + 1, "beats that know of the first")
+    assert sorted(held()) == ["e-1", "e-2", "e-3"], "each once"
+    link.vitals.leases = ()
+    link.send(Refused("e-2", 0, "no"))
+    link.send(result(3))
+    hears(lambda: held() == (), "none of them")
+
+
+def test_what_passes_while_the_process_is_suspended_is_not_the_brokers_silence(
+    broker: FakeBroker, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.welcome()
+    monkeypatch.setattr(links, "ORPHAN_S", 5.0)
+    passed_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s[0], sleep=time.sleep)
+    monkeypatch.setattr(links, "time", clock)
+    passed_s[0] = 60.0
+    beats = len(broker.beats)
+    deadline_s = time.monotonic() + 20.0
+    while len(broker.beats) < beats + 10 and time.monotonic() < deadline_s:
+        received = broker.server.receive(0.05)
+        if received is not None and isinstance(received[1], Heartbeat):
+            broker.beats.append(received[1])
+    assert len(broker.beats) >= beats + 10
+    assert link.receive(0.0) is None
+
+
+def test_whatever_ends_the_connection_ends_the_worker(
+    broker: FakeBroker, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.welcome()
+
+    def fail(timeout_s: float) -> None:
+        raise MemoryError("no room for a message")
+
+    monkeypatch.setattr(link._client, "receive", fail)
+    with pytest.raises(MemoryError, match="no room"):
+        wait_until(lambda: link.receive(0.1), "the end")
 
 
 def test_a_result_is_sent_again_until_it_is_acknowledged(broker: FakeBroker, link: Link) -> None:

@@ -30,7 +30,7 @@ def test_after_fifty_deltas_the_engine_holds_the_published_bits(tmp_path: Path) 
                 if version > 1:
                     assert write_delta(folder, version - 1, version)
                 prune(folder, {version - 1, version})
-                fetcher.want(version)
+                fetcher.want(version, "")
                 staged = wait_until(fetcher.take, f"version {version}")
                 engine.install(staged[1], version)
                 assert installed_digest(engine) == manifest.digest == staged[0].digest

@@ -31,26 +31,28 @@ from prefixrl.common.weights import describe
 from prefixrl.rollout.loop import Rollout
 
 LONG_S = 0.3
+ANEW = "anew"
 
 
 class Fetched:
-    """Has each version as soon as it is wanted."""
+    """Has each version as soon as it is wanted; one that was made anew has other weights."""
 
     def __init__(self) -> None:
-        self._next: int | None = None
+        self._next: tuple[int, str] | None = None
         self.asked_again = 0
 
-    def want(self, version: int) -> None:
-        self._next = version
+    def want(self, version: int, digest: str) -> None:
+        self._next = version, digest
 
     def again(self) -> None:
         self.asked_again += 1
 
     def take(self) -> Any:
-        version, self._next = self._next, None
-        if version is None:
+        wanted, self._next = self._next, None
+        if wanted is None:
             return None
-        tensors = {"weight": torch.full((4,), float(version))}
+        version, digest = wanted
+        tensors = {"weight": torch.full((4,), version + 0.5 * (digest == ANEW))}
         return describe(version, tensors), tensors
 
 
@@ -77,9 +79,9 @@ class World:
         task = PrefixTask(name, 0, kind, version, (group,), 2, Sampling(1.0, 64))
         self.rollout._handle(task)
 
-    def swap(self, version: int) -> None:
+    def swap(self, version: int, digest: str = "d") -> None:
         """Announce a version and let the rollout install it, as far as it may."""
-        note = WeightsNote(version, "d", pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))
+        note = WeightsNote(version, digest, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))
         self.rollout._handle(Beat(note))
         self.rollout._handle(Swap(version))
         self.turn()
@@ -180,3 +182,38 @@ def test_draining_waits_for_the_task(tmp_path: Path) -> None:
     assert world.rollout.version == 0
     world.turn_until(lambda: world.rollout.version == 1, "the swap")
     assert [len(row.spans) for row in world.got(Prefixes)[0].groups[0].rows] == [1, 1]
+
+
+@pytest.mark.parametrize("swap", ["drain", "in_flight"])
+def test_a_version_that_was_made_anew_replaces_the_one_of_its_number_between_tasks(
+    swap: str, tmp_path: Path
+) -> None:
+    """Spans name the digest of a version: two of one number in one answer could not be told apart."""
+    world = World(tmp_path, swap)
+    world.swap(1)
+    world.rollout._handle(Proved(1))
+    former = world.rollout.weights_digest
+    world.begin("a", version=1)
+    world.swap(1, ANEW)
+    assert world.rollout.weights_digest == former, "a task is open"
+    world.turn_until(lambda: world.rollout.weights_digest != former, "the swap")
+    (result,) = world.got(Prefixes)
+    assert {span.weights_digest for row in result.groups[0].rows for span in row.spans} == {former}
+    first, second = world.got(Installed)
+    assert (first.version, second.version) == (1, 1) and first.digest != second.digest
+    world.rollout._handle(Proved(1))
+    world.begin("b", version=1)
+    world.turn_until(lambda: len(world.got(Prefixes)) == 2, "the next result")
+    assert world.got(Prefixes)[1].weights_digest == second.digest
+
+
+def test_an_announcement_of_what_is_installed_is_no_news(world: World) -> None:
+    world.swap(1)
+    digest = world.rollout.weights_digest
+    world.rollout._handle(
+        Beat(WeightsNote(1, digest, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0])))
+    )
+    world.rollout._handle(
+        Beat(WeightsNote(0, ANEW, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0])))
+    )
+    assert world.fetched.take() is None

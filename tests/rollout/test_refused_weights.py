@@ -35,7 +35,7 @@ class Fetched:
         self._dtypes = dtypes
         self.asked_again = 0
 
-    def want(self, version: int) -> None:
+    def want(self, version: int, digest: str) -> None:
         pass
 
     def again(self) -> None:

@@ -121,7 +121,7 @@ def test_a_version_is_fetched_once_its_damaged_chunk_is_whole_again(
     path = folder / f"v{version:08d}" / "weights.bin"
     flip(path, 5000)
     fetcher = Fetcher(endpoint)
-    fetcher.want(version)
+    fetcher.want(version, "")
     wait_until(lambda: fetcher.counts.damaged, "a damaged pull")
     flip(path, 5000)
     staged = wait_until(fetcher.take, "the version")
@@ -139,7 +139,7 @@ def test_a_truncated_manifest_is_never_served_and_asked_for_again(
     whole = path.read_bytes()
     path.write_bytes(whole[:kept])
     fetcher = Fetcher(endpoint)
-    fetcher.want(version)
+    fetcher.want(version, "")
     wait_until(lambda: fetcher.retries >= 2, "asking again")
     assert fetcher.take() is None
     path.write_bytes(whole)
@@ -160,7 +160,7 @@ def test_a_manifest_with_another_dtype_is_refused_and_ends_the_fetching_by_name(
     )
     path.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(manifest, tensors=wrong)))
     fetcher = Fetcher(endpoint)
-    fetcher.want(version)
+    fetcher.want(version, "")
     with pytest.raises(Exception, match=r"3 times in a row: weight .* does not fit its place"):
         wait_until(fetcher.take, "the end")
     assert fetcher.counts.damaged == 3

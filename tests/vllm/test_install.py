@@ -124,7 +124,7 @@ def test_after_fifty_updates_by_delta_the_engine_holds_the_published_bits(
             if version > 1:
                 assert write_delta(tmp_path, version - 1, version)
             prune(tmp_path, {version - 1, version})
-            fetcher.want(version)
+            fetcher.want(version, "")
             staged = wait_until(fetcher.take, f"version {version}")
             engine.install(staged[1], version)
             assert describe(0, engine.weights()).digest == manifest.digest == staged[0].digest

@@ -230,6 +230,39 @@ def test_a_probe_of_the_wrong_length_ends_the_rollout(config: RunConfig, broker:
         assert "1 probe logprobs for 2" in rollout.hear(Reject).reason
 
 
+def test_a_rollout_with_former_weights_of_the_number_is_told_of_those_an_evaluation_needs(
+    config: RunConfig, broker: Broker
+) -> None:
+    """The learner was killed, went back and came to version 1 again, with other weights."""
+    anew, v2 = (
+        msgspec.structs.replace(V1, version=version, digest=f"{version} anew") for version in (1, 2)
+    )
+    asked = Evaluate("v1", 1, b"", (Prompt("h", "?", "1"),), SAMPLING, SAMPLING)
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
+        task = rollout.hear(PrefixTask)
+        for note in (anew, v2):
+            rank.say(Published(note))
+            rank.hear(Accepted)
+            if note == anew:
+                rank.say(asked)
+                rank.hear(Accepted)
+        rollout.say(Heartbeat(2, 0.0, (task.task,), ""))
+        while rollout.hear(Beat).latest != anew:
+            pass
+        rollout.say(Staged(1))
+        rollout.say(sampled(task, "d1"))
+        rollout.hear(Swap)
+        rollout.say(Installed(1, "1 anew", NOTE.probe_logprobs))
+        test = rollout.hear(PrefixTask)
+        assert test.kind == "eval" and test.version == 1
+        rollout.say(sampled(test, "1 anew"))
+        rollout.say(Heartbeat(3, 0.0, (), ""))
+        while rollout.hear(Beat).latest != v2:
+            pass
+
+
 def test_an_evaluation_holds_a_rollout_at_its_version(config: RunConfig, broker: Broker) -> None:
     asked = Evaluate("v0", 0, b"", (Prompt("h", "?", "1"),) * 3, SAMPLING, SAMPLING)
     with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
