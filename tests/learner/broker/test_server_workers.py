@@ -248,9 +248,10 @@ def test_a_rollout_with_former_weights_of_the_number_is_told_of_those_an_evaluat
             if note == anew:
                 rank.say(asked)
                 rank.hear(Accepted)
+        while not rollout.hears_nothing_of(Beat):
+            pass  # as they were announced
         rollout.say(Heartbeat(2, 0.0, (task.task,), ""))
-        while rollout.hear(Beat).latest != anew:
-            pass
+        assert rollout.hear(Beat).latest == anew
         rollout.say(Staged(1))
         rollout.say(sampled(task, "d1"))
         rollout.hear(Swap)
