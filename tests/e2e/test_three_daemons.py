@@ -34,7 +34,7 @@ FIGURES = {
     *("importance", "importance_ess_fraction", "importance_capped_fraction", "ratio"),
     *("behaviour_gap", "masked_tokens_fraction", "truncated_fraction", "steps_left_out"),
 }
-TWO_SCORERS = ("algorithm.iterations=40", "launch.scorers=2", "broker.silence_s=6")
+TWO_SCORERS = ("algorithm.iterations=24", "launch.scorers=2", "broker.silence_s=6")
 """Patient with those that are slow to beat."""
 
 
@@ -112,7 +112,7 @@ def test_a_killed_scorer_is_made_good_and_newcomers_get_work(
         for each in newcomers:
             assert each.wait(30) == 0
     check_books(summary, directory)
-    assert summary["groups"]["trained"] == 40 * 16
+    assert summary["groups"]["trained"] == 24 * 16
     assert summary["losses"]["scorer: lost"] >= 1
     check_metrics(directory)
 
