@@ -25,6 +25,7 @@ from prefixrl.common.messages import (
 )
 from prefixrl.common.requester import Requester
 from prefixrl.common.transport import Server
+from prefixrl.learner.client import REPLAY_S, BrokerClient
 
 WELCOME = Welcome(PROTOCOL, "run", "rank", "{}", "tcp://127.0.0.1:9")
 Answering = Callable[[ToBroker], list[FromBroker]]
@@ -221,3 +222,20 @@ def test_a_long_wait_says_what_is_waited_for(
     ]
     assert 1 <= len(told) <= 4, "now and then, not at every try"
     assert "to answer Hello, 0 s so far" in told[0]
+
+
+def test_a_rank_waits_for_as_long_as_a_broker_may_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr(requester, "time", clock)
+
+    def answer(message: ToBroker) -> list[FromBroker]:
+        if isinstance(message, Hello):
+            return [WELCOME]
+        clock.sleep(requester.ASK_AGAIN_S)
+        return [Accepted()] if clock.monotonic() >= REPLAY_S else [NotYet(0, "x")]
+
+    with broker(answer) as endpoint:
+        rank = BrokerClient(endpoint)
+        rank.forget("x")
+        rank.close()
+    assert clock.monotonic() >= REPLAY_S

@@ -1,4 +1,4 @@
-"""How ranks above 0 find rank 0's broker, whatever an earlier start left behind."""
+"""How a learner comes to its broker, whatever an earlier start left behind, and learns that there is none any more."""
 
 import queue
 import threading
@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fakes import endpoint_of, run_on_disk, serving
+from fakes import endpoint_of, run_on_disk, serving, wait_until
 from prefixrl.common import requester
 from prefixrl.common.errors import PeerLost, PrefixRLError
 from prefixrl.learner import start
 from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.publish import Publisher
 from prefixrl.learner.start import join
 
 
@@ -55,3 +56,25 @@ def test_a_rank_that_finds_no_broker_names_rank_0(
         PeerLost, match=f"rank 0 wrote no broker endpoint to {tmp_path} within 0.2 s"
     ):
         join(tmp_path)
+
+
+def test_a_publisher_whose_broker_is_beyond_help_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a lost peer: a learner that is started again goes on, one that failed would fail again."""
+    monkeypatch.setattr(requester, "ASK_AGAIN_S", 0.1)
+
+    def watch() -> None:
+        raise PeerLost("the broker died too often")
+
+    publisher = Publisher("tcp://127.0.0.1:1", tmp_path, [1, 2], watch=watch)
+
+    def failed() -> str:
+        try:
+            publisher.check()
+        except PeerLost as error:
+            return str(error)
+        return ""
+
+    said = wait_until(failed, "the failure")
+    assert said == "version 0 could not be published: the broker died too often"
