@@ -70,9 +70,9 @@ def simulated_run(
 @contextmanager
 def learner(servers: Servers, config: RunConfig) -> Iterator[tuple[BrokerClient, Publisher]]:
     """A learner that trains nothing and has published version 0; it ends the run."""
-    client = BrokerClient(servers.endpoint)
+    client = BrokerClient(servers.endpoint, servers.check)
     weights = Path(config.directory) / "weights"
-    publisher = Publisher(servers.endpoint, weights, PROBE, deltas=False)
+    publisher = Publisher(servers.endpoint, weights, PROBE, False, servers.check)
     publisher.publish(0, {"weight": torch.zeros(4)}, PROBE_LOGPROBS)
     yield client, publisher
     servers.expect_end()

@@ -55,15 +55,20 @@ def read(path: Path) -> Iterator[JournalRecord]:
         yield record
 
 
-def cut_torn_tail(path: Path) -> int:
-    """Cut an incomplete last record off; returns the bytes removed."""
-    end = max((after for _, after in _scan(path)), default=0)
-    size = path.stat().st_size
-    if end < size:
+def recover(path: Path) -> Iterator[JournalRecord]:
+    """Every intact record, oldest first; afterwards an incomplete last one is cut off, so that more can be appended.
+
+    Raises:
+        DataError: a record before the last one is damaged; nothing is cut off.
+    """
+    end = 0
+    for record, after in _scan(path):
+        yield record
+        end = after
+    if end < path.stat().st_size:
         with path.open("r+b") as file:
             file.truncate(end)
             os.fsync(file.fileno())
-    return size - end
 
 
 def _scan(path: Path) -> Iterator[tuple[JournalRecord, int]]:
@@ -101,7 +106,9 @@ def _scan(path: Path) -> Iterator[tuple[JournalRecord, int]]:
 
 def _check_nothing_follows(path: Path, start: int, reason: str) -> None:
     """Raise DataError when an intact record stands after an unreadable one: a damaged length looks like a torn end."""
-    rest = path.read_bytes()[start:]
+    with path.open("rb") as file:
+        file.seek(start)
+        rest = file.read()
     at = 0
     while (at := rest.find(_RECORD_START, at + 1)) > 0:
         unpacker = msgpack.Unpacker(max_buffer_size=MAX_RECORD_BYTES, max_bin_len=MAX_RECORD_BYTES)

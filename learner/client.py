@@ -33,6 +33,11 @@ from prefixrl.common.status import Document
 
 log = logging.getLogger(__name__)
 
+REPLAY_S = 1800.0
+"""Longest that a broker may take to be there: it replays its journal first."""
+ANSWER_S = REPLAY_S + 600.0
+"""Longest wait of a rank for any answer: its broker may be starting, after rank 0 has read a checkpoint."""
+
 _Answer = Batch | RunOver | Halt | CannotGoOn | NotYet
 _BATCH_ANSWERS = cast("type[_Answer]", _Answer)
 
@@ -40,8 +45,9 @@ _BATCH_ANSWERS = cast("type[_Answer]", _Answer)
 class BrokerClient:
     """One connection, used by one thread. Every request may be repeated: the broker treats a repetition as the same."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._requester = Requester(endpoint, "rank")
+    def __init__(self, endpoint: str, watch: Callable[[], None] = lambda: None) -> None:
+        """`watch`: called while an answer is waited for; may raise what makes waiting useless."""
+        self._requester = Requester(endpoint, "rank", ANSWER_S, watch)
         self._ask = self._requester.ask
 
     def next_batch(

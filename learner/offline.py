@@ -18,7 +18,6 @@ import xxhash
 
 from prefixrl.common.accuracy import accuracy
 from prefixrl.common.config import RunConfig, from_json, import_functions
-from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
 from prefixrl.common.offline import (
     PLAN_FILE,
@@ -187,14 +186,9 @@ def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, Callable[[], None
         PeerLost: by the call, when the servers are beyond help.
     """
     servers = Servers(config, Path(config.directory), 0, trains=False)
-    client = BrokerClient(servers.endpoint)
-
-    def watch() -> None:
-        if servers.failure:
-            raise PeerLost(servers.failure)
-
+    client = BrokerClient(servers.endpoint, servers.check)
     try:
-        yield client, watch
+        yield client, servers.check
         servers.expect_end()
         client.stop("everything is judged")
     finally:

@@ -4,13 +4,14 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from prefixrl.common.delta import write_delta
-from prefixrl.common.errors import TrainingFault
+from prefixrl.common.errors import PeerLost, TrainingFault
 from prefixrl.common.messages import WeightsNote
 from prefixrl.common.packing import pack_logprobs, pack_tokens
 from prefixrl.common.seeds import derive
@@ -39,9 +40,16 @@ class Publisher:
     """Rank 0's publisher; the newest two versions are kept, and those that an evaluation holds rollouts at."""
 
     def __init__(
-        self, endpoint: str, directory: Path, probe: list[int], deltas: bool = True
+        self,
+        endpoint: str,
+        directory: Path,
+        probe: list[int],
+        deltas: bool = True,
+        watch: Callable[[], None] = lambda: None,
     ) -> None:
+        """`watch`: called while the broker's answer is waited for; may raise what makes waiting useless."""
         self._endpoint = endpoint
+        self._watch = watch
         self._deltas = deltas
         self._directory = directory
         self._probe = pack_tokens(probe)
@@ -75,9 +83,10 @@ class Publisher:
                 continue  # the disk is slower than training; a dead thread shows in check()
 
     def check(self) -> None:
-        """Raise TrainingFault when a publication failed."""
+        """Raise TrainingFault when a publication failed, PeerLost when that is because the broker is gone."""
         if self._failure is not None:
-            raise TrainingFault(
+            error = PeerLost if isinstance(self._failure, PeerLost) else TrainingFault
+            raise error(
                 f"version {self.newest + 1} could not be published: {self._failure}"
             ) from self._failure
 
@@ -98,7 +107,7 @@ class Publisher:
 
     def _run(self) -> None:
         try:
-            client = BrokerClient(self._endpoint)
+            client = BrokerClient(self._endpoint, self._watch)
             while (item := self._queue.get()) is not None:
                 version, tensors, logprobs = item
                 manifest = describe(version, tensors)

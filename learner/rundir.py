@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from prefixrl.common.process import own, write_atomically
 from prefixrl.common.transport import check_endpoint
 from prefixrl.learner.problems import input_files
 
+REBIND_S = 10.0
+"""How long the port of a run that goes on may stay taken: its last broker was killed, and its memory is being freed."""
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
 Place = tuple[str, ...]
 """Of a key: the tables it lies in, and its name."""
@@ -134,17 +137,26 @@ def _changes(was: object, now: object, place: Place, free: frozenset[Place]) -> 
         yield f"  {'.'.join(place)}: {was!r} -> {now!r}"
 
 
-def check_port_is_free(endpoint: str) -> None:
-    """Raise ConfigError when the endpoint is none, or its fixed TCP port is taken; the broker would find out later."""
+def check_port_is_free(endpoint: str, patience_s: float = 0.0) -> None:
+    """Raise ConfigError when the endpoint is none, or its fixed TCP port stays taken; the broker would find out later."""
     if not check_endpoint(endpoint).startswith("tcp://") or endpoint.endswith(":0"):
         return
     host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+    deadline_s = time.monotonic() + patience_s
+    while problem := _binding_problem(host, int(port)):
+        if time.monotonic() > deadline_s:
+            raise ConfigError(
+                f"broker.listen = {endpoint!r} cannot be bound: {problem}; choose another port, or 0 for a free one"
+            )
+        time.sleep(0.1)
+
+
+def _binding_problem(host: str, port: int) -> str:
+    """Why a TCP port cannot be bound now, "" where it can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host.strip("[]"), int(port)))
+            probe.bind((host.strip("[]"), port))
         except OSError as error:
-            raise ConfigError(
-                f"broker.listen = {endpoint!r} cannot be bound: {os.strerror(error.errno or 0)}; "
-                "choose another port, or 0 for a free one"
-            ) from None
+            return os.strerror(error.errno or 0)
+    return ""

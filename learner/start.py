@@ -3,20 +3,20 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from prefixrl.common.config import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
+from prefixrl.common.wait import Wait
 from prefixrl.learner import problems
-from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.client import ANSWER_S, BrokerClient
 from prefixrl.learner.golds import GoldCheck
-from prefixrl.learner.rundir import RunDirectory, check_port_is_free
+from prefixrl.learner.rundir import REBIND_S, RunDirectory, check_port_is_free
 from prefixrl.learner.servers import Servers
 
 log = logging.getLogger(__name__)
-
-RENDEZVOUS_S = 120.0
 
 
 def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool]) -> None:
@@ -30,7 +30,8 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
     if rank == 0:
         read = problems.read_all(config)
         run_directory = RunDirectory(config)
-        check_port_is_free(config.broker.listen)
+        is_resumed = (run_directory.path / "endpoint").exists()
+        check_port_is_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
         training = problems.keep(run_directory.path, *read)
         completed = _completed(run_directory.path)
         servers = Servers(config, run_directory.path, completed)
@@ -49,7 +50,11 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
 
 
 def _completed(directory: Path) -> int:
-    """Iterations the newest whole checkpoint holds; torch is imported only where there may be one."""
+    """Iterations the newest whole checkpoint holds; torch is imported only where there may be one.
+
+    Its bytes are read here, and again when it is loaded: a broker told of an iteration whose checkpoint turns out to be
+    damaged would have thrown away the groups that have to be trained again.
+    """
     if not (directory / "checkpoints").is_dir():
         return 0
     from prefixrl.learner import checkpoint
@@ -65,7 +70,7 @@ def _run(
     stopped: Callable[[], bool],
 ) -> None:
     directory = Path(config.directory)
-    client = BrokerClient(servers.endpoint if servers else _endpoint(directory))
+    client = BrokerClient(servers.endpoint, servers.check) if servers else join(directory)
     # Rank 0 has written them down before its broker was there.
     training = len(problems.training(config))
     # Heavy imports from here on; the workers are loading their models at the same time.
@@ -77,7 +82,8 @@ def _run(
     from prefixrl.learner.publish import Publisher, probe_tokens
 
     evaluator = Evaluator(config, client, directory, servers.completed) if servers else None
-    if evaluator:
+    if servers and evaluator:
+        evaluator.asked.watch = servers.check
         evaluator.ask_before_training()
     models = Models.load(config, *place, model_folder(config.adapter.model))
     state = checkpoint.load(directory / "checkpoints", models)
@@ -87,7 +93,11 @@ def _run(
     if servers and evaluator:
         probe = probe_tokens(config.seed, models.hf_config.get_text_config().vocab_size)
         publisher = Publisher(
-            servers.endpoint, directory / "weights", probe, config.learner.weight_deltas
+            servers.endpoint,
+            directory / "weights",
+            probe,
+            config.learner.weight_deltas,
+            servers.check,
         )
         zero = RankZero(servers, publisher, evaluator, MetricsLog(directory, iteration))
     learner = Learner(config, directory, client, models, zero, training, stopped, iteration)
@@ -101,13 +111,36 @@ def _run(
         distributed.stop()
 
 
+class _Moved(PeerLost):
+    """The broker has another address than the one that is asked."""
+
+
+def join(directory: Path) -> BrokerClient:
+    """The connection of a rank above 0 to rank 0's broker, which is told by a file in the run directory.
+
+    A file of an earlier start may stand there while rank 0 reads its data and the broker its journal.
+    """
+    while True:
+        endpoint = _endpoint(directory)
+        try:
+            return BrokerClient(endpoint, partial(_check_stays, directory, endpoint))
+        except _Moved as moved:
+            log.info("%s", moved)
+
+
+def _check_stays(directory: Path, endpoint: str) -> None:
+    now = _endpoint(directory)
+    if now != endpoint:
+        raise _Moved(f"the broker has moved from {endpoint} to {now}")
+
+
 def _endpoint(directory: Path) -> str:
     """Where rank 0's broker listens, from the run directory."""
-    deadline_s = time.monotonic() + RENDEZVOUS_S
+    from_s, wait = time.monotonic(), Wait(f"rank 0 to start its broker in {directory}")
     while not (directory / "endpoint").exists():
-        if time.monotonic() > deadline_s:
-            raise PeerLost(
-                f"rank 0 wrote no broker endpoint to {directory} within {RENDEZVOUS_S:g} s"
-            )
+        waited_s = time.monotonic() - from_s
+        if waited_s > ANSWER_S:
+            raise PeerLost(f"rank 0 wrote no broker endpoint to {directory} within {ANSWER_S:g} s")
+        wait.tell(waited_s)
         time.sleep(0.1)
     return (directory / "endpoint").read_text(encoding="utf-8").strip()

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from prefixrl.common import journal as journals
 from prefixrl.common.config import RunConfig, from_json
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import PROTOCOL, FromBroker, ToBroker
+from prefixrl.common.messages import PROTOCOL, FromBroker, ToBroker, WeightsNote
 from prefixrl.common.process import (
     die_with_parent,
     exit_codes,
@@ -28,13 +29,11 @@ from prefixrl.learner.broker.filtering import AccuracyFilter
 from prefixrl.learner.broker.identity import IdentityCheck
 from prefixrl.learner.broker.ledger import Ledger, Limits
 from prefixrl.learner.broker.prompts import PromptOrder
-from prefixrl.learner.broker.server import Broker, RunState
+from prefixrl.learner.broker.server import LINGER_S, Broker, RunState
 from prefixrl.learner.broker.window import Window
-from prefixrl.learner.rundir import inputs
+from prefixrl.learner.rundir import REBIND_S, inputs
 
 log = logging.getLogger(__name__)
-
-REBIND_S = 10.0
 
 
 @click.command()
@@ -65,17 +64,21 @@ def main(
     stop = stop_event()
     with exit_codes():
         config = from_json((directory / "config.json").read_text(encoding="utf-8"))
-        server: Server[ToBroker, FromBroker] = _bind(config, directory)
+        server = bind(config, directory, again)
         start = Start(iteration, weights_endpoint, again, trains=not no_training)
         broker = build(config, directory, start, server)
         write_atomically(directory / "endpoint", server.endpoint)
         broker.serve(stop.is_set)
         broker.journal.close()
-        server.close(linger_s=2.0)
+        server.close(LINGER_S)
 
 
-def _bind(config: RunConfig, directory: Path) -> Server[ToBroker, FromBroker]:
-    """Bind the configured endpoint; a restarted broker takes the address the workers know."""
+def bind(config: RunConfig, directory: Path, is_again: bool) -> Server[ToBroker, FromBroker]:
+    """Bind the configured endpoint; a restarted broker takes the address the workers know.
+
+    Raises:
+        ConfigError: it is taken, and there are ranks that know no other.
+    """
     endpoint, known = config.broker.listen, directory / "endpoint"
     if endpoint.endswith(":0") and known.exists():
         endpoint = known.read_text(encoding="utf-8").strip()
@@ -85,7 +88,7 @@ def _bind(config: RunConfig, directory: Path) -> Server[ToBroker, FromBroker]:
             return Server(endpoint, ToBroker)
         except ConfigError as error:
             if time.monotonic() > deadline_s:
-                if endpoint == config.broker.listen or not config.broker.listen.endswith(":0"):
+                if is_again or endpoint == config.broker.listen:
                     raise
                 log.warning("%s; taking a free port, workers must be started again", error)
                 return Server(config.broker.listen, ToBroker)
@@ -138,20 +141,10 @@ def build(
     )
     ledger = make_ledger(config, order, start.trains)
     path = directory / "journal.msgpack"
-    run_id, identity, newest = "", IdentityCheck(config, directory, inputs(directory)), None
-    if path.exists():
-        journals.cut_torn_tail(path)
-        events: list[Record] = []
-        for record in journals.read(path):
-            if isinstance(record, RunHeader):
-                run_id = record.run_id
-            elif isinstance(record, VersionPublished):
-                identity.publish(record.note.version, record.note.digest)
-                newest = record.note
-            else:
-                events.append(record)
-        ledger.replay(events, start.iteration)
-        ledger.check()
+    identity = IdentityCheck(config, directory, inputs(directory))
+    run_id, newest = (
+        _replay(path, ledger, identity, start.iteration) if path.exists() else ("", None)
+    )
     journal = journals.Journal(path)
     if not run_id:
         run_id = secrets.token_hex(6)
@@ -165,6 +158,30 @@ def build(
     if newest is not None and newest.version == start.iteration:
         broker.announce(newest)
     return broker
+
+
+def _replay(
+    path: Path, ledger: Ledger, identity: IdentityCheck, iteration: int
+) -> tuple[str, WeightsNote | None]:
+    """Rebuild the ledger from the journal; the run's name ("" where none stands there) and its newest announcement."""
+    log.info("replaying %s, %.0f MiB", path, path.stat().st_size / 2**20)
+    run_id, newest = "", None
+
+    def events() -> Iterator[Record]:
+        # One record at a time: a journal may be larger than the memory.
+        nonlocal run_id, newest
+        for record in journals.recover(path):
+            if isinstance(record, RunHeader):
+                run_id = record.run_id
+            elif isinstance(record, VersionPublished):
+                newest = record.note
+                identity.publish(newest.version, newest.digest)
+            else:
+                yield record
+
+    ledger.replay(events(), iteration)
+    ledger.check()
+    return run_id, newest
 
 
 if __name__ == "__main__":

@@ -74,7 +74,10 @@ CHECK_EVERY_S = 0.1
 MESSAGES_PER_SYNC = 64
 NOTES_KEPT = 4
 GOODBYE_S = 6.0
-"""More than `requester.ASK_AGAIN_S`: a Stop whose answer was lost is said again to a broker that is still there."""
+"""More than `requester.ASK_AGAIN_S`: a Stop whose answer was lost is said again to a broker that is still there. Less than
+`servers.CLOSE_S`, by more than `LINGER_S`."""
+LINGER_S = 2.0
+"""How long the last words may take to leave."""
 APART = {"simulated", "openai"}
 """Engines that share a run with no other: their targets are not loaded from the same files."""
 
@@ -136,9 +139,10 @@ class Broker:
                 self._send(peer, message, payload)
             self._flush()
             self.spending.save(now_s)
+        # Before the wait for who leaves: it outlasts the patience of some supervisors.
+        self.spending.save(time.monotonic(), at_once=True)
         if self._stopping is not None:
             self._send_home(Done(self._stopping))
-        self.spending.save(time.monotonic(), at_once=True)
 
     def _send_home(self, done: Done) -> None:
         """Tell every worker to go and wait, not long, for the Goodbyes of all and of who said Stop.
@@ -279,6 +283,7 @@ class Broker:
         if known is not None:
             self.dispatcher.return_leases(known)
             known.phase, known.wanted_version, known.refused = "loading", UNPROVED, None
+            known.has_said_ready, known.without_ready_s = False, None
             return known
         assert hello.role == "rollout" or hello.role == "scorer"
         worker = self.dispatcher.registry.add(peer, hello.role, hello.host, hello.pid, now_s)
@@ -292,7 +297,11 @@ class Broker:
                     self.spending.note(worker.identity.decode(errors="replace"), usage)
                     worker.heartbeat(progress, busy_slot_s, state, now_s)
                     self.dispatcher.reconcile(worker, leases, now_s)
-                    self._send(worker.identity, Beat(self._news_for(worker)))
+                    if worker.lost_its_ready(now_s):
+                        log.warning("%s works, but its Ready was lost: asking again", worker.name)
+                        self._send(worker.identity, Unknown())
+                    else:
+                        self._send(worker.identity, Beat(self._news_for(worker)))
                 case Ready():
                     self._ready(worker, message, now_s)
                 case Prefixes():
@@ -345,6 +354,7 @@ class Broker:
             worker.prove(ready.version, ready.weights_digest)
         # Installed follows with the probe.
         worker.phase = "ready" if is_proved else "swapping"
+        worker.has_said_ready = True
         worker.ready_s = worker.progressed_s = now_s
         log.info(
             "%s is ready: %d slots, %s engine, version %d",

@@ -14,6 +14,11 @@ from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 
 Phase = Literal["loading", "ready", "draining", "swapping"]
 
+LOADING_STATES = ("loading", "waiting for ")
+"""How the state begins of a worker that has not said Ready yet: it loads, or waits for the endpoint that serves its model."""
+READY_S = 10.0
+"""A worker whose state says that it works has said Ready; one that joins again says so after its present forward."""
+
 
 @dataclass
 class Lease:
@@ -55,6 +60,10 @@ class Worker:
     ready_s: float = 0.0
     busy_slot_s: float = 0.0
     state: str = "starting"
+    has_said_ready: bool = False
+    """Since it joined, or joined again."""
+    without_ready_s: float | None = None
+    """When it first said that it works without having said Ready, or was last asked to join again for it."""
     probe_failures: int = 0
     refused: ProbeFailed | None = None
     """What it was told of weights that did not pass, until it offers others."""
@@ -89,6 +98,19 @@ class Worker:
         self.busy_slot_s, self.state = busy_slot_s, state
         if progress != self.progress:
             self.progress, self.progressed_s = progress, now_s
+
+    def lost_its_ready(self, now_s: float) -> bool:
+        """Whether its Ready was lost with a connection, so that it has to join anew; says so once per `READY_S`."""
+        if self.has_said_ready or self.state.startswith(LOADING_STATES):
+            self.without_ready_s = None
+            return False
+        # A Ready may be on its way behind the first heartbeat that was sent after it.
+        if self.without_ready_s is None:
+            self.without_ready_s = now_s
+        if now_s - self.without_ready_s <= READY_S:
+            return False
+        self.without_ready_s = now_s
+        return True
 
     def busy_fraction(self, now_s: float) -> float | None:
         """Slot-seconds decoding over slots x time since the first lease; None before it."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.errors import DataError
-from prefixrl.common.journal import Journal, cut_torn_tail, read
+from prefixrl.common.journal import Journal, read, recover
 from prefixrl.common.messages import (
     GroupPrefixes,
     Prompt,
@@ -83,8 +83,9 @@ def test_records_are_read_as_they_were_written(
     journal = Journal(path)
     journal.append(records)
     journal.close()
-    assert list(read(path)) == records
-    assert cut_torn_tail(path) == 0
+    size = path.stat().st_size
+    assert list(read(path)) == list(recover(path)) == records
+    assert path.stat().st_size == size
 
 
 def test_every_kind_of_record_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -118,7 +119,8 @@ def test_a_last_record_torn_at_any_byte_is_cut_and_the_rest_stays(tmp_path: Path
         for size in range(starts[-2], starts[-1]):
             path.write_bytes(whole[:size])
             assert list(read(path)) == RECORDS[:last]
-            assert cut_torn_tail(path) == size - starts[-2]
+            assert path.stat().st_size == size, "reading changes nothing"
+            assert list(recover(path)) == RECORDS[:last]
             assert path.read_bytes() == whole[: starts[-2]]
 
 
@@ -126,7 +128,7 @@ def test_what_is_appended_after_a_cut_is_read(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     starts = write(path, RECORDS)
     path.write_bytes(path.read_bytes()[: starts[-1] - 1])
-    cut_torn_tail(path)
+    assert list(recover(path)) == RECORDS[:-1]
     write(path, RECORDS[-1:])
     assert list(read(path)) == RECORDS
 
@@ -137,7 +139,8 @@ def test_a_last_record_with_a_wrong_checksum_counts_as_torn(tmp_path: Path) -> N
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    assert cut_torn_tail(path) == starts[-1] - starts[-2]
+    assert list(recover(path)) == RECORDS[:-1]
+    assert path.stat().st_size == starts[-2]
 
 
 def test_damage_to_any_byte_before_the_last_record_is_an_error_naming_where_it_is(
@@ -155,7 +158,7 @@ def test_damage_to_any_byte_before_the_last_record_is_an_error_naming_where_it_i
             with pytest.raises(DataError, match=f"damaged at byte {begin}:"):
                 list(read(path))
             with pytest.raises(DataError, match=f"damaged at byte {begin}:"):
-                cut_torn_tail(path)
+                list(recover(path))
             assert path.read_bytes() == damaged, "nothing is cut off"
 
 
@@ -172,5 +175,4 @@ def test_a_record_of_another_release_is_an_error_that_names_its_byte(tmp_path: P
 def test_an_empty_journal_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     Journal(path).close()
-    assert list(read(path)) == []
-    assert cut_torn_tail(path) == 0
+    assert list(read(path)) == list(recover(path)) == []

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from prefixrl.common import requester
+from fakes import SteppedClock
+from prefixrl.common import requester, wait
 from prefixrl.common.errors import PeerLost, Refusal
 from prefixrl.common.messages import (
     PROTOCOL,
@@ -24,6 +25,7 @@ from prefixrl.common.messages import (
 )
 from prefixrl.common.requester import Requester
 from prefixrl.common.transport import Server
+from prefixrl.learner.client import REPLAY_S, BrokerClient
 
 WELCOME = Welcome(PROTOCOL, "run", "rank", "{}", "tcp://127.0.0.1:9")
 Answering = Callable[[ToBroker], list[FromBroker]]
@@ -144,3 +146,96 @@ def test_a_question_outlives_a_restart_of_the_broker(quick: None) -> None:
         waiting.join(30.0)
     assert answered == [Accepted()]
     asking.close()
+
+
+def test_a_wait_that_became_useless_ends_with_the_reason(quick: None) -> None:
+    """As long as there is a chance, the answer may take as long as the asker says."""
+    tries = 0
+
+    def watch() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            raise PeerLost("the broker died too often")
+
+    def answer(message: ToBroker) -> list[FromBroker]:
+        return polite(message) if isinstance(message, Hello) else []
+
+    with broker(answer) as endpoint:
+        asking = Requester(endpoint, "rank", 3600.0, watch)
+        assert tries == 0, "an answer that is there is taken"
+        with pytest.raises(PeerLost, match="the broker died too often"):
+            asking.ask(GetStatus(), Status)
+        asking.close()
+
+
+class Suspended:
+    """A broker whose asker is suspended for an hour in the first try, and which answers the other tries so far, or never."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._clock = SteppedClock()
+        monkeypatch.setattr(requester, "time", self._clock)
+        self.tries = 0
+        self.answers_from = 0
+
+    def __call__(self, message: ToBroker) -> list[FromBroker]:
+        if isinstance(message, Hello):
+            return [WELCOME]
+        self.tries += 1
+        self._clock.sleep(3600.0 if self.tries == 1 else requester.ASK_AGAIN_S)
+        return [Status(b"{}")] if self.tries == self.answers_from else []
+
+
+def test_a_process_that_was_suspended_asks_again_before_it_gives_up(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Suspended(monkeypatch)
+    answer.answers_from = 2
+    with broker(answer) as endpoint:
+        # Nothing is left of its patience after the first try, however little that counts.
+        asking = Requester(endpoint, "operator", answer_s=0.1)
+        assert asking.ask(GetStatus(), Status) == (Status(b"{}"), [])
+        asking.close()
+
+
+def test_a_process_that_was_suspended_gives_up_in_the_end(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Suspended(monkeypatch)
+    with broker(answer) as endpoint:
+        asking = Requester(endpoint, "operator", answer_s=0.3)
+        with pytest.raises(PeerLost, match=r"did not answer GetStatus within 0\.3 s"):
+            asking.ask(GetStatus(), Status)
+        asking.close()
+    assert 3 <= answer.tries <= 5
+
+
+def test_a_long_wait_says_what_is_waited_for(
+    quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wait, "TELL_EVERY_S", 0.2)
+    caplog.set_level("INFO")
+    with pytest.raises(PeerLost):
+        Requester("tcp://127.0.0.1:1", "rank", answer_s=0.9)
+    told = [
+        each for each in caplog.messages if "waiting for the broker at tcp://127.0.0.1:1 to" in each
+    ]
+    assert 1 <= len(told) <= 4, "now and then, not at every try"
+    assert "to answer Hello, 0 s so far" in told[0]
+
+
+def test_a_rank_waits_for_as_long_as_a_broker_may_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr(requester, "time", clock)
+
+    def answer(message: ToBroker) -> list[FromBroker]:
+        if isinstance(message, Hello):
+            return [WELCOME]
+        clock.sleep(requester.ASK_AGAIN_S)
+        return [Accepted()] if clock.monotonic() >= REPLAY_S else [NotYet(0, "x")]
+
+    with broker(answer) as endpoint:
+        rank = BrokerClient(endpoint)
+        rank.forget("x")
+        rank.close()
+    assert clock.monotonic() >= REPLAY_S

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,6 +165,17 @@ def test_a_taken_port_is_named_and_a_free_one_is_not() -> None:
         with pytest.raises(ConfigError, match=f"broker.listen = '{endpoint}' cannot be bound"):
             check_port_is_free(endpoint)
     check_port_is_free(endpoint)
+
+
+def test_a_port_that_becomes_free_is_waited_for() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        going = threading.Timer(0.5, taken.close)
+        going.start()
+        check_port_is_free(endpoint, patience_s=60.0)
+        going.join()
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "ipc:///tmp/some/where"])

@@ -4,16 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fakes import NOTE, run_on_disk, wait_until
+from fakes import NOTE, peers, run_on_disk, wait_until
 from prefixrl.common.config import RunConfig
+from prefixrl.common.errors import PeerLost
 from prefixrl.common.messages import GetManifest, Gone
 from prefixrl.common.transport import Client
+from prefixrl.learner import servers as module
 from prefixrl.learner.client import BrokerClient
 from prefixrl.learner.servers import Servers
 
@@ -69,6 +73,111 @@ def test_killed_children_come_back_on_their_addresses_with_their_books(
     assert servers.failure is None
     journal = Path(config.directory) / "journal.msgpack"
     assert journal.read_bytes().count(b"VersionPublished") == 1
+
+
+def kill(servers: Servers, name: str = "_broker") -> None:
+    """Kill a child and wait for what is done about it."""
+    child = getattr(servers, name)
+    os.kill(child.pid, signal.SIGKILL)
+    wait_until(lambda: servers.failure or getattr(servers, name) is not child, "the restart")
+
+
+class LateClock:
+    """The `time` of a module, after whose first sleep ten minutes have passed."""
+
+    def __init__(self) -> None:
+        self._late_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._late_s
+
+    def sleep(self, seconds: float) -> None:
+        self._late_s = 600.0
+        time.sleep(seconds)
+
+
+def test_a_child_that_takes_its_time_is_waited_for_by_name(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(module, "time", LateClock())
+    servers = Servers(config, Path(config.directory), 0)
+    servers.close()
+    assert any(
+        each.startswith(f"waiting for the weight server (pid {servers._weights.pid}) to open its")
+        for each in caplog.messages
+    )
+
+
+def test_a_child_that_never_opens_its_socket_is_named(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REPLAY_S", 0.0)
+    with pytest.raises(PeerLost, match=r"the weight server \(pid \d+\) did not open its socket"):
+        Servers(config, Path(config.directory), 0)
+
+
+def test_deaths_of_a_long_run_do_not_add_up(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESTARTS_ALLOWED", 1)
+    monkeypatch.setattr(module, "WELL_S", 0.0)
+    for _ in range(3):
+        kill(servers)
+    assert servers.failure is None
+    servers.check()
+
+
+def test_who_asks_servers_beyond_help_ends_with_what_became_of_them(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESTARTS_ALLOWED", 1)
+    client = BrokerClient(servers.endpoint, servers.check)
+    kill(servers, "_weights")
+    kill(servers)
+    assert servers.failure is None, "each has restarts of its own"
+    kill(servers)
+    with pytest.raises(PeerLost, match=r"the broker \(pid \d+\) ended with exit code -9, after 1"):
+        client.status()
+    client.close()
+
+
+def test_a_child_that_cannot_be_started_again_is_a_failure_that_leaves_the_other_alone(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(servers, "_weights")
+
+    def refuse(*_: object) -> None:
+        raise OSError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(module, "_spawn", refuse)
+    kill(servers)
+    assert servers.failure
+    assert "cannot be started again: Resource temporarily unavailable" in servers.failure
+    assert any(each.name == "servers" for each in threading.enumerate()), "its end would kill it"
+    assert newest(servers.weights_endpoint) == -1
+
+
+def test_a_broker_that_dies_while_it_is_asked_to_end_is_not_waited_for(servers: Servers) -> None:
+    client = BrokerClient(servers.endpoint, servers.check)
+    servers.expect_end()
+    os.kill(servers._broker.pid, signal.SIGKILL)
+    with pytest.raises(PeerLost, match="the broker ended with exit code -9 before it answered"):
+        client.stop("the run is finished")
+    client.close()
+
+
+def test_a_broker_that_waits_for_a_worker_without_goodbye_ends_in_order(
+    config: RunConfig, servers: Servers
+) -> None:
+    client = BrokerClient(servers.endpoint)
+    with peers(servers.endpoint, "worker") as (worker,):
+        worker.ready(config, "scorer")
+        servers.expect_end()
+        client.stop("the run is finished")
+        client.close()
+        servers.close()
+    assert servers._broker.returncode == 0
 
 
 def test_children_do_not_outlive_a_killed_learner(config: RunConfig) -> None:

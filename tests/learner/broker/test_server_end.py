@@ -10,8 +10,9 @@ import pytest
 
 from fakes import endpoint_of, peers, run_on_disk, serving
 from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import Accepted, Done, Goodbye, Heartbeat, Stop
-from prefixrl.learner.broker import server
+from prefixrl.common.messages import Accepted, Beat, Done, Goodbye, Heartbeat, Stop, Usage
+from prefixrl.common.status import USAGE_FILE
+from prefixrl.learner.broker import server, spending
 from prefixrl.learner.client import BrokerClient
 
 STOP = Stop("the run is finished")
@@ -113,3 +114,24 @@ def test_who_is_gone_without_goodbye_keeps_the_broker_only_so_long(
         with ends_within(thread, 20.0):
             rank.say(STOP)
         assert time.monotonic() - from_s >= 0.5
+
+
+def test_what_the_endpoint_cost_is_written_down_before_the_wait_for_who_leaves(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker whose supervisor has less patience is killed in that wait."""
+    monkeypatch.setattr(server, "GOODBYE_S", 60.0)
+    monkeypatch.setattr(spending, "SAVE_EVERY_S", 1e9)
+    with serving(config), peers(endpoint_of(config), "rank", "worker") as (rank, worker):
+        thread = broker_thread()
+        rank.join("rank")
+        worker.ready(config, "scorer")
+        worker.say(Heartbeat(1, 0.0, (), "scoring", Usage(3, 30, 8)))
+        worker.hear(Beat)
+        rank.say(STOP)
+        rank.say(Goodbye("done"))
+        worker.hear(Done)
+        written = Path(config.directory) / USAGE_FILE
+        assert thread.is_alive() and written.exists()
+        with ends_within(thread, 20.0):
+            worker.say(Goodbye("done"))

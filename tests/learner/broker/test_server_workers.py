@@ -44,6 +44,7 @@ from prefixrl.common.messages import (
     WeightsNote,
 )
 from prefixrl.common.packing import pack_logprobs
+from prefixrl.learner.broker import workers
 from prefixrl.learner.broker.server import PROBE_FAILURES_ALLOWED, Broker
 
 SAMPLING = Sampling(0.0, 4)
@@ -99,6 +100,52 @@ def test_a_worker_that_leaves_gives_its_task_back_at_once(
         wait_until(lambda: broker.dispatcher.losses["rollout: left"] == 1, "the leave")
         staying.ready(config, "rollout")
         assert staying.hear(PrefixTask).groups == task.groups
+
+
+def beats(peer: Peer, state: str, times: int = 5) -> None:
+    """So many heartbeats, each of which is answered as one."""
+    for _ in range(times):
+        peer.say(Heartbeat(0, 0.0, (), state))
+        peer.hear(Beat)
+    assert not any(isinstance(each, Unknown) for each in peer.passed_over)
+
+
+def works_until_asked_to_join(peer: Peer) -> None:
+    def is_asked() -> bool:
+        peer.say(Heartbeat(0, 0.0, (), "waiting"))
+        received = peer.client.receive(0.1)
+        return received is not None and isinstance(received[0], Unknown)
+
+    wait_until(is_asked, "being asked")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_worker_whose_ready_was_lost_says_it_again_and_gets_work(
+    is_known: bool, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "READY_S", 0.3)
+    with serving(config), peers(endpoint_of(config), "r", "s") as (rollout, scorer):
+        if is_known:
+            scorer.ready(config, "scorer")
+        scorer.join("scorer")
+        beats(scorer, "loading")
+        works_until_asked_to_join(scorer)
+        scorer.ready(config, "scorer")
+        rollout.ready(config, "rollout")
+        rollout.say(sampled(rollout.hear(PrefixTask)))
+        scorer.hear(ScoreTask)
+
+
+def test_a_worker_is_not_asked_to_join_while_it_loads_nor_once_it_is_ready(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "READY_S", -1.0)
+    with serving(config), peers(endpoint_of(config), "s") as (scorer,):
+        scorer.join("scorer")
+        beats(scorer, "loading")
+        beats(scorer, "waiting for http://there/v1")
+        scorer.say(ready(config, "scorer"))
+        beats(scorer, "waiting")
 
 
 # --- new weights ---

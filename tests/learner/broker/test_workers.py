@@ -3,7 +3,7 @@
 from typing import Literal
 
 from prefixrl.learner.broker.ledger import ScoreItem
-from prefixrl.learner.broker.workers import Lease, Registry, Worker
+from prefixrl.learner.broker.workers import READY_S, Lease, Registry, Worker
 
 ITEM = ScoreItem((), 0, "", 0.0)
 
@@ -147,3 +147,24 @@ def test_the_busy_share_counts_from_the_first_lease() -> None:
     assert worker.busy_fraction(16.0) == 0.5
     worker.heartbeat(1, 99.0, "", 16.0)
     assert worker.busy_fraction(16.0) == 1.0
+
+
+def test_a_worker_that_works_without_having_said_ready_is_asked_again_and_one_that_loads_is_not() -> (
+    None
+):
+    worker = Registry(1e9, 1e9).add(b"w", "scorer", "host", 1, 0.0)
+
+    def asked(state: str, now_s: float) -> bool:
+        worker.heartbeat(0, 0.0, state, now_s)
+        return worker.lost_its_ready(now_s)
+
+    for now_s in range(0, 5000, 100):
+        assert not asked("loading", now_s)
+        assert not asked("waiting for http://there/v1", now_s)
+    assert not asked("waiting", 6000.0), "its Ready may be on the way"
+    assert not asked("verifying 3", 6000.0 + READY_S)
+    assert asked("waiting", 6000.5 + READY_S)
+    assert not asked("waiting", 6001.0 + READY_S), "it has not had the time to answer"
+    assert asked("waiting", 6001.0 + 2 * READY_S)
+    worker.has_said_ready = True
+    assert not asked("waiting", 9000.0)

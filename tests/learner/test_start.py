@@ -1,0 +1,80 @@
+"""How a learner comes to its broker, whatever an earlier start left behind, and learns that there is none any more."""
+
+import queue
+import threading
+from pathlib import Path
+
+import pytest
+
+from fakes import endpoint_of, run_on_disk, serving, wait_until
+from prefixrl.common import requester
+from prefixrl.common.errors import PeerLost, PrefixRLError
+from prefixrl.learner import start
+from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.publish import Publisher
+from prefixrl.learner.start import join
+
+
+def joining(directory: Path) -> "queue.SimpleQueue[BrokerClient | PrefixRLError]":
+    """Joins in a thread; what comes of it."""
+    found: queue.SimpleQueue[BrokerClient | PrefixRLError] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            found.put(join(directory))
+        except PrefixRLError as error:
+            found.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+@pytest.mark.parametrize("left_behind", [None, "tcp://127.0.0.1:1"])
+def test_a_rank_waits_for_the_broker_of_this_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_behind: str | None
+) -> None:
+    monkeypatch.setattr(requester, "ASK_AGAIN_S", 0.1)
+    config = run_on_disk(tmp_path)
+    if left_behind:
+        (Path(config.directory) / "endpoint").write_text(left_behind)
+    found = joining(Path(config.directory))
+    with pytest.raises(queue.Empty):
+        found.get(timeout=1.0)
+    with serving(config):
+        client = found.get(timeout=60.0)
+        assert isinstance(client, BrokerClient), client
+        assert endpoint_of(config) != left_behind
+        assert client.status().iteration == 0
+        client.close()
+
+
+def test_a_rank_that_finds_no_broker_names_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "ANSWER_S", 0.2)
+    with pytest.raises(
+        PeerLost, match=f"rank 0 wrote no broker endpoint to {tmp_path} within 0.2 s"
+    ):
+        join(tmp_path)
+
+
+def test_a_publisher_whose_broker_is_beyond_help_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a lost peer: a learner that is started again goes on, one that failed would fail again."""
+    monkeypatch.setattr(requester, "ASK_AGAIN_S", 0.1)
+
+    def watch() -> None:
+        raise PeerLost("the broker died too often")
+
+    publisher = Publisher("tcp://127.0.0.1:1", tmp_path, [1, 2], watch=watch)
+
+    def failed() -> str:
+        try:
+            publisher.check()
+        except PeerLost as error:
+            return str(error)
+        return ""
+
+    said = wait_until(failed, "the failure")
+    assert said == "version 0 could not be published: the broker died too often"
