@@ -62,7 +62,7 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except PrefixRLError as error:
-        sys.stderr.write(f"error: {error}\n" if error.exit_code else f"{error}\n")
+        sys.stderr.write(f"error: {error}\n" if error.is_fault else f"{error}\n")
         sys.stderr.flush()
         raise SystemExit(error.exit_code) from None
 

@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from fakes import document, run_on_disk
+from fakes import SteppedClock, document, run_on_disk
 from prefixrl.common.messages import (
     Evaluate,
     EvaluationProgress,
@@ -18,7 +18,7 @@ from prefixrl.common.messages import (
     Verdict,
 )
 from prefixrl.deploy.report import print_table
-from prefixrl.learner import summary
+from prefixrl.learner import evaluations, summary
 from prefixrl.learner.client import BrokerClient
 from prefixrl.learner.evaluate import Evaluator
 
@@ -157,6 +157,76 @@ def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
     _, families = capsys.readouterr().out.split("arm, greedy")
     heads, _, blank, full, *_ = f"  arm, greedy{families}".splitlines()
     assert blank.index("0.25") == full.index("0.75") == heads.rindex("b")
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------------
+
+
+class SlowClient(JudgingClient):
+    """Answers all but what is named so, which takes for ever."""
+
+    def __init__(self, slow: str) -> None:
+        super().__init__(lambda name, problem: 1.0)
+        self._slow = slow
+
+    def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
+        if name.startswith(self._slow):
+            return EvaluationProgress(name, 4, 3, 0), []
+        return super().evaluation(name)
+
+
+def evaluator_of(folder: Path, client: JudgingClient) -> Evaluator:
+    config = run_on_disk(
+        folder,
+        rollout={"engine": "simulated"},
+        data={"eval": str(folder / "train.jsonl")},
+        evaluation={"problems": 4, "fixed_prefixes": ["so ", "hm "], "selection_problems": 4},
+    )
+    evaluator = Evaluator(config, cast(BrokerClient, client), Path(config.directory), 0)
+    evaluator.ask_before_training()
+    evaluator.ask_candidates([])
+    return evaluator
+
+
+@pytest.mark.parametrize(
+    ("slow", "lost"),
+    [
+        ("candidate-0", ["candidate-0"]),
+        ("candidate-", ["candidate-0", "candidate-1"]),
+        ("no_prefix.greedy", ["no_prefix.greedy"]),
+    ],
+)
+def test_what_takes_too_long_loses_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str, lost: list[str]
+) -> None:
+    monkeypatch.setattr(evaluations, "time", SteppedClock())
+    evaluator = evaluator_of(tmp_path, SlowClient(slow))
+    evaluator.finish()
+    assert evaluator.asked.incomplete == lost
+    arms = evaluator.arms()
+    assert set(arms["trained_adapter"]) == {"greedy", "sampled"}
+    assert ("fixed_prefix" in arms) is (slow != "candidate-")
+
+
+def test_what_is_asked_last_has_all_the_time_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr(evaluations, "time", clock)
+
+    class Slow(JudgingClient):
+        """Needs most of the patience for a candidate, and as long again for the fixed prefix."""
+
+        def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
+            due_s = {"candidate-0": 3000.0, "fixed_prefix.greedy": 6000.0}.get(name, 0.0)
+            if clock.monotonic() < due_s:
+                return EvaluationProgress(name, 4, 0, 0), []
+            return super().evaluation(name)
+
+    evaluator = evaluator_of(tmp_path, Slow(lambda name, problem: 1.0))
+    evaluator.finish()
+    assert evaluator.asked.incomplete == []
+    assert "greedy" in evaluator.arms()["fixed_prefix"]
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------
