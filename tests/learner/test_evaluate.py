@@ -163,70 +163,53 @@ def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
 
 
 class SlowClient(JudgingClient):
-    """Answers all but what is named so, which takes for ever."""
+    """Answers at once, but what is named so only at a time of its own."""
 
-    def __init__(self, slow: str) -> None:
+    def __init__(self, clock: SteppedClock, due_s: dict[str, float]) -> None:
         super().__init__(lambda name, problem: 1.0)
-        self._slow = slow
+        self._clock = clock
+        self._due_s = due_s
 
     def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
-        if name.startswith(self._slow):
+        if self._clock.monotonic() < self._due_s.get(name, 0.0):
             return EvaluationProgress(name, 4, 3, 0), []
         return super().evaluation(name)
 
 
-def evaluator_of(folder: Path, client: JudgingClient) -> Evaluator:
-    config = run_on_disk(
-        folder,
-        rollout={"engine": "simulated"},
-        data={"eval": str(folder / "train.jsonl")},
-        evaluation={"problems": 4, "fixed_prefixes": ["so ", "hm "], "selection_problems": 4},
-    )
-    evaluator = Evaluator(config, cast(BrokerClient, client), Path(config.directory), 0)
-    evaluator.ask_before_training()
-    evaluator.ask_candidates([])
-    return evaluator
+NEVER_S = 1e9
 
 
 @pytest.mark.parametrize(
-    ("slow", "lost"),
+    ("due_s", "lost"),
     [
-        ("candidate-0", ["candidate-0"]),
-        ("candidate-", ["candidate-0", "candidate-1"]),
-        ("no_prefix.greedy", ["no_prefix.greedy"]),
+        ({"candidate-0": NEVER_S}, ["candidate-0"]),
+        ({"candidate-0": NEVER_S, "candidate-1": NEVER_S}, ["candidate-0", "candidate-1"]),
+        ({"candidate-0": NEVER_S, "trained_adapter.greedy": 5000.0}, ["candidate-0"]),
+        ({"candidate-0": NEVER_S, "no_prefix.sampled": 5000.0}, ["candidate-0"]),
+        ({"no_prefix.sampled": NEVER_S}, ["no_prefix.sampled"]),
+        ({"candidate-0": 3000.0, "fixed_prefix.greedy": 6000.0}, []),
     ],
 )
-def test_what_takes_too_long_loses_itself_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str, lost: list[str]
+def test_what_takes_too_long_loses_itself_alone_and_what_is_asked_last_has_all_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due_s: dict[str, float], lost: list[str]
 ) -> None:
-    monkeypatch.setattr(evaluations, "time", SteppedClock())
-    evaluator = evaluator_of(tmp_path, SlowClient(slow))
+    clock = SteppedClock()
+    monkeypatch.setattr(evaluations, "time", clock)
+    config = run_on_disk(
+        tmp_path,
+        rollout={"engine": "simulated"},
+        data={"eval": str(tmp_path / "train.jsonl")},
+        evaluation={"problems": 4, "fixed_prefixes": ["so ", "hm "], "selection_problems": 4},
+    )
+    client = cast(BrokerClient, SlowClient(clock, due_s))
+    evaluator = Evaluator(config, client, Path(config.directory), 0)
+    evaluator.ask_before_training()
+    evaluator.ask_candidates([])
     evaluator.finish()
     assert evaluator.asked.incomplete == lost
     arms = evaluator.arms()
     assert set(arms["trained_adapter"]) == {"greedy", "sampled"}
-    assert ("fixed_prefix" in arms) is (slow != "candidate-")
-
-
-def test_what_is_asked_last_has_all_the_time_there_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SteppedClock()
-    monkeypatch.setattr(evaluations, "time", clock)
-
-    class Slow(JudgingClient):
-        """Needs most of the patience for a candidate, and as long again for the fixed prefix."""
-
-        def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
-            due_s = {"candidate-0": 3000.0, "fixed_prefix.greedy": 6000.0}.get(name, 0.0)
-            if clock.monotonic() < due_s:
-                return EvaluationProgress(name, 4, 0, 0), []
-            return super().evaluation(name)
-
-    evaluator = evaluator_of(tmp_path, Slow(lambda name, problem: 1.0))
-    evaluator.finish()
-    assert evaluator.asked.incomplete == []
-    assert "greedy" in evaluator.arms()["fixed_prefix"]
+    assert ("fixed_prefix" in arms) is ("candidate-1" not in lost)
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------
