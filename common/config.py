@@ -95,6 +95,7 @@ class EvaluationConfig(Section):
     sampled_candidates: NonNegative = 4
     """How many of the most frequent prefixes of the untrained adapter are candidates too."""
     timeout_s: PositiveFloat = 3600.0
+    """Longest wait after training: for the candidates, then for the arms; what is late is named, and nothing else with it."""
 
 
 class RewardConfig(Section):

@@ -7,8 +7,9 @@
     ├── Refusal            exit 3: a peer said no (another target model, another protocol, the probe failed)
     ├── RunIsOver          exit 0: no fault, this process came when there was nothing left to do
     ├── PeerLost           exit 4: a wait ran past its deadline; names what was awaited and from whom
-    └── TrainingFault      exit 5: the learner cannot go on (non-finite weights)
-        └── NothingToTrain  the prompt filter lets too little through, or too much fails
+    ├── TrainingFault      exit 5: the learner cannot go on (non-finite weights)
+    │   └── NothingToTrain  the prompt filter lets too little through, or too much fails
+    └── Halted             exit 143 (128 + SIGTERM): no fault, the learner was asked to stop and saved; the run is not finished
 
 None of them is retried by the process that raises it: retrying is the supervisor's decision (launch, systemd, SLURM).
 """
@@ -18,6 +19,7 @@ class PrefixRLError(Exception):
     """Base of every error this software raises on purpose."""
 
     exit_code = 1
+    is_fault = True
 
 
 class UserError(PrefixRLError):
@@ -44,6 +46,7 @@ class RunIsOver(PrefixRLError):
     """The run ended before this process had joined it."""
 
     exit_code = 0
+    is_fault = False
 
 
 class PeerLost(PrefixRLError):
@@ -60,3 +63,10 @@ class TrainingFault(PrefixRLError):
 
 class NothingToTrain(TrainingFault):
     """Too little passes the prompt filter, or too much fails; the message names share, limit, causes and keys to change."""
+
+
+class Halted(PrefixRLError):
+    """The learner was asked to stop before the run was finished; what is trained is saved, and the next start goes on there."""
+
+    exit_code = 143
+    is_fault = False

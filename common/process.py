@@ -62,7 +62,7 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except PrefixRLError as error:
-        sys.stderr.write(f"error: {error}\n" if error.exit_code else f"{error}\n")
+        sys.stderr.write(f"error: {error}\n" if error.is_fault else f"{error}\n")
         sys.stderr.flush()
         raise SystemExit(error.exit_code) from None
 
@@ -81,10 +81,22 @@ def own(directory: Path) -> TextIO:
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Replace a small text file; a reader sees the old or the new content, never a part."""
+    """Replace a text file; a reader sees the old or the new content, never a part, and so does one after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(content, encoding="utf-8")
+    # A name may reach the disk before what it names.
+    sync(temporary)
     temporary.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def run_main(main: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from prefixrl.common.offline import (
 )
 from prefixrl.common.process import stop_event, write_atomically
 from prefixrl.deploy.checkpoints import LATEST, config_of, published, weights_of
-from prefixrl.deploy.launch import Launcher
+from prefixrl.deploy.launch import STOPPED, Launcher
 from prefixrl.deploy.results import markdown, print_results
 
 USUAL_ARMS = ("no_prefix", "fixed_prefix", "adapter")
@@ -75,7 +75,7 @@ def evaluate(runs: list[Path], options: Options, out: Path | None) -> int:
         code = launcher.run_and_stop(stop.is_set)
         if stop.is_set():
             click.echo("stopped; the same command goes on where it stands")
-            return 130
+            return STOPPED
         if code != 0:
             launcher.tell_failure(code)
             return code

@@ -26,11 +26,10 @@ from prefixrl.common.offline import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, Ge
 from prefixrl.common.process import stop_event, write_atomically
 from prefixrl.common.status import USAGE_FILE, spent
 from prefixrl.deploy.checkpoints import LATEST, config_of, published, weights_of
-from prefixrl.deploy.launch import Launcher
+from prefixrl.deploy.launch import STOPPED, Launcher
 
 INCOMPLETE = 6
 """Exit code where some row has no answer, or its answer no verdict although it has a gold answer."""
-STOPPED = 130
 STDIN = "-"
 SHOWN_FAILURES = 10
 FREE_PORT = "tcp://127.0.0.1:0"

@@ -5,8 +5,8 @@
             ├─ rollout-0 ..            each with a log of its own in <run directory>/logs
             └─ scorer-0 ..
 
-The learner is the run: when it ends, the launch ends with its exit code. A worker that dies is started again; a learner that
-is killed is started again and resumes from its last checkpoint while the workers stay warm.
+The learner is the run: when it ends, the launch ends with its exit code. A worker that ends while the learner goes on is
+started again; a learner that is killed is started again and resumes from its last checkpoint while the workers stay warm.
 """
 
 import logging
@@ -24,7 +24,7 @@ from pathlib import Path
 import click
 
 from prefixrl.common.config import RunConfig, from_json, import_functions, load
-from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.common.errors import ConfigError, Halted, PeerLost
 from prefixrl.common.process import PARENT_VARIABLE, own, stop_event
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.status import View
@@ -36,8 +36,12 @@ LEARNER_RESTARTS = 3
 WORKER_RESTARTS = 10
 WELL_S = 3600.0
 """A process that ran so long before it ended has all its restarts again: those of a long run do not add up."""
+SENT_HOME_S = 20.0
+"""A worker that left without a fault was sent home if the learner ends within this; else it was told to go by somebody else."""
 STOP_LEARNER_S = 60.0
 STOP_WORKER_S = 10.0
+STOPPED = 130
+"""Exit code of a command that was interrupted."""
 TICK_S = 0.2
 TAIL_LINES = 12
 
@@ -56,15 +60,20 @@ class Child:
     """Monotonic time of its last start."""
     log_from_bytes: int = 0
     """Where this start begins in the log, which may hold earlier runs."""
+    endpoint_file: Path | None = None
+    """Of a worker: where its broker's endpoint stands, which may be another at every start."""
+    ended_s: float | None = None
+    """Monotonic time at which its end was noticed."""
 
     def start(self) -> None:
         """Start it; its output is appended to its log."""
-        self.started_s = time.monotonic()
+        self.started_s, self.ended_s = time.monotonic(), None
+        connect = ["--connect", _read(self.endpoint_file)] if self.endpoint_file else []
         with self.log_path.open("ab") as output:
             self.log_from_bytes = output.tell()
             # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
             self.process = subprocess.Popen(
-                self.command,
+                [*self.command, *connect],
                 stdout=output,
                 stderr=output,
                 env=self.environment,
@@ -75,6 +84,11 @@ class Child:
     def code(self) -> int | None:
         """Exit code, None while it runs."""
         return self.process.poll() if self.process else None
+
+    def ended_for_s(self, now_s: float) -> float:
+        """Since its end was noticed, which is now at the latest."""
+        self.ended_s = now_s if self.ended_s is None else self.ended_s
+        return now_s - self.ended_s
 
     def has_restarts_left(self, most: int, now_s: float) -> bool:
         """Whether it may be started again, now that it has ended."""
@@ -124,10 +138,11 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
     launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])
     code = launcher.run_and_stop(stop.is_set)
-    if stop.is_set():
+    if stop.is_set() or code == Halted.exit_code:
         again = shlex.join(["prefixrl", "launch", str(run_file), *flags])
-        click.echo(f"stopped; `{again}` goes on where it stands ({directory})")
-        return 130
+        what = "stopped" if stop.is_set() else "the learner was asked to stop"
+        click.echo(f"{what}; `{again}` goes on where it stands ({directory})")
+        return STOPPED
     if code == 0:
         write_report(directory)
         print_table(directory)
@@ -177,6 +192,7 @@ class Launcher:
         """
         self._config = config
         self._directory = Path(config.directory)
+        self._endpoint_file = self._directory / "endpoint"
         self._devices = _Devices()
         devices = config.launch.learner_ranks if name == LEARNER else 0
         self.learner = self._child(name, command[0], command[1:], devices)
@@ -214,7 +230,7 @@ class Launcher:
 
     def _run(self, stopped: Callable[[], bool]) -> int:
         """Watch until the learner ends for good or a stop is asked for."""
-        known = _modified(self._directory / "endpoint")
+        known = _modified(self._endpoint_file)
         self.learner.start()
         with self._view:
             while not stopped():
@@ -225,18 +241,25 @@ class Launcher:
                     ):
                         return code
                     self._restart(self.learner, code)
-                if not self.workers and _modified(self._directory / "endpoint") != known:
-                    self._start_workers(
-                        (self._directory / "endpoint").read_text(encoding="utf-8").strip()
-                    )
+                if (written := _modified(self._endpoint_file)) != known:
+                    known = written
+                    self._start_workers()
                 for worker in self.workers:
                     if worker.code is not None:
                         self._worker_ended(worker, worker.code)
                 self._view.refresh()
                 time.sleep(TICK_S)
-        return 130
+        return STOPPED
 
-    def _start_workers(self, endpoint: str) -> None:
+    def _start_workers(self) -> None:
+        """Start those that do not run: a broker has opened its socket."""
+        if not self.workers:
+            self._add_workers()
+        for worker in self.workers:
+            if worker.process is None or worker.code is not None:
+                worker.start()
+
+    def _add_workers(self) -> None:
         config = self._config
         has_model = config.target is not None and config.scorer.engine != "openai"
         scorer_gpus = config.scorer.vllm.tensor_parallel_size if has_model else 0
@@ -245,17 +268,17 @@ class Launcher:
             ("scorer", config.launch.scorers, scorer_gpus),
         ):
             for index in range(count):
-                arguments = ["--connect", endpoint]
-                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", arguments, devices)
-                worker.start()
+                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [], devices)
+                worker.endpoint_file = self._endpoint_file
                 self.workers.append(worker)
         if self._devices.shared:
             self._view.say(self._devices.shared)
 
     def _worker_ended(self, worker: Child, code: int) -> None:
-        if code == 0:
-            return  # sent home: the run is over, the learner ends next
-        if code in (2, 3) or not worker.has_restarts_left(WORKER_RESTARTS, time.monotonic()):
+        now_s = time.monotonic()
+        if code == 0 and worker.ended_for_s(now_s) < SENT_HOME_S:
+            return  # sent home, it seems: the run is over, the learner ends next
+        if code in (2, 3) or not worker.has_restarts_left(WORKER_RESTARTS, now_s):
             raise ConfigError(
                 f"{worker.name} ended with exit code {code} and would again:\n{worker.tail()}"
             )
@@ -311,6 +334,10 @@ class _Devices:
 def _worth_a_restart(code: int) -> bool:
     """A learner that was killed, or lost a peer or a rank, resumes; one that failed by itself would fail again."""
     return code < 0 or code == PeerLost.exit_code
+
+
+def _read(endpoint_file: Path) -> str:
+    return endpoint_file.read_text(encoding="utf-8").strip()
 
 
 def _modified(path: Path) -> int:

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
+from prefixrl.common import json_lines
 from prefixrl.common.accuracy import Point
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.status import Spent
@@ -54,14 +55,17 @@ class Summary(msgspec.Struct):
 
 
 def read(directory: Path) -> tuple[Summary | None, list[Line]]:
-    """The summary, None while the run is not finished, and every metrics line; raises ConfigError where there is no run."""
+    """The summary, None while the run is not finished, and every whole metrics line.
+
+    Raises:
+        ConfigError: there is no run.
+        DataError: a metrics line before the last one is damaged.
+    """
     path, metrics = directory / "summary.json", directory / "metrics.jsonl"
     if not metrics.exists():
         raise ConfigError(f"{directory} holds no run that trained anything (no file {metrics})")
     summary = msgspec.json.decode(path.read_bytes(), type=Summary) if path.exists() else None
-    return summary, [
-        msgspec.json.decode(line, type=Line) for line in metrics.read_bytes().splitlines()
-    ]
+    return summary, json_lines.read(metrics, Line)
 
 
 def write_report(directory: Path) -> None:

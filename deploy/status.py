@@ -1,5 +1,6 @@
 """What goes on in a run: fetched from its broker, shown live on a terminal and as plain lines elsewhere."""
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -54,15 +55,15 @@ def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
 
 
 def newest_figures(directory: Path) -> Figures | None:
-    """The last line of metrics.jsonl."""
+    """The last whole line of metrics.jsonl."""
     path = directory / "metrics.jsonl"
     if not path.exists():
         return None
-    lines = path.read_bytes().splitlines()
-    try:
-        return msgspec.json.decode(lines[-1], type=Figures) if lines else None
-    except msgspec.MsgspecError:
-        return None  # the line is being written
+    for line in reversed(path.read_bytes().splitlines()[-2:]):
+        # The last one may be being written.
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            return msgspec.json.decode(line, type=Figures)
+    return None
 
 
 def render(document: bytes, directory: Path) -> None:

@@ -14,7 +14,6 @@ the digests tell. Old ones go only after the new one was read back.
 
 import json
 import logging
-import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.process import sync
 from prefixrl.learner import distributed
 from prefixrl.learner.model import Models
 from prefixrl.learner.trainee import Trainee
@@ -101,7 +101,7 @@ def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Pat
         _sync_tree(beside)
         shutil.rmtree(final, ignore_errors=True)
         beside.rename(final)
-        _sync(directory)
+        sync(directory)
         problem = damage(final)
         if problem:
             raise DataError(
@@ -309,12 +309,4 @@ def _digest(path: Path) -> str:
 
 def _sync_tree(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)

@@ -12,6 +12,7 @@ from prefixrl.common.messages import (
     Accepted,
     Batch,
     CannotGoOn,
+    Done,
     Evaluate,
     EvaluationProgress,
     Forget,
@@ -37,8 +38,10 @@ REPLAY_S = 1800.0
 """Longest that a broker may take to be there: it replays its journal first."""
 ANSWER_S = REPLAY_S + 600.0
 """Longest wait of a rank for any answer: its broker may be starting, after rank 0 has read a checkpoint."""
+STOP_S = 15.0
+"""A broker that does not answer a Stop for so long is gone, and nobody starts it again; a few times `requester.ASK_AGAIN_S`."""
 
-_Answer = Batch | RunOver | Halt | CannotGoOn | NotYet
+_Answer = Batch | RunOver | Halt | CannotGoOn | NotYet | Done
 _BATCH_ANSWERS = cast("type[_Answer]", _Answer)
 
 
@@ -47,6 +50,7 @@ class BrokerClient:
 
     def __init__(self, endpoint: str, watch: Callable[[], None] = lambda: None) -> None:
         """`watch`: called while an answer is waited for; may raise what makes waiting useless."""
+        self._endpoint, self._watch = endpoint, watch
         self._requester = Requester(endpoint, "rank", ANSWER_S, watch)
         self._ask = self._requester.ask
 
@@ -67,6 +71,8 @@ class BrokerClient:
             answer, payload = self._requester.ask(request, _BATCH_ANSWERS)
             if isinstance(answer, RunOver | Halt):
                 return answer
+            if isinstance(answer, Done):
+                return _over(request, answer.reason)
             if isinstance(answer, CannotGoOn):
                 raise NothingToTrain(answer.reason)
             if isinstance(answer, Batch) and answer.iteration == iteration:
@@ -107,10 +113,32 @@ class BrokerClient:
         return msgspec.json.decode(self._ask(GetStatus(), Status)[0].document, type=Document)
 
     def stop(self, reason: str) -> None:
-        """End the run: the broker tells every worker to go, and goes."""
-        self._ask(Stop(reason), Accepted)
-        self._requester.leave(reason)
+        """End the run: the broker tells every worker to go, and goes; one that does not answer is warned of, no error."""
+        try:
+            # Of its own: the others' patience is for a broker that comes back, and this one need not.
+            stopping = Requester(self._endpoint, "rank", STOP_S, self._watch)
+        except PeerLost as error:
+            log.warning("%s; workers are not sent home", error)
+            return
+        try:
+            stopping.ask(Stop(reason), Accepted)
+            stopping.leave(reason)
+        except PeerLost as error:
+            log.warning("%s; perhaps workers are not sent home", error)
+        finally:
+            stopping.close()
 
     def close(self) -> None:
         """Close the connection."""
         self._requester.close()
+
+
+def _over(request: GetBatch, reason: str) -> RunOver:
+    """What Done means to a rank: rank 0 has said Stop, once no rank is to train any more, before this one had asked.
+
+    Raises:
+        PeerLost: this is rank 0, and somebody else ended the broker.
+    """
+    if request.rank == 0:
+        raise PeerLost(f"the broker goes, and no rank told it to: {reason}")
+    return RunOver(request.iteration)

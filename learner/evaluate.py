@@ -8,7 +8,6 @@ problems among the configured texts and the prefixes the untrained adapter write
 """
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -113,18 +112,16 @@ class Evaluator:
         """Choose the fixed prefix, judge it and the trained adapter, wait for everything that is open."""
         version = self.asked.iteration
         self._ask_arm("trained_adapter", version, decodings=(SAMPLED,))
-        deadline_s = time.monotonic() + self._config.evaluation.timeout_s
-        self.asked.wait(
-            deadline_s, lambda name: name.startswith("candidate-") or name == _name_at(version)
-        )
         # The last version may have been due in training: what was judged then is not judged again.
+        self.asked.wait(lambda name: name == _name_at(version))
         last = Question(f"trained_adapter.{GREEDY}", version, self._held_out)
         if not self.asked.adopt(last, _name_at(version)):
             self.asked.ask(last)
+        self.asked.wait(lambda name: name.startswith("candidate-"))
         best = max(self._candidates, key=lambda name: self._mean(name), default=None)
         if best is not None and self._mean(best) >= 0.0:
             self._ask_arm("fixed_prefix", NO_ADAPTER, self._candidates[best])
-        self.asked.wait(deadline_s, lambda name: True)
+        self.asked.wait(lambda name: True)
 
     def _mean(self, name: str) -> float:
         """Of a candidate; -1 where nothing is known of it."""

@@ -207,8 +207,14 @@ class Evaluations:
         self._open.pop(name, None)
         self._unsampled.pop(name, None)
 
-    def wait(self, deadline_s: float, concerns: Callable[[str], bool]) -> None:
-        """Until nothing that concerns is open; what is not finished by the deadline is given up."""
+    def wait(self, concerns: Callable[[str], bool]) -> None:
+        """Until nothing that concerns is open; what of that takes longer than `evaluation.timeout_s` is given up.
+
+        Raises:
+            PrefixRLError: what `watch` raises.
+        """
+        patience_s = self._config.evaluation.timeout_s
+        deadline_s = time.monotonic() + patience_s
         while any(concerns(name) for name in self._open):
             self.watch()
             try:
@@ -216,8 +222,7 @@ class Evaluations:
             except PeerLost as error:
                 log.warning("%s", error)
             if time.monotonic() > deadline_s:
-                for name in list(self._open):
-                    patience_s = self._config.evaluation.timeout_s
+                for name in [name for name in self._open if concerns(name)]:
                     self._give_up(name, f"not finished within {patience_s:g} s")
                 return
             time.sleep(POLL_S)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefixrl.common.config import RunConfig
-from prefixrl.common.errors import NothingToTrain, PeerLost
+from prefixrl.common.errors import Halted, NothingToTrain
 from prefixrl.common.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
 from prefixrl.learner import checkpoint, summary
 from prefixrl.learner.client import BrokerClient
@@ -60,7 +60,12 @@ class Learner:
     """Iteration of the newest checkpoint."""
 
     def run(self) -> None:
-        """Train until the data is used up, then evaluate and write the summary; or save and go when asked to stop."""
+        """Train until the data is used up, then evaluate and write the summary.
+
+        Raises:
+            Halted: asked to stop before that; what is trained is saved.
+            NothingToTrain: too little passes, or too much fails; what is trained is saved.
+        """
         self.publish()
         try:
             while (batch := self.next_batch()) is not None:
@@ -72,8 +77,9 @@ class Learner:
             self.give_up(fault)
             raise
         self.save()
-        if not self.is_stopping:
-            self.finish()
+        if self.is_stopping:
+            raise self.halted()
+        self.finish()
 
     def next_batch(self) -> tuple[Batch, list[ScoredGroup]] | None:
         """Wait for this rank's shard."""
@@ -153,8 +159,7 @@ class Learner:
             self.zero.publisher.check()
             self.zero.evaluator.asked.gather()
             self.zero.evaluator.check_course(dict(self.zero.publisher.digests))
-            if self.zero.servers.failure:
-                raise PeerLost(self.zero.servers.failure)
+            self.zero.servers.check()
 
     def give_up(self, fault: NothingToTrain) -> None:
         """Keep what is trained and send broker and workers home: the run would stand here again; every rank calls it."""
@@ -163,11 +168,23 @@ class Learner:
             self.zero.servers.expect_end()
             self.client.stop(str(fault))
 
+    def halted(self) -> Halted:
+        """What ends every rank that was asked to stop; the newest checkpoint is of this iteration."""
+        return Halted(
+            f"stopped as asked after {self.iteration} iterations, not finished; all is saved, and the next start goes on there"
+        )
+
     def finish(self) -> None:
-        """Evaluate the last version, write the summary, end the run."""
+        """Evaluate the last version, write the summary, end the run.
+
+        Raises:
+            Halted: asked to stop while the last version was judged; what is judged stands in files.
+            PeerLost: the servers are beyond help.
+        """
         if not self.zero:
             return
         self.zero.publisher.flush(self.iteration)
+        self.zero.evaluator.asked.watch = self.watch
         self.zero.evaluator.finish()
         metrics, up_s = self.zero.metrics, time.monotonic() - self.started_s
         result = summary.summarise(
@@ -178,3 +195,10 @@ class Learner:
         log.info("finished after %d iterations", self.iteration)
         self.zero.servers.expect_end()
         self.client.stop("the run is finished")
+
+    def watch(self) -> None:
+        """Called while the last version is judged; raises what makes waiting useless."""
+        if self.stopped():
+            raise self.halted()
+        assert self.zero, "only rank 0 judges"
+        self.zero.servers.check()

@@ -1,11 +1,14 @@
 """`metrics.jsonl`: one line per iteration, and `advantages.jsonl` beside it: what every trained row was worth."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from prefixrl.common import json_lines
 from prefixrl.common.messages import Batch, StageTimes
+from prefixrl.common.process import write_atomically
 from prefixrl.common.status import Document, Spent
 from prefixrl.learner.report import IterationMetrics
 from prefixrl.learner.shares import (
@@ -78,6 +81,7 @@ class MetricsLog:
     """Appends both files; after a resume it goes on from the iteration the learner stands at."""
 
     def __init__(self, directory: Path, iteration: int) -> None:
+        """Raise DataError where a line before the last one is damaged."""
         self._metrics = directory / "metrics.jsonl"
         self._advantages = directory / "advantages.jsonl"
         for path, kind in ((self._metrics, MetricsLine), (self._advantages, AdvantageLine)):
@@ -87,9 +91,7 @@ class MetricsLog:
 
     def lines(self) -> list[MetricsLine]:
         """Every iteration trained so far, whichever learner process trained it."""
-        decoder = msgspec.json.Decoder(MetricsLine)
-        text = self._metrics.read_bytes() if self._metrics.exists() else b""
-        return [decoder.decode(line) for line in text.splitlines()]
+        return json_lines.read(self._metrics, MetricsLine)
 
     def since_run_began_s(self, since_start_s: float) -> float:
         """Time of the run at a time of this learner process; see `MetricsLine.since_start_s`."""
@@ -185,10 +187,9 @@ def _append(path: Path, lines: "list[MetricsLine] | list[AdvantageLine]") -> Non
 def _keep_before(
     path: Path, kind: "type[MetricsLine] | type[AdvantageLine]", iteration: int
 ) -> None:
-    """Drop the lines of iterations that will be trained again."""
+    """Drop the lines of iterations that will be trained again, and a last one that is not whole."""
     if not path.exists():
         return
-    decoder = msgspec.json.Decoder(kind)
-    lines = [line for line in path.read_bytes().splitlines() if line]
-    kept = [line for line in lines if decoder.decode(line).iteration < iteration]
-    path.write_bytes(b"".join(line + b"\n" for line in kept))
+    lines: Sequence[MetricsLine | AdvantageLine] = json_lines.read(path, kind)
+    kept = [line for line in lines if line.iteration < iteration]
+    write_atomically(path, "".join(msgspec.json.encode(line).decode() + "\n" for line in kept))

@@ -7,7 +7,6 @@ which the run published it. What is judged already stands in files, so an evalua
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,11 +71,8 @@ class Offline:
         ):
             if arm in self._plan.arms and (best := self._best_of(arm, candidates())) is not None:
                 self._ask_arm(arm, NO_ADAPTER, best)
-        self._wait(lambda name: True)
+        self._asked.wait(lambda name: True)
         return Results(self._results(), self._asked.incomplete)
-
-    def _wait(self, concerns: Callable[[str], bool]) -> None:
-        self._asked.wait(time.monotonic() + self._config.evaluation.timeout_s, concerns)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -102,7 +98,7 @@ class Offline:
             prefix = pack_tokens(self._texts.encode(text))
             question = Question(f"{arm}-{index}", NO_ADAPTER, self._selection, prefix=prefix)
             self._asked.ask(question)
-        self._wait(lambda name: name.startswith(f"{arm}-"))
+        self._asked.wait(lambda name: name.startswith(f"{arm}-"))
         known = [
             (found.accuracy, text)
             for index, text in enumerate(candidates)
@@ -120,7 +116,7 @@ class Offline:
     def _clustered_prefixes(self) -> list[str]:
         """Representatives of the target's own openings on training problems."""
         self._asked.ask(Question("openings", NO_ADAPTER, self._selection, SAMPLED))
-        self._wait(lambda name: name == "openings")
+        self._asked.wait(lambda name: name == "openings")
         target = target_texts(self._config)
         cut = [
             target.encode(row.completion)[: self._plan.opening_tokens]

@@ -1,5 +1,6 @@
 """Publishes a version: snapshot written, broker told; in a thread of its own, so that the next iteration never waits for it."""
 
+import contextlib
 import logging
 import queue
 import threading
@@ -100,10 +101,14 @@ class Publisher:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Finish what was handed over, unless publishing failed."""
-        if self._failure is None:
-            self._queue.put(None)
-            self._thread.join(timeout=FLUSH_S)
+        """Finish what was handed over, unless publishing fails or takes longer than `FLUSH_S`."""
+        deadline_s = time.monotonic() + FLUSH_S
+        # A full queue has no room for the end, and none comes where the thread fails meanwhile.
+        while self._thread.is_alive() and time.monotonic() < deadline_s:
+            with contextlib.suppress(queue.Full):
+                self._queue.put(None, timeout=CHECK_EVERY_S)
+                break
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _run(self) -> None:
         try:

@@ -8,6 +8,7 @@ srun                     SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, the 
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.common.errors import ConfigError, Halted, PeerLost
 from prefixrl.common.process import PARENT_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
 
     Raises:
         PeerLost: a rank was killed or failed; names it. The others are ended first, within seconds.
+        Halted: asked to stop, or a rank was, and all of them saved and ended.
         SystemExit: a rank ended with an exit code of its own (a user's error, say): the same code.
     """
     with socket.socket() as probe:
@@ -115,19 +117,31 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
 
 
 def _watch(children: "list[subprocess.Popen[bytes]]", stopped: Callable[[], bool]) -> None:
-    while any(child.poll() is None for child in children):
-        for rank, child in enumerate(children):
-            code = child.poll()
-            if code is None or code == 0:
-                continue
-            if code > 0:
-                log.error("learner rank %d (pid %d) ended with exit code %d", rank, child.pid, code)
-                raise SystemExit(code)
-            raise PeerLost(f"learner rank {rank} (pid {child.pid}) was killed by signal {-code}")
-        if stopped():
-            _end(children, STOP_S)
-            return
+    is_stopping = False
+    while not is_stopping and any(child.poll() is None for child in children):
+        _check(children, is_stopping)
         time.sleep(TICK_S)
+        is_stopping = stopped()
+    if is_stopping:
+        _end(children, STOP_S)
+    _check(children, is_stopping)
+    if any(child.returncode for child in children):
+        raise Halted("the learner's ranks were stopped as asked, the run is not finished")
+
+
+def _check(children: "list[subprocess.Popen[bytes]]", is_stopping: bool) -> None:
+    """Raise for a rank that is lost; those that halt do so together, if not at one moment."""
+    fine = {0, Halted.exit_code}
+    if is_stopping:
+        fine.add(-signal.SIGTERM)  # asked before it could hear
+    for rank, child in enumerate(children):
+        code = child.poll()
+        if code is None or code in fine:
+            continue
+        if code > 0:
+            log.error("learner rank %d (pid %d) ended with exit code %d", rank, child.pid, code)
+            raise SystemExit(code)
+        raise PeerLost(f"learner rank {rank} (pid {child.pid}) was killed by signal {-code}")
 
 
 def _end(children: "list[subprocess.Popen[bytes]]", patience_s: float) -> None:

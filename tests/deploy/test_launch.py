@@ -1,14 +1,18 @@
-"""What `launch` decides before it starts anything: which GPUs a process sees, and which folders `--fresh` may remove."""
+"""What `launch` decides: which GPUs a process sees, which folders `--fresh` may remove, what is started again."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from fakes import run_on_disk
 from prefixrl.common.config import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import own
-from prefixrl.deploy.launch import WELL_S, Child, _Devices, _throw_away
+from prefixrl.deploy import launch
+from prefixrl.deploy.launch import WELL_S, Child, Launcher, _Devices, _throw_away
 from run_helper import RUN_FILE
 
 
@@ -71,3 +75,99 @@ def test_a_process_that_ran_well_has_all_its_restarts_again(tmp_path: Path) -> N
     assert not child.has_restarts_left(10, now_s=1010.0 + WELL_S - 1)
     assert child.has_restarts_left(10, now_s=1010.0 + WELL_S)
     assert child.restarts == 0
+
+
+# --- what ends while the run goes on ---------------------------------------------------------------------------------
+
+WORKER = """
+import sys
+from pathlib import Path
+with Path("starts").open("a") as starts:
+    starts.write(sys.argv[-1] + "\\n")
+"""
+"""Goes at once, as one that is sent home or told to go, and notes where it was to connect."""
+LEARNER = """
+import os, signal, sys, time
+from pathlib import Path
+starts, incarnation = Path("starts"), Path("incarnation")
+mine = int(incarnation.read_text()) if incarnation.exists() else 0
+incarnation.write_text(str(mine + 1))
+def open_at(endpoint):
+    Path("new").write_text(endpoint)
+    Path("new").rename("run/endpoint")
+def started():
+    return starts.read_text().split() if starts.exists() else []
+open_at(f"first-{mine}")
+"""
+"""A learner's beginning: its broker opens; `started` are the workers' endpoints so far."""
+
+
+def launcher_of(folder: Path, learner: str) -> Launcher:
+    """A launcher of two scripts in place of a learner and a worker."""
+    config = run_on_disk(folder)
+    (folder / "run/logs").mkdir()
+    launcher = Launcher(config, ["prefixrl.learner"])
+    launcher.learner.command = [sys.executable, "-c", LEARNER + learner]
+    log = folder / "run/logs/scorer-0.log"
+    worker = Child("scorer-0", [sys.executable, "-c", WORKER], log, dict(os.environ))
+    worker.endpoint_file = folder / "run/endpoint"
+    launcher.workers = [worker]
+    return launcher
+
+
+def test_a_worker_that_goes_while_the_learner_goes_on_is_started_again_where_the_broker_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "SENT_HOME_S", 0.5)
+    launcher = launcher_of(
+        tmp_path,
+        """
+while not started(): time.sleep(0.05)
+Path("run/endpoint").write_text("second")
+while started()[-1:] != ["second"]: time.sleep(0.05)
+""",
+    )
+    assert launcher.run_and_stop(lambda: False) == 0
+    assert set((tmp_path / "starts").read_text().split()) == {"first-0", "second"}
+
+
+def test_a_worker_that_went_is_not_started_again_when_the_learner_ends_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "SENT_HOME_S", 600.0)
+    launcher = launcher_of(tmp_path, "while not started(): time.sleep(0.05)\ntime.sleep(2)")
+    assert launcher.run_and_stop(lambda: False) == 0
+    assert (tmp_path / "starts").read_text().split() == ["first-0"]
+
+
+def test_a_worker_that_goes_again_and_again_ends_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "SENT_HOME_S", 0.0)
+    monkeypatch.setattr(launch, "WORKER_RESTARTS", 2)
+    launcher = launcher_of(tmp_path, "time.sleep(600)")
+    with pytest.raises(ConfigError, match="scorer-0 ended with exit code 0 and would again"):
+        launcher.run_and_stop(lambda: False)
+    assert (tmp_path / "starts").read_text().split() == ["first-0"] * 3
+
+
+def test_workers_that_went_are_started_again_with_the_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "SENT_HOME_S", 1e9)
+    launcher = launcher_of(
+        tmp_path,
+        """
+while len(started()) <= mine: time.sleep(0.05)
+if mine == 0:
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    assert launcher.run_and_stop(lambda: False) == 0
+    assert (tmp_path / "starts").read_text().split() == ["first-0", "first-1"]
+    assert launcher.workers[0].restarts == 0

@@ -1,13 +1,15 @@
 """What a run says of itself while it goes on, in a line and in a picture."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from fakes import document, worker_status
 from prefixrl.common.status import Document
-from prefixrl.deploy.status import _picture, plain_line
+from prefixrl.deploy import report
+from prefixrl.deploy.status import _picture, newest_figures, plain_line
 
 
 def pictured(status: Document) -> str:
@@ -49,3 +51,14 @@ def test_workers_that_are_still_loading_are_named() -> None:
     workers = worker_status("rollout", "vllm"), worker_status("scorer", "", phase="loading")
     assert plain_line(document(*workers), None) == "0 of 0 judged; loading: scorer-0"
     assert plain_line(document(*workers, total_iterations=8), None).endswith("; loading: scorer-0")
+
+
+def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
+    whole = b'{"iteration":0,"figures":{"reward":0.5},"ages":{},"waited_s":1.0,"trained_s":1.0,"since_start_s":2.0}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(whole + whole[:30])
+    newest = newest_figures(tmp_path)
+    assert newest is not None and newest.iteration == 0
+    summary, lines = report.read(tmp_path)
+    assert summary is None and [line.iteration for line in lines] == [0]
+    (tmp_path / "metrics.jsonl").write_bytes(whole[:30])
+    assert newest_figures(tmp_path) is None and report.read(tmp_path) == (None, [])

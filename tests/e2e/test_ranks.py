@@ -45,6 +45,19 @@ def test_a_killed_rank_ends_the_learner_with_its_name_and_the_run_resumes(tmp_pa
     assert trained_iterations(directory) == 10
 
 
+def test_a_rank_that_is_told_to_stop_halts_all_and_none_is_taken_for_lost(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with launched(directory, *TWO_RANKS, "algorithm.iterations=10") as process:
+        wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
+        wait_for(lambda: rank_process(process.pid, 1), "rank 1").terminate()
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output + logs(directory)
+    assert "the learner was asked to stop" in output
+    said = (directory / "logs/learner.log").read_text()
+    assert said.count("iterations, not finished; all is saved") == 2 and "error" not in said
+    assert trained_iterations(directory) < 10
+
+
 @pytest.mark.chaos
 def test_a_straggling_scorer_makes_no_rank_wait_inside_a_collective(tmp_path: Path) -> None:
     directory = tmp_path / "run"

@@ -178,6 +178,63 @@ def test_ctrl_c_stops_everything_and_the_next_launch_goes_on(tmp_path: Path) -> 
     assert {line["version_trained"] for line in inspect(directory)} == set(range(10))
 
 
+def test_a_learner_that_is_told_to_stop_by_itself_is_not_finished_and_the_next_launch_goes_on(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "run"
+    settings = (*SMALL, "algorithm.iterations=10", "checkpoint.every=0")
+    with launched(directory, *settings) as process:
+        wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
+        wait_for(lambda: child(process, "prefixrl-learner"), "the learner").terminate()
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "the learner was asked to stop; `prefixrl launch" in output
+    assert "goes on where it stands" in output
+    assert "iterations, not finished; all is saved" in (directory / "logs/learner.log").read_text()
+    assert 3 <= trained_iterations(directory) < 10
+    with launched(directory, *settings) as process:
+        summary = finish(process, directory)
+    check_books(summary, directory)
+    assert trained_iterations(directory) == 10
+
+
+def test_a_stop_while_the_last_version_is_judged_is_heard_and_the_next_launch_judges_it(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "run"
+    settings = (*SMALL, "algorithm.iterations=2")
+    with launched(directory, *settings) as process:
+        scorer = wait_for(lambda: child(process, "prefixrl-scorer"), "the scorer")
+        wait_for(lambda: trained_iterations(directory) == 2, "the last iteration")
+        # Nothing can be judged any more, so that the end cannot come first.
+        scorer.suspend()
+        wait_for(lambda: (directory / "checkpoints/step_00000002").exists(), "the last checkpoint")
+        learner = wait_for(lambda: child(process, "prefixrl-learner"), "the learner")
+        learner.terminate()
+        learner.wait(120)  # one that heard nothing would wait for evaluation.timeout_s, an hour
+        scorer.resume()
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "stopped as asked after 2 iterations" in (directory / "logs/learner.log").read_text()
+    assert not (directory / "summary.json").exists()
+    with launched(directory, *settings) as process:
+        summary = finish(process, directory)
+    assert set(summary["accuracy"]) >= {"no_prefix", "fixed_prefix", "trained_adapter"}
+
+
+def test_workers_that_are_told_to_go_by_somebody_else_are_made_good(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with launched(directory, *SMALL, "algorithm.iterations=40") as process:
+        wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
+        for role in ("rollout", "scorer"):
+            wait_for(lambda role=role: child(process, f"prefixrl-{role}"), role).terminate()
+        output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    for name in ("rollout-0", "scorer-0"):
+        assert f"{name} ended with exit code 0: starting it again (1)" in output
+    assert trained_iterations(directory) == 40
+
+
 def test_every_problem_of_an_epoch_is_trained_and_the_last_iteration_may_be_small(
     tmp_path: Path,
 ) -> None:

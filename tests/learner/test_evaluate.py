@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from fakes import document, run_on_disk
+from fakes import SteppedClock, document, run_on_disk
 from prefixrl.common.messages import (
     Evaluate,
     EvaluationProgress,
@@ -18,7 +18,7 @@ from prefixrl.common.messages import (
     Verdict,
 )
 from prefixrl.deploy.report import print_table
-from prefixrl.learner import summary
+from prefixrl.learner import evaluations, summary
 from prefixrl.learner.client import BrokerClient
 from prefixrl.learner.evaluate import Evaluator
 
@@ -157,6 +157,59 @@ def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
     _, families = capsys.readouterr().out.split("arm, greedy")
     heads, _, blank, full, *_ = f"  arm, greedy{families}".splitlines()
     assert blank.index("0.25") == full.index("0.75") == heads.rindex("b")
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------------
+
+
+class SlowClient(JudgingClient):
+    """Answers at once, but what is named so only at a time of its own."""
+
+    def __init__(self, clock: SteppedClock, due_s: dict[str, float]) -> None:
+        super().__init__(lambda name, problem: 1.0)
+        self._clock = clock
+        self._due_s = due_s
+
+    def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
+        if self._clock.monotonic() < self._due_s.get(name, 0.0):
+            return EvaluationProgress(name, 4, 3, 0), []
+        return super().evaluation(name)
+
+
+NEVER_S = 1e9
+
+
+@pytest.mark.parametrize(
+    ("due_s", "lost"),
+    [
+        ({"candidate-0": NEVER_S}, ["candidate-0"]),
+        ({"candidate-0": NEVER_S, "candidate-1": NEVER_S}, ["candidate-0", "candidate-1"]),
+        ({"candidate-0": NEVER_S, "trained_adapter.greedy": 5000.0}, ["candidate-0"]),
+        ({"candidate-0": NEVER_S, "no_prefix.sampled": 5000.0}, ["candidate-0"]),
+        ({"no_prefix.sampled": NEVER_S}, ["no_prefix.sampled"]),
+        ({"candidate-0": 3000.0, "fixed_prefix.greedy": 6000.0}, []),
+    ],
+)
+def test_what_takes_too_long_loses_itself_alone_and_what_is_asked_last_has_all_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due_s: dict[str, float], lost: list[str]
+) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr(evaluations, "time", clock)
+    config = run_on_disk(
+        tmp_path,
+        rollout={"engine": "simulated"},
+        data={"eval": str(tmp_path / "train.jsonl")},
+        evaluation={"problems": 4, "fixed_prefixes": ["so ", "hm "], "selection_problems": 4},
+    )
+    client = cast(BrokerClient, SlowClient(clock, due_s))
+    evaluator = Evaluator(config, client, Path(config.directory), 0)
+    evaluator.ask_before_training()
+    evaluator.ask_candidates([])
+    evaluator.finish()
+    assert evaluator.asked.incomplete == lost
+    arms = evaluator.arms()
+    assert set(arms["trained_adapter"]) == {"greedy", "sampled"}
+    assert ("fixed_prefix" in arms) is ("candidate-1" not in lost)
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------

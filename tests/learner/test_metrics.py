@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from fakes import document, run_on_disk, worker_status
+from prefixrl.common.errors import DataError
 from prefixrl.common.messages import Batch, BatchGroup, StageTimes
 from prefixrl.common.status import Document
 from prefixrl.learner import summary
@@ -47,6 +48,30 @@ def test_the_time_of_a_run_goes_on_where_the_last_kept_line_of_a_killed_learner_
     assert [line.since_start_s for line in lines(tmp_path)] == [10.0, 12.0, 17.0]
     assert lines(tmp_path)[2].tokens_per_s["rollout"] == pytest.approx(2 / 5.0)
     assert second.since_run_began_s(6.0) == 18.0
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "advantages.jsonl"])
+def test_a_line_that_was_torn_by_a_crash_is_dropped_and_the_log_goes_on(
+    tmp_path: Path, name: str
+) -> None:
+    first = MetricsLog(tmp_path, 0)
+    train(first, 0, 10.0, document())
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole + whole[: len(whole) // 2])
+    train(MetricsLog(tmp_path, 1), 1, 5.0, document())
+    assert [line.iteration for line in lines(tmp_path)] == [0, 1]
+    kept = (tmp_path / name).read_bytes().splitlines()
+    assert [msgspec.json.decode(line)["iteration"] for line in kept] == [0, 1]
+
+
+def test_a_damaged_line_before_the_last_is_a_named_error(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0)
+    for iteration in range(2):
+        train(log, iteration, 10.0, document())
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[20:])
+    with pytest.raises(DataError, match=r"metrics\.jsonl line 1 is damaged"):
+        MetricsLog(tmp_path, 2)
 
 
 def test_a_learner_that_finds_its_run_finished_tells_of_it_what_the_first_one_told(

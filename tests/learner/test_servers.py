@@ -163,7 +163,7 @@ def test_a_broker_that_dies_while_it_is_asked_to_end_is_not_waited_for(servers: 
     servers.expect_end()
     os.kill(servers._broker.pid, signal.SIGKILL)
     with pytest.raises(PeerLost, match="the broker ended with exit code -9 before it answered"):
-        client.stop("the run is finished")
+        client.status()
     client.close()
 
 

@@ -10,7 +10,18 @@ import pytest
 
 from fakes import endpoint_of, peers, run_on_disk, serving
 from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import Accepted, Beat, Done, Goodbye, Heartbeat, Stop, Usage
+from prefixrl.common.errors import PeerLost
+from prefixrl.common.messages import (
+    Accepted,
+    Beat,
+    Done,
+    GetBatch,
+    Goodbye,
+    Heartbeat,
+    RunOver,
+    Stop,
+    Usage,
+)
 from prefixrl.common.status import USAGE_FILE
 from prefixrl.learner.broker import server, spending
 from prefixrl.learner.client import BrokerClient
@@ -81,6 +92,24 @@ def test_a_goodbye_that_comes_together_with_the_stop_counts(
         with ends_within(broker_thread(), 20.0):
             rank.say(STOP)
             rank.say(Goodbye("done"))
+
+
+def test_a_rank_that_asks_for_a_batch_when_all_is_over_is_told_so_but_rank_0_who_ends_it_is_not(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "GOODBYE_S", 60.0)
+    with serving(config), peers(endpoint_of(config), "rank", "worker") as (rank, worker):
+        late = BrokerClient(endpoint_of(config))
+        rank.join("rank")
+        worker.ready(config, "scorer")
+        rank.say(STOP)
+        rank.hear(Accepted)
+        assert late.next_batch(GetBatch(5, 1, 2), 60.0, lambda: False) == RunOver(5)
+        with pytest.raises(PeerLost, match="no rank told it to: the run is finished"):
+            late.next_batch(GetBatch(5, 0, 2), 60.0, lambda: False)
+        late.close()
+        for leaving in (rank, worker):
+            leaving.say(Goodbye("done"))
 
 
 def test_a_worker_is_waited_for_and_told_again_until_it_goes(

@@ -1,0 +1,131 @@
+"""How a run ends at rank 0: it can be stopped while its last version is judged, and needs no broker to have ended well."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from fakes import run_on_disk, wait_until
+from prefixrl.common.config import RunConfig
+from prefixrl.common.errors import Halted, NothingToTrain, PeerLost
+from prefixrl.learner import client as clients
+from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.evaluate import Evaluator
+from prefixrl.learner.loop import Learner, RankZero
+from prefixrl.learner.metrics import MetricsLog
+from prefixrl.learner.model import Models
+from prefixrl.learner.publish import Publisher
+from prefixrl.learner.servers import Servers
+
+
+class NoModels:
+    """Of one rank; nothing is trained here."""
+
+    rank, world_size, optimizer_steps = 0, 1, 0
+
+
+class NoPublisher:
+    """Has published everything."""
+
+    digests: dict[int, str] = {}  # noqa: RUF012
+
+    def flush(self, version: int) -> None:
+        pass
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    """Of a run whose evaluations nobody answers: there is no worker."""
+    train = str(tmp_path / "train.jsonl")
+    return run_on_disk(
+        tmp_path,
+        rollout={"engine": "simulated"},
+        data={"train": train, "eval": train},
+        evaluation={"problems": 4},
+    )
+
+
+@pytest.fixture
+def servers(config: RunConfig) -> Iterator[Servers]:
+    started = Servers(config, Path(config.directory), 0)
+    yield started
+    started.close()
+
+
+@contextmanager
+def learner_of(
+    config: RunConfig, servers: Servers, stopped: Callable[[], bool] = lambda: False
+) -> Iterator[Learner]:
+    """Rank 0 of a run that has trained everything there is and saved it."""
+    directory = Path(config.directory)
+    client = BrokerClient(servers.endpoint)
+    evaluator = Evaluator(config, client, directory, 0)
+    publisher = cast(Publisher, NoPublisher())
+    zero = RankZero(servers, publisher, evaluator, MetricsLog(directory, 0))
+    learner = Learner(config, directory, client, cast(Models, NoModels()), zero, 0, stopped)
+    learner.saved = 0
+    try:
+        yield learner
+    finally:
+        client.close()
+
+
+def test_a_stop_while_the_last_version_is_judged_ends_the_learner_and_not_the_broker(
+    config: RunConfig, servers: Servers
+) -> None:
+    asked: list[bool] = []
+
+    def stopped() -> bool:
+        asked.append(True)
+        return len(asked) > 2
+
+    with learner_of(config, servers, stopped) as learner:
+        with pytest.raises(Halted, match="stopped as asked after 0 iterations"):
+            learner.finish()
+        assert not (learner.directory / "summary.json").exists()
+        assert learner.client.status().evaluations["asked"] > 0, "the broker serves on"
+
+
+def test_servers_that_are_beyond_help_end_the_wait_for_the_last_evaluation(
+    config: RunConfig, servers: Servers
+) -> None:
+    servers.failure = "the broker died 6 times, last with exit code 1"
+    with (
+        learner_of(config, servers) as learner,
+        pytest.raises(PeerLost, match="the broker died 6 times"),
+    ):
+        learner.finish()
+
+
+def test_a_broker_that_dies_before_it_answers_the_stop_makes_a_finished_run_no_error(
+    config: RunConfig,
+    servers: Servers,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(clients, "STOP_S", 1.0)
+    expect_end = servers.expect_end
+
+    def expect_end_and_die() -> None:
+        expect_end()
+        servers._broker.kill()
+        servers._broker.wait()
+
+    monkeypatch.setattr(servers, "expect_end", expect_end_and_die)
+    monkeypatch.setattr(Evaluator, "finish", lambda self: None)
+    with learner_of(config, servers) as learner:
+        learner.finish()
+        assert (learner.directory / "summary.json").exists()
+        assert "did not answer" in caplog.text
+        learner.give_up(NothingToTrain("too little passes"))
+
+
+def test_a_broker_that_is_told_to_stop_goes(config: RunConfig, servers: Servers) -> None:
+    client = BrokerClient(servers.endpoint)
+    servers.expect_end()
+    client.stop("the run is finished")
+    wait_until(lambda: servers._broker.poll() is not None, "the broker's end")
+    assert servers._broker.returncode == 0
+    client.close()

@@ -1,0 +1,73 @@
+"""The supervisor of ranks: what their ends together mean."""
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from prefixrl.common.errors import Halted, PeerLost
+from prefixrl.learner.ranks import _watch
+
+HALTS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print(flush=True)
+time.sleep(600)
+"""
+FINISHES = HALTS.replace("143", "0")
+DEAF = "print(flush=True); import time; time.sleep(600)"
+
+
+def ends(code: int, after_s: float = 0.0) -> str:
+    return f"print(flush=True); import sys, time; time.sleep({after_s}); sys.exit({code})"
+
+
+def ranks(*scripts: str) -> "list[subprocess.Popen[bytes]]":
+    """Processes in place of ranks, each as far as its first line."""
+    started = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+        for script in scripts
+    ]
+    for each in started:
+        assert each.stdout is not None
+        assert each.stdout.readline() == b"\n"
+        each.stdout.close()
+    return started
+
+
+def is_asked() -> bool:
+    return True
+
+
+def is_not_asked() -> bool:
+    return False
+
+
+def test_ranks_that_halt_one_after_another_are_not_lost() -> None:
+    with pytest.raises(Halted):
+        _watch(ranks(ends(143), ends(143, after_s=1.0), ends(0)), is_not_asked)
+
+
+@pytest.mark.parametrize("others", [HALTS, FINISHES, DEAF])
+def test_ranks_that_are_asked_to_stop_halt(others: str) -> None:
+    with pytest.raises(Halted):
+        _watch(ranks(HALTS, others), is_asked)
+
+
+def test_ranks_that_had_finished_when_they_were_asked_are_finished() -> None:
+    _watch(ranks(FINISHES, FINISHES), is_asked)
+    _watch(ranks(ends(0), ends(0)), is_not_asked)
+
+
+def test_a_rank_that_was_killed_is_lost_and_one_that_failed_tells_its_code() -> None:
+    children = ranks(DEAF, DEAF)
+    threading.Timer(0.5, children[1].send_signal, [signal.SIGTERM]).start()
+    with pytest.raises(PeerLost, match=r"learner rank 1 .* was killed by signal 15"):
+        _watch(children, is_not_asked)
+    children[0].kill()
+    children[0].wait()
+    with pytest.raises(SystemExit) as failed:
+        _watch(ranks(ends(2), ends(2)), is_not_asked)
+    assert failed.value.code == 2
