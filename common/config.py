@@ -289,6 +289,8 @@ def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
         ConfigError: naming the file, every wrong key, the value got and the values allowed.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give the run file, a TOML, that describes the run")
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -58,5 +58,6 @@ def dataset_folder(dataset: str) -> str:
         said = str(error).strip().split("\n")[0]
         raise DataError(
             f"dataset {dataset!r} is not to be had from the hub: {said}\nfetch it where there is a network (`hf download "
-            f"--repo-type dataset {name}`) and give the folder as path; a gated dataset needs HF_TOKEN in the environment"
+            f"--repo-type dataset {name}`) and give the folder as path, of a problem set under [data.paths]; a gated dataset "
+            "needs HF_TOKEN in the environment"
         ) from error

@@ -46,6 +46,8 @@ RESEND_S = 5.0
 FIRST_CONTACT_S = 60.0
 ORPHAN_S = 600.0
 """A worker whose broker says nothing for this long ends, so as not to burn an allocation."""
+RENEW_S = 30.0
+"""A broker that is there answers every heartbeat: after this long without an answer the connection is made anew."""
 TURN_S = 2.0
 """Longest turn of the network thread while its process runs."""
 
@@ -80,7 +82,7 @@ class Link:
         self._heartbeat_s = heartbeat_s
         self._known = False
         self._greeted = False
-        self._heard_s = self._turned_s = time.monotonic()
+        self._heard_s = self._turned_s = self._renewed_s = time.monotonic()
         self._handed_over: set[str] = set()
         """Tasks in the inbox, or not yet in the vitals of the work loop."""
         self._closing = threading.Event()
@@ -180,6 +182,9 @@ class Link:
             raise PeerLost(
                 f"the broker at {self.endpoint} has been silent for {now_s - self._heard_s:.0f} s"
             )
+        if now_s - max(self._heard_s, self._renewed_s) > RENEW_S:
+            self._renewed_s = now_s
+            self._client.renew()
         vitals, leases = self.vitals, self.vitals.leases
         self._handed_over.difference_update(leases)
         # A task that waits for a long engine step to end is held, too: taken back, it would be worked twice.

@@ -75,7 +75,8 @@ def own(directory: Path) -> TextIO:
     except OSError:
         lock.close()
         raise ConfigError(
-            f"another learner works in {directory}; stop it or choose another directory"
+            f"another learner works in {directory} (`prefixrl status {directory}` shows it); stop it or choose another "
+            "directory (--set directory=...)"
         ) from None
     return lock
 

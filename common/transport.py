@@ -28,6 +28,9 @@ MAX_HEADER_BYTES = 64 * 2**20
 """Largest frame accepted from a peer."""
 HWM_MESSAGES = 4096
 """Safety net only: credit bounds what is under way; never 0, which would mean unbounded memory."""
+TAKEN_OVER = b"\0"
+"""Begins the name that a ROUTER gives a connection when a newer one of the same peer takes its identity over. A Hello among
+what was not read from it yet would enrol a worker that nobody can reach."""
 HEARTBEAT_IVL_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 
@@ -82,6 +85,10 @@ def is_local(endpoint: str) -> bool:
 
 def check_endpoint(endpoint: str) -> str:
     """Return the endpoint, or raise ConfigError unless it is a tcp or ipc address this build may use."""
+    if not endpoint:
+        raise ConfigError(
+            "the endpoint is empty; a learner writes RUN/endpoint once it listens, some seconds after its start: try again"
+        )
     if not endpoint.startswith(("tcp://", "ipc://")):
         raise ConfigError(f"endpoint {endpoint!r} is neither tcp://HOST:PORT nor ipc://PATH")
     if endpoint.startswith("tcp://"):
@@ -143,6 +150,8 @@ class Server(Generic[In, Out]):
         if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLIN):
             return None
         peer, *frames = self._socket.recv_multipart()
+        if peer.startswith(TAKEN_OVER):
+            raise Malformed(f"peer {peer.hex()}: the rest of a connection that was taken over")
         return peer, cast(In, _decode(self._decoder, frames, peer)), frames[1:]
 
     def send(self, peer: bytes, message: Out, payload: Sequence[Payload] = ()) -> None:
@@ -172,7 +181,10 @@ def _checked(encoded: bytes, message: object) -> bytes:
 
 
 class Client(Generic[In, Out]):
-    """A DEALER connected to one server. `wake` may be called from any thread to end a `receive` early."""
+    """A DEALER connected to one server. `wake` may be called from any thread to end a `receive` early.
+
+    `identity`: not empty, and not with a zero byte first.
+    """
 
     def __init__(self, endpoint: str, incoming: object, identity: bytes) -> None:
         self.endpoint = check_endpoint(endpoint)
@@ -227,6 +239,11 @@ class Client(Generic[In, Out]):
         except zmq.Again:
             # The connection went between the poll and the send.
             raise PeerLost(f"the connection to {self.endpoint} was lost just now") from None
+
+    def renew(self) -> None:
+        """Connect anew, as the same peer: for a connection on which nothing comes any more, whatever zmq thinks of it."""
+        self._socket.close(linger=0)
+        self._connect()
 
     def wake(self) -> None:
         """End a `receive` that waits in another thread."""

@@ -85,8 +85,6 @@ def evaluate(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
 @click.argument("run", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--checkpoint",
-    "--version",
-    "checkpoint",
     metavar="N",
     help="Of RUN: iterations trained, 0 for none, or latest (default).",
 )

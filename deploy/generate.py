@@ -136,7 +136,11 @@ def generate(options: Options, out: Path | None) -> int:
     keeps_logs = False
     try:
         _check_is_free(out, options.overwrites)
-        plan, config = _plan(options, directory)
+        try:
+            plan, config = _plan(options, directory)
+        except ConfigError as error:
+            # The config calls it so; all that it holds there was named by --data.
+            raise ConfigError(str(error).replace("data.train", "--data")) from None
         _check_is_no_source(out, options, config.data)
         launcher = _launcher(plan, config)
         with _opened(out) as file:

@@ -191,7 +191,7 @@ class Learner:
             self.client.status(), self.zero.evaluator, metrics.lines(), self.models.optimizer_steps,
             metrics.since_run_began_s(up_s),
         )  # fmt: skip
-        summary.write(result, self.directory)
+        summary.write(summary.merged(result, self.directory), self.directory)
         log.info("finished after %d iterations", self.iteration)
         self.zero.servers.expect_end()
         self.client.stop("the run is finished")

@@ -75,7 +75,7 @@ class RunDirectory:
         if changed:
             raise ConfigError(
                 f"{self.path} holds a run whose input files were others: {', '.join(changed)} changed since it began; "
-                "give them back, choose another directory, or start anew (--fresh)"
+                "give them back, choose another directory (--set directory=...), or start anew (--fresh)"
             )
         write_atomically(
             self.path / "inputs.json", msgspec.json.format(msgspec.json.encode(given)).decode()
@@ -121,8 +121,8 @@ def _refuse_changes(
     changed = list(_changes(known.model_dump(), given.model_dump(), (), free))
     if changed:
         raise ConfigError(
-            f"{path} holds a run with other settings; give them back, choose another directory, or start anew (--fresh)\n"
-            + "\n".join(changed)
+            f"{path} holds a run with other settings; give them back, choose another directory (--set directory=...), or start "
+            "anew (--fresh)\n" + "\n".join(changed)
         )
 
 

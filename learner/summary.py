@@ -65,7 +65,7 @@ class Summary(msgspec.Struct, frozen=True):
     """Engines that worked for the run, by role."""
     losses: dict[str, int]
     wall_s: float
-    """That learners were up: the last one until now, those before it until the last iteration they left in the run."""
+    """That learners were up, those that were killed until the last iteration they left in the run."""
     endpoint: Spent | None
     """What the endpoint that serves the target was asked for, evaluations included; None where there is none."""
 
@@ -152,6 +152,17 @@ def _pass_fraction(status: Document) -> float | None:
         return None
     trained, filtered = status.groups.trained, status.groups.filtered
     return trained / (trained + filtered)
+
+
+def merged(summary: Summary, directory: Path) -> Summary:
+    """With the time that the run took when it was finished before: this learner found nothing left to train."""
+    path = directory / "summary.json"
+    if not path.exists():
+        return summary
+    before = msgspec.json.decode(path.read_bytes(), type=Summary)
+    is_same = (before.run_id, before.versions) == (summary.run_id, summary.versions)
+    wall_s = max(before.wall_s, summary.wall_s) if is_same else summary.wall_s
+    return msgspec.structs.replace(summary, wall_s=wall_s)
 
 
 def write(summary: Summary, directory: Path) -> None:

@@ -120,7 +120,7 @@ class Fetcher:
                 if client is None or client.endpoint != self._endpoint:
                     if client is not None:
                         client.close()
-                    client = Client(self._endpoint, FromWeights, secrets.token_bytes(8))
+                    client = Client(self._endpoint, FromWeights, secrets.token_hex(8).encode())
                 if self._is_missing(wanted := self._wanted) and not self._fetch(client, wanted):
                     self._changed.set()  # ask again, perhaps for a newer version, perhaps elsewhere
         except BaseException as error:

@@ -78,7 +78,7 @@ def logs(directory: Path) -> str:
     return "".join(parts)
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 240.0) -> Any:
     """Poll until the condition is true; its value."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

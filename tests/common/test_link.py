@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +32,7 @@ from prefixrl.common.messages import (
     Welcome,
 )
 from prefixrl.common.process import exit_codes
-from prefixrl.common.transport import Server
+from prefixrl.common.transport import Malformed, Server
 
 WELCOME = Welcome(PROTOCOL, "run", "scorer-0", "{}", "tcp://127.0.0.1:9")
 READY = Ready(2, ModelDigests("m", "t", "c"), -1, "", "fake")
@@ -173,6 +174,35 @@ def test_what_passes_while_the_process_is_suspended_is_not_the_brokers_silence(
             broker.beats.append(received[1])
     assert len(broker.beats) >= beats + 10
     assert link.receive(0.0) is None
+
+
+def test_a_connection_on_which_nothing_comes_is_made_anew_and_nothing_is_lost(
+    broker: FakeBroker, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.welcome()
+    link.send(result(1))
+    assert broker.until(Scores)[-1] == result(1)
+    renewed: list[int] = []
+    renew = link._client.renew
+
+    def counted() -> None:
+        renewed.append(1)
+        renew()
+
+    monkeypatch.setattr(link._client, "renew", counted)
+    monkeypatch.setattr(links, "RENEW_S", 0.3)
+    wait_until(lambda: len(renewed) >= 2, "two new connections")
+    monkeypatch.setattr(links, "RENEW_S", 60.0)
+
+    def is_acknowledged() -> bool:
+        with suppress(Malformed):  # the rest of what came over the former connections
+            received = broker.server.receive(0.05)
+            if received is not None and received[1] == result(1):
+                assert received[0] == broker.peer, "the same peer"
+                broker.say(Ack("e-1", 0))
+        return link.unacknowledged == 0
+
+    wait_until(is_acknowledged, "the acknowledgement of a result that was sent again")
 
 
 def test_whatever_ends_the_connection_ends_the_worker(

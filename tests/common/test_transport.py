@@ -1,5 +1,7 @@
 """Sockets as the daemons use them: what arrives, what is refused, and what a gone peer looks like."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 import zmq
@@ -130,6 +132,20 @@ def test_a_newcomer_takes_over_the_identity_of_a_peer_that_is_still_connected() 
     assert first.receive(0.1) is None
     first.close()
     second.close()
+    server.close()
+
+
+def test_what_a_connection_left_unread_when_it_was_taken_over_comes_from_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = bind()
+    with monkeypatch.context() as patched:
+        # As a ROUTER names the former connection: whether anything is left on it cannot be arranged.
+        left = [b"\0\1\2\3\4", msgspec.msgpack.encode(Stop("x"))]
+        former = SimpleNamespace(poll=lambda *_: zmq.POLLIN, recv_multipart=lambda: left)
+        patched.setattr(server, "_socket", former)
+        with pytest.raises(Malformed, match="taken over"):
+            server.receive(0.0)
     server.close()
 
 

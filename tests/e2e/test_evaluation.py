@@ -110,7 +110,7 @@ def test_generated_answers_are_those_of_an_evaluation_row_by_row(run: Path) -> N
     given = [json.dumps(each) for each in problems]
     given[20] = json.dumps({name: problems[20][name] for name in ("id", "question")})
     given.insert(10, "{no JSON")
-    finished = prefixrl("generate", run, "--version", "4", stdin="\n".join(given))
+    finished = prefixrl("generate", run, "--checkpoint", "4", stdin="\n".join(given))
     assert finished.returncode == 6, finished.stderr
     assert "stdin row 11: bad row: JSON is malformed" in finished.stderr
     found = lines_of(finished.stdout)
@@ -212,7 +212,7 @@ def test_what_cannot_be_judged_is_said_at_once(
     [
         ((), "nothing to answer with: give a RUN"),
         (("nowhere",), "nowhere holds no run"),
-        (("RUN", "--version", "5"), "keeps 0, 2, 4, 6 and latest"),
+        (("RUN", "--checkpoint", "5"), "keeps 0, 2, 4, 6 and latest"),
         (("RUN", "--adapter", "mine"), "--adapter and --target are for models without a run"),
         (("RUN", "--data", "nowhere.jsonl"), "there is no such file"),
         (("RUN", "--data", "-", "--data", "-"), "stdin can be read once only"),

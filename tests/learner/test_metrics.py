@@ -93,9 +93,15 @@ def test_a_learner_that_finds_its_run_finished_tells_of_it_what_the_first_one_to
     assert then.busy_fraction == {"rollout": 0.75, "scorer": 0.5, "learner": 0.25}
     assert then.wall_s == 13.0
 
+    directory = tmp_path / "run"
+    assert summary.merged(then, directory) == then, "there is none before it"
+    long = msgspec.structs.replace(then, wall_s=60.0)  # it judged the last version for long
+    summary.write(long, directory)
     again = told(tmp_path, MetricsLog(tmp_path, 3), document(worker_status("rollout", "")), 1.0)
     assert again.wall_s == 13.0
-    assert msgspec.structs.replace(again, wall_s=then.wall_s) == then
+    assert summary.merged(again, directory) == long
+    other = msgspec.structs.replace(again, run_id="another")
+    assert summary.merged(other, directory) == other
 
 
 def test_every_engine_that_worked_for_a_run_is_named(tmp_path: Path) -> None:
