@@ -154,6 +154,7 @@ def test_a_policy_alone_answers_in_direct_mode_several_times_where_asked(tmp_pat
     assert any(one["completion"] != other["completion"] for one, other in pairs), "drawn anew"
 
 
+@pytest.mark.chaos
 def test_an_interrupt_leaves_whole_lines(tmp_path: Path) -> None:
     out, many = tmp_path / "answers.jsonl", tmp_path / "many.jsonl"
     many.write_text(

@@ -45,6 +45,7 @@ def test_a_killed_rank_ends_the_learner_with_its_name_and_the_run_resumes(tmp_pa
     assert trained_iterations(directory) == 10
 
 
+@pytest.mark.chaos
 def test_a_rank_that_is_told_to_stop_halts_all_and_none_is_taken_for_lost(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *TWO_RANKS, "algorithm.iterations=10") as process:

@@ -178,6 +178,7 @@ def test_ctrl_c_stops_everything_and_the_next_launch_goes_on(tmp_path: Path) -> 
     assert {line["version_trained"] for line in inspect(directory)} == set(range(10))
 
 
+@pytest.mark.chaos
 def test_a_learner_that_is_told_to_stop_by_itself_is_not_finished_and_the_next_launch_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_learner_that_is_told_to_stop_by_itself_is_not_finished_and_the_next_l
     assert trained_iterations(directory) == 10
 
 
+@pytest.mark.chaos
 def test_a_stop_while_the_last_version_is_judged_is_heard_and_the_next_launch_judges_it(
     tmp_path: Path,
 ) -> None:
