@@ -224,6 +224,7 @@ def test_a_stop_while_the_last_version_is_judged_is_heard_and_the_next_launch_ju
     assert set(summary["accuracy"]) >= {"no_prefix", "fixed_prefix", "trained_adapter"}
 
 
+@pytest.mark.chaos
 def test_workers_that_are_told_to_go_by_somebody_else_are_made_good(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=16") as process:
