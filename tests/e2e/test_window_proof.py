@@ -69,8 +69,10 @@ def test_no_token_is_older_than_the_window_where_answers_cross_updates(
     tokens = {int(age): count for age, count in trained.status["token_age_histogram"].items()}
     assert min(tokens) >= 0 and max(tokens) <= staleness
     assert sum(tokens.values()) == 2 * 16 * GROUPS // 2
-    assert (trained.crossed > 0) == (staleness > 0)
-    assert (trained.status["crossed_fraction"] > 0) == (staleness > 0)
+    # With a window of 1 a version that comes early finds few tasks open, or none.
+    assert trained.crossed == 0 or staleness > 0
+    assert trained.crossed > 0 or staleness <= 1
+    assert (trained.status["crossed_fraction"] > 0) == (trained.crossed > 0)
 
 
 @pytest.mark.parametrize("staleness", [0, 2])

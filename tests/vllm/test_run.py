@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 def test_a_run_trains_with_both_models_in_vllm(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     engines = ("rollout.engine=vllm", "scorer.engine=vllm", "launch.scorers=1")
-    with launched(directory, *SMALL, *engines) as process:
+    # What loads on a busy machine is not to be taken for lost.
+    with launched(directory, *SMALL, *engines, "broker.silence_s=120") as process:
         summary = finish(process, directory, timeout_s=500)
     check_books(summary, directory)
     assert summary["engine"] == {"rollout": "vllm", "scorer": "vllm"}
