@@ -29,6 +29,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.chaos
 def test_a_run_trains_on_means_of_three_and_completes_nothing_greedy_twice(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, *SETTINGS) as process:

@@ -171,6 +171,7 @@ def test_an_interrupt_leaves_whole_lines(tmp_path: Path) -> None:
     assert text.endswith("\n") and 0 < len(lines_of(text)) < 20_000
 
 
+@pytest.mark.chaos
 def test_asked_again_nothing_is_judged_twice_and_other_settings_are_refused(run: Path) -> None:
     kept = run / "eval/step_00000004/evaluations/adapter.heldout.greedy.jsonl"
     written = kept.stat().st_mtime_ns

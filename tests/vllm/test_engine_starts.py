@@ -22,6 +22,7 @@ pytestmark = [
 ADAPTER = EXAMPLE / "adapter"
 
 
+@pytest.mark.chaos
 def test_a_cache_too_small_for_all_rows_changes_nothing() -> None:
     """Rows are put back and begun again in the middle of their text."""
     each = world.job("a", rows=256, tokens=40, new=80)

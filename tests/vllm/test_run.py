@@ -25,6 +25,7 @@ def test_a_run_trains_with_both_models_in_vllm(tmp_path: Path) -> None:
     assert "failed the probe" not in (directory / "logs/learner.log").read_text()
 
 
+@pytest.mark.chaos
 def test_an_engine_that_keeps_its_old_weights_is_refused_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
