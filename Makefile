@@ -36,7 +36,7 @@ test: $(TESTED)  ## the test suite, vLLM's CPU build included (PREFIXRL_NO_VLLM=
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
-	$(BIN)/pytest -m chaos
+	$(BIN)/pytest -m "chaos and not vllm"
 
 vllm: .venv/.installed-vllm  ## the tests of the vLLM engine alone
 	$(BIN)/pytest tests/vllm -m vllm
