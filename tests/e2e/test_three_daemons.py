@@ -82,6 +82,7 @@ def check_metrics(directory: Path) -> None:
     assert line["losses"]["scorer: lost"] >= 1 and line["ended"] == {}
 
 
+@pytest.mark.chaos
 def test_a_killed_scorer_is_made_good_and_newcomers_get_work(
     tmp_path: Path, newcomer: Callable[["subprocess.Popen[bytes]"], "subprocess.Popen[bytes]"]
 ) -> None:

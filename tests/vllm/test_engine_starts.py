@@ -96,6 +96,7 @@ def test_fused_projections_with_biases_are_installed_whole(is_tied: bool, tmp_pa
     check_installation(tmp_path)
 
 
+@pytest.mark.chaos
 def test_a_model_spread_over_two_processes_is_installed_whole() -> None:
     check_installation(ADAPTER, tensor_parallel_size=2)
 
