@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -117,6 +117,16 @@ def make_ledger(config: RunConfig, order: PromptOrder, trains: bool = True) -> L
     return Ledger(window, limits, order, band)
 
 
+def prompt_order(config: RunConfig, loaded: Sequence[problems.Problem]) -> PromptOrder:
+    """The order in which a run asks its training problems."""
+    return PromptOrder(
+        [problem.prompt() for problem in loaded],
+        config.seed,
+        config.data.epochs,
+        problems.mixture(config, loaded),
+    )
+
+
 @dataclass(frozen=True)
 class Start:
     """How a broker is started."""
@@ -133,12 +143,7 @@ def build(
 ) -> Broker:
     """A broker as the run directory describes it, its journal replayed."""
     loaded = problems.training(config)
-    order = PromptOrder(
-        [problem.prompt() for problem in loaded],
-        config.seed,
-        config.data.epochs,
-        problems.mixture(config, loaded),
-    )
+    order = prompt_order(config, loaded)
     ledger = make_ledger(config, order, start.trains)
     path = directory / "journal.msgpack"
     identity = IdentityCheck(config, directory, inputs(directory))

@@ -45,10 +45,13 @@ def ends_within(thread: threading.Thread, limit_s: float) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-def test_who_said_stop_and_reads_late_still_hears_that_it_was_accepted(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than any test: only Goodbyes let the broker go."""
     monkeypatch.setattr(server, "GOODBYE_S", 60.0)
+
+
+def test_who_said_stop_and_reads_late_still_hears_that_it_was_accepted(config: RunConfig) -> None:
     with serving(config), peers(endpoint_of(config), "rank") as (rank,):
         thread = broker_thread()
         rank.join("rank")
@@ -59,10 +62,7 @@ def test_who_said_stop_and_reads_late_still_hears_that_it_was_accepted(
             rank.say(Goodbye("done"))
 
 
-def test_a_stop_that_is_said_again_is_accepted_again(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "GOODBYE_S", 60.0)
+def test_a_stop_that_is_said_again_is_accepted_again(config: RunConfig) -> None:
     with serving(config), peers(endpoint_of(config), "rank") as (rank,):
         thread = broker_thread()
         rank.join("rank")
@@ -73,20 +73,14 @@ def test_a_stop_that_is_said_again_is_accepted_again(
             rank.say(Goodbye("done"))
 
 
-def test_a_learner_that_stops_the_run_lets_the_broker_go_at_once(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "GOODBYE_S", 60.0)
+def test_a_learner_that_stops_the_run_lets_the_broker_go_at_once(config: RunConfig) -> None:
     with serving(config), ends_within(broker_thread(), 20.0):
         client = BrokerClient(endpoint_of(config))
         client.stop("the run is finished")
         client.close()
 
 
-def test_a_goodbye_that_comes_together_with_the_stop_counts(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "GOODBYE_S", 60.0)
+def test_a_goodbye_that_comes_together_with_the_stop_counts(config: RunConfig) -> None:
     with serving(config), peers(endpoint_of(config), "rank") as (rank,):
         rank.join("rank")
         with ends_within(broker_thread(), 20.0):
@@ -95,9 +89,8 @@ def test_a_goodbye_that_comes_together_with_the_stop_counts(
 
 
 def test_a_rank_that_asks_for_a_batch_when_all_is_over_is_told_so_but_rank_0_who_ends_it_is_not(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+    config: RunConfig,
 ) -> None:
-    monkeypatch.setattr(server, "GOODBYE_S", 60.0)
     with serving(config), peers(endpoint_of(config), "rank", "worker") as (rank, worker):
         late = BrokerClient(endpoint_of(config))
         rank.join("rank")
@@ -112,10 +105,7 @@ def test_a_rank_that_asks_for_a_batch_when_all_is_over_is_told_so_but_rank_0_who
             leaving.say(Goodbye("done"))
 
 
-def test_a_worker_is_waited_for_and_told_again_until_it_goes(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "GOODBYE_S", 60.0)
+def test_a_worker_is_waited_for_and_told_again_until_it_goes(config: RunConfig) -> None:
     with serving(config), peers(endpoint_of(config), "rank", "worker") as (rank, worker):
         thread = broker_thread()
         rank.join("rank")
@@ -149,7 +139,6 @@ def test_what_the_endpoint_cost_is_written_down_before_the_wait_for_who_leaves(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker whose supervisor has less patience is killed in that wait."""
-    monkeypatch.setattr(server, "GOODBYE_S", 60.0)
     monkeypatch.setattr(spending, "SAVE_EVERY_S", 1e9)
     with serving(config), peers(endpoint_of(config), "rank", "worker") as (rank, worker):
         thread = broker_thread()

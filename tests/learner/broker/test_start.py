@@ -24,8 +24,7 @@ from prefixrl.common.records import Batched, GroupScored, Issued, RunHeader, Ver
 from prefixrl.common.transport import Server
 from prefixrl.learner import problems
 from prefixrl.learner.broker import __main__ as module
-from prefixrl.learner.broker.__main__ import Start, bind, build
-from prefixrl.learner.broker.prompts import PromptOrder
+from prefixrl.learner.broker.__main__ import Start, bind, build, prompt_order
 
 TOKENS = 8192
 ITERATIONS = 40
@@ -61,12 +60,7 @@ def test_a_broker_that_died_alone_takes_no_other_address_than_the_ranks_know(
 def write_journal(config: RunConfig) -> Path:
     """Iterations of four long groups each, and one group more that waits for its batch."""
     loaded = problems.training(config)
-    order = PromptOrder(
-        [each.prompt() for each in loaded],
-        config.seed,
-        config.data.epochs,
-        problems.mixture(config, loaded),
-    )
+    order = prompt_order(config, loaded)
     row = Row(
         pack_tokens(range(TOKENS)),
         pack_logprobs([-1.0] * TOKENS),
