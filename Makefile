@@ -1,14 +1,16 @@
 # Every target makes what it needs: `make demo` and `make test` work on a fresh clone.
 PYTHON ?= python3
 BIN := .venv/bin
-# The suite tests the vLLM engine with its CPU build (2.2 GB); PREFIXRL_NO_VLLM=1 neither installs it nor runs those tests.
-TESTED := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
+# Two at a time, file by file: much of the suite waits for processes to start, beat or be given up.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# `make test-all` tests the vLLM engine with its CPU build (2.2 GB). PREFIXRL_NO_VLLM=1 leaves out its install and its tests.
+ALL := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos vllm check clean
+.PHONY: help setup demo test test-all chaos vllm check clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # A stamp is written last: an interrupted install is done again.
 .venv/.installed: pyproject.toml
@@ -31,9 +33,11 @@ setup: .venv/.installed  ## a virtual environment in .venv with everything a run
 demo: .venv/.installed  ## train the arithmetic example on this machine
 	$(BIN)/prefixrl launch deploy/examples/arithmetic/run.toml --fresh
 
-# Two at a time, file by file: much of the suite waits for processes to start, beat or be given up.
-test: $(TESTED)  ## the test suite, vLLM's CPU build included (PREFIXRL_NO_VLLM=1: without)
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+test: .venv/.installed-dev  ## the quick, broad part of the tests, in minutes; without vLLM
+	$(PYTEST) -m "not (slow or vllm or chaos or gpu)"
+
+test-all: test $(ALL)  ## these, the slow end-to-end tests, and vLLM's (PREFIXRL_NO_VLLM=1: without vLLM's)
+	$(PYTEST) -m "(slow or vllm) and not (chaos or gpu)"
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m "chaos and not vllm"

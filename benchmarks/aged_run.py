@@ -3,10 +3,9 @@
     fill      at version v: while the window has room, sample and judge groups with the weights of version v
     train     iteration v: the batch the ledger chooses, through `train_iteration`; its weights are version v + 1
 
-The window is filled as soon as it opens, so the ledger itself makes the age: S + 1 batches are sampled at version 0 and one at
-each later version, and iteration t trains what version max(0, t - S) wrote. Each group's prompt and random draws follow from
-its sequence number, so runs of one seed differ in nothing but what is asked of them.
-"""
+The window is filled as soon as it opens, so the ledger itself makes the age: S + 1 batches are sampled at version 0 and
+one at each later version, and iteration t trains what version max(0, t - S) wrote. Each group's prompt and random draws
+follow from its sequence number, so runs of one seed differ in nothing but what is asked of them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,11 +14,14 @@ from itertools import chain
 
 import numpy as np
 
-from prefixrl.common.config import RunConfig
-from prefixrl.common.engine import Job, JobResult
-from prefixrl.common.engine_transformers import TransformersEngine
-from prefixrl.common.extract import extract_answer
-from prefixrl.common.messages import (
+from benchmarks.snapshots import snapshot_of
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.base import Job, JobResult
+from prefixrl.common.engines.extract import extract_answer
+from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.seeds import derive
+from prefixrl.common.wire.messages import (
     GroupPrefixes,
     GroupTask,
     PrefixTask,
@@ -29,19 +31,18 @@ from prefixrl.common.messages import (
     ScoredGroup,
     Verdict,
 )
-from prefixrl.common.packing import logprobs, pack_tokens, token_ids, token_versions
-from prefixrl.common.rendering import Renderer
-from prefixrl.common.seeds import derive
-from prefixrl.learner.batch import IterationData, Sample
-from prefixrl.learner.broker.ledger import Ledger, Limits
-from prefixrl.learner.broker.prompts import PromptOrder
+from prefixrl.common.wire.packing import logprobs, pack_tokens, token_ids, token_versions
+from prefixrl.learner.broker.groups import LedgerLimits
+from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.window import Choice, Window
-from prefixrl.learner.iteration import train_iteration
-from prefixrl.learner.model import Models
-from prefixrl.learner.problems import load
-from prefixrl.learner.report import IterationMetrics
+from prefixrl.learner.data.order import PromptOrder
+from prefixrl.learner.data.problems import load
+from prefixrl.learner.training.batch import IterationData, Sample
+from prefixrl.learner.training.figures import IterationMetrics
+from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.model import Models
 from prefixrl.rollout.loop import installed_digest, make_job, pack_row
-from prefixrl.scorer.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
+from prefixrl.scorer.verifier.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,15 @@ class Trained:
 
 
 class Target:
-    """The frozen target and its verifier, greedy: a verdict is a function of question and prefix, so each is made once."""
+    """The frozen target and its verifier, greedy.
+
+    A verdict is a function of question and prefix, so each is made once.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         assert config.scorer.temperature == 0.0, "a sampled completion is no function of its prefix"
         model = config.model_of("scorer")
-        self._sampling = Sampling(0.0, config.scorer.max_new_tokens)
+        self._sampling = Sampling(temperature=0.0, max_new_tokens=config.scorer.max_new_tokens)
         self._engine = TransformersEngine(model, "cpu", "float32", 1)
         self._text = Renderer(model, config.scorer.max_prompt_tokens)
         self._verdicts: dict[tuple[str, bytes], Verdict] = {}
@@ -98,10 +102,8 @@ class AgedRun:
         self._text = Renderer(config.adapter.model, config.rollout.max_prompt_tokens)
         train = [problem.prompt() for problem in load(config.data.train, config.data)]
         self._order = PromptOrder(train, config.seed, config.data.epochs)
-        window = Window(
-            algorithm.groups_per_iteration, algorithm.max_staleness, iterations=algorithm.iterations
-        )
-        limits = Limits(config.rollout.groups_per_task, 1, 0)
+        window = Window(algorithm.groups_per_iteration, algorithm.max_staleness, iterations=algorithm.iterations)
+        limits = LedgerLimits(config.rollout.groups_per_task, 1, 0)
         self.ledger = Ledger(window, limits, self._order)
         self._steps = algorithm.iterations * algorithm.minibatches * algorithm.ppo_epochs
 
@@ -109,10 +111,7 @@ class AgedRun:
         """Sample and judge with the present weights for as long as the window has room."""
         while item := self.ledger.start_sampling(self.version):
             groups = self._write(
-                [
-                    GroupTask(seq, self._prompt(seq), derive(self.config.seed, "group", seq))
-                    for seq in item.seqs
-                ],
+                [GroupTask(seq, self._prompt(seq), derive(self.config.seed, "group", seq)) for seq in item.seqs],
                 self.config.algorithm.samples_per_prompt,
             )
             self.ledger.take_prefixes(groups, self.version, self._digest, 0.0)
@@ -121,7 +120,13 @@ class AgedRun:
             verdicts = self._target.judge(due.groups)
             self.ledger.take_scores(
                 [
-                    ScoredGroup(group, due.version, due.weights_digest, given, "in process")
+                    ScoredGroup(
+                        prefixes=group,
+                        version=due.version,
+                        weights_digest=due.weights_digest,
+                        verdicts=given,
+                        scorer="in process",
+                    )
                     for group, given in zip(due.groups, verdicts, strict=True)
                 ]
             )
@@ -137,7 +142,7 @@ class AgedRun:
         self.ledger.trained(self.version)
         self.ledger.check()
         self.version += 1
-        self._adapter.install(self.models.state_dict_for_publication(), self.version)
+        self._adapter.install(snapshot_of(self.version, self.models.state_dict_for_publication()))
         self._digest = installed_digest(self._adapter)
         return Trained(data, ages, metrics)
 
@@ -158,47 +163,67 @@ class AgedRun:
         )
 
     def accuracy(self, problems: Sequence[Prompt]) -> float:
-        """Share of problems the target gets right after one sampled prefix of the present version each; the draws are the
-        same for every version and seed."""
-        tasks = [
-            GroupTask(place, problem, derive(0, "evaluation", place))
-            for place, problem in enumerate(problems)
-        ]
+        """Share of problems the target gets right after one sampled prefix of the present version each.
+
+        The draws are the same for every version and seed.
+        """
+        tasks = [GroupTask(place, problem, derive(0, "evaluation", place)) for place, problem in enumerate(problems)]
         verdicts = self._target.judge(self._write(tasks, 1))
         return sum(given[0].reward for given in verdicts) / len(verdicts)
 
     def _prompt(self, seq: int) -> Prompt:
-        return self._order.prompt(self.ledger.place(seq))
+        return self._order.prompt(self.ledger.prompt_index(seq))
 
     def _write(self, tasks: Sequence[GroupTask], rows: int) -> list[GroupPrefixes]:
         """Prefixes of the adapter, all tasks in one forward."""
         rollout = self.config.rollout
-        sampling = Sampling(rollout.temperature, rollout.prefix_tokens)
+        sampling = Sampling(temperature=rollout.temperature, max_new_tokens=rollout.prefix_tokens)
         prompts = tuple(self._text.prompt(task.prompt.question) for task in tasks)
-        whole = PrefixTask("task", 1, "train", self.version, tuple(tasks), rows, sampling)
+        whole = PrefixTask(
+            task="task",
+            attempt=1,
+            kind="train",
+            version=self.version,
+            groups=tuple(tasks),
+            rows_per_group=rows,
+            sampling=sampling,
+        )
         done = iter(_run(self._adapter, make_job(whole, prompts, self._text.stop_tokens)).rows)
         groups = []
         for task, prompt in zip(tasks, prompts, strict=True):
             finished = [next(done) for _ in range(rows)]
             packed = tuple(pack_row(row, {self.version: self._digest}) for row in finished)
             groups.append(
-                GroupPrefixes(task.seq, task.prompt, task.seed, pack_tokens(prompt), packed)
+                GroupPrefixes(
+                    seq=task.seq, prompt=task.prompt, seed=task.seed, prompt_tokens=pack_tokens(prompt), rows=packed
+                )
             )
         return groups
 
 
 def verdict(gold: str, text: str) -> Verdict:
-    """What the verifier says of a whole answer."""
+    """Return the verifier's verdict on a whole answer."""
     extracted = extract_answer(text)
     judged = judge_exactly(gold, extracted)
     if judged is not None:
-        return Verdict(judged.reward, judged.status, judged.extracted or "", "eos", 0, 0)
+        return Verdict(
+            reward=judged.reward,
+            status=judged.status,
+            extracted=judged.extracted or "",
+            finish="eos",
+            completion_tokens=0,
+            elapsed_ms=0,
+        )
     assert extracted is not None
     try:
         is_right = verify_with_sympy(gold, extracted, 5)
     except UnparsableAnswerError:
-        return Verdict(0.0, "parse_fail", extracted, "eos", 0, 0)
-    return Verdict(float(is_right), "ok", extracted, "eos", 0, 0)
+        return Verdict(
+            reward=0.0, status="parse_fail", extracted=extracted, finish="eos", completion_tokens=0, elapsed_ms=0
+        )
+    return Verdict(
+        reward=float(is_right), status="ok", extracted=extracted, finish="eos", completion_tokens=0, elapsed_ms=0
+    )
 
 
 def _run(engine: TransformersEngine, job: Job) -> JobResult:

@@ -1,10 +1,13 @@
-"""Every way of answering beside every other, on the arithmetic example: adapters against what needs no training, and direct RL.
+"""Every way of answering beside every other, on the arithmetic example.
 
-    python -m benchmarks.baselines --json FILE        FILE.md beside it; runs are kept in runs/baselines and not made again
+Adapters against what needs no training, and direct RL.
 
-Per seed three runs are trained: the example as it stands, with low-rank matrices instead of whole weights, and in direct mode.
-`prefixrl eval` then judges all of them greedily on the same held-out problems; that they are the same is checked, not assumed.
-"""
+    python -m benchmarks.baselines --json FILE        FILE.md beside it; runs are kept in runs/baselines and not made
+    again
+
+Per seed three runs are trained: the example as it stands, with low-rank matrices instead of whole weights, and in
+direct mode. `prefixrl eval` then judges all of them greedily on the same held-out problems; that they are the same is
+checked, not assumed."""
 
 import subprocess
 import sys
@@ -16,7 +19,7 @@ import click
 import msgspec
 
 from benchmarks.results import Report, commit, mean_figure, options
-from prefixrl.common.offline import GREEDY, RESULTS_FILE, Result, Results
+from prefixrl.common.run.plans import GREEDY, RESULTS_FILE, ArmResult, EvaluationResults
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "deploy/examples"
 PREFIX = EXAMPLES / "arithmetic/run.toml"
@@ -55,10 +58,7 @@ def judge(kind: str, runs: Sequence[Path]) -> None:
     """Have the runs of one kind judged; results lie below each."""
     arms = sorted({arm for _, of, arm, _ in ROWS if of == kind})
     flags = [flag for arm in arms for flag in ("--arm", arm)]
-    checkpoints = [
-        "latest",
-        *(["0"] if any(of == kind and not is_trained for _, of, _, is_trained in ROWS) else []),
-    ]
+    checkpoints = ["latest", *(["0"] if any(of == kind and not is_trained for _, of, _, is_trained in ROWS) else [])]
     flags += [flag for each in checkpoints for flag in ("--checkpoint", each)]
     _prefixrl("eval", *map(str, runs), *flags)
 
@@ -69,30 +69,27 @@ def _prefixrl(*arguments: str) -> None:
     subprocess.run(command, check=True)
 
 
-def results_of(run: Path) -> list[Result]:
+def results_of(run: Path) -> list[ArmResult]:
     """Everything that was judged of a run, greedily."""
-    found: list[Result] = []
+    found: list[ArmResult] = []
     for path in sorted(run.glob(f"eval/step_*/{RESULTS_FILE}")):
-        found += msgspec.json.decode(path.read_bytes(), type=Results).results
+        found += msgspec.json.decode(path.read_bytes(), type=EvaluationResults).results
     return [each for each in found if each.decoding == GREEDY]
 
 
-def pick(found: Sequence[Result], arm: str, is_trained: bool) -> Result:
+def pick(found: Sequence[ArmResult], arm: str, is_trained: bool) -> ArmResult:
     """The one of an arm; of adapters that of version 0, or the newest one."""
     mine = [each for each in found if each.arm == arm]
     return (max if is_trained else min)(mine, key=lambda each: each.version)
 
 
-def markdown(table: dict[str, list[Result]], report: Report) -> str:
+def markdown(table: dict[str, list[ArmResult]], report: Report) -> str:
     """A row per way of answering, a column per seed, and the mean over seeds."""
     seeds = len(next(iter(table.values())))
     heads = ["", *(f"seed {seed + 1}" for seed in range(seeds)), "mean over seeds"]
     lines = [heads, ["---"] * len(heads)]
     for (name, found), figure in zip(table.items(), report.figures, strict=True):
-        cells = [
-            "{:.3f} ({:.3f} to {:.3f})".format(each.accuracy.accuracy, *each.accuracy.ci95)
-            for each in found
-        ]
+        cells = ["{:.3f} ({:.3f} to {:.3f})".format(each.accuracy.accuracy, *each.accuracy.ci95) for each in found]
         low, high = figure.spread
         # Seeds that agree to the last problem say nothing of the spread over problems.
         spread = f" ({max(0.0, low):.3f} to {min(1.0, high):.3f})" if low < high else ""
@@ -114,9 +111,9 @@ def markdown(table: dict[str, list[Result]], report: Report) -> str:
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"""# Baselines
 
-`python -m benchmarks.baselines`: accuracy of greedy answers on the arithmetic example. In brackets 95 % intervals: Wilson's of
-one run, over its problems; Student's of the mean, over runs that differ in their seed, where they
-differ at all. {same}
+`python -m benchmarks.baselines`: accuracy of greedy answers on the arithmetic example.
+In brackets 95 % intervals: Wilson's of one run, over its problems; Student's of the mean, over runs that differ in
+their seed, where they differ at all. {same}
 
 {body}
 
@@ -144,20 +141,13 @@ def main(path: Path, quick: bool, seeds: int, runs: Path) -> None:
     for kind, directories in trained.items():
         judge(kind, directories)
     found = {run: results_of(run) for directories in trained.values() for run in directories}
-    table = {
-        name: [pick(found[run], arm, is_trained) for run in trained[kind]]
-        for name, kind, arm, is_trained in ROWS
-    }
+    table = {name: [pick(found[run], arm, is_trained) for run in trained[kind]] for name, kind, arm, is_trained in ROWS}
     figures = [
-        mean_figure(
-            f"accuracy, {name}", "share of problems", [each.accuracy.accuracy for each in results]
-        )
+        mean_figure(f"accuracy, {name}", "share of problems", [each.accuracy.accuracy for each in results])
         for name, results in table.items()
     ]
     settings = {kind: list(given) for kind, (_, given) in KINDS.items()} | {"seeds": list(numbers)}
-    report = Report(
-        "baselines", quick, settings, figures, table, measured, time.monotonic() - started_s
-    )
+    report = Report("baselines", quick, settings, figures, table, measured, time.monotonic() - started_s)
     report.write(path)
     path.with_suffix(".md").write_text(markdown(table, report), encoding="utf-8")
 

@@ -1,10 +1,11 @@
-"""What an evaluation in training costs: no more of the run's time than the work it is.
+"""The cost of an evaluation in training: no more of the run's time than its own work.
 
 A real broker, weight server and publisher, a rollout and two scorers as processes with the simulated engine (declared
-latencies, no model), and a learner that trains nothing. Runs without and with evaluations alternate; both wait for scorers.
+latencies, no model), and a learner that trains nothing. Runs without and with evaluations alternate; both wait for
+scorers.
 
-    own work    slot-seconds the scorers need for the problems of the evaluations, over the slots there are
-    delay       how much longer as many iterations took than without, counted from the third batch until the last one is there
+    own work    slot-seconds the scorers need for the problems of the evaluations, over the slots there are delay
+    how much longer as many iterations took than without, counted from the third batch until the last one is there
                 and every evaluation is finished
     mixed       share of the answers of an evaluation that are not of its version
 
@@ -23,19 +24,11 @@ import click
 import torch
 
 from benchmarks.results import Figure, Report, commit, options
-from benchmarks.simulated import (
-    PATIENCE_S,
-    PROBE_LOGPROBS,
-    SLOTS,
-    daemons,
-    learner,
-    simulated_run,
-    take_batch,
-)
-from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import Evaluate, Prompt
+from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, SLOTS, daemons, learner, simulated_run, take_batch
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages import Evaluate, Prompt
+from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.broker.evaluations import ROWS_PER_ITEM
-from prefixrl.learner.client import BrokerClient
 from prefixrl.learner.servers import Servers
 
 SCORERS, ITEMS, EVERY = 2, 32, 10
@@ -71,7 +64,10 @@ def run(iterations: int, every: int) -> Ran:
 
 
 def learn(servers: Servers, config: RunConfig, iterations: int, every: int) -> Ran:
-    """Take every batch, publish after each, ask for evaluations as the learner does: before their version is published."""
+    """Take every batch, publish after each, ask for evaluations as the learner does.
+
+    Before their version is published.
+    """
     asked: list[int] = []
     started_s = 0.0
     with learner(servers, config) as (client, publisher):
@@ -98,12 +94,18 @@ def learn(servers: Servers, config: RunConfig, iterations: int, every: int) -> R
 def question(config: RunConfig, version: int) -> Evaluate:
     """The evaluation of a version."""
     prompts = tuple(Prompt(f"held-out-{i}", f"{i} + 1 =", str(i + 1)) for i in range(PROBLEMS))
-    greedy = config.rollout_sampling(0.0), config.scorer_sampling(0.0)
-    return Evaluate(f"adapter@{version}", version, b"", prompts, *greedy)
+    return Evaluate(
+        name=f"adapter@{version}",
+        version=version,
+        prefix_tokens=b"",
+        prompts=prompts,
+        prefix_sampling=config.rollout_sampling(0.0),
+        completion_sampling=config.scorer_sampling(0.0),
+    )
 
 
 def versions_of(client: BrokerClient, version: int) -> list[int]:
-    """Of every answer of an evaluation, once it is finished."""
+    """Versions of every answer of an evaluation, once it is finished."""
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         progress, groups = client.evaluation(f"adapter@{version}")
@@ -122,11 +124,10 @@ def figures_of(without: list[Ran], having: list[Ran]) -> list[Figure]:
     kinds = ("median", "smallest and largest")
     return [
         Figure(
-            "delay by evaluations", "s", middle, len(delays), spread,
-            own_s, "their own work", middle / own_s, *kinds,
+            "delay by evaluations", "s", middle, len(delays), spread, own_s, "their own work", middle / own_s, *kinds
         ),
         Figure("mixed versions", "share", mixed, len(having), (mixed, mixed)),
-    ]  # fmt: skip
+    ]
 
 
 @click.command()

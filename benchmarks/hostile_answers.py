@@ -1,7 +1,10 @@
-r"""Answers written to stop a verifier, and how late they make a verdict: their own, or that of an ordinary answer beside them.
+r"""Answers written to stop a verifier, and how late they make a verdict.
 
-Each round submits the same hostile answer to as many different golds as the pool has children, and an ordinary answer behind
-them: the worst place it can have. The corpus is also what `tests/scorer/test_hostile_answers.py` judges.
+Their own, or that of an ordinary answer beside them.
+
+Each round submits the same hostile answer to as many different golds as the pool has children, and an ordinary answer
+behind
+them: the worst place it can have. The corpus is also what `tests/scorer/verifier/test_hostile_answers.py` judges.
 """
 
 import subprocess
@@ -10,13 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prefixrl.scorer.verifier_pool import VerifierPool
-from prefixrl.scorer.verify import Verdict
+from prefixrl.scorer.verifier.pool import VerifierPool
+from prefixrl.scorer.verifier.verify import Judgement
 
 TIMEOUT_S = 2
 """Short, so that many run into it."""
 ALLOWED_S = 0.5
-"""What a verdict may take beyond the limit."""
+"""Seconds that a verdict may take beyond the limit."""
 HOG = "while True: pass"
 
 HOSTILE = {
@@ -90,17 +93,15 @@ HOSTILE = {
     "modular": r"7^{7^{7}} \mod 1000000007",
     "absolute values": "|" * 60 + "x" + "|" * 60,
     "percent": "%" * 500,
-}  # fmt: skip
+}
 
 
-def judged(
-    pool: VerifierPool, asked: dict[int, tuple[str, str]]
-) -> dict[int, tuple[Verdict, float]]:
+def judged(pool: VerifierPool, asked: dict[int, tuple[str, str]]) -> dict[int, tuple[Judgement, float]]:
     """Each verdict of answers and golds, and the seconds from submitting to it."""
     began_s = time.monotonic()
     for key, (answer, gold) in asked.items():
         pool.submit(key, rf"\boxed{{{answer}}}", gold)
-    found: dict[int, tuple[Verdict, float]] = {}
+    found: dict[int, tuple[Judgement, float]] = {}
     while pool.pending:
         pool.wait(0.05)
         for key, verdict in pool.poll():

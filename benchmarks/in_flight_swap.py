@@ -1,7 +1,8 @@
-"""What it costs to forget keys and values of the old weights when new ones are installed in the middle of answers.
+"""The cost of forgetting keys and values of the old weights when new ones come in the middle of answers.
 
-vLLM with the arithmetic example's adapter writes the same answers three times: without an update, with updates that clear the
-caches (as in a run), and with updates that keep them. The weights installed are the ones it has, so the work is the same.
+vLLM with the arithmetic example's adapter writes the same answers three times: without an update, with updates that
+clear the caches (as in a run), and with updates that keep them. The weights installed are the ones it has, so the work
+is the same.
 
     pause       one installation, from asking vLLM to pause until running answers may go on
     clearing    time of the answers with updates that clear, less that with updates that keep, per update
@@ -18,12 +19,13 @@ import click
 import numpy as np
 
 from benchmarks.results import Figure, Report, commit, options
-from prefixrl.common.config import load
-from prefixrl.common.engine import Job
-from prefixrl.common.engine_vllm import VllmEngine
-from prefixrl.common.messages import Sampling
+from benchmarks.snapshots import snapshot_of
+from prefixrl.common.config.load import load
+from prefixrl.common.engines.base import Job
+from prefixrl.common.engines.vllm import VllmEngine
+from prefixrl.common.engines.vllm_setup import resolve
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.vllm_setup import resolve
+from prefixrl.common.wire.messages import Sampling
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "deploy" / "examples" / "arithmetic"
 PROMPT_TOKENS, TOKENS, ROWS, UPDATES = 24, 96, 16, 4
@@ -45,13 +47,14 @@ def write(engine: Keeping, updates: int) -> tuple[float, list[float]]:
     rows = tuple(np.arange(2, 2 + PROMPT_TOKENS, dtype=np.int32) % 38 + 2 for _ in range(ROWS))
     draws = row_uniforms(3, "prefix", ROWS, TOKENS)
     begun, written = time.monotonic(), engine.progress
-    engine.submit(Job("answers", rows, draws, Sampling(1.0, TOKENS), frozenset()))
+    engine.submit(Job("answers", rows, draws, Sampling(temperature=1.0, max_new_tokens=TOKENS), frozenset()))
     due = [written + ROWS * TOKENS * (update + 1) // (updates + 1) for update in range(updates)]
     while not engine.step(0.002):
         if due and engine.progress >= due[0]:
             due.pop(0)
+            snapshot = snapshot_of(len(pauses) + 1, weights)
             started_s = time.monotonic()
-            engine.install(weights, len(pauses) + 1)
+            engine.install(snapshot)
             pauses.append(time.monotonic() - started_s)
     return time.monotonic() - begun, pauses
 
@@ -82,20 +85,24 @@ def main(path: Path, quick: bool) -> None:
             keeping.append(kept_s)
     finally:
         engine.close()
-    costs = [
-        1e3 * (cleared - kept) / UPDATES for cleared, kept in zip(clearing, keeping, strict=True)
-    ]
+    costs = [1e3 * (cleared - kept) / UPDATES for cleared, kept in zip(clearing, keeping, strict=True)]
     middle, kinds = statistics.median, ("median", "smallest and largest")
     figures = [
         Figure(
-            "pause of an update", "ms", middle(pauses), len(pauses), (min(pauses), max(pauses)),
-            None, "", None, *kinds,
+            "pause of an update", "ms", middle(pauses), len(pauses), (min(pauses), max(pauses)), None, "", None, *kinds
         ),
         Figure(
-            "clearing, per update", "ms", middle(costs), len(costs), (min(costs), max(costs)),
-            middle(plain) * 1e3, "all answers without an update", middle(costs) / middle(plain) / 1e3, *kinds,
+            "clearing, per update",
+            "ms",
+            middle(costs),
+            len(costs),
+            (min(costs), max(costs)),
+            middle(plain) * 1e3,
+            "all answers without an update",
+            middle(costs) / middle(plain) / 1e3,
+            *kinds,
         ),
-    ]  # fmt: skip
+    ]
     settings = {"rows": ROWS, "prompt_tokens": PROMPT_TOKENS, "tokens": TOKENS, "updates": UPDATES}
     raw = {"plain_s": plain, "clearing_s": clearing, "keeping_s": keeping}
     report = Report("in_flight_swap", quick, settings, figures, raw, at)

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from prefixrl.common.delta import write_delta
-from prefixrl.common.messages import Manifest
-from prefixrl.common.snapshots import versions
+from prefixrl.common.weights.delta import write_delta
+from prefixrl.common.weights.folders import versions
+from prefixrl.common.wire.messages import Manifest
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "deploy/examples/arithmetic/run.toml"
 POLL_S = 0.01
@@ -32,7 +32,7 @@ class RealUpdate(msgspec.Struct, frozen=True):
     changed: float
     """Share of the values."""
     share_of_full: float
-    """Of the delta's size; 1 where none is written because it would not pay."""
+    """Size of the delta as a share; 1 where none is written because it would not pay."""
 
 
 def measure(dtype: str, actor_lr: float, iterations: int) -> list[RealUpdate]:
@@ -41,11 +41,7 @@ def measure(dtype: str, actor_lr: float, iterations: int) -> list[RealUpdate]:
     try:
         _train(place, dtype, actor_lr, iterations)
         kept = versions(place / "kept")
-        return [
-            _compare(place / "kept", version, dtype, actor_lr)
-            for version in kept
-            if version - 1 in kept
-        ]
+        return [_compare(place / "kept", version, dtype, actor_lr) for version in kept if version - 1 in kept]
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -93,8 +89,7 @@ def _compare(directory: Path, version: int, dtype: str, actor_lr: float) -> Real
     manifest = msgspec.msgpack.decode((place / "manifest.msgpack").read_bytes(), type=Manifest)
     kind = np.uint16 if dtype == "bfloat16" else np.uint32
     after, before = (
-        np.fromfile(directory / f"v{each:08d}" / "weights.bin", dtype=kind)
-        for each in (version, version - 1)
+        np.fromfile(directory / f"v{each:08d}" / "weights.bin", dtype=kind) for each in (version, version - 1)
     )
     delta = write_delta(directory, version - 1, version)
     share = sum(delta.sizes) / manifest.size_bytes if delta else 1.0

@@ -1,7 +1,9 @@
-"""How a benchmark writes what it found: figures with unit, baseline of the same run, ratio, n and spread; machine and commit.
+"""The form in which a benchmark writes its figures.
 
-{"benchmark": "staleness_ablation", "commit": "...", "machine": {...}, "figures": [{"name": ..., "value": ..., ...}], ...}
-"""
+Figures with unit, baseline of the same run, ratio, n and spread; machine and commit.
+
+{"benchmark": "staleness_ablation", "commit": "...", "machine": {...}, "figures": [{"name": ..., "value": ..., ...}],
+...}"""
 
 import os
 import platform
@@ -32,7 +34,7 @@ class Figure(msgspec.Struct, frozen=True):
     """The mean, or whatever `statistic` says, of the `n` values."""
     n: int
     spread: tuple[float, float]
-    """What `spread_kind` says; twice the value where n is 1."""
+    """The interval that `spread_kind` names; twice the value where n is 1."""
     baseline: float | None = None
     """The same quantity without what is claimed, measured in the same run; `baseline_name` says where."""
     baseline_name: str = ""
@@ -43,11 +45,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def mean_figure(
-    name: str,
-    unit: str,
-    values: Sequence[float],
-    baseline: Sequence[float] = (),
-    baseline_name: str = "",
+    name: str, unit: str, values: Sequence[float], baseline: Sequence[float] = (), baseline_name: str = ""
 ) -> Figure:
     """The mean of `values` with its interval, against the mean of `baseline` where there is one."""
     mean, spread = t_interval(values)
@@ -75,7 +73,7 @@ class Report(msgspec.Struct):
     figures: list[Figure]
     details: Any
     commit: str
-    """What was measured; taken before the work, so that the tree may move on meanwhile."""
+    """The commit that was measured; read before the work, since the tree may change meanwhile."""
     wall_s: float = 0.0
     machine: dict[str, Any] = {}
     finished: str = ""
@@ -98,16 +96,7 @@ class Report(msgspec.Struct):
 
 def commit() -> str:
     """The commit that is measured, with `-dirty` where tracked files differ from it; "unknown" outside a repository."""
-    command = [
-        "git",
-        "-C",
-        str(ROOT),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    ]
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -115,13 +104,16 @@ def commit() -> str:
 
 
 def is_committed(measured: str) -> bool:
-    """Whether `commit` names what is measured exactly, so that the same name later means the same program."""
+    """True if `commit` names the measured program exactly."""
     return measured != "unknown" and not measured.endswith("-dirty")
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on. `load` is the number of runnable processes over the last 15 minutes: on a machine that
-    does other work too, seconds are not to be compared."""
+    """The machine that measured the figures.
+
+    `load` is the number of runnable processes over the last 15 minutes: on a machine that does other work too, seconds
+    are not to be compared.
+    """
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": _cpu(),
@@ -145,11 +137,7 @@ def _cpu() -> str:
 def options(command: Callable[..., None]) -> Callable[..., None]:
     """The two flags every benchmark has: `--quick` and `--json FILE`."""
     json = click.option(
-        "--json",
-        "path",
-        required=True,
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="Where the figures go.",
+        "--json", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Where the figures go."
     )
     quick = click.option("--quick", is_flag=True, help="A small version that ends within a minute.")
     return quick(json(command))

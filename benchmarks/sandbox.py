@@ -1,4 +1,4 @@
-"""What it costs to run a model's program where it can do no harm, and whether anything is left of many of them.
+"""The cost of running a model's program in the sandbox, and the remains of many programs.
 
 python -m benchmarks.sandbox [--quick] --json benchmarks/results/sandbox.json
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from benchmarks.results import Figure, Report, commit, options
-from prefixrl.scorer.sandbox import PYTHON, Limits, probe, run
+from prefixrl.scorer.sandbox.runner import PYTHON, ProgramLimits, probe, run
 
 PROGRAMS = 10_000
 QUICK_PROGRAMS = 200
@@ -36,16 +36,24 @@ def figure(name: str, values: list[float], baseline: list[float]) -> Figure:
     middle, against = statistics.median(values), statistics.median(baseline)
     low, *_, high = statistics.quantiles(values, n=20)
     return Figure(
-        name, "ms", middle, len(values), (low, high), against, "the same program without the sandbox",
-        middle / against, "median", "5th and 95th percentile",
-    )  # fmt: skip
+        name,
+        "ms",
+        middle,
+        len(values),
+        (low, high),
+        against,
+        "the same program without the sandbox",
+        middle / against,
+        "median",
+        "5th and 95th percentile",
+    )
 
 
 def leaks(programs: int) -> dict[str, int]:
     """Processes and descriptors after so many programs, less those before."""
     processes, descriptors, everyone = children(), open_files(), zombies()
     for number in range(programs):
-        finished = run(f"print({number})", limits=Limits(wall_ms=60_000, cpu_s=60))
+        finished = run(f"print({number})", limits=ProgramLimits(wall_ms=60_000, cpu_s=60))
         assert finished.stdout == b"%d\n" % number, finished
     return {
         "programs": programs,
@@ -56,7 +64,7 @@ def leaks(programs: int) -> dict[str, int]:
 
 
 def children() -> int:
-    """Of this process, dead ones that it has not reaped included."""
+    """Children of this process, those included that it has not reaped."""
     return len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
@@ -93,9 +101,7 @@ def main(path: Path, quick: bool) -> None:
     overhead = [a - b for a, b in zip(sandboxed, plain, strict=True)]
     figures = [figure("start_to_end", sandboxed, plain), figure("overhead", overhead, plain)]
     left = leaks(QUICK_PROGRAMS if quick else PROGRAMS)
-    report = Report(
-        "sandbox", quick, {"source": SOURCE, "cores": os.cpu_count()}, figures, left, measured
-    )
+    report = Report("sandbox", quick, {"source": SOURCE, "cores": os.cpu_count()}, figures, left, measured)
     report.wall_s = time.monotonic() - began_s
     report.write(path)
     for each in figures:

@@ -9,25 +9,24 @@ from pathlib import Path
 
 import torch
 
-from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import Batch, GetBatch
-from prefixrl.learner.client import BrokerClient
-from prefixrl.learner.publish import Publisher, probe_tokens
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.run.directory_format import write_format
+from prefixrl.common.wire.messages import Batch, GetBatch
+from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.servers import Servers
+from prefixrl.learner.weights.publish import Publisher, probe_tokens
 
 GROUPS = 16
 """Per iteration: two for each slot of two scorers."""
 SLOTS = 4
-"""Of every worker."""
+"""Seats of every worker."""
 PROBE = probe_tokens(0, 256)
 PROBE_LOGPROBS = [0.0] * (len(PROBE) - 1)
-"""What the simulated engine says of every token."""
+"""Logprobs of the simulated engine for the probe."""
 PATIENCE_S = 300.0
 
 
-def simulated_run(
-    directory: Path, iterations: int, prefix_s: float, scoring_s: float, **sections: object
-) -> RunConfig:
+def simulated_run(directory: Path, iterations: int, prefix_s: float, scoring_s: float, **sections: object) -> RunConfig:
     """A run on disk; its models are a few bytes, which nobody reads."""
     for name in ("adapter", "target"):
         model = directory / name
@@ -36,9 +35,7 @@ def simulated_run(
             (model / file).write_text("{}", encoding="utf-8")
         (model / "chat_template.jinja").write_text(name, encoding="utf-8")
         (model / "model.safetensors").write_bytes(name.encode() * 8)
-    rows = [
-        {"id": f"p{each}", "question": f"{each} + 1 =", "answer": each + 1} for each in range(64)
-    ]
+    rows = [{"id": f"p{each}", "question": f"{each} + 1 =", "answer": each + 1} for each in range(64)]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (directory / "train.jsonl").write_text(lines, encoding="utf-8")
     config = RunConfig.model_validate(
@@ -63,6 +60,7 @@ def simulated_run(
         }
     )
     (directory / "run").mkdir()
+    write_format(directory / "run")
     (directory / "run" / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
     return config
 

@@ -1,19 +1,19 @@
-"""What the age of samples costs, and which correction pays for it: ages 0, 2, 8, 32 x none, behaviour, decoupled.
+"""The cost of the age of samples under each correction: ages 0, 2, 8, 32 x none, behaviour, decoupled.
 
-Every trained sample has exactly the age asked for (`aged_run.py`), on the arithmetic example with its real adapter, frozen
-target and verifier. Runs of one seed see the same prompts in the same order with the same draws; a run is what its age and its
-correction make of them.
+Every trained sample has exactly the age asked for (`aged_run.py`), on the arithmetic example with its real adapter,
+frozen target and verifier. Runs of one seed see the same prompts in the same order with the same draws; a run is what
+its age and its correction make of them.
 
     python -m benchmarks.staleness_ablation --sweep --json FILE   which learning rate: age 0 against age 8, uncorrected
-    python -m benchmarks.staleness_ablation --json FILE           the ablation; FILE.png and FILE.md beside it; where it was
-                                                                  interrupted, the same command at the same commit goes on
-                                                                  (from a tree without changes only)
+    python -m benchmarks.staleness_ablation --json FILE           the ablation; FILE.png and FILE.md beside it; where it
+    was
+                                                                  interrupted, the same command at the same commit goes
+                                                                  on (from a tree without changes only)
 
-Fixed before the ablation was run: the learning rate (the smallest of the sweep at which age 0 ends above 0.9 and age 8 without
-correction ends at least 0.1 below it), the outcomes (accuracy on held-out problems, one sampled prefix each: the mean over the
-last quarter of the run's versions, and over all of them) and what *holds* means (the last quarter's mean is at least 95 % of
-that of age 0 with the same correction).
-"""
+Fixed before the ablation was run: the learning rate (the smallest of the sweep at which age 0 ends above 0.9 and age 8
+without correction ends at least 0.1 below it), the outcomes (accuracy on held-out problems, one sampled prefix each:
+the mean over the last quarter of the run's versions, and over all of them) and what *holds* means (the last quarter's
+mean is at least 95 % of that of age 0 with the same correction)."""
 
 import os
 import statistics
@@ -33,15 +33,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from benchmarks.aged_run import Target
-from benchmarks.results import (
-    Figure,
-    Report,
-    commit,
-    is_committed,
-    mean_figure,
-    options,
-    t_interval,
-)
+from benchmarks.results import Figure, Report, commit, is_committed, mean_figure, options, t_interval
 from benchmarks.staleness_arms import FIGURES, SETTINGS, Arm, Run, Size, config_of, run_arm
 
 CORRECTIONS = ("none", "behaviour", "decoupled")
@@ -61,8 +53,10 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def run_all(arms: Sequence[Arm], size: Size, kept: Path) -> list[Run]:
-    """One after the other, in one process and with one target; runs of the same arm and size that stand in `kept` are not made
-    again."""
+    """One after the other, in one process and with one target.
+
+    Runs of the same arm and size that stand in `kept` are not made again.
+    """
     target = Target(config_of(arms[0], size))
     known = kept_runs(kept, size)
     runs = []
@@ -96,7 +90,10 @@ def of(runs: Sequence[Run], age: int, correction: str) -> list[Run]:
 
 
 def figures_of(runs: Sequence[Run], size: Size) -> list[Figure]:
-    """Per cell: both outcomes against age 0 with the same correction, the paired differences, and what the learner saw."""
+    """Per cell.
+
+    Both outcomes against age 0 with the same correction, the paired differences, and what the learner saw.
+    """
     found = []
     for correction in CORRECTIONS:
         fresh = of(runs, 0, correction)
@@ -106,17 +103,9 @@ def figures_of(runs: Sequence[Run], size: Size) -> list[Figure]:
                 mine = [getattr(run, name) for run in cell]
                 theirs = [getattr(run, name) for run in fresh]
                 label = f"age 0, {correction}"
-                found.append(
-                    mean_figure(
-                        f"{name} accuracy, {where}", "share of problems", mine, theirs, label
-                    )
-                )
+                found.append(mean_figure(f"{name} accuracy, {where}", "share of problems", mine, theirs, label))
                 gaps = [a - b for a, b in zip(mine, theirs, strict=True)]
-                found.append(
-                    mean_figure(
-                        f"{name} accuracy less that of age 0, {where}", "share of problems", gaps
-                    )
-                )
+                found.append(mean_figure(f"{name} accuracy less that of age 0, {where}", "share of problems", gaps))
             for name in FIGURES:
                 seen = [run.figures[name] for run in cell if name in run.figures]
                 if seen:
@@ -143,11 +132,12 @@ def markdown(report: Report, runs: Sequence[Run], size: Size) -> str:
     steps = runs[0].actor_steps // size.iterations
     return f"""# Staleness ablation{changes}
 
-`python -m benchmarks.staleness_ablation`: the arithmetic example, every sample at exactly the age named, learning rate
-{LEARNING_RATE:g}, {size.iterations} iterations of {size.groups} groups in {steps} optimiser steps, {len(size.seeds)} seeds.
-Accuracy is on {size.problems} held-out problems, one sampled prefix each: *final* is the mean over the last quarter of the
-versions, *throughout* over all. In brackets 95 % intervals of the mean over seeds (Student's t, which knows no bounds); "less
-age 0's" is paired by seed. The second table has means over the iterations after the warm-up.
+`python -m benchmarks.staleness_ablation`: the arithmetic example, every sample at exactly the age named, learning
+rate {LEARNING_RATE:g}, {size.iterations} iterations of {size.groups} groups in {steps} optimiser steps,
+{len(size.seeds)} seeds. Accuracy is on {size.problems} held-out problems, one sampled prefix each: *final* is the mean
+over the last quarter of the versions, *throughout* over all. In brackets 95 % intervals of the mean over seeds
+(Student's t, which knows no bounds); "less age 0's" is paired by seed.
+The second table has means over the iterations after the warm-up.
 
 Commit `{report.commit}`, {report.machine["cores"]} cores of {report.machine["cpu"]}, {report.wall_s:.0f} s.
 
@@ -161,8 +151,8 @@ def table(runs: Sequence[Run], size: Size) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     seen = [
-        "| age | correction | mean p/μ | ESS of p/μ | p/μ over the cap | ratios clipped | KL(p‖θ) | mean abs log p/μ | entropy "
-        "| KL to the initial adapter | steps dropped |",
+        "| age | correction | mean p/μ | ESS of p/μ | p/μ over the cap | ratios clipped | KL(p‖θ) | mean abs log p/μ "
+        "| entropy | KL to the initial adapter | steps dropped |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for age in size.ages:
@@ -201,26 +191,15 @@ def _mean(cell: Sequence[Run], name: str) -> str:
 def draw(runs: Sequence[Run], size: Size, path: Path) -> None:
     """Final accuracy by age with its intervals, and how the oldest ages got there."""
     oldest = [age for age in size.ages if age][-2:]
-    figure, axes = pyplot.subplots(
-        1, 1 + len(oldest), figsize=(4.6 * (1 + len(oldest)), 3.9), sharey=True
-    )
+    figure, axes = pyplot.subplots(1, 1 + len(oldest), figsize=(4.6 * (1 + len(oldest)), 3.9), sharey=True)
     places = range(len(size.ages))
     for index, correction in enumerate(CORRECTIONS):
         colour, shift = f"C{index}", 0.13 * (index - 1)
         cells = [t_interval([run.final for run in of(runs, age, correction)]) for age in size.ages]
         means = [mean for mean, _ in cells]
-        reach = [
-            [mean - low for mean, (low, _) in cells],
-            [high - mean for mean, (_, high) in cells],
-        ]
+        reach = [[mean - low for mean, (low, _) in cells], [high - mean for mean, (_, high) in cells]]
         axes[0].errorbar(
-            [place + shift for place in places],
-            means,
-            reach,
-            color=colour,
-            marker="o",
-            capsize=3,
-            label=correction,
+            [place + shift for place in places], means, reach, color=colour, marker="o", capsize=3, label=correction
         )
         for axis, age in zip(axes[1:], oldest, strict=True):
             for run in of(runs, age, correction):
@@ -253,10 +232,8 @@ def draw(runs: Sequence[Run], size: Size, path: Path) -> None:
     help="A setting of the run file over the ablation's own; may be repeated.",
 )
 @click.option("--seed", "seeds", multiple=True, type=int, help="Instead of the ablation's seeds.")
-def main(
-    path: Path, quick: bool, sweep: bool, changes: tuple[str, ...], seeds: tuple[int, ...]
-) -> None:
-    """What the age of samples costs, and which correction pays for it."""
+def main(path: Path, quick: bool, sweep: bool, changes: tuple[str, ...], seeds: tuple[int, ...]) -> None:
+    """Measure the cost of the age of samples under each correction."""
     warnings.filterwarnings("ignore")
     size = QUICK if quick else FULL
     size = replace(size, seeds=seeds or size.seeds, changes=changes)
@@ -297,11 +274,7 @@ def sweep_figures(runs: Sequence[Run]) -> list[Figure]:
         label = f"age 0, none, learning rate {lr:g}"
         found.append(
             mean_figure(
-                f"final accuracy, none, age 8, learning rate {lr:g}",
-                "share of problems",
-                [at[8]],
-                [at[0]],
-                label,
+                f"final accuracy, none, age 8, learning rate {lr:g}", "share of problems", [at[8]], [at[0]], label
             )
         )
     return found

@@ -10,8 +10,9 @@ import msgspec
 
 from benchmarks.aged_run import AgedRun, Target, Trained
 from benchmarks.results import ROOT
-from prefixrl.common.config import RunConfig, load
-from prefixrl.learner.problems import load as load_problems
+from prefixrl.common.config.load import load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.learner.data.problems import load as load_problems
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
 FIGURES = (
@@ -35,7 +36,7 @@ SETTINGS = (
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """What distinguishes one run from another."""
+    """The choices that distinguish one run from another."""
 
     age: int
     correction: str
@@ -44,7 +45,7 @@ class Arm(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """What became of an arm."""
+    """The outcome of an arm."""
 
     arm: Arm
     ages: dict[int, int]
@@ -68,14 +69,12 @@ class Run(msgspec.Struct, frozen=True):
     def final(self) -> float:
         """Mean accuracy over the last quarter of the run's versions."""
         last = self.accuracy[-1][0]
-        return statistics.fmean(
-            share for version, share in self.accuracy if 4 * version >= 3 * last
-        )
+        return statistics.fmean(share for version, share in self.accuracy if 4 * version >= 3 * last)
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the experiment is."""
+    """The size of the experiment."""
 
     ages: tuple[int, ...]
     seeds: tuple[int, ...]
@@ -139,8 +138,6 @@ def ages_of(arm: Arm, trained: Sequence[Trained]) -> dict[int, int]:
     counted: Counter[int] = Counter()
     for each in trained:
         due = min(each.data.iteration, arm.age)
-        assert set(each.ages) == {due}, (
-            f"{arm}: ages {each.ages} in iteration {each.data.iteration}"
-        )
+        assert set(each.ages) == {due}, f"{arm}: ages {each.ages} in iteration {each.data.iteration}"
         counted += each.ages
     return dict(counted)

@@ -1,10 +1,12 @@
-"""How long a rollout stands still for an update of its weights, and whether scorers notice.
+"""The pause of a rollout for an update of its weights, and its effect on scorers.
 
-A real broker, weight server and publisher, real workers with the simulated engine (declared latencies, no model), and a learner
-that trains nothing but publishes as many bytes as asked for after each batch. Runs with weights of 500 MiB (--quick: 100) and
-with weights of 64 bytes, the baseline for the scorers' busy share, alternate: 64, 500, 500, 64 (--quick: one each).
+A real broker, weight server and publisher, real workers with the simulated engine (declared latencies, no model), and a
+learner that trains nothing but publishes as many bytes as asked for after each batch. Runs with weights of 500 MiB
+(--quick: 100) and with weights of 64 bytes, the baseline for the scorers' busy share, alternate: 64, 500, 500, 64
+(--quick: one each).
 
-    pause       from the end of the rollout's last task after it asked to swap (or the asking, when it had none) until it
+    pause       from the end of the rollout's last task after it asked to swap (or the asking, when it had none) until
+    it
                 reports the new version installed and probed
     transfer    the pull of that version: asked for until staged and verified
 
@@ -26,11 +28,12 @@ import torch
 
 from benchmarks.results import Figure, Report, commit, options
 from benchmarks.simulated import PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
-from prefixrl.common.config import RunConfig
-from prefixrl.common.engine import JobResult
-from prefixrl.common.engine_simulated import SimulatedEngine
-from prefixrl.common.link import Link
-from prefixrl.common.rendering import ByteRenderer
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.base import JobResult
+from prefixrl.common.engines.rendering import ByteRenderer
+from prefixrl.common.engines.simulated import SimulatedEngine
+from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.worker.link import Link
 from prefixrl.learner.servers import Servers
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher
@@ -62,22 +65,20 @@ class TimedRollout(Rollout):
         super()._deliver(result)
         self._idle_from_s = time.monotonic()
 
-    def _offer_weights(self) -> None:
-        super()._offer_weights()
-        if self._staged is not None and not self._was_staged:
+    def _swap_weights(self) -> None:
+        super()._swap_weights()
+        if self.swap.staged and not self._was_staged:
             self._was_staged = True
             if not self._open:
                 self._idle_from_s = time.monotonic()
 
-    def _install(self) -> None:
-        has_some = self._staged is not None
-        super()._install()
-        if has_some:
-            self._was_staged = False
-            transfer_s = self._fetcher.counts.pull_s - self._pulled_s
-            self._pulled_s = self._fetcher.counts.pull_s
-            pause_s = time.monotonic() - self._idle_from_s
-            self.updates.put(Update(self.version, pause_s, transfer_s))
+    def _install(self, snapshot: Snapshot) -> None:
+        super()._install(snapshot)
+        self._was_staged = False
+        transfer_s = self._fetcher.counts.pull_s - self._pulled_s
+        self._pulled_s = self._fetcher.counts.pull_s
+        pause_s = time.monotonic() - self._idle_from_s
+        self.updates.put(Update(self.swap.version, pause_s, transfer_s))
 
 
 def run_rollout(config: RunConfig, endpoint: str, updates: "SimpleQueue[Update]") -> None:
@@ -101,9 +102,7 @@ def run(size_bytes: int, iterations: int, scoring_s: float) -> tuple[list[Update
     config = simulated_run(directory, iterations, 0.2, scoring_s)
     servers = Servers(config, directory / "run", 0)
     updates: SimpleQueue[Update] = SPAWN.SimpleQueue()
-    rollout = SPAWN.Process(
-        target=run_rollout, args=(config, servers.endpoint, updates), daemon=True
-    )
+    rollout = SPAWN.Process(target=run_rollout, args=(config, servers.endpoint, updates), daemon=True)
     rollout.start()
     try:
         with daemons("scorer", SCORERS, servers.endpoint):
@@ -173,15 +172,8 @@ def main(path: Path, quick: bool) -> None:
         if size_bytes == size:
             counted += updates[FRESH:]
     figures = figures_of(counted, busy[size], busy[64])
-    settings = {
-        "size_mib": size // MIB,
-        "iterations": iterations,
-        "scoring_s": scoring_s,
-        "scorers": SCORERS,
-    }
-    report = Report(
-        "update_pause", quick, settings, figures, {"updates": counted, "busy": busy}, at
-    )
+    settings = {"size_mib": size // MIB, "iterations": iterations, "scoring_s": scoring_s, "scorers": SCORERS}
+    report = Report("update_pause", quick, settings, figures, {"updates": counted, "busy": busy}, at)
     report.finish(path, started_s)
 
 

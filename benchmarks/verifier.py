@@ -1,13 +1,14 @@
-"""How fast answers are judged, and how late at most: the pool with two children against math-verify called in one process.
+"""The speed of judging answers, and the longest delay of a verdict.
+
+The pool with two children against math-verify called in one process.
 
 python -m benchmarks.verifier [--quick] --json benchmarks/results/verifier.json
 
-The answers are like those to MATH problems: three in four golds are numbers, four in ten answers are wrong, and right ones come
-in more than one spelling. No (gold, answer) pair occurs twice, so that the first pass finds nothing in the cache; the second
-pass submits the same answers again. Both are measured in turns, chunk by chunk; then the same with answers of which every one
-needs sympy. Last come hostile answers (`hostile_answers.py`), on the machine as it is and beside two processes that do nothing
-but compute: seconds from submitting to the slowest verdict.
-"""
+The answers are like those to MATH problems: three in four golds are numbers, four in ten answers are wrong, and right
+ones come in more than one spelling. No (gold, answer) pair occurs twice, so that the first pass finds nothing in the
+cache; the second pass submits the same answers again. Both are measured in turns, chunk by chunk; then the same with
+answers of which every one needs sympy. Last come hostile answers (`hostile_answers.py`), on the machine as it is and
+beside two processes that do nothing but compute: seconds from submitting to the slowest verdict."""
 
 import random
 import statistics
@@ -19,8 +20,8 @@ import click
 from benchmarks.hostile_answers import HOSTILE, hogs, latest
 from benchmarks.hostile_answers import TIMEOUT_S as HOSTILE_TIMEOUT_S
 from benchmarks.results import Figure, Report, commit, mean_figure, options
-from prefixrl.scorer.verifier_pool import VerifierPool
-from prefixrl.scorer.verify import judge_exactly
+from prefixrl.scorer.verifier.pool import VerifierPool
+from prefixrl.scorer.verifier.verify import judge_exactly
 
 ANSWERS = 10_000
 QUICK_ANSWERS = 1_000
@@ -69,11 +70,7 @@ def surd(rng: random.Random) -> tuple[str, list[str]]:
 
 def multiple_of_pi(rng: random.Random) -> tuple[str, list[str]]:
     a, b = rng.randint(1, 99), rng.randint(2, 60)
-    return rf"\frac{{{a}\pi}}{{{b}}}", [
-        rf"\frac{{{a}\pi}}{{{b}}}",
-        rf"\frac{{{a}}}{{{b}}}\pi",
-        rf"{a}\pi/{b}",
-    ]
+    return rf"\frac{{{a}\pi}}{{{b}}}", [rf"\frac{{{a}\pi}}{{{b}}}", rf"\frac{{{a}}}{{{b}}}\pi", rf"{a}\pi/{b}"]
 
 
 def polynomial(rng: random.Random) -> tuple[str, list[str]]:
@@ -198,14 +195,9 @@ def rates(measured: Measured, prefix: str = "") -> list[Figure]:
     """Rates and their ratios to math-verify."""
     direct = measured["direct"]
     return [
-        mean_figure(f"{prefix}{name}", "answers/s", measured[name], direct, BASELINE)
-        for name in ("uncached", "cached")
+        mean_figure(f"{prefix}{name}", "answers/s", measured[name], direct, BASELINE) for name in ("uncached", "cached")
     ] + [
-        mean_figure(
-            f"{prefix}{name}_ratio",
-            "ratio",
-            [a / b for a, b in zip(measured[name], direct, strict=True)],
-        )
+        mean_figure(f"{prefix}{name}_ratio", "ratio", [a / b for a, b in zip(measured[name], direct, strict=True)])
         for name in ("uncached", "cached")
     ]
 
@@ -214,9 +206,17 @@ def slowest(name: str, values: list[float]) -> Figure:
     """The worst of many, and what most of them are like."""
     low, *_, high = statistics.quantiles(values, n=20)
     return Figure(
-        name, "s", max(values), len(values), (low, high), float(HOSTILE_TIMEOUT_S), "the limit of one answer",
-        max(values) / HOSTILE_TIMEOUT_S, "maximum", "5th and 95th percentile",
-    )  # fmt: skip
+        name,
+        "s",
+        max(values),
+        len(values),
+        (low, high),
+        float(HOSTILE_TIMEOUT_S),
+        "the limit of one answer",
+        max(values) / HOSTILE_TIMEOUT_S,
+        "maximum",
+        "5th and 95th percentile",
+    )
 
 
 def hostile_figures(names: list[str]) -> list[Figure]:
@@ -226,10 +226,7 @@ def hostile_figures(names: list[str]) -> list[Figure]:
         with hogs(count):
             hostile_s, ordinary_s = latest(CHILDREN, names)
         where = f"_beside_{count}_hogs" if count else ""
-        figures += [
-            slowest(f"hostile{where}", hostile_s),
-            slowest(f"ordinary_behind_hostile{where}", ordinary_s),
-        ]
+        figures += [slowest(f"hostile{where}", hostile_s), slowest(f"ordinary_behind_hostile{where}", ordinary_s)]
     return figures
 
 

@@ -1,4 +1,6 @@
-"""Weights from the weight server to rollouts: how fast, against the same bytes over one raw TCP connection of the same run.
+"""Weights from the weight server to rollouts.
+
+How fast, against the same bytes over one raw TCP connection of the same run.
 
     full        the real weight server (a process) and real fetchers (a process each), with staging and checksums
     raw TCP     one process sends the same file, another receives it into memory that was touched before: nothing else
@@ -33,9 +35,9 @@ import zmq
 
 from benchmarks.real_updates import RealUpdate, measure
 from benchmarks.results import Figure, Report, commit, options
-from prefixrl.common.delta import write_delta
-from prefixrl.common.snapshots import folder, prune
-from prefixrl.common.weights import describe, write_snapshot
+from prefixrl.common.weights.delta import write_delta
+from prefixrl.common.weights.folders import folder, prune
+from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.rollout.weights import Fetcher
 
 MIB = 2**20
@@ -51,7 +53,7 @@ READY = (0.0, False)
 SPAWN = multiprocessing.get_context("spawn")
 
 
-# --- the model -----------------------------------------------------------------------------------------------------------
+# --- the model ------------------------------------------------------------------------------------------------------
 
 
 def model(size_bytes: int) -> dict[str, torch.Tensor]:
@@ -59,8 +61,7 @@ def model(size_bytes: int) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
     count = -(-size_bytes // (2 * TENSOR_VALUES))
     return {
-        f"layer.{index}": (torch.randn(TENSOR_VALUES, generator=random) * 0.02).bfloat16()
-        for index in range(count)
+        f"layer.{index}": (torch.randn(TENSOR_VALUES, generator=random) * 0.02).bfloat16() for index in range(count)
     }
 
 
@@ -80,7 +81,7 @@ def publish(directory: Path, version: int, tensors: dict[str, torch.Tensor]) -> 
     write_snapshot(directory, describe(version, tensors), tensors)
 
 
-# --- processes that receive ------------------------------------------------------------------------------------------------
+# --- processes that receive -----------------------------------------------------------------------------------------
 
 
 def fetch(endpoint: str, pipe: "Connection[Any, Any]") -> None:
@@ -93,7 +94,7 @@ def fetch(endpoint: str, pipe: "Connection[Any, Any]") -> None:
         fetcher.want(version, "")
         while (staged := fetcher.take()) is None:
             time.sleep(0.0005)
-        assert staged[0].version == version
+        assert staged.version == version
         pipe.send((fetcher.counts.pull_s - pulled_s, fetcher.counts.delta > deltas))
         del staged
 
@@ -130,10 +131,7 @@ def receive_frame(endpoint: str, size_bytes: int, pipe: "Connection[Any, Any]") 
 
 
 def receive_chunks(
-    endpoint: str,
-    keys: tuple[bytes, bytes, bytes] | None,
-    size_bytes: int,
-    pipe: "Connection[Any, Any]",
+    endpoint: str, keys: tuple[bytes, bytes, bytes] | None, size_bytes: int, pipe: "Connection[Any, Any]"
 ) -> None:
     """Chunks asked for with the fetcher's window, copied into memory: no checksum."""
     memory = np.zeros(size_bytes, dtype=np.uint8)
@@ -183,7 +181,7 @@ class Receiver:
         self._process.kill()
 
 
-# --- processes that send ---------------------------------------------------------------------------------------------------
+# --- processes that send --------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -191,7 +189,7 @@ def weight_server(directory: Path) -> Iterator[str]:
     """The real one."""
     file = directory / "endpoint"
     command = [
-        *(sys.executable, "-m", "prefixrl.learner.weight_server", "--directory", str(directory)),
+        *(sys.executable, "-m", "prefixrl.learner.weights.server", "--directory", str(directory)),
         *("--listen", "tcp://127.0.0.1:0", "--endpoint-file", str(file)),
         *("--parent", str(os.getpid())),
     ]
@@ -267,7 +265,7 @@ class Sender:
         self._process.join()
 
 
-# --- what is measured ------------------------------------------------------------------------------------------------------
+# --- what is measured -----------------------------------------------------------------------------------------------
 
 
 def pushes(directory: Path, receivers: Sequence[int], repeats: int) -> dict[str, list[float]]:
@@ -282,9 +280,7 @@ def pushes(directory: Path, receivers: Sequence[int], repeats: int) -> dict[str,
     ways: dict[str, Receiver] = {
         "PUB/SUB, one frame": Receiver(receive_frame, pub.address, size),
         "chunks, plain": Receiver(receive_chunks, plain.address, None, size),
-        "chunks, CURVE": Receiver(
-            receive_chunks, curve.address, (server_keys[0], *client_keys), size
-        ),
+        "chunks, CURVE": Receiver(receive_chunks, curve.address, (server_keys[0], *client_keys), size),
         "raw TCP": Receiver(receive_tcp, tcp.address, size),
     }
     found: dict[str, list[float]] = {}
@@ -320,7 +316,7 @@ def link(directory: Path, version: int) -> None:
     """A new version of the bytes of version 1, without writing them again."""
     import msgspec
 
-    from prefixrl.common.messages import Manifest
+    from prefixrl.common.wire.messages import Manifest
 
     source, target = folder(directory, 1), folder(directory, version)
     target.mkdir()
@@ -330,9 +326,7 @@ def link(directory: Path, version: int) -> None:
     (target / "manifest.msgpack").write_bytes(msgspec.msgpack.encode(again))
 
 
-def _note(
-    found: dict[str, list[float]], name: str, times: list[float], size: int, repeat: int
-) -> None:
+def _note(found: dict[str, list[float]], name: str, times: list[float], size: int, repeat: int) -> None:
     """The slowest receiver counts."""
     print(f"{name}: {max(times):.3f} s", flush=True)
     if repeat >= 2:
@@ -381,35 +375,33 @@ def median_figure(
     middle = statistics.median(values)
     against = statistics.median(baseline) if baseline else None
     return Figure(
-        name, unit, middle, len(values), (min(values), max(values)), against, of,
-        middle / against if against else None, "median", "smallest and largest",
-    )  # fmt: skip
+        name,
+        unit,
+        middle,
+        len(values),
+        (min(values), max(values)),
+        against,
+        of,
+        middle / against if against else None,
+        "median",
+        "smallest and largest",
+    )
 
 
 def figures_of(speeds: dict[str, list[float]], measured: list[dict[str, float]]) -> list[Figure]:
     """Every way against raw TCP; CURVE against the same chunks without."""
     raw = speeds["raw TCP"]
     found = [
-        median_figure(
-            name, "GB/s, slowest receiver", values, () if name == "raw TCP" else raw, "raw TCP"
-        )
+        median_figure(name, "GB/s, slowest receiver", values, () if name == "raw TCP" else raw, "raw TCP")
         for name, values in speeds.items()
     ]
     plain = speeds["chunks, plain"]
-    found.append(
-        median_figure(
-            "CURVE against plain", "GB/s", speeds["chunks, CURVE"], plain, "chunks, plain"
-        )
-    )
+    found.append(median_figure("CURVE against plain", "GB/s", speeds["chunks, CURVE"], plain, "chunks, plain"))
     for row in measured:
         where = f"delta, {row['changed']:.1%} changed"
         found.append(median_figure(f"{where}: size", "share of full", [row["share_of_full"]]))
         found.append(median_figure(f"{where}: write", "GB/s of the snapshot", [row["write_gb_s"]]))
-        found.append(
-            median_figure(
-                f"{where}: pull, apply, verify", "GB/s of the snapshot", [row["pull_gb_s"]]
-            )
-        )
+        found.append(median_figure(f"{where}: pull, apply, verify", "GB/s of the snapshot", [row["pull_gb_s"]]))
     return found
 
 
@@ -420,9 +412,7 @@ def real_figures(updates: Sequence[RealUpdate]) -> list[Figure]:
         own = [each for each in updates if (each.dtype, each.actor_lr) == (dtype, rate)]
         name = f"real run, {dtype}, learning rate {rate:g}"
         found.append(median_figure(f"{name}: changed", "share of values", [e.changed for e in own]))
-        found.append(
-            median_figure(f"{name}: delta", "share of full", [e.share_of_full for e in own])
-        )
+        found.append(median_figure(f"{name}: delta", "share of full", [e.share_of_full for e in own]))
     return found
 
 
@@ -451,14 +441,7 @@ def main(path: Path, quick: bool) -> None:
         shutil.rmtree(directory, ignore_errors=True)
     settings = {"size_mib": size // MIB, "repeats": repeats, "receivers": list(receivers)}
     figures = [*figures_of(speeds, measured), *real_figures(real)]
-    report = Report(
-        "weight_transfer",
-        quick,
-        settings,
-        figures,
-        {"gb_s": speeds, "delta": measured, "real": real},
-        at,
-    )
+    report = Report("weight_transfer", quick, settings, figures, {"gb_s": speeds, "delta": measured, "real": real}, at)
     report.finish(path, started_s)
 
 

@@ -1,8 +1,8 @@
-"""What all processes of prefixrl share: the messages, the transport that carries them, the configuration, the engines.
+"""Everything that processes of prefixrl share: messages, configuration, engines, weights.
 
-A small adapter writes the first tokens of an answer, a frozen target continues, a verifier says whether the final answer is
-right, and PPO trains the adapter. Each top-level folder is one process; `common` imports none of them, and they know each
-other by messages only.
+A small adapter writes the first tokens of an answer, a frozen target continues, a verifier decides whether the final
+answer is right, and PPO trains the adapter. Each other top-level folder is one process (`deploy/` is the operator's
+side); `common` imports none of them, and they know each other by messages only.
 
                 prompts                                                       frozen target
                    |                                                               |
@@ -11,12 +11,19 @@ other by messages only.
          │ └── scored groups wait in the ledger ─────┘
          batch of B groups ──▶ learner ranks: advantages → minibatches → version v+1 ──▶ weight server ◀── rollouts
 
-All state is in one place, the broker (`learner/broker/`, a child of the learner): prompts, ledger, leases, the staleness
-window, the journal. Rollouts and scorers hold nothing that would be missed; they may be killed and started at any time, on any
-node.
+One process holds all state, the broker (`learner/broker/`, a child of the learner): prompts, ledger, leases, the
+staleness window, the journal. Rollouts and scorers hold none; they may be killed and started at any time, on any node.
 A group (one prompt, n prefixes, one version) is the unit of lease, of training and of dropping.
 
-Read in this order: `messages.py` (everything that crosses a socket), `transport.py` (the only importer of zmq), `config.py`
-(the one TOML of a run), `errors.py` (what ends a process and with which exit code); then a process: `learner/`, `rollout/`,
-`scorer/`.
+errors.py   the errors that end a process, and their exit codes
+wire/       every message, and the sockets that carry them
+config/     the run file: sections, keys, reading and checking
+process.py  logs, signals, exit codes, files replaced as a whole
+seeds.py    every seed is a hash of the run's seed and its purpose
+hub.py      folders of models and datasets on this host
+digests.py  digests of what a worker loaded
+run/        the files that a run leaves
+weights/    snapshots, deltas and shared memory of published weights
+engines/    models that continue rows of tokens, prompts in and answers out
+worker/     the start of every worker, and its connection to the broker
 """

@@ -1,24 +1,21 @@
-"""Fingerprints of what a worker loaded: model files, tokenizer, chat template."""
+"""Digests of what a worker loaded: model files, tokenizer, chat template, functions."""
 
 import hashlib
 from pathlib import Path
 
 import msgspec
 
-from prefixrl.common import user_function
-from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import ModelDigests
+from prefixrl.common.config import user_function
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages import ModelDigests
 
 SAMPLED_BLOCK_BYTES = 64 * 1024
 SAMPLED_BLOCKS = 64
 
 
 def model_digests(folder: str | Path) -> ModelDigests:
-    """Digests of a local model folder.
-
-    Weight files are sampled (head and 64 blocks spread over each file): a 7B model in a second, any fine-tune told apart.
-    A hub name has no folder and gets the digests of its name.
-    """
+    """Return the digests of a model folder, or of a hub name."""
+    # 64 blocks of each weight file distinguish every fine-tune, in a second for a 7B model.
     folder = Path(folder)
     if not folder.is_dir():
         return ModelDigests(name_digest(str(folder)), "", "")
@@ -30,33 +27,32 @@ def model_digests(folder: str | Path) -> ModelDigests:
 
 
 def name_digest(name: str) -> str:
-    """Digest of the name of a model whose files are not here."""
+    """Return the digest of the name of a model whose files are not here."""
     return _hash(name.encode())
 
 
 def tokenizer_digests(folder: str | Path) -> ModelDigests:
-    """Digests of a model folder of which nothing but the tokenizer is used."""
+    """Return the digests of a model folder of which only the tokenizer is used."""
     return ModelDigests("", *_tokenizer(Path(folder)))
 
 
 def scorer_digests(config: RunConfig, model: str) -> ModelDigests:
-    """What a scorer says it loaded, the user's reward function included.
+    """Return the digests of a scorer's target and reward function.
 
-    Its target; the tokenizer alone in direct mode, and where the target is served elsewhere: the digest of the name that it
-    has there is known to the scorer alone.
+    Without weights here (direct mode, a served target) the scorer itself adds the digest of a served name.
     """
     has_weights = config.mode == "prefix" and config.scorer.engine != "openai"
     loaded = model_digests(model) if has_weights else tokenizer_digests(model)
     return msgspec.structs.replace(loaded, reward_function=function_digest(config.reward.function))
 
 
-def function_digest(place: str | None) -> str:
-    """Digest of the file of a user's function, "" where there is none."""
-    return file_digest(user_function.file_of(place)) if place else ""
+def function_digest(function_ref: str | None) -> str:
+    """Return the digest of the file of a user's function, "" without one."""
+    return file_digest(user_function.file_of(function_ref)) if function_ref else ""
 
 
 def file_digest(path: str | Path) -> str:
-    """Digest of all bytes of a file."""
+    """Return the digest of all bytes of a file."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 

@@ -1,15 +1,15 @@
-"""The errors a person may meet, what each means for the process, and its exit code.
+"""The errors a user may see, their meaning for the process, and its exit code.
 
     PrefixRLError
     ├── UserError          exit 2: something the user gave is wrong; one message, no stack trace
     │   ├── ConfigError    the run's TOML, a --set or a flag
     │   └── DataError      a data file or a model folder
-    ├── Refusal            exit 3: a peer said no (another target model, another protocol, the probe failed)
-    ├── RunIsOver          exit 0: no fault, this process came when there was nothing left to do
+    ├── Refusal            exit 3: a peer refused (another target model, another protocol, the probe failed)
+    ├── RunIsOver          exit 0: no fault, this process came when the run was over
     ├── PeerLost           exit 4: a wait ran past its deadline; names what was awaited and from whom
     ├── TrainingFault      exit 5: the learner cannot go on (non-finite weights)
     │   └── NothingToTrain  the prompt filter lets too little through, or too much fails
-    └── Halted             exit 143 (128 + SIGTERM): no fault, the learner was asked to stop and saved; the run is not finished
+    └── Halted             exit 143 (128 + SIGTERM): the learner was asked to stop and saved; the run is not finished
 
 None of them is retried by the process that raises it: retrying is the supervisor's decision (launch, systemd, SLURM).
 """
@@ -23,7 +23,7 @@ class PrefixRLError(Exception):
 
 
 class UserError(PrefixRLError):
-    """Something the user gave is wrong; the message says what, the value got, the values allowed, what to do."""
+    """The user gave something wrong; names the fault, the value got, those allowed, the remedy."""
 
     exit_code = 2
 
@@ -62,11 +62,11 @@ class TrainingFault(PrefixRLError):
 
 
 class NothingToTrain(TrainingFault):
-    """Too little passes the prompt filter, or too much fails; the message names share, limit, causes and keys to change."""
+    """Too little passes the prompt filter, or too much fails; names share, limit, causes, keys."""
 
 
 class Halted(PrefixRLError):
-    """The learner was asked to stop before the run was finished; what is trained is saved, and the next start goes on there."""
+    """The learner was asked to stop before the end; it saved, and the next start goes on there."""
 
     exit_code = 143
     is_fault = False

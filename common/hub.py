@@ -1,6 +1,7 @@
-"""Where the files of a model or a dataset are on this host: the folder itself, or the snapshot a hub name stands for."""
+"""Folders of models and datasets on this host: the folder given, or a hub snapshot."""
 
 import os
+from typing import Any
 
 from prefixrl.common.errors import DataError
 
@@ -11,53 +12,36 @@ DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.arrow")
 
 
 def model_folder(model: str, needs_weights: bool = True) -> str:
-    """Folder of a model; a hub name is fetched where the cache does not hold it.
+    """Return the folder of a model; a hub name is fetched unless it is in the cache.
 
-    Everything that is read of a model (weights, if they are needed, tokenizer, stop tokens, digests) is then read from one
-    snapshot.
-
-    Raises:
-        DataError: the hub cannot be reached, or has no such model for this user.
+    Everything of a model (weights, if needed, tokenizer, stop tokens, digests) is then read from one snapshot.
     """
     if os.path.isdir(model):
         return model
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    files = FILES if needs_weights else TOKENIZER_FILES
-    try:
-        return str(snapshot_download(model, allow_patterns=list(files)))
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        said = str(error).strip().split("\n")[0]
-        raise DataError(
-            f"model {model!r} is neither a folder on this host nor to be had from the hub: {said}\ngive a local folder, or "
-            "fetch it where there is a network (`hf download`); a gated model needs HF_TOKEN in the environment"
-        ) from error
+    fault = f"model {model!r} is neither a folder on this host nor available from the hub"
+    remedy = "give a local folder, or fetch it where there is a network (`hf download`); a gated model"
+    return _fetched(fault, remedy, model, allow_patterns=list(FILES if needs_weights else TOKENIZER_FILES))
 
 
 def dataset_folder(dataset: str) -> str:
-    """Folder with the files of a hub dataset, OWNER/NAME or OWNER/NAME@REVISION; fetched where the cache does not hold it.
+    """Return the folder of a hub dataset, OWNER/NAME[@REVISION]; fetched unless in the cache."""
+    name, _, revision = dataset.partition("@")
+    fault = f"dataset {dataset!r} is not available from the hub"
+    remedy = (
+        f"fetch it where there is a network (`hf download --repo-type dataset {name}`) and give the folder as path, "
+        f"of a problem set under [data.paths]; a gated dataset"
+    )
+    options = {"repo_type": "dataset", "revision": revision or None, "allow_patterns": list(DATA_FILES)}
+    return _fetched(fault, remedy, name, **options)
 
-    Raises:
-        DataError: the hub cannot be reached, or has no such dataset for this user.
-    """
+
+def _fetched(fault: str, remedy: str, name: str, **options: Any) -> str:
+    """Return a snapshot's folder; raises DataError if the hub is away or has none for this user."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    name, _, revision = dataset.partition("@")
     try:
-        return str(
-            snapshot_download(
-                name,
-                repo_type="dataset",
-                revision=revision or None,
-                allow_patterns=list(DATA_FILES),
-            )
-        )
+        return str(snapshot_download(name, **options))
     except (OSError, ValueError, HfHubHTTPError) as error:
-        said = str(error).strip().split("\n")[0]
-        raise DataError(
-            f"dataset {dataset!r} is not to be had from the hub: {said}\nfetch it where there is a network (`hf download "
-            f"--repo-type dataset {name}`) and give the folder as path, of a problem set under [data.paths]; a gated dataset "
-            "needs HF_TOKEN in the environment"
-        ) from error
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(f"{fault}: {reason}\n{remedy} needs HF_TOKEN in the environment") from error

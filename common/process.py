@@ -1,14 +1,17 @@
-"""What every process of a run does the same way: logs, signals, dying with its parent, exit codes."""
+"""The conduct of every process of a run: logs, signals, end with its parent, exit codes."""
 
 import ctypes
 import fcntl
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -18,11 +21,13 @@ from prefixrl.common.errors import ConfigError, PrefixRLError
 
 _PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
-"""A process started with this set ends with that parent: nothing is left behind when a supervisor is killed."""
+"""Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""
+WELL_S = 3600.0
+"""A process that ran this long before it ended has all its restarts again: ends in a long run do not add up."""
 
 
 def start_logging(title: str) -> None:
-    """Start as a daemon of a run; log lines go to stderr, which the supervisor writes to the run's logs."""
+    """Start as a daemon of a run; logs go to stderr, which the supervisor writes to files."""
     if PARENT_VARIABLE in os.environ:
         die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     setproctitle.setproctitle(title)
@@ -35,7 +40,7 @@ def start_logging(title: str) -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; ends at once if that has happened already."""
+    """Have the kernel kill this process when its parent dies; end at once if it is dead."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -43,7 +48,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def stop_event() -> threading.Event:
-    """An event that SIGTERM and SIGINT set; a second SIGINT ends the process the hard way."""
+    """Return an event that SIGTERM and SIGINT set; a second SIGINT ends the process at once."""
     event = threading.Event()
 
     def stop(number: int, _frame: object) -> None:
@@ -58,7 +63,7 @@ def stop_event() -> threading.Event:
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Turn the errors raised on purpose into one message and their exit code; others keep their stack trace."""
+    """Turn a PrefixRLError into one message and its exit code; others keep their stack trace."""
     try:
         yield
     except PrefixRLError as error:
@@ -67,8 +72,27 @@ def exit_codes() -> Iterator[None]:
         raise SystemExit(error.exit_code) from None
 
 
+def end_children(children: "Sequence[subprocess.Popen[bytes]]", patience_s: float, with_groups: bool = False) -> None:
+    """Send SIGTERM to all children; after the patience SIGKILL to those that still run.
+
+    `with_groups`: each child leads a process group, which is killed with it.
+    """
+    running = [child for child in children if child.poll() is None]
+    for child in running:
+        child.terminate()
+    deadline_s = time.monotonic() + patience_s
+    for child in running:
+        try:
+            child.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            if with_groups:
+                os.killpg(child.pid, signal.SIGKILL)
+            child.kill()
+            child.wait()
+
+
 def own(directory: Path) -> TextIO:
-    """Lock a run directory for as long as the returned file is open; raises ConfigError when another learner holds it."""
+    """Lock a run directory while the returned file is open; raises ConfigError if it is locked."""
     lock = (directory / "lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,17 +106,17 @@ def own(directory: Path) -> TextIO:
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Replace a text file; a reader sees the old or the new content, never a part, and so does one after a power cut."""
+    """Replace a text file at once: a reader, even after a power cut, sees old or new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(content, encoding="utf-8")
-    # A name may reach the disk before what it names.
+    # Without it a name may reach the disk before its content.
     sync(temporary)
     temporary.replace(path)
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder."""
+    """Write a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -100,7 +124,20 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def run_main(main: Callable[[], None]) -> None:
-    """Run a daemon's main under `exit_codes`."""
-    with exit_codes():
-        main()
+@dataclass
+class RestartBudget:
+    """Restarts of one child. Pure: times are given."""
+
+    most: int
+    used: int = 0
+    started_s: float = 0.0
+    """Time of the child's last start."""
+
+    def take(self, now_s: float) -> bool:
+        """Use one restart for a child that has ended; return False where none is left."""
+        if now_s - self.started_s >= WELL_S:
+            self.used = 0
+        if self.used >= self.most:
+            return False
+        self.used += 1
+        return True

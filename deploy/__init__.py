@@ -1,7 +1,14 @@
-"""The operator's side: starts, watches and reports runs. It trains nothing and holds no state of a run.
+"""The operator's commands: they start, watch and report runs, and hold no state of a run.
 
-`prefixrl launch` starts all processes of a run on one machine; `status`, `inspect` and `report` read what a run says and left
-behind. `examples/` holds complete small runs.
-
-Read in this order: `__main__.py` (the commands), then the file named like the command.
+__main__.py      the commands and their options
+launch.py        `prefixrl launch`, and the children of every command that starts workers
+status.py        `prefixrl status`, and the live view
+inspect.py       `prefixrl inspect`
+report.py        `prefixrl report`
+show.py          `prefixrl show`
+checkpoints.py   runs and their checkpoints, as commands name them
+evaluate.py      `prefixrl eval`
+results.py       the table of `prefixrl eval`
+generate.py      `prefixrl generate`
+examples/        complete small runs
 """

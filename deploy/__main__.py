@@ -1,12 +1,33 @@
-"""`prefixrl`: the operator's commands. Each imports what it needs only when it runs, so that --help is quick."""
+"""`prefixrl`: the operator's commands. Imports are late, so that --help is quick."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from prefixrl.common.command import settings_option
 from prefixrl.common.process import exit_codes
+from prefixrl.common.worker.command import settings_option
+
+Command = TypeVar("Command", bound=Callable[..., object])
+PATH = click.Path(path_type=Path)
+run_file_argument = click.argument("run_file", type=PATH)
+run_directory_argument = click.argument("run_directory", type=PATH)
+ema_option = click.option("--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights.")
+CHECKPOINT = "Iterations trained, 0 for none, or latest (default)."
+ARMS = "no_prefix, fixed_prefix, prefix_clustering, adapter; default: all but clustering."
+OPENING = "Length of an opening in prefix clustering."
+TEMPERATURE = "Temperature of adapter and target when sampling; default: those of the run."
+OUT = "Where the lines go; a new or empty file.  [default: stdout]"
+
+
+def _data_option(default: str) -> Callable[[Command], Command]:
+    text = f"A problem set, file, folder or hf:OWNER/NAME{default}"
+    return click.option("--data", "sets", multiple=True, metavar="SET", help=text)
+
+
+def _samples_option(text: str) -> Callable[[Command], Command]:
+    return click.option("--samples", type=click.IntRange(0), default=0, help=text)
 
 
 @click.group()
@@ -15,11 +36,11 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("run_file", type=click.Path(path_type=Path))
+@run_file_argument
 @settings_option
 @click.option("--fresh", is_flag=True, help="Throw the run directory away and start anew.")
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
-    """Run everything on this machine: learner, rollouts and scorers, with a live view. Resumes what it finds.
+    """Run learner, rollouts and scorers on this machine, with a live view; resume a run.
 
     Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function).
     """
@@ -30,112 +51,56 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
 
 
 @main.command("eval")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--checkpoint",
-    "checkpoints",
-    multiple=True,
-    metavar="N",
-    help="Iterations trained, 0 for none, or latest (default).",
-)
-@click.option(
-    "--arm",
-    "arms",
-    multiple=True,
-    help="no_prefix, fixed_prefix, prefix_clustering, adapter; default: all but clustering.",
-)
-@click.option(
-    "--data",
-    "sets",
-    multiple=True,
-    metavar="SET",
-    help="A problem set, file, folder or hf:OWNER/NAME; default: the run's held-out problems.",
-)
-@click.option(
-    "--samples",
-    type=click.IntRange(0),
-    default=0,
-    help="Sampled answers per problem besides the greedy one.",
-)
-@click.option(
-    "--opening-tokens",
-    type=click.IntRange(1),
-    default=16,
-    help="Length of an opening in prefix clustering.",
-)
-@click.option("--ema", "is_averaged", is_flag=True, help="Judge the moving average of the weights.")
+@click.argument("runs", nargs=-1, required=True, type=PATH)
+@click.option("--checkpoint", "checkpoints", multiple=True, metavar="N", help=CHECKPOINT)
+@click.option("--arm", "arms", multiple=True, help=ARMS)
+@_data_option("; default: the run's held-out problems.")
+@_samples_option("Sampled answers per problem besides the greedy one.")
+@click.option("--opening-tokens", type=click.IntRange(1), default=16, help=OPENING)
+@ema_option
 @settings_option
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Where to write the table in Markdown."
-)
+@click.option("--out", type=PATH, help="Where to write the table in Markdown.")
 @click.option("--fresh", is_flag=True, help="Throw away what was judged before.")
 def evaluate(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
-    """Judge the adapters of RUNS (run directories) and what to compare them with; prints a table.
+    """Judge the adapters of RUNS (run directories) and arms to compare them with; print a table.
 
-    Starts workers on this machine. Several runs, of different seeds say, also get a line with their mean.
+    Starts workers on this machine. Several runs, of different seeds for example, also get a line with their mean.
     """
     with exit_codes():
-        from prefixrl.deploy.evaluate import Options
+        from prefixrl.deploy.evaluate import EvaluateOptions
         from prefixrl.deploy.evaluate import evaluate as run
 
-        raise SystemExit(run(list(runs), Options(**options), out))
+        raise SystemExit(run(list(runs), EvaluateOptions(**options), out))
 
 
 @main.command()
-@click.argument("run", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--checkpoint",
-    metavar="N",
-    help="Of RUN: iterations trained, 0 for none, or latest (default).",
-)
-@click.option("--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights.")
+@click.argument("run", required=False, type=PATH)
+@click.option("--checkpoint", metavar="N", help=f"Of RUN: {CHECKPOINT}")
+@ema_option
 @click.option("--adapter", metavar="MODEL", help="Without RUN: a folder or hub name.")
-@click.option(
-    "--target", metavar="MODEL", help="Without RUN: likewise; without it the adapter writes all."
-)
-@click.option(
-    "--data",
-    "sets",
-    multiple=True,
-    metavar="SET",
-    help="A problem set, file, folder or hf:OWNER/NAME, or - for JSONL on stdin (default).",
-)
+@click.option("--target", metavar="MODEL", help="Without RUN: likewise; without it the adapter writes all.")
+@_data_option(", or - for JSONL on stdin (default).")
 @click.option("--suffix", help="Append this to every question, in place of a problem set's own.")
-@click.option(
-    "--samples",
-    type=click.IntRange(0),
-    default=0,
-    help="Sampled answers per problem; default: one greedy answer.",
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0),
-    help="Of adapter and target when sampling; default: those of the run.",
-)
+@_samples_option("Sampled answers per problem; default: one greedy answer.")
+@click.option("--temperature", type=click.FloatRange(0), help=TEMPERATURE)
 @settings_option
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Where the lines go; a new or empty file.  [default: stdout]",
-)
-@click.option(
-    "--overwrite", "overwrites", is_flag=True, help="Replace what the file of --out holds."
-)
+@click.option("--out", type=PATH, help=OUT)
+@click.option("--overwrite", "overwrites", is_flag=True, help="Replace the content of the file of --out.")
 def generate(out: Path | None, **options: Any) -> None:
-    """Answer problems with the adapter of RUN (a run directory) and its target: JSONL in, JSONL out.
+    """Answer problems with the adapter of RUN (a run directory) and its target, in JSONL.
 
-    Starts workers on this machine. A line per answer, in the order of the problems. Exit code 6: some row has no answer,
-    or no verdict although it has a gold answer.
+    Starts workers on this machine. A line per answer, in the order of the problems. Exit code 6: some row has no
+    answer, or no verdict although it has a gold answer.
     """
     with exit_codes():
-        from prefixrl.deploy.generate import Options
+        from prefixrl.deploy.generate import GenerateOptions
         from prefixrl.deploy.generate import generate as run
 
-        raise SystemExit(run(Options(**options), out))
+        raise SystemExit(run(GenerateOptions(**options), out))
 
 
 @main.command()
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option("--json", "as_json", is_flag=True, help="The whole document, for programs.")
 def status(run_directory: Path, as_json: bool) -> None:
     """Show the state of the run in RUN_DIRECTORY now."""
@@ -150,10 +115,10 @@ def status(run_directory: Path, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per trained group.")
 def inspect(run_directory: Path, as_json: bool) -> None:
-    """List every trained group of the run in RUN_DIRECTORY: what it was trained on, and when."""
+    """List every trained group of the run in RUN_DIRECTORY: its prompt, rewards and versions."""
     with exit_codes():
         from prefixrl.deploy.inspect import inspect as run
 
@@ -162,7 +127,7 @@ def inspect(run_directory: Path, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("run_directory", type=click.Path(path_type=Path))
+@run_directory_argument
 def report(run_directory: Path) -> None:
     """Write reward.png and report.html into RUN_DIRECTORY and print its table."""
     with exit_codes():
@@ -173,14 +138,14 @@ def report(run_directory: Path) -> None:
 
 
 @main.command()
-@click.argument("run_file", type=click.Path(path_type=Path))
+@run_file_argument
 @click.argument("question")
 @click.option("--prefix", default="", help="Text to show as the prefix of the answer too.")
 @settings_option
 def show(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) -> None:
-    """Show the exact text and tokens that the adapter and the target of RUN_FILE see of QUESTION."""
+    """Show the exact text and tokens that adapter and target of RUN_FILE see of QUESTION."""
     with exit_codes():
-        from prefixrl.common.config import load
+        from prefixrl.common.config.load import load
         from prefixrl.deploy.show import show as run
 
         for line in run(load(run_file, settings), question, prefix):

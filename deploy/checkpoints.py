@@ -1,54 +1,75 @@
-"""Runs and their checkpoints, as commands name them: which config, which weights, published as what."""
+"""Runs and their checkpoints as commands name them: config, weights, published digests."""
 
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 
-from prefixrl.common import journal
-from prefixrl.common.config import RunConfig, changed, from_json
+from prefixrl.common.config.load import changed, from_json
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.records import VersionPublished
+from prefixrl.common.run import journal
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.records import VersionPublished
 
 LATEST = "latest"
+INCOMPLETE = 6
+"""Exit code of a command that ended well, but some of whose answers or verdicts are missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """Options of every command that answers with checkpoints."""
+
+    sets: tuple[str, ...]
+    """Problems as `data.eval` names them."""
+    samples: int
+    is_averaged: bool
+    """Take the moving average of the weights (learner.ema_decay)."""
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """An adapter that answers."""
+
+    version: int
+    """Iterations it was trained for; 0 also where no run trained it."""
+    model: str
+    published: tuple[str, ...] = ()
+    """Digests under which its run published that version; empty where none is known."""
 
 
 def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
-    """The config of a run with settings over it; raises ConfigError where there is no run or a setting is wrong."""
+    """Return the config of a run with settings over it; raise ConfigError."""
+    check_format(run)
     known = run / "config.json"
     if not known.exists():
         raise ConfigError(f"{run} holds no run (no file {known})")
     return changed(from_json(known.read_text(encoding="utf-8"), str(known)), settings, "--set")
 
 
-def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> tuple[int, str]:
-    """Iterations and model folder of a checkpoint, given as iterations or `latest`; 0 is the adapter the run began with.
-
-    Raises:
-        ConfigError: naming the checkpoints there are.
-    """
+def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> Weights:
+    """Return the weights of a checkpoint: iterations or `latest`; raise ConfigError without it."""
     if checkpoint == "0":
-        return 0, config.adapter.model
-    there = {int(path.name[5:]): path for path in (run / "checkpoints").glob("step_????????")}
-    if not there:
-        raise ConfigError(
-            f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with"
-        )
-    wanted = (
-        max(there) if checkpoint == LATEST else int(checkpoint) if checkpoint.isdecimal() else -1
-    )
-    if wanted not in there:
-        kept = ", ".join(map(str, sorted(there)))
-        raise ConfigError(
-            f"--checkpoint {checkpoint}: {run} keeps 0, {kept} and {LATEST} (checkpoint.keep)"
-        )
-    folder = there[wanted] / ("hf_ema" if is_averaged else "hf")
-    if not folder.is_dir():
-        raise ConfigError(f"--ema: {there[wanted]} holds no averaged weights (learner.ema_decay)")
-    return wanted, str(folder.resolve())
+        version, model = 0, config.adapter.model
+    else:
+        there = {int(path.name[5:]): path for path in (run / "checkpoints").glob("step_????????")}
+        if not there:
+            raise ConfigError(f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with")
+        version = max(there) if checkpoint == LATEST else int(checkpoint) if checkpoint.isdecimal() else -1
+        if version not in there:
+            kept = ", ".join(map(str, sorted(there)))
+            raise ConfigError(f"--checkpoint {checkpoint}: {run} keeps 0, {kept} and {LATEST} (checkpoint.keep)")
+        folder = there[version] / ("hf_ema" if is_averaged else "hf")
+        if not folder.is_dir():
+            raise ConfigError(f"--ema: {there[version]} holds no averaged weights (learner.ema_decay)")
+        model = str(folder.resolve())
+    return Weights(version, model, () if is_averaged else _published(run).get(version, ()))
 
 
 @functools.cache
-def published(run: Path) -> dict[int, tuple[str, ...]]:
-    """Digests under which a run published each version; a journal is long, so it is read once for all checkpoints."""
+def _published(run: Path) -> dict[int, tuple[str, ...]]:
+    """Return the digests of each version; a long journal is read once for all checkpoints."""
     found: dict[int, tuple[str, ...]] = {}
     path = run / "journal.msgpack"
     for each in journal.read(path) if path.exists() else ():

@@ -1,8 +1,8 @@
-"""`prefixrl generate`: answers problems with a trained adapter and its target; JSONL in, JSONL out, line for line.
+"""`prefixrl generate`: answers problems with an adapter and its target, line for line.
 
-    stdin or sources ──▶ launch in a folder of its own: generation, rollouts, scorers ──▶ answers.jsonl ──▶ stdout or a file
+    stdin or sources ──▶ launch in a folder of its own: generation, rollouts, scorers ──▶ answers.jsonl ──▶ stdout, file
 
-What is written to the output are whole lines, as they come. All else goes to stderr.
+Only whole lines are written to the output, as they come. Everything else goes to stderr.
 """
 
 import contextlib
@@ -13,64 +13,49 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import click
 import msgspec
 
-from prefixrl.common.config import ModelConfig, RunConfig, changed, from_flags
-from prefixrl.common.data_section import DataConfig, Source, resolve
+from prefixrl.common.config.data import DataConfig, resolve
+from prefixrl.common.config.load import changed, from_flags
+from prefixrl.common.config.run import ModelConfig, RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import Usage, VerdictStatus
-from prefixrl.common.offline import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, GenerationPlan
 from prefixrl.common.process import stop_event, write_atomically
-from prefixrl.common.status import USAGE_FILE, spent
-from prefixrl.deploy.checkpoints import LATEST, config_of, published, weights_of
+from prefixrl.common.run.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, AnswerLine, GenerationPlan
+from prefixrl.common.run.status import USAGE_FILE, total_usage
+from prefixrl.common.wire.messages import Usage
+from prefixrl.deploy.checkpoints import INCOMPLETE, LATEST, CheckpointOptions, Weights, config_of, weights_of
 from prefixrl.deploy.launch import STOPPED, Launcher
 
-INCOMPLETE = 6
-"""Exit code where some row has no answer, or its answer no verdict although it has a gold answer."""
 STDIN = "-"
 SHOWN_FAILURES = 10
+FAILURES = {"bad_row": "bad row", "failed": "no answer", "error": "no verdict"}
+"""Statuses of lines without an answer or a verdict, in words."""
 FREE_PORT = "tcp://127.0.0.1:0"
-"""A run that is still training keeps its own port."""
+"""Never the configured port: the run may still be training."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the command line says."""
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(CheckpointOptions):
+    """Options of `prefixrl generate`; `sets` may hold `-`, 0 samples: one greedy answer."""
 
     run: Path | None
     checkpoint: str | None
-    is_averaged: bool
     adapter: str | None
     target: str | None
-    sets: tuple[str, ...]
-    """As `data.eval` names them, or `-`."""
     suffix: str | None
-    samples: int
-    """0: one greedy answer, unless there is a temperature."""
     temperature: float | None
-    settings: tuple[str, ...]
     overwrites: bool
     """The output may hold something already."""
 
 
-class _Line(msgspec.Struct, frozen=True):
-    """What matters here of an `Answer`."""
-
-    file: str
-    row: int
-    sample: int
-    status: VerdictStatus | Literal["bad_row", "failed"]
-    reason: str
-
-
 class Copy:
-    """Takes whole lines of a growing file to the output and counts what failed."""
+    """Copies whole lines of a growing file to the output and counts failures."""
 
     def __init__(self, source: Path, out: IO[bytes], replaces: bool = False) -> None:
-        """`replaces`: the output is a file that loses what it held once the first line is there."""
+        """`replaces`: the output is a file that loses its content once the first line is there."""
         self._source = source
         self._out = out
         self._replaces = replaces
@@ -81,13 +66,9 @@ class Copy:
         """Nobody reads the output any more."""
 
     def more(self, is_last: bool = False) -> None:
-        """Copy what is new; what failed is told on stderr, the first few each by itself.
+        """Copy new lines, report failures on stderr; raise ConfigError if they cannot be written.
 
-        Args:
-            is_last: all is answered, even if that was nothing.
-
-        Raises:
-            ConfigError: the output cannot be written.
+        `is_last`: everything is answered, even if there was nothing to answer.
         """
         if self.is_closed or not self._source.exists():
             return
@@ -95,12 +76,14 @@ class Copy:
             file.seek(self._offset)
             text, newline, _ = file.read().rpartition(b"\n")
         for line in text.splitlines() if newline else ():
-            self._tell(msgspec.json.decode(line, type=_Line))
+            self._count(msgspec.json.decode(line, type=AnswerLine))
         self._offset += len(text) + len(newline)
         try:
             if self._replaces and (newline or is_last):
                 self._replaces = False
-                self._empty()
+                # Only files hold bytes; pipes and devices cannot be truncated.
+                if os.fstat(self._out.fileno()).st_size:
+                    self._out.truncate(0)
             self._out.write(text + newline)
             self._out.flush()
         except BrokenPipeError:
@@ -109,29 +92,19 @@ class Copy:
             self.is_closed = True
             raise ConfigError(f"--out: cannot be written: {error.strerror}") from None
 
-    def _empty(self) -> None:
-        # A pipe or device holds nothing, and cannot be cut.
-        if os.fstat(self._out.fileno()).st_size:
-            self._out.truncate(0)
-
-    def _tell(self, line: _Line) -> None:
+    def _count(self, line: AnswerLine) -> None:
         self.lines += 1
-        if line.status not in ("bad_row", "failed", "error"):
+        if line.status not in FAILURES:
             return
         self.failed += 1
         if self.failed <= SHOWN_FAILURES:
-            what = {"bad_row": "bad row", "failed": "no answer", "error": "no verdict"}[line.status]
-            click.echo(f"{line.file} row {line.row}: {what}: {line.reason}", err=True)
+            click.echo(f"{line.file} row {line.row}: {FAILURES[line.status]}: {line.reason}", err=True)
         elif self.failed == SHOWN_FAILURES + 1:
             click.echo("more rows failed; each has a line with status and reason", err=True)
 
 
-def generate(options: Options, out: Path | None) -> int:
-    """Answer everything; returns the exit code.
-
-    Raises:
-        ConfigError: a run, checkpoint, model, data set, setting or output that cannot be.
-    """
+def generate(options: GenerateOptions, out: Path | None) -> int:
+    """Answer everything, return the exit code; raise ConfigError for a wrong option or output."""
     directory = Path(tempfile.mkdtemp(prefix="prefixrl-generate-"))
     keeps_logs = False
     try:
@@ -139,16 +112,20 @@ def generate(options: Options, out: Path | None) -> int:
         try:
             plan, config = _plan(options, directory)
         except ConfigError as error:
-            # The config calls it so; all that it holds there was named by --data.
+            # The error names the config's key; the user typed --data.
             raise ConfigError(str(error).replace("data.train", "--data")) from None
         _check_is_no_source(out, options, config.data)
-        launcher = _launcher(plan, config)
+        (directory / "logs").mkdir()
+        write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
+        command = ["prefixrl.learner.evaluation.generate_command", str(directory)]
+        # A process that asks for answers cannot resume in the middle of them: its first error is the cause.
+        launcher = Launcher(config, command, "generation", uses_stderr=True, restarts=0)
         with _opened(out) as file:
             copy = Copy(directory / ANSWERS_FILE, file, replaces=out is not None)
             keeps_logs = True
-            code = _answered(launcher, copy, config)
+            code = _answer(launcher, copy, config)
         keeps_logs = code not in (0, ConfigError.exit_code, STOPPED)
-        return _told(launcher, copy, code)
+        return _report_end(launcher, copy, code)
     finally:
         if keeps_logs:
             click.echo(f"all logs are in {directory / 'logs'}", err=True)
@@ -156,17 +133,8 @@ def generate(options: Options, out: Path | None) -> int:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _launcher(plan: GenerationPlan, config: RunConfig) -> Launcher:
-    directory = Path(config.directory)
-    (directory / "logs").mkdir()
-    write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
-    command = ["prefixrl.learner.generation", str(directory)]
-    # What asks for answers cannot go on in the middle of them: it ends once, and what it says then is the cause.
-    return Launcher(config, command, "generation", says_on_stderr=True, restarts=0)
-
-
-def _answered(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
-    """Have everything answered and copied, and tell what it cost; returns the exit code of what asked."""
+def _answer(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
+    """Run the processes that answer, report token usage; return the exit code."""
     stop = stop_event()
 
     def is_stopped() -> bool:
@@ -180,64 +148,52 @@ def _answered(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
         usage = Path(config.directory) / USAGE_FILE
         if usage.exists():
             counts = msgspec.json.decode(usage.read_bytes(), type=dict[str, Usage])
-            click.echo(f"endpoint: {spent(counts.values(), config.scorer.openai)}", err=True)
+            click.echo(f"endpoint: {total_usage(counts.values(), config.scorer.openai)}", err=True)
     return STOPPED if stop.is_set() or copy.is_closed else code
 
 
-def _told(launcher: Launcher, copy: Copy, code: int) -> int:
-    """Tell the end; returns the exit code of the command."""
+def _report_end(launcher: Launcher, copy: Copy, code: int) -> int:
+    """Report the end; return the exit code of the command."""
+    if code == 0:
+        failures = f", {copy.failed} of them without an answer or a verdict" if copy.failed else ""
+        click.echo(f"{copy.lines} lines{failures}", err=True)
+        return INCOMPLETE if copy.failed else 0
     if code == STOPPED:
         click.echo(f"stopped after {copy.lines} lines", err=True)
-        return code
-    if code != 0:
-        launcher.tell_failure(code)
-        return code
-    said = f", {copy.failed} of them without an answer or a verdict" if copy.failed else ""
-    click.echo(f"{copy.lines} lines{said}", err=True)
-    return INCOMPLETE if copy.failed else 0
-
-
-# --- the output ------------------------------------------------------------------------------------------------------
+    else:
+        launcher.report_failure(code)
+    return code
 
 
 def _check_is_free(out: Path | None, overwrites: bool) -> None:
-    """Raise ConfigError where the output holds something already that nobody gave up."""
+    """Raise ConfigError where the output holds something and `--overwrite` is not given."""
     if out is not None and out.is_file() and out.stat().st_size and not overwrites:
-        raise ConfigError(
-            f"--out {out}: holds {out.stat().st_size:,} bytes already; name a file that is new or empty, or give "
-            "--overwrite to lose them"
-        )
+        size = f"{out.stat().st_size:,} bytes"
+        raise ConfigError(f"--out {out}: holds {size} already; name a new or empty file, or give --overwrite")
 
 
-def _check_is_no_source(out: Path | None, options: Options, data: DataConfig) -> None:
-    """Raise ConfigError where the output is read as well: problems, a folder of them, what is left out, stdin."""
+def _check_is_no_source(out: Path | None, options: GenerateOptions, data: DataConfig) -> None:
+    """Raise ConfigError where the output is read as well, as problems or stdin."""
     if out is None:
         return
     read = [each.path for source in data.eval for each in (source, *source.without)]
     for path in map(Path, filter(None, read)):
-        if _is_part(out, path):
+        is_same = out.exists() and path.exists() and out.samefile(path)
+        if is_same or (path.is_dir() and out.resolve().is_relative_to(path.resolve())):
             raise ConfigError(f"--out {out}: problems are read from {path}; give a file elsewhere")
-    is_from_stdin = STDIN in (options.sets or (STDIN,))
-    if is_from_stdin and out.is_file() and os.path.samestat(out.stat(), os.fstat(0)):
+    if STDIN in (options.sets or (STDIN,)) and out.is_file() and os.path.samestat(out.stat(), os.fstat(0)):
         raise ConfigError(f"--out {out}: problems are read from it, as stdin; give another file")
-
-
-def _is_part(out: Path, read: Path) -> bool:
-    """Whether a file is this one, under whatever name, or in this folder."""
-    return (out.exists() and read.exists() and out.samefile(read)) or (
-        read.is_dir() and out.resolve().is_relative_to(read.resolve())
-    )
 
 
 @contextlib.contextmanager
 def _opened(out: Path | None) -> Iterator[IO[bytes]]:
-    """The output; a file keeps what it holds until the first line is there."""
+    """Open the output; a file keeps its content until the first line is there."""
     if out is None:
         yield sys.stdout.buffer
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.buffer.flush()
             return
-        # Python flushes once more at its end: into nothing then.
+        # Python flushes once more at its end: let it flush into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     try:
@@ -248,60 +204,42 @@ def _opened(out: Path | None) -> Iterator[IO[bytes]]:
         yield file
 
 
-# --- the plan --------------------------------------------------------------------------------------------------------
-
-
-_Source = tuple[int, tuple[str, ...], RunConfig]
-"""Iterations trained, digests under which that was published, and the config that answers."""
-
-
-def _plan(options: Options, directory: Path) -> tuple[GenerationPlan, RunConfig]:
+def _plan(options: GenerateOptions, directory: Path) -> tuple[GenerationPlan, RunConfig]:
     samples, temperature = options.samples, options.temperature
     if samples > 1 and temperature == 0.0:
-        raise ConfigError(
-            f"--samples {samples} with --temperature 0: greedy answers are all alike; give a temperature above 0"
-        )
-    made = _of_models if options.run is None else _of_run
-    version, hashes, config = made(options, directory)
+        raise ConfigError(f"--samples {samples}: greedy answers are all alike; give a --temperature above 0")
+    weights, config = (_of_models if options.run is None else _of_run)(options, directory)
     broker = config.broker.model_copy(update={"listen": FREE_PORT})
     config = config.model_copy(update={"directory": str(directory), "broker": broker})
     is_sampled = temperature != 0.0 and (samples > 0 or temperature is not None)
-    decoding = SAMPLED if is_sampled else GREEDY
-    plan = GenerationPlan(config.model_dump_json(), version, hashes, decoding, max(1, samples))
+    plan = GenerationPlan(
+        config=config.model_dump_json(),
+        version=weights.version,
+        published=weights.published,
+        decoding=SAMPLED if is_sampled else GREEDY,
+        samples=max(1, samples),
+    )
     return plan, config
 
 
-def _of_run(options: Options, directory: Path) -> _Source:
-    """Of a checkpoint of a run."""
-    run = options.run
-    assert run is not None
+def _of_run(options: GenerateOptions, directory: Path) -> tuple[Weights, RunConfig]:
+    """Return the weights of a checkpoint of a run, and the config that answers."""
+    assert options.run is not None
     if options.adapter or options.target:
-        raise ConfigError(
-            "--adapter and --target are for models without a run; a run's models are its own: leave RUN or them out"
-        )
-    config = config_of(run, options.settings)
-    config = _heated(config, options.temperature)
-    wanted = options.checkpoint or LATEST
-    version, model = weights_of(run, config, wanted, options.is_averaged)
-    sources = _with_suffix(
-        DataConfig.model_validate({"train": _paths(options, directory)}).train, options.suffix
-    )
-    data = config.data.model_copy(update={"train": sources, "eval": sources})
-    adapter = ModelConfig(model=model)
-    config = config.model_copy(update={"adapter": adapter, "data": resolve(data, Path.cwd())})
-    return version, () if options.is_averaged else published(run).get(version, ()), config
+        raise ConfigError("--adapter and --target are for models without a run: leave RUN or them out")
+    config = _with_temperature(config_of(options.run, options.settings), options.temperature)
+    weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
+    given = DataConfig.model_validate({"train": _paths(options, directory)})
+    data = resolve(_to_answer(config.data, given, options.suffix), Path.cwd())
+    return weights, config.model_copy(update={"adapter": ModelConfig(model=weights.model), "data": data})
 
 
-def _of_models(options: Options, directory: Path) -> _Source:
-    """Of an adapter, and perhaps a target, that are given by themselves."""
+def _of_models(options: GenerateOptions, directory: Path) -> tuple[Weights, RunConfig]:
+    """Return the weights of `--adapter`, and the config that answers with models given."""
     if options.adapter is None:
-        raise ConfigError(
-            "nothing to answer with: give a RUN, or --adapter MODEL and --target MODEL"
-        )
+        raise ConfigError("nothing to answer with: give a RUN, or --adapter MODEL and --target MODEL")
     if options.checkpoint or options.is_averaged:
-        raise ConfigError(
-            "--checkpoint and --ema are of a run: give RUN, or the folder as --adapter"
-        )
+        raise ConfigError("--checkpoint and --ema are of a run: give RUN, or the folder as --adapter")
     document: dict[str, Any] = {
         "directory": str(directory),
         "mode": "direct" if options.target is None else "prefix",
@@ -311,23 +249,28 @@ def _of_models(options: Options, directory: Path) -> _Source:
     }
     if options.target is not None:
         document["target"] = {"model": options.target}
-    config = _heated(from_flags(document, options.settings), options.temperature)
-    sources = _with_suffix(config.data.train, options.suffix)
-    data = config.data.model_copy(update={"train": sources, "eval": sources})
-    return 0, (), config.model_copy(update={"data": data})
+    config = _with_temperature(from_flags(document, options.settings), options.temperature)
+    data = _to_answer(config.data, config.data, options.suffix)
+    return Weights(0, config.adapter.model), config.model_copy(update={"data": data})
 
 
-def _heated(config: RunConfig, temperature: float | None) -> RunConfig:
-    """With the temperature of everything that writes."""
+def _with_temperature(config: RunConfig, temperature: float | None) -> RunConfig:
+    """Set the temperature of everything that writes."""
     if not temperature:
         return config
     roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
-    settings = tuple(f"{role}.temperature={temperature}" for role in roles)
-    return changed(config, settings, "--temperature")
+    return changed(config, tuple(f"{role}.temperature={temperature}" for role in roles), "--temperature")
 
 
-def _paths(options: Options, directory: Path) -> list[str]:
-    """What the problems are in, as `data.eval` names it; what stdin holds is kept in a file first."""
+def _to_answer(data: DataConfig, given: DataConfig, suffix: str | None) -> DataConfig:
+    """Return a `[data]` with the problems of `given.train`, with a suffix if there is one."""
+    changes = {} if suffix is None else {"suffix": suffix}
+    sources = tuple(source.model_copy(update=changes) for source in given.train)
+    return data.model_copy(update={"train": sources, "eval": sources})
+
+
+def _paths(options: GenerateOptions, directory: Path) -> list[str]:
+    """Return the sources as `data.eval` names them; stdin is copied to a file first."""
     sets = options.sets or (STDIN,)
     if sets.count(STDIN) > 1:
         raise ConfigError("--data -: stdin can be read once only")
@@ -338,9 +281,3 @@ def _paths(options: Options, directory: Path) -> list[str]:
         with kept.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
     return [str(kept) if each == STDIN else each for each in sets]
-
-
-def _with_suffix(sources: tuple[Source, ...], suffix: str | None) -> tuple[Source, ...]:
-    if suffix is None:
-        return sources
-    return tuple(source.model_copy(update={"suffix": suffix}) for source in sources)

@@ -1,7 +1,4 @@
-"""What a run was trained on, read from its journal: one line per group that was handed out for training.
-
-People also get last lines that say what became of the other groups, and how many texts have no verdict, by cause.
-"""
+"""`prefixrl inspect`: a line per trained group from a run's journal; losses by cause."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,11 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common import journal
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import ScoredGroup, TextVerdict, VersionSpan
-from prefixrl.common.packing import logprobs, token_ids
-from prefixrl.common.records import Batched, Ended, GroupScored
+from prefixrl.common.run import journal, json_lines
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.documents import ADVANTAGES_FILE, AdvantageLine
+from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupScored
+from prefixrl.common.wire.messages import ScoredGroup, TextVerdict, VersionSpan
+from prefixrl.common.wire.packing import logprobs, token_ids
 
 
 class TrainedRow(msgspec.Struct, frozen=True):
@@ -22,16 +21,16 @@ class TrainedRow(msgspec.Struct, frozen=True):
     prefix_ids: list[int]
     behaviour_logprobs: list[float]
     spans: list[VersionSpan]
-    """Which version of the adapter sampled which tokens, in order."""
+    """Versions of the adapter that sampled its tokens, in order."""
     reward: float
     status: str
     extracted: str
     finish: str
-    """What ended it: `eos`, or `length` where it reached the most tokens it may have."""
+    """`eos`, or `length` where it reached its largest number of tokens."""
     advantage: float | None
     """Mean whitened advantage over its tokens; None for a row that was left out."""
     continuations: list[TextVerdict]
-    """With `scorer.continuations` > 1 the verdict on each, of which `reward` is the mean."""
+    """With `scorer.continuations` > 1 the verdict on each; `reward` is their mean."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True):
@@ -40,20 +39,16 @@ class TrainedGroup(msgspec.Struct, frozen=True):
     seq: int
     prompt_id: str
     version_sampled: int
-    """That of its oldest token."""
+    """Version of its oldest token."""
     version_trained: int
     weights_digest: str
     scorer: str
     rows: list[TrainedRow]
 
 
-class _AdvantageLine(msgspec.Struct):
-    seq: int
-    advantages: list[float]
-
-
 def inspect(directory: Path, as_json: bool) -> Iterator[str]:
-    """Lines for people or for programs; raises ConfigError where there is no journal, DataError where it is damaged."""
+    """Yield lines for people or programs; raise ConfigError or DataError for the journal."""
+    check_format(directory)
     for group in trained_groups(directory):
         if as_json:
             yield msgspec.json.encode(group).decode()
@@ -61,66 +56,47 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
             rewards = " ".join(f"{row.reward:.3g}" for row in group.rows)
             ends = " ".join(row.finish for row in group.rows)
             yield (
-                f"iteration {group.version_trained:5d}  group {group.seq:7d}  sampled at version {_versions(group):>5}  "
-                f"rewards {rewards}  ended by {ends}  {group.prompt_id}"
+                f"iteration {group.version_trained:5d}  group {group.seq:7d}  sampled at version "
+                f"{_versions(group):>5}  rewards {rewards}  ended by {ends}  {group.prompt_id}"
             )
-    if not as_json and (ended := ended_groups(directory)):
-        causes = ", ".join(f"{count} {cause}" for cause, count in sorted(ended.items()))
-        yield f"ended untrained: {causes}"
-    if not as_json and (errors := row_errors(directory)):
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(errors.items()))
-        yield f"texts without a verdict: {kinds}"
+    for name, counts in () if as_json else _losses(directory).items():
+        if counts:
+            yield f"{name}: {', '.join(f'{count} {cause}' for cause, count in sorted(counts.items()))}"
 
 
 def _versions(group: TrainedGroup) -> str:
-    """The version that wrote a group, or the oldest and the newest."""
-    newest = max((row.spans[-1].version for row in group.rows), default=group.version_sampled)
+    """Return the version that wrote a group, or the oldest and the newest."""
     oldest = group.version_sampled
+    newest = max((row.spans[-1].version for row in group.rows), default=oldest)
     return str(oldest) if newest == oldest else f"{oldest}-{newest}"
 
 
-def ended_groups(directory: Path) -> Counter[str]:
-    """Groups that ended untrained, by state and cause."""
-    return Counter(
-        f"{record.state}: {record.cause}"
-        for record in journal.read(directory / "journal.msgpack")
-        if isinstance(record, Ended)
-    )
-
-
-def row_errors(directory: Path) -> Counter[str]:
-    """Texts that the verifier could not judge, by the kind of failure."""
-    found: Counter[str] = Counter()
+def _losses(directory: Path) -> dict[str, Counter[str]]:
+    """Count groups that ended untrained and texts without a verdict, by cause."""
+    ended: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
     for record in journal.read(directory / "journal.msgpack"):
         if isinstance(record, GroupScored):
-            found.update(record.group.faults)
-        elif isinstance(record, Ended):
-            found.update(record.faults)
-    return found
+            errors.update(record.group.faults)
+        elif isinstance(record, GroupEnded):
+            ended[f"{record.state}: {record.cause}"] += 1
+            errors.update(record.faults)
+    return {"ended untrained": ended, "texts without a verdict": errors}
 
 
 def trained_groups(directory: Path) -> Iterator[TrainedGroup]:
-    """Every group that was batched for training, in training order."""
+    """Yield every group that was batched for training, in training order."""
     path = directory / "journal.msgpack"
     if not path.exists():
         raise ConfigError(f"{directory} holds no run (no file {path})")
-    advantages = _advantages(directory / "advantages.jsonl")
+    advantages = {line.seq: line.advantages for line in json_lines.read(directory / ADVANTAGES_FILE, AdvantageLine)}
     waiting: dict[int, ScoredGroup] = {}
     for record in journal.read(path):
         if isinstance(record, GroupScored):
             waiting[record.group.prefixes.seq] = record.group
-        elif isinstance(record, Batched):
+        elif isinstance(record, BatchFormed):
             for seq in record.seqs:
                 yield _trained(waiting.pop(seq), record.iteration, advantages.get(seq, []))
-
-
-def _advantages(path: Path) -> dict[int, list[float]]:
-    if not path.exists():
-        return {}
-    lines = [
-        msgspec.json.decode(line, type=_AdvantageLine) for line in path.read_bytes().splitlines()
-    ]
-    return {line.seq: line.advantages for line in lines}
 
 
 def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> TrainedGroup:
@@ -142,11 +118,5 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
         )
     prefixes = group.prefixes
     return TrainedGroup(
-        prefixes.seq,
-        prefixes.prompt.prompt_id,
-        group.version,
-        iteration,
-        group.weights_digest,
-        group.scorer,
-        rows,
+        prefixes.seq, prefixes.prompt.prompt_id, group.version, iteration, group.weights_digest, group.scorer, rows
     )

@@ -1,10 +1,9 @@
-"""What goes on in a run: fetched from its broker, shown live on a terminal and as plain lines elsewhere."""
+"""The state of a run, from its broker: live on a terminal, plain lines elsewhere."""
 
 import contextlib
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 from rich.console import Console, Group
@@ -12,84 +11,68 @@ from rich.live import Live
 from rich.table import Table
 
 from prefixrl.common.errors import ConfigError, PeerLost, Refusal
-from prefixrl.common.messages import GetStatus, Status
-from prefixrl.common.requester import Requester
-from prefixrl.common.status import Document, FilterStatus
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine
+from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire.messages import GetStatus, Status
+from prefixrl.common.wire.requester import Requester
 
 PLAIN_EVERY_S = 5.0
 LIVE_EVERY_S = 0.5
 
 
-class Figures(msgspec.Struct):
-    """What the view shows of the newest line of metrics.jsonl."""
-
-    figures: dict[str, float]
-    since_start_s: float
-    iteration: int
-
-
 def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
-    """The status document of the run in a directory, JSON.
-
-    Raises:
-        ConfigError: no run there, or it is over.
-        PeerLost: its broker does not answer.
-    """
+    """Return a run's status as JSON; ConfigError if the run is over, PeerLost without an answer."""
+    check_format(directory)
     endpoint = directory / "endpoint"
     if not endpoint.exists():
         raise ConfigError(f"{directory} holds no run that was ever started (no file {endpoint})")
     try:
-        requester = Requester(endpoint.read_text(encoding="utf-8").strip(), "operator", answer_s)
+        requester = _requester(endpoint, answer_s)
     except PeerLost as error:
-        if (directory / "summary.json").exists():
-            raise ConfigError(
-                f"the run in {directory} is over; its result is in summary.json (prefixrl report {directory})"
-            ) from None
-        raise PeerLost(
-            f"{error}; is the learner running? (prefixrl launch resumes the run)"
-        ) from None
+        if (directory / SUMMARY_FILE).exists():
+            remedy = f"its result is in summary.json (prefixrl report {directory})"
+            raise ConfigError(f"the run in {directory} is over; {remedy}") from None
+        raise PeerLost(f"{error}; is the learner running? (prefixrl launch resumes the run)") from None
     try:
         return requester.ask(GetStatus(), Status)[0].document
     finally:
         requester.close()
 
 
-def newest_figures(directory: Path) -> Figures | None:
-    """The last whole line of metrics.jsonl."""
-    path = directory / "metrics.jsonl"
+def _requester(endpoint: Path, answer_s: float) -> Requester:
+    return Requester(endpoint.read_text(encoding="utf-8").strip(), "operator", answer_s)
+
+
+def newest_line(directory: Path) -> MetricsLine | None:
+    """Return the last complete line of metrics.jsonl."""
+    path = directory / METRICS_FILE
     if not path.exists():
         return None
     for line in reversed(path.read_bytes().splitlines()[-2:]):
         # The last one may be being written.
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            return msgspec.json.decode(line, type=Figures)
+            return msgspec.json.decode(line, type=MetricsLine)
     return None
 
 
 def render(document: bytes, directory: Path) -> None:
     """Print a status document."""
-    Console().print(
-        _picture(msgspec.json.decode(document, type=Document), newest_figures(directory))
-    )
+    Console().print(_picture(msgspec.json.decode(document, type=StatusDocument), newest_line(directory)))
 
 
-def plain_line(document: Document, figures: Figures | None) -> str:
-    """The run in one line."""
+def plain_line(document: StatusDocument, newest: MetricsLine | None) -> str:
+    """Return the state of a run in one line."""
     busy = ", ".join(f"{role} {share:.0%}" for role, share in document.busy_fraction.items())
     queues = _listed(document.queues)
-    reward = f"reward {figures.figures['reward']:.3f}, " if figures else ""
+    reward = f"reward {newest.figures['reward']:.3f}, " if newest else ""
     if document.truncated_fraction:
         reward += f"cut by the length limit {document.truncated_fraction:.1%}, "
     waiting = f", waiting for {document.waiting_for}" if document.waiting_for else ""
-    evaluated = (
-        f"; evaluations: {_evaluated(document)}" if document.evaluations.get("asked") else ""
-    )
+    evaluated = f"; evaluations: {_evaluated(document)}" if document.evaluations.get("asked") else ""
     spent = f"; endpoint: {document.endpoint}" if document.endpoint else ""
-    held_up = "".join(
-        f"; {worker.name}: {worker.state}"
-        for worker in document.workers
-        if worker.state.startswith("waiting for ")
-    )
+    stuck = (worker for worker in document.workers if worker.state.startswith("waiting for "))
+    held_up = "".join(f"; {worker.name}: {worker.state}" for worker in stuck)
     loading = ", ".join(each.name for each in document.workers if each.phase == "loading")
     rest = f"{f'; loading: {loading}' if loading else ''}{spent}{held_up}{waiting}"
     if not document.total_iterations:
@@ -98,22 +81,21 @@ def plain_line(document: Document, figures: Figures | None) -> str:
     return f"{where}busy: {busy}; groups: {queues}{evaluated}{rest}"
 
 
-def _evaluated(document: Document) -> str:
+def _evaluated(document: StatusDocument) -> str:
     counts = {"asked": 0, "judged": 0, "failed": 0} | document.evaluations
     failed = f", {counts['failed']} failed" if counts["failed"] else ""
     return f"{counts['judged']} of {counts['asked']} judged{failed}"
 
 
-def _picture(document: Document, figures: Figures | None) -> Group:
+def _picture(document: StatusDocument, newest: MetricsLine | None) -> Group:
     head = Table.grid(padding=(0, 2))
     if document.total_iterations:
-        _add_training(head, document, figures)
+        _add_training(head, document, newest)
     if document.evaluations.get("asked"):
         head.add_row("evaluations", _evaluated(document))
     if document.causes:
-        head.add_row(
-            "ended untrained", _listed(document.causes), "filter passes", _share(document.filter)
-        )
+        passes = f"{document.filter.passed} of {document.filter.judged}" if document.filter else ""
+        head.add_row("ended untrained", _listed(document.causes), "filter passes", passes)
     if cached := document.completions.get("cached"):
         head.add_row("completions from the cache", f"{cached} of {document.completions['judged']}")
     if document.row_errors:
@@ -122,26 +104,23 @@ def _picture(document: Document, figures: Figures | None) -> Group:
         head.add_row("the target's endpoint", str(document.endpoint))
     if document.waiting_for:
         head.add_row("the learner waits for", document.waiting_for)
-    workers = Table(box=None, padding=(0, 2))
-    for column in ("worker", "phase", "engine", "version", "leases", "busy", "tasks", "state"):
-        workers.add_column(column)
+    columns = "worker", "phase", "engine", "version", "leases", "busy", "tasks", "state"
+    workers = Table(*columns, box=None, padding=(0, 2))
     for each in document.workers:
         busy = "" if each.busy_fraction is None else f"{each.busy_fraction:.0%}"
         version = str(each.version) if each.role == "rollout" else ""
-        workers.add_row(
-            each.name, each.phase, each.engine, version, f"{each.leases}/{each.slots}", busy, str(each.tasks_done), each.state
-        )  # fmt: skip
+        figures = version, f"{each.leases}/{each.slots}", busy, str(each.tasks_done)
+        workers.add_row(each.name, each.phase, each.engine, *figures, each.state)
     return Group(head, workers)
 
 
-def _add_training(head: Table, document: Document, figures: Figures | None) -> None:
+def _add_training(head: Table, document: StatusDocument, newest: MetricsLine | None) -> None:
     where = f"{document.iteration} of {document.total_iterations}"
-    head.add_row("iteration", where, "time left", _eta(document, figures))
-    if figures:
-        reward, entropy = figures.figures["reward"], figures.figures["entropy"]
+    head.add_row("iteration", where, "time left", _eta(document, newest))
+    if newest:
+        reward, entropy = newest.figures["reward"], newest.figures["entropy"]
         head.add_row("reward", f"{reward:.3f}", "entropy", f"{entropy:.3f}")
-    cut = f"{document.truncated_fraction:.1%} of the newest batch"
-    head.add_row("cut by the length limit", cut)
+    head.add_row("cut by the length limit", f"{document.truncated_fraction:.1%} of the newest batch")
     ages = ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items())
     head.add_row("trained groups by age", ages, "window", str(document.window))
     if document.crossed_fraction:
@@ -155,20 +134,16 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
 
-def _share(line: FilterStatus | None) -> str:
-    return f"{line.passed} of {line.judged}" if line else ""
-
-
-def _eta(document: Document, figures: Figures | None) -> str:
-    if not figures or not document.iteration:
+def _eta(document: StatusDocument, newest: MetricsLine | None) -> str:
+    if not newest or not document.iteration:
         return "?"
-    per_iteration_s = figures.since_start_s / (figures.iteration + 1)
+    per_iteration_s = newest.since_start_s / (newest.iteration + 1)
     left_s = per_iteration_s * (document.total_iterations - document.iteration)
     return f"{left_s / 60:.0f} min" if left_s > 90 else f"{left_s:.0f} s"
 
 
 class View:
-    """Shows a run while it goes on: a live picture on a terminal, a line every few seconds elsewhere."""
+    """A run as it goes on: a live picture on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self, directory: Path, is_on_stderr: bool = False) -> None:
         self._directory = directory
@@ -184,47 +159,37 @@ class View:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live:
             self._live.stop()
         if self._requester:
             self._requester.close()
 
-    def say(self, text: str) -> None:
+    def announce(self, text: str) -> None:
         """Print a line that stays."""
         self._console.print(text, markup=False, highlight=False)
 
     def refresh(self) -> None:
-        """Show the newest state, at most every so often; a broker that does not answer is no error here."""
+        """Show the newest state, at most every few seconds; ignore a broker that is silent."""
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + (LIVE_EVERY_S if self._live else PLAIN_EVERY_S)
-        document = self._document()
-        if document is None:
+        if (document := self._document()) is None:
             return
-        figures = newest_figures(self._directory)
+        newest = newest_line(self._directory)
         if self._live:
-            self._live.update(_picture(document, figures), refresh=True)
-        elif (line := plain_line(document, figures)) != self._last_line:
+            self._live.update(_picture(document, newest), refresh=True)
+        elif (line := plain_line(document, newest)) != self._last_line:
             self._last_line = line
-            self.say(line)
+            self.announce(line)
 
-    def _document(self) -> Document | None:
+    def _document(self) -> StatusDocument | None:
         endpoint = self._directory / "endpoint"
         if self._requester is None and not endpoint.exists():
             return None
         try:
             if self._requester is None:
-                self._requester = Requester(
-                    endpoint.read_text(encoding="utf-8").strip(), "operator", answer_s=1.0
-                )
-            return msgspec.json.decode(
-                self._requester.ask(GetStatus(), Status)[0].document, type=Document
-            )
+                self._requester = _requester(endpoint, answer_s=1.0)
+            return msgspec.json.decode(self._requester.ask(GetStatus(), Status)[0].document, type=StatusDocument)
         except (PeerLost, Refusal):
             return None

@@ -1,12 +1,21 @@
-"""The learner: the process that trains, and the parent of everything that holds a run's state.
+"""The learner: the process that trains, and the parent of all that holds a run's state.
 
-Started as `prefixrl-learner run.toml`, on several GPUs once per rank. Rank 0 spawns the broker (`broker/`) and the weight
-server before DeepSpeed loads; every rank then asks the broker for its shard of a batch like any other client, turns verdicts
-into advantages and those into PPO steps, and rank 0 publishes the new version. Restarted by its supervisor it resumes from its
-last checkpoint and trains the batches again that the broker's journal recorded after it.
+Started as `prefixrl-learner run.toml`, on several GPUs once per rank. Rank 0 starts the broker and the weight server
+before DeepSpeed loads. Every rank then asks the broker for its shard of a batch, turns verdicts into advantages and
+these into PPO steps; rank 0 publishes the new version. After a restart it resumes from its last checkpoint and trains
+the batches again that the broker's journal recorded after it.
 
-Read in this order: `loop.py` (one turn as a list of verbs), `iteration.py` (PPO on one batch), the pure files `batch.py`,
-`advantages.py`, `ppo.py`, `plan.py`, then `model.py` and `trainee.py` (the only one that knows DeepSpeed's engine),
-`publish.py`, `checkpoint.py`, `evaluate.py`; `problems.py` and `data/` (what is asked); `start.py` and `servers.py` bring it
-all up.
+Read in this order:
+
+    loop.py         one iteration as a list of verbs
+    training/       PPO on one batch: `objectives.py` is where the algorithms differ
+    broker/         state of the run: what may be sampled, scored and trained, by whom; and the way of one group
+    weights/        publishing versions, and serving them to rollouts
+    evaluation/     judging adapters: in training, `prefixrl eval`, `prefixrl generate`
+    data/           from data files to problems, and their order
+    run/            the run directory, metrics, summary, and the forecast of `--check`
+    start.py        starting one rank, in the right order
+    servers.py      the child processes of rank 0: broker and weight server
+    ranks.py        the rank of this process, and a small supervisor of several
+    __main__.py     the command
 """

@@ -1,39 +1,34 @@
-"""`prefixrl-learner run.toml`: trains the adapter, owns the run. The only daemon that reads the run file."""
+"""The command `prefixrl-learner`: trains the adapter, owns the run, reads the run file."""
 
 import os
 from pathlib import Path
 
 import click
 
-from prefixrl.common.command import settings_option
 from prefixrl.common.process import exit_codes, start_logging, stop_event
+from prefixrl.common.worker.command import settings_option
 
 
 @click.command()
 @click.argument("run_file", type=click.Path(path_type=Path))
 @settings_option
-@click.option(
-    "--nproc-per-node",
-    type=click.IntRange(1),
-    default=1,
-    help="Learner ranks to start on this machine.",
-)
+@click.option("--nproc-per-node", type=click.IntRange(1), default=1, help="Learner ranks to start on this machine.")
 @click.option(
     "--check",
     is_flag=True,
     help="Print the resolved config and what follows from it, then stop; executes nothing that RUN_FILE names.",
 )
 def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: bool) -> None:
-    """Train the run described by RUN_FILE; resumes where its directory stands.
+    """Train the run described by RUN_FILE; resume from its directory if it has begun.
 
     Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function).
     """
     with exit_codes():
-        from prefixrl.common.config import import_functions, load
+        from prefixrl.common.config.load import import_functions, load
 
         config = load(run_file, settings)
         if check:
-            from prefixrl.learner.forecast import forecast
+            from prefixrl.learner.run.forecast import forecast
 
             click.echo(config.model_dump_json(indent=2))
             click.echo(forecast(config))
@@ -41,17 +36,17 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
         import_functions(config)
         from prefixrl.learner import ranks
 
-        place, missing = ranks.place(os.environ)
-        start_logging("prefixrl-learner" if place.ranks == 1 else f"prefixrl-learner-{place.rank}")
+        info, missing = ranks.rank_info(os.environ)
+        start_logging("prefixrl-learner" if info.ranks == 1 else f"prefixrl-learner-{info.rank}")
         stop = stop_event()
-        if nproc_per_node > 1 and place.ranks == 1:
+        if nproc_per_node > 1 and info.ranks == 1:
             flags = [flag for setting in settings for flag in ("--set", setting)]
             ranks.supervise([str(run_file), *flags], nproc_per_node, stop.is_set)
             return
         os.environ.update(missing)
         from prefixrl.learner.start import start
 
-        start(config, place.rank, place.ranks, stop.is_set)
+        start(config, info.rank, info.ranks, stop.is_set)
 
 
 if __name__ == "__main__":

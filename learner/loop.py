@@ -3,8 +3,8 @@
     broker ── Batch ──▶ advantages ─▶ minibatches ─▶ version v+1 ──▶ publisher thread ──▶ weight server, broker
        ▲ IterationDone ─────────────────────┘                └──▶ checkpoint
 
-A turn waits for one thing only: this rank's shard of the next batch, with a deadline and the names of what it waits for.
-No collective begins before every rank holds its shard: each asks the broker itself, which answers all of them or none.
+A turn waits for one thing only: this rank's shard of the next batch, with a deadline and the names of what it waits
+for. No collective begins before every rank holds its shard: each rank asks the broker, which answers all or none.
 """
 
 import logging
@@ -13,29 +13,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prefixrl.common.config import RunConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain
-from prefixrl.common.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
-from prefixrl.learner import checkpoint, summary
-from prefixrl.learner.client import BrokerClient
-from prefixrl.learner.evaluate import Evaluator
-from prefixrl.learner.iteration import train_iteration
-from prefixrl.learner.metrics import MetricsLog, Times
-from prefixrl.learner.model import Models
-from prefixrl.learner.publish import Publisher, probe_tokens
+from prefixrl.common.wire.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
+from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.evaluation.arms import Arms
+from prefixrl.learner.run import summary
+from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.servers import Servers
-from prefixrl.learner.shard import iteration_data, steps_in_all
+from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.batch import iteration_data
+from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.model import Models
+from prefixrl.learner.weights.publish import Publisher, probe_tokens
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class RankZero:
-    """What only rank 0 has: the children, the publisher, evaluations, the log of metrics."""
+class RankZeroParts:
+    """Parts that only rank 0 has: child processes, publisher, evaluations, log of metrics."""
 
     servers: Servers
     publisher: Publisher
-    evaluator: Evaluator
+    arms: Arms
     metrics: MetricsLog
 
 
@@ -47,7 +48,7 @@ class Learner:
     directory: Path
     client: BrokerClient
     models: Models
-    zero: RankZero | None
+    rank_zero: RankZeroParts | None
     problems: int
     stopped: Callable[[], bool]
     iteration: int = 0
@@ -72,7 +73,7 @@ class Learner:
                 self.train(*batch)
                 self.publish()
                 self.save_if_due()
-                self.look_around()
+                self.check_background()
         except NothingToTrain as fault:
             self.give_up(fault)
             raise
@@ -82,7 +83,7 @@ class Learner:
         self.finish()
 
     def next_batch(self) -> tuple[Batch, list[ScoredGroup]] | None:
-        """Wait for this rank's shard."""
+        """Wait for this rank's shard; None when there is nothing more to train."""
         waited_from_s = time.monotonic()
         rank, ranks = self.models.rank, self.models.world_size
         batch = self.client.next_batch(
@@ -93,43 +94,38 @@ class Learner:
         if isinstance(batch, Halt | RunOver):
             return None
         self.waited_s = time.monotonic() - waited_from_s
-        if self.zero and self.iteration == 0:
-            self.zero.evaluator.ask_candidates(batch[1])
+        if self.rank_zero and self.iteration == 0:
+            self.rank_zero.arms.ask_candidates(batch[1])
         return batch
 
     def train(self, batch: Batch, shard: list[ScoredGroup]) -> None:
-        """The optimiser steps of one iteration; afterwards this version is one higher."""
+        """Take the optimiser steps of one iteration; the version is one higher afterwards."""
         started_s = time.monotonic()
         data = iteration_data(batch, shard)
-        metrics = train_iteration(
-            self.models, data, self.config, steps_in_all(self.config, self.problems)
-        )
+        metrics = train_iteration(self.models, data, self.config, self.config.steps_in_all(self.problems))
         trained_s = time.monotonic() - started_s
         self.busy_s += trained_s
         self.iteration += 1
-        if self.zero:
-            self.zero.servers.completed = self.zero.evaluator.asked.iteration = self.iteration
+        if self.rank_zero:
+            self.rank_zero.servers.completed = self.iteration
+            self.rank_zero.arms.advance(self.iteration)
             self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps)
             now_s = time.monotonic()
-            times = Times(
-                self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s)
-            )
-            self.zero.metrics.write(
-                batch, metrics, self.models.optimizer_steps, times, self.client.status()
-            )
+            times = Times(self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s))
+            self.rank_zero.metrics.write(batch, metrics, self.models.optimizer_steps, times, self.client.status())
 
     def publish(self) -> None:
         """Hand the current version to the publisher; a collective, so every rank calls it."""
         probe = probe_tokens(self.config.seed, self.models.hf_config.get_text_config().vocab_size)
         logprobs = self.models.probe_logprobs(probe, self.config.rollout.temperature)
         tensors = self.models.state_dict_for_publication()
-        if self.zero:
-            self.zero.evaluator.ask_version(self.iteration)
-            self.zero.publisher.pinned = self.zero.evaluator.asked.pinned
-            self.zero.publisher.publish(self.iteration, tensors, logprobs)
+        if self.rank_zero:
+            self.rank_zero.arms.ask_version(self.iteration)
+            self.rank_zero.publisher.pinned = self.rank_zero.arms.pinned
+            self.rank_zero.publisher.publish(self.iteration, tensors, logprobs)
 
     def busy_fraction(self, now_s: float) -> float:
-        """Share of the time since the first batch that was spent training."""
+        """Return the share of the time since the first batch that was spent training."""
         passed_s = now_s - (self.first_batch_s or now_s)
         return min(1.0, self.busy_s / passed_s) if passed_s else 0.0
 
@@ -144,34 +140,30 @@ class Learner:
         if self.saved == self.iteration:
             return
         state = checkpoint.TrainerState(
-            iteration=self.iteration,
-            optimizer_steps=self.models.optimizer_steps,
-            world_size=self.models.world_size,
+            iteration=self.iteration, optimizer_steps=self.models.optimizer_steps, world_size=self.models.world_size
         )
-        checkpoint.save(
-            self.directory / "checkpoints", self.models, state, self.config.checkpoint.keep
-        )
+        checkpoint.save(self.directory / "checkpoints", self.models, state, self.config.checkpoint.keep)
         self.saved = self.iteration
 
-    def look_around(self) -> None:
-        """Between iterations: finished evaluations, children that cannot be restarted."""
-        if self.zero:
-            self.zero.publisher.check()
-            self.zero.evaluator.asked.gather()
-            self.zero.evaluator.check_course(dict(self.zero.publisher.digests))
-            self.zero.servers.check()
+    def check_background(self) -> None:
+        """Collect finished evaluations; raise if a child process cannot be restarted."""
+        if self.rank_zero:
+            self.rank_zero.publisher.check()
+            self.rank_zero.arms.gather(dict(self.rank_zero.publisher.digests))
+            self.rank_zero.servers.check()
 
     def give_up(self, fault: NothingToTrain) -> None:
-        """Keep what is trained and send broker and workers home: the run would stand here again; every rank calls it."""
+        """Save, then stop broker and workers: a restart would fail as well. Every rank calls it."""
         self.save()
-        if self.zero:
-            self.zero.servers.expect_end()
+        if self.rank_zero:
+            self.rank_zero.servers.expect_end()
             self.client.stop(str(fault))
 
     def halted(self) -> Halted:
-        """What ends every rank that was asked to stop; the newest checkpoint is of this iteration."""
+        """Make the error that ends a stopped rank; the newest checkpoint is of this iteration."""
         return Halted(
-            f"stopped as asked after {self.iteration} iterations, not finished; all is saved, and the next start goes on there"
+            f"stopped as asked after {self.iteration} iterations, not finished; everything is saved, start it "
+            f"again to resume"
         )
 
     def finish(self) -> None:
@@ -179,26 +171,28 @@ class Learner:
 
         Raises:
             Halted: asked to stop while the last version was judged; what is judged stands in files.
-            PeerLost: the servers are beyond help.
+            PeerLost: broker or weight server ended and cannot be restarted.
         """
-        if not self.zero:
+        if not self.rank_zero:
             return
-        self.zero.publisher.flush(self.iteration)
-        self.zero.evaluator.asked.watch = self.watch
-        self.zero.evaluator.finish()
-        metrics, up_s = self.zero.metrics, time.monotonic() - self.started_s
+        self.rank_zero.publisher.flush(self.iteration)
+        self.rank_zero.arms.finish(self.raise_if_hopeless)
+        metrics, up_s = self.rank_zero.metrics, time.monotonic() - self.started_s
         result = summary.summarise(
-            self.client.status(), self.zero.evaluator, metrics.lines(), self.models.optimizer_steps,
+            self.client.status(),
+            self.rank_zero.arms.outcome(),
+            metrics.lines(),
+            self.models.optimizer_steps,
             metrics.since_run_began_s(up_s),
-        )  # fmt: skip
+        )
         summary.write(summary.merged(result, self.directory), self.directory)
         log.info("finished after %d iterations", self.iteration)
-        self.zero.servers.expect_end()
+        self.rank_zero.servers.expect_end()
         self.client.stop("the run is finished")
 
-    def watch(self) -> None:
-        """Called while the last version is judged; raises what makes waiting useless."""
+    def raise_if_hopeless(self) -> None:
+        """Raise if waiting for the last evaluation is useless: a stop, or a lost server."""
         if self.stopped():
             raise self.halted()
-        assert self.zero, "only rank 0 judges"
-        self.zero.servers.check()
+        assert self.rank_zero, "only rank 0 judges"
+        self.rank_zero.servers.check()

@@ -1,4 +1,4 @@
-"""Which rank this process is, whoever started it, and the small supervisor behind `--nproc-per-node`.
+"""The rank of this process, and the supervisor of several behind `--nproc-per-node`.
 
 torchrun, deepspeed      RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are set already
 srun                     SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, the first node of SLURM_STEP_NODELIST
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prefixrl.common.errors import ConfigError, Halted, PeerLost
-from prefixrl.common.process import PARENT_VARIABLE
+from prefixrl.common.process import PARENT_VARIABLE, end_children
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ TICK_S = 0.1
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """This process among the learner's ranks."""
 
     rank: int
@@ -37,7 +37,7 @@ class Place:
     local_rank: int
 
     def environment(self, address: str, port: int) -> dict[str, str]:
-        """What torch.distributed and DeepSpeed read."""
+        """Return the variables that torch.distributed and DeepSpeed read."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.ranks),
@@ -47,19 +47,15 @@ class Place:
         }
 
 
-def place(environment: Mapping[str, str]) -> tuple[Place, dict[str, str]]:
-    """This process's place, and the variables that must still be set for torch.distributed.
-
-    Raises:
-        ConfigError: a variable that is no number, or a SLURM step whose first node cannot be told.
-    """
+def rank_info(environment: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]:
+    """Find this process's rank and the variables torch.distributed lacks; raise ConfigError."""
     if "RANK" in environment and "WORLD_SIZE" in environment:
         rank, ranks = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
         local = _number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else rank
-        return Place(rank, ranks, local), {}
+        return RankInfo(rank, ranks, local), {}
     # Set by srun for its step; a batch script has SLURM_PROCID and SLURM_NTASKS too, but is one process.
     if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
-        found = Place(
+        found = RankInfo(
             _number(environment, "SLURM_PROCID"),
             _number(environment, "SLURM_STEP_NUM_TASKS"),
             _number(environment, "SLURM_LOCALID", 0),
@@ -68,11 +64,11 @@ def place(environment: Mapping[str, str]) -> tuple[Place, dict[str, str]]:
         # Every rank must name the same port without talking: a function of the job.
         port = FIRST_SLURM_PORT + _number(environment, "SLURM_JOB_ID", 0) % SLURM_PORTS
         return found, found.environment(first_node(nodes), port)
-    return Place(0, 1, 0), {}
+    return RankInfo(0, 1, 0), {}
 
 
 def first_node(nodes: str) -> str:
-    """First host of a SLURM node list such as `node[03-05,9],other`; raises ConfigError when it names none."""
+    """Return the first host of a SLURM node list (`node[03-05,9],other`), or raise ConfigError."""
     match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?", nodes)
     if match is None:
         raise ConfigError(
@@ -92,9 +88,9 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
     """Run `command` once per rank on this machine until all are done.
 
     Raises:
-        PeerLost: a rank was killed or failed; names it. The others are ended first, within seconds.
-        Halted: asked to stop, or a rank was, and all of them saved and ended.
-        SystemExit: a rank ended with an exit code of its own (a user's error, say): the same code.
+        PeerLost: a rank was killed; the message names it. The others are ended first, within seconds.
+        Halted: this process or a rank was asked to stop, and all ranks saved and ended.
+        SystemExit: a rank ended with an exit code of its own (a user's error, for example): the same code.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -105,7 +101,7 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
             env={
                 **os.environ,
                 PARENT_VARIABLE: str(os.getpid()),
-                **Place(rank, ranks, rank).environment("127.0.0.1", port),
+                **RankInfo(rank, ranks, rank).environment("127.0.0.1", port),
             },
         )
         for rank in range(ranks)
@@ -113,7 +109,7 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
     try:
         _watch(children, stopped)
     finally:
-        _end(children, KILL_AFTER_LOSS_S)
+        end_children(children, KILL_AFTER_LOSS_S)
 
 
 def _watch(children: "list[subprocess.Popen[bytes]]", stopped: Callable[[], bool]) -> None:
@@ -123,17 +119,17 @@ def _watch(children: "list[subprocess.Popen[bytes]]", stopped: Callable[[], bool
         time.sleep(TICK_S)
         is_stopping = stopped()
     if is_stopping:
-        _end(children, STOP_S)
+        end_children(children, STOP_S)
     _check(children, is_stopping)
     if any(child.returncode for child in children):
         raise Halted("the learner's ranks were stopped as asked, the run is not finished")
 
 
 def _check(children: "list[subprocess.Popen[bytes]]", is_stopping: bool) -> None:
-    """Raise for a rank that is lost; those that halt do so together, if not at one moment."""
+    """Raise for a lost rank; ranks that halt one after the other are not lost."""
     fine = {0, Halted.exit_code}
     if is_stopping:
-        fine.add(-signal.SIGTERM)  # asked before it could hear
+        fine.add(-signal.SIGTERM)  # stopped before its handler was installed
     for rank, child in enumerate(children):
         code = child.poll()
         if code is None or code in fine:
@@ -142,16 +138,3 @@ def _check(children: "list[subprocess.Popen[bytes]]", is_stopping: bool) -> None
             log.error("learner rank %d (pid %d) ended with exit code %d", rank, child.pid, code)
             raise SystemExit(code)
         raise PeerLost(f"learner rank {rank} (pid {child.pid}) was killed by signal {-code}")
-
-
-def _end(children: "list[subprocess.Popen[bytes]]", patience_s: float) -> None:
-    for child in children:
-        if child.poll() is None:
-            child.terminate()
-    deadline_s = time.monotonic() + patience_s
-    for child in children:
-        try:
-            child.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()

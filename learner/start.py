@@ -1,4 +1,4 @@
-"""Brings a learner rank up: children first, so that workers load and score while DeepSpeed loads here."""
+"""Start of a learner rank: its servers first, so that workers load while DeepSpeed loads."""
 
 import logging
 import time
@@ -6,14 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from prefixrl.common.config import RunConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
-from prefixrl.common.wait import Wait
-from prefixrl.learner import problems
-from prefixrl.learner.client import ANSWER_S, BrokerClient
-from prefixrl.learner.golds import GoldCheck
-from prefixrl.learner.rundir import REBIND_S, RunDirectory, check_port_is_free
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.wire.requester import WaitLog
+from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
+from prefixrl.learner.data import problems
+from prefixrl.learner.data.gold_check import GoldCheck
+from prefixrl.learner.run.directory import REBIND_S, RunDirectory, check_port_is_free
 from prefixrl.learner.servers import Servers
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         PeerLost: a wait ran past its deadline.
         TrainingFault: training cannot go on.
     """
+    check_format(Path(config.directory))
     if rank == 0:
         read = problems.read_all(config)
         run_directory = RunDirectory(config)
@@ -34,12 +36,11 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         check_port_is_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
         training = problems.keep(run_directory.path, *read)
         completed = _completed(run_directory.path)
-        servers = Servers(config, run_directory.path, completed)
-        golds = None
-        answers = [each for each in training if each.code != "tests"]
-        if config.reward.function is None and answers:
-            golds = GoldCheck(answers, run_directory.path, config.scorer.verify_timeout_s)
+        servers, golds = Servers(config, run_directory.path, completed), None
         try:
+            answers = [each for each in training if each.code != "tests"]
+            if config.reward.function is None and answers:
+                golds = GoldCheck(answers, run_directory.path, config.scorer.verify_timeout_s)
             _run(config, (rank, ranks), servers, stopped)
         finally:
             if golds:
@@ -50,73 +51,65 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
 
 
 def _completed(directory: Path) -> int:
-    """Iterations the newest whole checkpoint holds; torch is imported only where there may be one.
+    """Return the iteration of the newest whole checkpoint; import torch only if one may exist.
 
-    Its bytes are read here, and again when it is loaded: a broker told of an iteration whose checkpoint turns out to be
-    damaged would have thrown away the groups that have to be trained again.
+    Its bytes are read here, and again when it is loaded: a broker that starts at an iteration with a damaged checkpoint
+    would throw away groups that have to be trained again.
     """
     if not (directory / "checkpoints").is_dir():
         return 0
-    from prefixrl.learner import checkpoint
+    from prefixrl.learner.training import checkpoint
 
     newest = checkpoint.latest(directory / "checkpoints")
     return checkpoint.read_manifest(newest).state.iteration if newest else 0
 
 
 def _run(
-    config: RunConfig,
-    place: tuple[int, int],
-    servers: Servers | None,
-    stopped: Callable[[], bool],
+    config: RunConfig, rank_and_count: tuple[int, int], servers: Servers | None, stopped: Callable[[], bool]
 ) -> None:
     directory = Path(config.directory)
     client = BrokerClient(servers.endpoint, servers.check) if servers else join(directory)
     # Rank 0 has written them down before its broker was there.
     training = len(problems.training(config))
     # Heavy imports from here on; the workers are loading their models at the same time.
-    from prefixrl.learner import checkpoint, distributed
-    from prefixrl.learner.evaluate import Evaluator
-    from prefixrl.learner.loop import Learner, RankZero
-    from prefixrl.learner.metrics import MetricsLog
-    from prefixrl.learner.model import Models
-    from prefixrl.learner.publish import Publisher, probe_tokens
+    from prefixrl.learner.evaluation.arms import Arms
+    from prefixrl.learner.loop import Learner, RankZeroParts
+    from prefixrl.learner.run.metrics import MetricsLog
+    from prefixrl.learner.training import checkpoint, distributed
+    from prefixrl.learner.training.model import Models
+    from prefixrl.learner.weights.publish import Publisher, probe_tokens
 
-    evaluator = Evaluator(config, client, directory, servers.completed) if servers else None
-    if servers and evaluator:
-        evaluator.asked.watch = servers.check
-        evaluator.ask_before_training()
-    models = Models.load(config, *place, model_folder(config.adapter.model))
+    arms = Arms(config, client, directory, servers.completed) if servers else None
+    if servers and arms:
+        arms.ask_before_training()
+    models = Models.load(config, *rank_and_count, model_folder(config.adapter.model))
     state = checkpoint.load(directory / "checkpoints", models)
     iteration = state.iteration if state else 0
     log.info("models are loaded at iteration %d", iteration)
-    zero = None
-    if servers and evaluator:
+    rank_zero = None
+    if servers and arms:
         probe = probe_tokens(config.seed, models.hf_config.get_text_config().vocab_size)
         publisher = Publisher(
-            servers.endpoint,
-            directory / "weights",
-            probe,
-            config.learner.weight_deltas,
-            servers.check,
+            servers.endpoint, directory / "weights", probe, config.learner.weight_deltas, servers.check
         )
-        zero = RankZero(servers, publisher, evaluator, MetricsLog(directory, iteration))
-    learner = Learner(config, directory, client, models, zero, training, stopped, iteration)
+        rank_zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, iteration))
+    learner = Learner(config, directory, client, models, rank_zero, training, stopped, iteration)
     learner.saved = iteration if state else -1
     try:
         learner.run()
     finally:
-        if zero:
-            zero.publisher.close()
+        if rank_zero:
+            rank_zero.publisher.close()
         client.close()
         distributed.stop()
 
 
 class _Moved(PeerLost):
-    """The broker has another address than the one that is asked."""
+    """The broker listens at another address now."""
 
 
 def join(directory: Path) -> BrokerClient:
-    """The connection of a rank above 0 to rank 0's broker, which is told by a file in the run directory.
+    """Connect a rank above 0 to rank 0's broker; a file in the run directory names its endpoint.
 
     A file of an earlier start may stand there while rank 0 reads its data and the broker its journal.
     """
@@ -135,12 +128,12 @@ def _check_stays(directory: Path, endpoint: str) -> None:
 
 
 def _endpoint(directory: Path) -> str:
-    """Where rank 0's broker listens, from the run directory."""
-    from_s, wait = time.monotonic(), Wait(f"rank 0 to start its broker in {directory}")
+    """Wait for the file with the endpoint of rank 0's broker, and read it."""
+    from_s, wait = time.monotonic(), WaitLog(f"rank 0 to start its broker in {directory}")
     while not (directory / "endpoint").exists():
         waited_s = time.monotonic() - from_s
         if waited_s > ANSWER_S:
             raise PeerLost(f"rank 0 wrote no broker endpoint to {directory} within {ANSWER_S:g} s")
-        wait.tell(waited_s)
+        wait.log_progress(waited_s)
         time.sleep(0.1)
     return (directory / "endpoint").read_text(encoding="utf-8").strip()

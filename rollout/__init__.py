@@ -1,9 +1,10 @@
-"""The rollout worker: writes prefixes with an adapter engine at one version and owns nothing else.
+"""The rollout worker: writes prefixes with an adapter engine at one version.
 
-Started as `prefixrl-rollout --connect tcp://host:port`, anywhere, any number of times; it may be killed at any time. The broker
-sends it the run's configuration and its tasks; it pulls weights from the weight server, proves their installation by the
-probe, and answers every task with whole groups of prefixes.
+Started as `prefixrl-rollout --connect tcp://host:port`, anywhere, any number of times; it may be killed at any time.
+The broker sends it the run's configuration and its tasks, the weight server its weights.
 
-Read in this order: `loop.py` (receive, generate, send; swap weights between tasks), `weights.py` (fetches snapshots in the
-background), `start.py`; the engines are in `common/`.
+`loop.py`     receive, generate, send; swap weights
+`swap.py`     the versions it stages, installs and proves; the other half is `learner/broker/versions.py`
+`weights.py`  fetches snapshots in the background; `staging.py`: one snapshot being assembled
+`start.py`    loads engine and renderer; `__main__.py`: the command
 """

@@ -1,31 +1,21 @@
-"""One snapshot being put together in memory: pieces come in, verified tensors come out. No sockets.
+"""A snapshot being assembled in memory: pieces in, verified tensors out. No sockets.
 
-A piece is a chunk of the snapshot, or a block of a delta to be applied to the snapshot the worker holds. Pieces may come in any
-order and each counts once, so an interrupted pull goes on where it stood.
+A piece is a chunk of the snapshot, or a block of a delta to be applied to the snapshot the worker holds. Pieces may
+come in any order and each counts once, so an interrupted pull goes on where it stood.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from prefixrl.common.delta import PAYS_BELOW, decode
-from prefixrl.common.memory_file import Memory
-from prefixrl.common.messages import Chunk, Delta, GetChunk, Manifest
-from prefixrl.common.weights import BadSnapshot, Verifier, view_tensors
-
-
-@dataclass(frozen=True)
-class Held:
-    """A verified snapshot in memory."""
-
-    manifest: Manifest
-    memory: Memory
+from prefixrl.common.weights.delta import PAYS_BELOW, decode
+from prefixrl.common.weights.memory import Memory
+from prefixrl.common.weights.snapshot import BadSnapshot, Snapshot, Verifier
+from prefixrl.common.wire.messages import Chunk, Delta, GetChunk, Manifest
 
 
 def chain_from(base: Manifest | None, manifest: Manifest) -> tuple[Delta, ...]:
-    """The deltas that lead from `base` to `manifest`, oldest first; none where there is no way or it does not pay."""
+    """Return the deltas from `base` to `manifest`, oldest first; none for a full pull."""
     if base is None or base.chunk_bytes != manifest.chunk_bytes:
         return ()
     starts = [delta.base_digest for delta in manifest.deltas]
@@ -37,9 +27,9 @@ def chain_from(base: Manifest | None, manifest: Manifest) -> tuple[Delta, ...]:
 
 
 class Staging:
-    """Pieces are numbered in the order to ask for them: block by block, and within a block delta by delta."""
+    """Pieces in the order to ask for them: block by block, within a block delta by delta."""
 
-    def __init__(self, manifest: Manifest, memory: Memory, base: Held | None) -> None:
+    def __init__(self, manifest: Manifest, memory: Memory, base: Snapshot | None) -> None:
         self.manifest = manifest
         self.chain = chain_from(base.manifest if base else None, manifest)
         self._memory = memory
@@ -57,61 +47,54 @@ class Staging:
                 self._put(number, b"")
 
     def missing(self) -> Iterator[int]:
-        """The pieces that are not there, in order."""
+        """Return the missing pieces, in order."""
         return iter(list(self._missing))
-
-    def is_missing(self, number: int) -> bool:
-        """Whether a piece is still wanted."""
-        return number in self._missing
 
     @property
     def is_complete(self) -> bool:
-        """Whether every piece is there, verified."""
+        """True if every piece is there, verified."""
         return not self._missing
 
     def size_of(self, number: int) -> int:
-        """Bytes of a piece on the wire."""
+        """Return the bytes of a piece on the wire."""
         block, layer = divmod(number, self._layers)
         return self.chain[layer].sizes[block] if self.chain else self._span(block)[1]
 
     def request(self, number: int) -> GetChunk:
-        """How to ask for a piece."""
+        """Return the request for a piece."""
         block, layer = divmod(number, self._layers)
         version = self.chain[layer].version if self.chain else self.manifest.version
         return GetChunk(version, block, bool(self.chain))
 
     def number_of(self, chunk: Chunk) -> int | None:
-        """Which piece an answer holds; None for one of another pull."""
+        """Return the piece that an answer holds; None for one of another pull."""
         if chunk.is_delta != bool(self.chain) or not 0 <= chunk.index < len(self._open):
             return None
         versions = [delta.version for delta in self.chain] or [self.manifest.version]
-        if chunk.version not in versions:
-            return None
-        return chunk.index * self._layers + versions.index(chunk.version)
+        return chunk.index * self._layers + versions.index(chunk.version) if chunk.version in versions else None
 
     def put(self, number: int, frames: list[memoryview]) -> None:
-        """Take a piece in; one that is there already is passed over. Raises BadSnapshot when it is not what was announced."""
+        """Take a piece unless it is there already; BadSnapshot when its size is not as announced."""
         if number not in self._missing:
             return
-        if [len(frame) for frame in frames] != [self.size_of(number)]:
-            raise BadSnapshot(
-                f"chunk {number} holds {[len(frame) for frame in frames]} bytes, expected {self.size_of(number)}"
-            )
+        sizes, expected = [len(frame) for frame in frames], self.size_of(number)
+        if sizes != [expected]:
+            raise BadSnapshot(f"chunk {number} holds {sizes} bytes, expected {expected}")
         self._put(number, frames[0])
 
     def _put(self, number: int, data: memoryview | bytes) -> None:
         block, layer = divmod(number, self._layers)
         start, size = self._span(block)
-        place = self._data[start : start + size]
+        block_bytes = self._data[start : start + size]
         if self._base is None:
-            np.copyto(place, np.frombuffer(data, dtype=np.uint8))
+            np.copyto(block_bytes, np.frombuffer(data, dtype=np.uint8))
         else:
             is_first = self._open[block] == self._layers
-            before = self._base[start : start + size] if is_first else place
+            before = self._base[start : start + size] if is_first else block_bytes
             if data:
-                np.bitwise_xor(before, decode(data, size, self.chain[layer].plane_bytes), out=place)
+                np.bitwise_xor(before, decode(data, size, self.chain[layer].plane_bytes), out=block_bytes)
             elif is_first:
-                np.copyto(place, before)
+                np.copyto(block_bytes, before)
         del self._missing[number]
         self._open[block] -= 1
         while self._complete < len(self._open) and not self._open[self._complete]:
@@ -122,8 +105,8 @@ class Staging:
         start = block * self.manifest.chunk_bytes
         return start, min(self.manifest.chunk_bytes, self.manifest.size_bytes - start)
 
-    def finish(self) -> tuple[Held, dict[str, torch.Tensor]]:
-        """The snapshot, once complete, and its tensors, which share its memory."""
+    def finish(self) -> Snapshot:
+        """Return the snapshot, once complete."""
         assert self.is_complete
         self._verifier.advance(self.manifest.size_bytes)
-        return Held(self.manifest, self._memory), view_tensors(self.manifest, self._memory.view)
+        return Snapshot(self.manifest, self._memory)

@@ -1,12 +1,16 @@
-"""The scorer worker: lets the frozen target continue prefixes and judges the final answers; owns nothing else.
+"""The scorer worker: the frozen target continues prefixes, and the answers are judged.
 
-Started as `prefixrl-scorer --connect tcp://host:port`, anywhere, any number of times; it may be killed at any time. It never
-receives weights: with its target loaded it is a pure throughput machine, so answers are verified in child processes while
-the engine goes on decoding.
+Started as `prefixrl-scorer --connect tcp://host:port`, anywhere, any number of times; it may be killed at any time. It
+never receives weights. Answers are verified in child processes while the engine goes on decoding. In direct mode there
+is no target: a scorer decodes the adapter's answers and verifies them.
 
-In direct mode there is no target: a scorer decodes the adapter's answers and verifies them.
-
-Read in this order: `loop.py` (receive, continue, judge, send), `direct.py` (the same without a target), `judging.py` (what both
-share), `common/extract.py` (which part of a text is the answer), `verify.py` (is it the gold answer), `verifier_pool.py` and
-`verifier_child.py` (the same, in processes that can be killed), `programs.py` and `sandbox.py` (answers that are programs).
+__main__.py  the command
+start.py     loading what a scorer needs, after the broker's Welcome
+judging.py   open tasks, their verdicts and Scores, and the loop that both kinds of scorer share
+loop.py      the scorer with a target
+direct.py    the scorer without a target
+cache.py     greedy completions kept in memory
+verifier/    whether an answer is the gold answer, in processes that can be killed
+sandbox/     answers that are programs
+served/      a target behind a completions endpoint
 """

@@ -1,42 +1,41 @@
-"""Tasks between their arrival and their Scores: what a scorer with a target and one of direct mode have in common.
+"""Open tasks, their verdicts and Scores, and the loop around them, for both kinds of scorer.
 
-A row ends with a verdict, from the verifier or, where its text was cut, perhaps without it (`take`), or before it has a text
-(`settle`). With several continuations per prefix that goes for each of them, and the row's verdict is what they amount to. The
-last one of a task sends its Scores. A text whose verdict is `error` keeps that status: it is never read as a wrong answer.
+Every text of a task gets one verdict, from the verifier (`take`) or without it (`settle`). With several continuations
+per prefix, the row's verdict follows from theirs. The last verdict of a task sends its Scores. A text whose verdict is
+`error` keeps that status: it never counts as a wrong answer.
 """
 
 import itertools
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prefixrl.common.continuations import row_verdict
-from prefixrl.common.extract import extract_answer
-from prefixrl.common.link import Link
-from prefixrl.common.messages import (
-    Finish,
-    Prompt,
-    ScoredGroup,
-    Scores,
-    ScoreTask,
-    TextVerdict,
-    VerdictStatus,
-)
-from prefixrl.scorer.verifier_pool import VerifierPool
+from prefixrl.common.engines.extract import extract_answer
+from prefixrl.common.wire import messages
+from prefixrl.common.wire.continuations import row_verdict
+from prefixrl.common.worker.link import Link
+from prefixrl.scorer.verifier.pool import VerifierPool
+from prefixrl.scorer.verifier.verify import Judgement
+
+IDLE_S = 0.05
+POLL_S = 0.005
 
 Cut = Literal["judge", "zero", "mask"]
-"""What becomes of a text that its length limit cut; `scorer.truncated` says what each means."""
+"""Treatment of a text that its length limit cut; `scorer.truncated` explains the values."""
 
 
 @dataclass
 class _Open:
-    task: ScoreTask
+    task: messages.ScoreTask
     received_s: float
     continuations: int
     """Texts per row."""
-    prompts: list[Prompt]
-    """Of every text of the task."""
-    verdicts: dict[int, TextVerdict] = field(default_factory=dict)
+    prompts: list[messages.Prompt]
+    """One per text of the task."""
+    verdicts: dict[int, messages.TextVerdict] = field(default_factory=dict)
+    """Verdicts so far by `text_index`."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,23 @@ class Answered:
     """A text that can be judged."""
 
     task: str
-    place: int
-    """Of the text in its task, over all its groups: a row's continuations follow each other."""
+    text_index: int
+    """Index in the task, over all its groups: a row's continuations follow each other."""
     text: str
     """The whole answer."""
-    finish: Finish
+    finish: messages.Finish
     completion_tokens: int
     was_text: bool = False
-    """The prefix reached the target as text."""
+    """True if the prefix reached the target as text."""
     was_cached: bool = False
-    """No token of it was written for this row."""
+    """True if no token of it was written for this row."""
+
+
+def failure(reason: str, fault: messages.Fault) -> messages.TextVerdict:
+    """Return the verdict `error` on a text that could not be produced."""
+    return messages.TextVerdict(
+        reward=0.0, status="error", extracted=reason, finish="error", completion_tokens=0, elapsed_ms=0, fault=fault
+    )
 
 
 class Judging:
@@ -70,15 +76,13 @@ class Judging:
         self.verified = 0
 
     @property
-    def pending(self) -> int:
-        """Texts at the verifier."""
-        return len(self._verifying)
+    def state(self) -> str:
+        """The work at the verifier, "" without any."""
+        return f"verifying {len(self._verifying)}" if self._verifying else ""
 
-    def begin(self, task: ScoreTask, continuations: int = 1) -> None:
-        """Open a task of so many texts per row, every one of which must be taken or settled."""
-        prompts = [
-            group.prompt for group in task.groups for _ in range(len(group.rows) * continuations)
-        ]
+    def begin(self, task: messages.ScoreTask, continuations: int = 1) -> None:
+        """Open a task; each of its texts, `continuations` per row, must be taken or settled."""
+        prompts = [group.prompt for group in task.groups for _ in range(len(group.rows) * continuations)]
         self.open[task.task] = _Open(task, time.monotonic(), continuations, prompts)
 
     def drop(self, task: str) -> None:
@@ -86,83 +90,59 @@ class Judging:
         del self.open[task]
 
     def take(self, answered: Answered) -> None:
-        """Let the verifier judge a text, unless it was cut and is worth nothing, or no training, for that."""
-        if not self.open[answered.task].prompts[answered.place].gold:
-            self.settle(answered.task, answered.place, self._without_gold(answered))
-            return
-        is_masked = self._cut == "mask" and self.open[answered.task].task.kind == "train"
-        if answered.finish != "length" or not (is_masked or self._cut == "zero"):
-            self._verify(answered)
-            return
-        status: VerdictStatus = "truncated" if is_masked else "no_answer"
-        kept = answered.text if self.keeps_text(answered.task) else ""
-        tokens = answered.completion_tokens
-        cut = TextVerdict(
-            0.0, status, "", answered.finish, tokens, 0, kept, "", answered.was_text, answered.was_cached
-        )  # fmt: skip
-        self.settle(answered.task, answered.place, cut)
+        """Have a text verified, unless it is cut (and masked or worth 0) or has no gold answer."""
+        entry = self.open[answered.task]
+        prompt, is_training = entry.prompts[answered.text_index], entry.task.kind == "train"
+        is_masked = self._cut == "mask" and is_training
+        if not prompt.gold and is_training:
+            reason = "the problem has no gold answer"
+            self._settle(answered, Judgement(0.0, "error", reason, "gold answer unreadable"))
+        elif not prompt.gold:
+            self._settle(answered, Judgement(0.0, "no_gold", extract_answer(answered.text)))
+        elif answered.finish == "length" and (is_masked or self._cut == "zero"):
+            self._settle(answered, Judgement(0.0, "truncated" if is_masked else "no_answer", None))
+        else:
+            key = next(self._keys)
+            self._verifying[key] = answered, time.monotonic()
+            self._verifier.submit(key, answered.text, prompt.gold, prompt.question, prompt.code)
 
-    def _without_gold(self, answered: Answered) -> TextVerdict:
-        """Of an answer to a problem without a gold one: of an evaluation nothing is judged, in training it is a failure."""
-        is_training = self.open[answered.task].task.kind == "train"
-        found = extract_answer(answered.text) or ""
-        return TextVerdict(
-            reward=0.0,
-            status="error" if is_training else "no_gold",
-            extracted="the problem has no gold answer" if is_training else found,
+    def collect(self) -> None:
+        """Settle the texts that the verifier has judged; never waits."""
+        for key, judged in self._verifier.poll():
+            answered, since_s = self._verifying.pop(key)
+            self.verified += 1
+            self._settle(answered, judged, int((time.monotonic() - since_s) * 1000))
+
+    def _settle(self, answered: Answered, judged: Judgement, elapsed_ms: int = 0) -> None:
+        keeps_text = self._keeps_text or self.open[answered.task].task.kind == "eval"
+        verdict = messages.TextVerdict(
+            reward=judged.reward,
+            status=judged.status,
+            extracted=judged.extracted or "",
             finish=answered.finish,
             completion_tokens=answered.completion_tokens,
-            elapsed_ms=0,
-            fault="gold answer unreadable" if is_training else "",
-            completion=answered.text if self.keeps_text(answered.task) else "",
+            elapsed_ms=elapsed_ms,
+            completion=answered.text if keeps_text else "",
+            fault=judged.fault,
             was_text=answered.was_text,
             was_cached=answered.was_cached,
         )
+        self.settle(answered.task, answered.text_index, verdict)
 
-    def _verify(self, answered: Answered) -> None:
-        key, prompt = next(self._keys), self.open[answered.task].prompts[answered.place]
-        self._verifying[key] = answered, time.monotonic()
-        self._verifier.submit(key, answered.text, prompt.gold, prompt.question, prompt.code)
-
-    def settle(self, task: str, place: int, verdict: TextVerdict) -> None:
-        """A text's verdict is known; the last one ends the task."""
+    def settle(self, task: str, text_index: int, verdict: messages.TextVerdict) -> None:
+        """Note the verdict on a text; the last one of a task sends its Scores."""
         entry = self.open[task]
-        entry.verdicts[place] = verdict
+        entry.verdicts[text_index] = verdict
         if len(entry.verdicts) == len(entry.prompts):
             self._deliver(self.open.pop(task))
 
-    def keeps_text(self, task: str) -> bool:
-        """Whether verdicts of a task carry the text that was judged."""
-        return self._keeps_text or self.open[task].task.kind == "eval"
-
-    def collect(self) -> None:
-        """Settle what the verifier has judged; never waits."""
-        for key, verdict in self._verifier.poll():
-            answered, since_s = self._verifying.pop(key)
-            self.verified += 1
-            made = TextVerdict(
-                reward=verdict.reward,
-                status=verdict.status,
-                extracted=verdict.extracted or "",
-                finish=answered.finish,
-                completion_tokens=answered.completion_tokens,
-                elapsed_ms=int((time.monotonic() - since_s) * 1000),
-                fault=verdict.fault,
-                completion=answered.text if self.keeps_text(answered.task) else "",
-                was_text=answered.was_text,
-                was_cached=answered.was_cached,
-            )
-            self.settle(answered.task, answered.place, made)
-
     def _deliver(self, entry: _Open) -> None:
         task, scoring_s = entry.task, time.monotonic() - entry.received_s
-        of_texts = [entry.verdicts[place] for place in range(len(entry.prompts))]
+        of_texts = [entry.verdicts[index] for index in range(len(entry.prompts))]
         each = entry.continuations
-        verdicts = (
-            row_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each)
-        )
+        verdicts = (row_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each))
         groups = tuple(
-            ScoredGroup(
+            messages.ScoredGroup(
                 prefixes=group,
                 version=task.version,
                 weights_digest=task.weights_digest,
@@ -173,4 +153,49 @@ class Judging:
             )
             for group in task.groups
         )
-        self._link.send(Scores(task.task, task.attempt, task.kind, groups))
+        self._link.send(messages.Scores(task.task, task.attempt, task.kind, groups))
+
+
+class ScorerLoop(ABC):
+    """The work loop of a scorer: messages in, steps of the work between them."""
+
+    def __init__(self, link: Link, judging: Judging, ready: messages.Ready) -> None:
+        self._link = link
+        self._judging = judging
+        self._ready = ready
+
+    def say_ready(self) -> None:
+        """Report to the broker what is loaded."""
+        self._link.send(self._ready)
+
+    def run(self, stopping: Callable[[], bool]) -> str:
+        """Work until the run is over or the process is asked to stop; returns why it ended."""
+        while not stopping():
+            message = self._link.receive(self._patience_s())
+            while message is not None:
+                match message:
+                    case messages.Done():
+                        return message.reason
+                    case messages.ScoreTask():
+                        self._start(message)
+                    case messages.Revoke():
+                        self._revoke(message)
+                    case messages.Welcome():  # after a restart of the broker
+                        self.say_ready()
+                    case _:
+                        pass
+                message = self._link.receive(0.0)
+            self._step()
+        return "asked to stop"
+
+    def _patience_s(self) -> float:
+        return POLL_S if self._judging.open else IDLE_S
+
+    @abstractmethod
+    def _start(self, task: messages.ScoreTask) -> None: ...
+
+    @abstractmethod
+    def _revoke(self, revoke: messages.Revoke) -> None: ...
+
+    @abstractmethod
+    def _step(self) -> None: ...

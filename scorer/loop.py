@@ -1,81 +1,64 @@
-"""The scorer's loop: prefixes in, the frozen target's completions judged, scores out. It never receives weights.
+"""The scorer with a target: prefixes in, completions judged, Scores out; never any weights.
 
     broker ── ScoreTask ──▶ render + prefix ──▶ engine ──▶ verifier children ──▶ Scores ──▶ broker
-                                     └─ known already ─▶ ┘
+                                     └─ cached ────────▶ ┘
 
-It waits for nothing but the next message, decoding step or verdict; verification of one task overlaps decoding of the next.
-A row may be completed several times (`scorer.continuations`). A text whose verdict is `error` keeps that status: it is never
-read as a wrong answer.
+It waits only for the next message, decoding step or verdict: verification of one task overlaps decoding of the next. A
+row may be completed several times (`scorer.continuations`).
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.config import RunConfig
-from prefixrl.common.engine import Engine, Job, TokenIds
-from prefixrl.common.link import Link
-from prefixrl.common.messages import (
-    Done,
-    Finish,
-    FromBroker,
-    GroupPrefixes,
-    ModelDigests,
-    Ready,
-    Refused,
-    Revoke,
-    Row,
-    Sampling,
-    ScoreTask,
-    TextVerdict,
-    Welcome,
-)
-from prefixrl.common.packing import token_ids
-from prefixrl.common.rendering import ByteRenderer, Renderer
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.base import Engine, Job, TokenIds
+from prefixrl.common.engines.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.scorer.completions import Completion, Completions
-from prefixrl.scorer.judging import Answered, Judging
-from prefixrl.scorer.verifier_pool import VerifierPool
+from prefixrl.common.wire import messages
+from prefixrl.common.wire.packing import token_ids
+from prefixrl.common.worker.link import Link
+from prefixrl.scorer.cache import Completion, Completions
+from prefixrl.scorer.judging import IDLE_S, Answered, Judging, ScorerLoop, failure
+from prefixrl.scorer.verifier.pool import VerifierPool
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 0.05
-POLL_S = 0.005
+Draws = NDArray[np.float64]
 EXTENSION = "+"
-"""Ends the name of the job that goes on with a task's cut rows."""
+"""Suffix of the key of the job that extends a task's cut texts."""
 
 
 @dataclass(frozen=True)
 class _Decoding:
     """A text at the engine."""
 
-    place: int
-    """In its task, over all groups, rows and continuations."""
+    text_index: int
+    """Index in its task, over all groups, rows and continuations."""
     seed: int
-    """Of its group."""
-    in_group: int
-    """The row it continues."""
+    """Seed of its group."""
+    row: int
+    """Index of its row in the group."""
     continuation: int
     prompt: TokenIds
     answer: TokenIds
-    """What stands of the answer: the prefix, and what was completed before the text was cut."""
+    """The answer so far: the prefix, and the completion up to the cut if the text is extended."""
     was_text: bool
     completed_tokens: int = 0
-    """Those that the engine wrote for it."""
+    """Tokens that the engine wrote for this text."""
     was_cached: bool = True
-    """It wrote none so far."""
+    """True while the engine has written none."""
 
     @property
     def tokens(self) -> TokenIds:
-        """What the engine goes on from."""
+        """The row that the engine continues."""
         return np.concatenate([self.prompt, self.answer])
 
     def with_more(self, done: Completion) -> "_Decoding":
-        """After another piece of the answer."""
+        """Append another piece of the answer."""
         written = 0 if done.was_cached else int(done.tokens.size)
         return replace(
             self,
@@ -85,7 +68,7 @@ class _Decoding:
         )
 
 
-class Scorer:
+class Scorer(ScorerLoop):
     """A target engine and its verifier."""
 
     def __init__(
@@ -95,109 +78,76 @@ class Scorer:
         engine: Engine,
         renderer: Renderer | ByteRenderer,
         verifier: VerifierPool,
-        digests: ModelDigests,
+        digests: messages.ModelDigests,
     ) -> None:
+        cut = config.scorer.truncated or "judge"
+        judging = Judging(link, verifier, config.scorer.keep_completions, "judge" if cut == "extend" else cut)
+        ready = messages.Ready(slots=engine.slots, digests=digests, version=-1, weights_digest="", engine=engine.name)
+        super().__init__(link, judging, ready)
         self._config = config
-        self._link = link
         self._engine = engine
         self._renderer = renderer
-        self._digests = digests
-        cut = config.scorer.truncated or "judge"
-        self._judging = Judging(
-            link, verifier, config.scorer.keep_completions, "judge" if cut == "extend" else cut
-        )
         self._is_warned = False
         self._completions = Completions(config.scorer.cache_bytes)
         self._decoding: dict[str, list[_Decoding]] = {}
-        """Per job at the engine: the texts it completes in the order of the job; the others of its task have their verdict
-        already, or are completed by the task's other job."""
-
-    def say_ready(self) -> None:
-        """Tell the broker what is loaded; tasks of an earlier acquaintance are delivered as usual."""
-        self._link.send(Ready(self._engine.slots, self._digests, -1, "", self._engine.name))
-
-    def run(self, stopping: Callable[[], bool]) -> str:
-        """Work until the run is over or the process is asked to stop; returns why it ended."""
-        while not stopping():
-            message = self._link.receive(self._patience_s())
-            while message is not None:
-                if isinstance(message, Done):
-                    return message.reason
-                self._handle(message)
-                message = self._link.receive(0.0)
-            results = self._engine.step(IDLE_S)
-            self._report()  # before the results go: what they cost is known when they arrive
-            for result in results:
-                self._judge(result.key, self._completions.answer(result.key, result.rows))
-            self._judging.collect()
-        return "asked to stop"
+        """Texts of each job at the engine, in the order of its rows. Other texts of its task have a verdict already, or
+        belong to the task's other job."""
 
     def _patience_s(self) -> float:
-        if not self._judging.open:
-            return IDLE_S
-        return 0.0 if self._decoding else POLL_S
+        return 0.0 if self._decoding and self._judging.open else super()._patience_s()
 
-    def _handle(self, message: FromBroker) -> None:
-        match message:
-            case ScoreTask():
-                self._start(message)
-            case Revoke(task, attempt):
-                if task in self._decoding and self._engine.cancel(task):
-                    del self._decoding[task]
-                    self._completions.forget(task)
-                    self._judging.drop(task)
-                    self._link.send(Refused(task, attempt, "revoked before it started"))
-            case Welcome():
-                self.say_ready()
-            case _:
-                pass
+    def _step(self) -> None:
+        results = self._engine.step(IDLE_S)
+        self._report()  # before the results are sent: their cost must be known when they arrive
+        for result in results:
+            self._judge(result.key, self._completions.answer(result.key, result.rows))
+        self._judging.collect()
 
-    def _start(self, task: ScoreTask) -> None:
-        """Submit every text whose question can be rendered; the others are judged `error` with the reason."""
+    def _revoke(self, revoke: messages.Revoke) -> None:
+        task = revoke.task
+        if task in self._decoding and self._engine.cancel(task):
+            del self._decoding[task]
+            self._completions.forget(task)
+            self._judging.drop(task)
+            self._link.send(messages.Refused(task, revoke.attempt, "revoked before it started"))
+
+    def _start(self, task: messages.ScoreTask) -> None:
+        """Submit every text whose question can be rendered; the others get the verdict `error`."""
         times = self._config.scorer.texts_per_row(task.kind)
         self._judging.begin(task, times)
         begun: list[_Decoding] = []
-        uniforms, scripts, refused, place = [], [], {}, 0
+        uniforms, scripts, first = [], [], 0
+        refused: dict[int, messages.TextVerdict] = {}
         for group in task.groups:
-            after = place + len(group.rows) * times
+            after = first + len(group.rows) * times
             try:
-                begun += self._begun(group, place, times)
+                begun += self._begun(group, first, times)
             except ValueError as error:
-                unrendered = TextVerdict(
-                    0.0, "error", str(error), "error", 0, 0, fault="question not rendered"
-                )
-                refused.update(dict.fromkeys(range(place, after), unrendered))
+                refused |= dict.fromkeys(range(first, after), failure(str(error), "question not rendered"))
             else:
                 draws = _draws(group, times, task.sampling.max_new_tokens)
                 uniforms.append(draws)
                 scripts += [self._script(group, float(each[-1])) for each in draws]
-            place = after
+            first = after
         if begun:
             self._submit(task.task, begun, np.concatenate(uniforms), task.sampling, scripts)
-        for each, verdict in refused.items():
-            self._judging.settle(task.task, each, verdict)
+        for index, verdict in refused.items():
+            self._judging.settle(task.task, index, verdict)
 
-    def _begun(self, group: GroupPrefixes, place: int, times: int) -> list[_Decoding]:
-        """A group's texts, the first of which has this place; raises ValueError when its question cannot be rendered."""
-        prompt, begun = self._renderer.prompt(group.prompt.question), []
+    def _begun(self, group: messages.GroupPrefixes, first: int, times: int) -> list[_Decoding]:
+        """Return a group's texts, from index `first` on; raises ValueError if it cannot be rendered."""
+        prompt = self._renderer.prompt(group.prompt.question)
+        begun: list[_Decoding] = []
         for number, row in enumerate(group.rows):
             prefix, was_text = self._prefix(row)
             for each in range(times):
-                at = place + number * times + each
-                begun.append(
-                    _Decoding(at, group.seed, number, each, prompt, prefix, was_text=was_text)
-                )
+                begun.append(_Decoding(first + len(begun), group.seed, number, each, prompt, prefix, was_text))
         return begun
 
     def _submit(
-        self,
-        key: str,
-        texts: list[_Decoding],
-        uniforms: NDArray[np.float64],
-        sampling: Sampling,
-        scripts: list[TokenIds],
+        self, key: str, texts: list[_Decoding], uniforms: Draws, sampling: messages.Sampling, scripts: list[TokenIds]
     ) -> None:
-        """Have texts completed; those that are all known are judged at once."""
+        """Have texts completed; if all completions are cached, judge them at once."""
         self._decoding[key] = texts
         rows, stops = tuple(each.tokens for each in texts), self._renderer.stop_tokens
         left = self._completions.ask(Job(key, rows, uniforms, sampling, stops, tuple(scripts)))
@@ -206,74 +156,58 @@ class Scorer:
         else:
             self._engine.submit(left)
 
-    def _prefix(self, row: Row) -> tuple[TokenIds, bool]:
-        """A prefix as the target goes on with it, and whether it had to be encoded anew from its text.
-
-        Where the target's tokenizer reads the very text in the ids that the adapter's read, they are the same tokens to both.
-        """
+    def _prefix(self, row: messages.Row) -> tuple[TokenIds, bool]:
+        """Return a prefix as the target continues it, and True if it was encoded from its text."""
         ids = token_ids(row.tokens)
         bare = self._renderer.without_stop(ids)
-        if row.text is None or row.text in (self._renderer.raw(bare), self._renderer.raw(ids)):
+        # If both tokenizers decode the ids to the same text, the ids are the same tokens to both.
+        if row.text is None or row.text in map(self._renderer.decode_with_special, (bare, ids)):
             return bare, False
         if not self._is_warned:
             self._is_warned = True
             log.warning(
-                "adapter and target have tokenizers of different families: prefixes reach the target as text (the first: %r); "
-                "metrics.jsonl has their share as prefix_as_text_fraction",
+                "adapter and target have tokenizers of different families: prefixes reach the target as text (the "
+                "first: %r); metrics.jsonl has their share in prefix_as_text_fraction",
                 row.text,
             )
-        # A character cut in the middle is no character to another tokenizer.
-        return self._renderer.encode_plain(row.text.rstrip("\ufffd")), True
+        # Another tokenizer cannot encode a part of a character.
+        return self._renderer.encode_literal(row.text.rstrip("\ufffd")), True
 
-    def _script(self, group: GroupPrefixes, draw: float) -> TokenIds:
-        """What a simulated target answers: right with the declared accuracy."""
+    def _script(self, group: messages.GroupPrefixes, draw: float) -> TokenIds:
+        """Return the answer of a simulated target: right with the declared accuracy."""
         answer = group.prompt.gold if draw < self._config.simulated.accuracy else "none"
         return ByteRenderer().encode(f"\\boxed{{{answer}}}")
 
     def _judge(self, key: str, completions: list[Completion]) -> None:
-        """Have every text judged that is done; with `truncated = "extend"` those that were cut are completed further first.
-
-        One that cannot be completed further, for lack of room perhaps, is judged as it was cut.
-        """
+        """Have texts judged, cut ones extended first if asked for (and if possible, else as cut)."""
         task = key.removesuffix(EXTENSION)
         may_extend = self._config.scorer.truncated == "extend" and task == key
         cut: list[_Decoding] = []
         for begun, done in zip(self._decoding.pop(key), completions, strict=True):
+            whole = begun.with_more(done)
             if done.finish == "error" and task != key:
                 self._judge_text(task, begun, self._renderer.text(begun.answer), "length")
-                continue
-            if done.finish == "error":
-                lost = TextVerdict(0.0, "error", done.error, "error", 0, 0, fault="no completion")
-                self._judging.settle(task, begun.place, lost)
-                continue
-            text = begun.with_more(done)
-            if done.finish == "length" and may_extend:
-                cut.append(text)
-                continue
-            whole = (
-                self._renderer.text(text.answer)
-                if done.text is None
-                else self._renderer.text(begun.answer) + done.text
-            )
-            self._judge_text(task, text, whole, done.finish)
+            elif done.finish == "error":
+                self._judging.settle(task, begun.text_index, failure(done.error, "no completion"))
+            elif done.finish == "length" and may_extend:
+                cut.append(whole)
+            elif done.text is None:
+                self._judge_text(task, whole, self._renderer.text(whole.answer), done.finish)
+            else:
+                self._judge_text(task, whole, self._renderer.text(begun.answer) + done.text, done.finish)
         if cut:
             self._extend(task, cut)
 
-    def _judge_text(self, task: str, done: _Decoding, text: str, finish: Finish) -> None:
+    def _judge_text(self, task: str, done: _Decoding, text: str, finish: messages.Finish) -> None:
         written, was_text, was_cached = done.completed_tokens, done.was_text, done.was_cached
-        self._judging.take(Answered(task, done.place, text, finish, written, was_text, was_cached))
+        self._judging.take(Answered(task, done.text_index, text, finish, written, was_text, was_cached))
 
     def _extend(self, task: str, cut: list[_Decoding]) -> None:
-        """Go on where the limit cut texts, with draws of their own, once."""
+        """Continue texts that the limit cut, once, with draws of their own."""
         limit = self._config.scorer.most_extension_tokens
-        draws = [
-            row_uniforms(
-                each.seed, _purpose("extension", each.continuation), each.in_group + 1, limit
-            )[-1]
-            for each in cut
-        ]
-        given = self._judging.open[task].task.sampling
-        sampling = msgspec.structs.replace(given, max_new_tokens=limit)
+        names = [_purpose("extension", each.continuation) for each in cut]
+        draws = [row_uniforms(each.seed, name, each.row + 1, limit)[-1] for each, name in zip(cut, names, strict=True)]
+        sampling = msgspec.structs.replace(self._judging.open[task].task.sampling, max_new_tokens=limit)
         scripts = [ByteRenderer().encode("")] * len(cut)
         self._submit(task + EXTENSION, cut, np.stack(draws), sampling, scripts)
 
@@ -282,22 +216,18 @@ class Scorer:
         vitals.progress = self._engine.progress + self._judging.verified
         vitals.busy_slot_s = self._engine.busy_slot_s
         vitals.leases = tuple(self._judging.open)
-        pending = self._judging.pending
         vitals.usage = self._engine.usage
         waits_for = self._engine.waits_for
-        idle = f"waiting for {waits_for}" if waits_for else "scoring"
-        vitals.state = f"verifying {pending}" if pending and not waits_for else idle
+        vitals.state = f"waiting for {waits_for}" if waits_for else self._judging.state or "scoring"
 
 
-def _draws(group: GroupPrefixes, times: int, tokens: int) -> NDArray[np.float64]:
-    """Draws of a group's texts, shape (rows x times, tokens): a row's continuations follow each other."""
-    each = [
-        row_uniforms(group.seed, _purpose("completion", continuation), len(group.rows), tokens)
-        for continuation in range(times)
-    ]
+def _draws(group: messages.GroupPrefixes, times: int, tokens: int) -> Draws:
+    """Return a group's draws, shape (rows x times, tokens); continuations of a row are adjacent."""
+    purposes = [_purpose("completion", continuation) for continuation in range(times)]
+    each = [row_uniforms(group.seed, purpose, len(group.rows), tokens) for purpose in purposes]
     return np.stack(each, axis=1).reshape(-1, tokens)
 
 
 def _purpose(name: str, continuation: int) -> str:
-    """What draws are for. The first continuation's are those of a row that is completed once."""
+    """Name the purpose of draws; the first continuation has those of a row completed once."""
     return f"{name} {continuation}" if continuation else name

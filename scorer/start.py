@@ -1,75 +1,71 @@
-"""Loads what a scorer needs, after the broker's Welcome: only then it is known whether torch has to be imported."""
+"""Loading of a scorer after the broker's Welcome, which decides whether torch is imported."""
 
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from prefixrl.common import user_function
+from prefixrl.common.config import user_function
 from prefixrl.common.digests import name_digest, scorer_digests
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.messages import ModelDigests
-from prefixrl.common.worker import Joined
-from prefixrl.scorer import sandbox
-from prefixrl.scorer.verifier_pool import RewardFunction, VerifierPool
+from prefixrl.common.wire.messages import ModelDigests
+from prefixrl.common.worker.join import WorkerSession
+from prefixrl.scorer.sandbox import runner as sandbox
+from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 
 if TYPE_CHECKING:
     from prefixrl.scorer.direct import DirectScorer
     from prefixrl.scorer.loop import Scorer
 
 
-def load(joined: Joined) -> "Scorer | DirectScorer":
-    """A scorer known to the broker; raises DataError when a model, tokenizer or function is not to be had on this host."""
-    digests = scorer_digests(joined.config, joined.model)
-    verifier = _verifier(joined, digests)
-    make = _direct if joined.config.mode == "direct" else _with_target
-    scorer = make(joined, verifier, digests)
+def load(session: WorkerSession) -> "Scorer | DirectScorer":
+    """Return a scorer that the broker knows; raises DataError if a file is missing on this host."""
+    digests = scorer_digests(session.config, session.model)
+    verifier = _verifier(session, digests)
+    make = _direct if session.config.mode == "direct" else _with_target
+    scorer = make(session, verifier, digests)
     scorer.say_ready()
     return scorer
 
 
-def _direct(joined: Joined, verifier: VerifierPool, digests: ModelDigests) -> "DirectScorer":
-    from prefixrl.scorer.decoder import Decoder
-    from prefixrl.scorer.direct import DirectScorer
+def _direct(session: WorkerSession, verifier: VerifierPool, digests: ModelDigests) -> "DirectScorer":
+    from prefixrl.scorer.direct import Decoder, DirectScorer
 
-    return DirectScorer(joined.config, joined.link, Decoder(joined.model), verifier, digests)
+    return DirectScorer(session.config, session.link, Decoder(session.model), verifier, digests)
 
 
-def _with_target(joined: Joined, verifier: VerifierPool, digests: ModelDigests) -> "Scorer":
-    from prefixrl.common.engine import make_engine
-    from prefixrl.common.engine_openai import OpenAIEngine
-    from prefixrl.common.rendering import ByteRenderer, Renderer
+def _with_target(session: WorkerSession, verifier: VerifierPool, digests: ModelDigests) -> "Scorer":
+    from prefixrl.common.engines.base import Engine
+    from prefixrl.common.engines.make import make_engine
+    from prefixrl.common.engines.rendering import ByteRenderer, Renderer
     from prefixrl.scorer.loop import Scorer
+    from prefixrl.scorer.served.engine import OpenAIEngine
 
-    config = joined.config
+    config = session.config
+    engine: Engine
     if config.scorer.engine == "openai":
-        joined.link.vitals.state = f"waiting for {config.scorer.openai.url}"
-    engine = make_engine(config.scorer.engine, joined.model, "scorer", config, joined.watch)
-    if isinstance(engine, OpenAIEngine):
+        session.link.vitals.state = f"waiting for {config.scorer.openai.url}"
+        engine = OpenAIEngine(session.model, config, session.raise_if_hopeless)
         digests = msgspec.structs.replace(digests, model=name_digest(engine.served_model))
+    else:
+        engine = make_engine(config.scorer.engine, session.model, "scorer", config)
     simulated = engine.name == "simulated"
-    renderer = (
-        ByteRenderer() if simulated else Renderer(joined.model, config.scorer.max_prompt_tokens)
-    )
-    return Scorer(config, joined.link, engine, renderer, verifier, digests)
+    renderer = ByteRenderer() if simulated else Renderer(session.model, config.scorer.max_prompt_tokens)
+    return Scorer(config, session.link, engine, renderer, verifier, digests)
 
 
-def _verifier(joined: Joined, digests: ModelDigests) -> VerifierPool:
-    section, place = joined.config.scorer, joined.config.reward.function
+def _verifier(session: WorkerSession, digests: ModelDigests) -> VerifierPool:
+    section, function_ref = session.config.scorer, session.config.reward.function
     function = None
-    if place is not None:
-        path = user_function.file_of(place)
+    if function_ref is not None:
+        path = user_function.file_of(function_ref)
         if not path.is_file():
-            raise DataError(
-                f"reward.function: there is no file {path} on this host; copy the learner's there"
-            )
-        function = RewardFunction(place, digests.reward_function)
-    data = joined.config.data
+            raise DataError(f"reward.function: there is no file {path} on this host; copy the learner's file there")
+        function = RewardFunction(function_ref, digests.reward_function)
+    data = session.config.data
     runs_programs = data.runs_programs and function is None
     if runs_programs and (reason := sandbox.probe()):
         raise ConfigError(
-            f"data.code = {data.code!r}, or a problem set with coding tasks, needs programs to be isolated: {reason}; start "
-            "scorers on hosts with user namespaces (docs/verification.md), or leave data.code and such problems out"
+            f"data.code = {data.code!r}, or a problem set with coding tasks, needs isolated programs: {reason}; start "
+            f"scorers on hosts with user namespaces (docs/verification.md), or leave out data.code and such problems"
         )
-    return VerifierPool(
-        section.verifier_children, section.verify_timeout_s, function, runs_programs
-    )
+    return VerifierPool(section.verifier_children, section.verify_timeout_s, function, runs_programs)

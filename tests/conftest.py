@@ -16,9 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadline: a busy machine is not a failure. Derandomised: a change is red or green, never both.
-settings.register_profile(
-    "prefixrl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("prefixrl", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("prefixrl")
 
 # It lies beside the packages and is not installed: found by its path, so that the root stays off sys.path.
@@ -32,15 +30,16 @@ _SPEC.loader.exec_module(sys.modules["benchmarks"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take minutes first: one of them begun last would keep one process busy while the other has nothing to do."""
+    """Files that take minutes first.
+
+    One of them begun last would keep one process busy while the other has nothing to do.
+    """
     items.sort(key=lambda item: not {"e2e", "vllm"} & set(item.path.parts))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if os.environ.get("PREFIXRL_NO_VLLM") == "1":
-        terminalreporter.write_line(
-            "PREFIXRL_NO_VLLM=1: the tests of the vLLM engine were turned off"
-        )
+        terminalreporter.write_line("PREFIXRL_NO_VLLM=1: the tests of the vLLM engine were turned off")
     figures = [
         text
         for done in terminalreporter.stats.get("passed", [])

@@ -12,17 +12,18 @@ from zipfile import ZipFile
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from support.paths import ROOT
+
 ROOTS = ("common", "deploy", "learner", "rollout", "scorer")
 PICKLING = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 PURE = (
-    "learner/advantages.py",
-    "learner/plan.py",
-    "learner/ppo.py",
+    "learner/training/advantages.py",
+    "learner/training/plan.py",
+    "learner/training/ppo.py",
     "learner/broker/ledger.py",
     "learner/broker/window.py",
 )
-OPTIONAL = ("vllm", "flash_attn", "pyarrow", "wandb")
+OPTIONAL = ("vllm", "flash_attn", "pyarrow")
 
 IMPORT_EVERYTHING = """
 import importlib, sys, warnings
@@ -63,21 +64,18 @@ def setuptools_table() -> dict[str, Any]:
 
 def test_every_package_folder_is_listed_in_pyproject() -> None:
     folders = {
-        init.parent.relative_to(ROOT).as_posix()
-        for root in ROOTS
-        for init in (ROOT / root).rglob("__init__.py")
+        init.parent.relative_to(ROOT).as_posix() for root in ROOTS for init in (ROOT / root).rglob("__init__.py")
     }
-    mapping = {f"prefixrl.{folder.replace('/', '.')}": folder for folder in folders}
-    assert setuptools_table()["package-dir"] == mapping
-    assert sorted(setuptools_table()["packages"]) == sorted(mapping)
+    names = {f"prefixrl.{folder.replace('/', '.')}" for folder in folders}
+    assert sorted(setuptools_table()["packages"]) == sorted(names)
+    assert setuptools_table()["package-dir"] == {f"prefixrl.{root}": root for root in ROOTS}
 
 
 def test_every_source_file_lies_in_a_package() -> None:
     outside = [
         str(path.relative_to(ROOT))
         for path in source_files(*ROOTS)
-        if not (path.parent / "__init__.py").exists()
-        and not path.is_relative_to(ROOT / "deploy" / "examples")
+        if not (path.parent / "__init__.py").exists() and not path.is_relative_to(ROOT / "deploy" / "examples")
     ]
     assert outside == []
 
@@ -98,9 +96,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / root, source / root, ignore=shutil.ignore_patterns("__pycache__"))
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run(
-        [*command, "--wheel-dir", str(out), str(source)], capture_output=True, text=True
-    )
+    done = subprocess.run([*command, "--wheel-dir", str(out), str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (built,) = out.glob("prefixrl-*.whl")
     return built

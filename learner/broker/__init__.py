@@ -1,10 +1,41 @@
 """The broker: the one process that holds a run's state, a child of learner rank 0.
 
-Rollouts, scorers, learner ranks and operators all talk to its one socket. It decides what is sampled, scored and trained next,
-and writes down what must survive a crash before it tells anyone.
+Rollouts, scorers, learner ranks and operators all talk to its one socket. It decides what is sampled, scored and
+trained next, and writes to its journal what must survive a crash before it acknowledges anything.
 
-Read in this order: `ledger.py` (what became of every group), `window.py` (how old work may be) and `filtering.py` (what is
-worth training), all pure, over the plain values of `groups.py`; `dispatch.py`, `workers.py` and `evaluations.py` (who gets
-which task), which get time passed in; then the shell: `server.py` (socket and clock); `batches.py` is what learner ranks get.
-`prompts.py`, `identity.py` and `status.py` are what the server asks on the way.
+    ledger.py        state and next steps of every group; over `groups.py`, its plain values
+    window.py        admission, deadline and choice: the age of samples
+    filtering.py     the prompt filter, and the shares of groups that end a run
+    dispatch.py      tasks for workers; the effect of results and losses
+    workers.py       workers, leases, free slots
+    evaluations.py   work pinned to one version, apart from the ledger
+    versions.py      the weights each worker holds, proved or not; the other half is `rollout/swap.py`
+    identity.py      the check of models, tokenizers and published digests
+    batches.py       answers to ranks that ask for a batch; `waiting.py`: the sentences about a missing one
+    server.py        socket, clock, enrolment, the handlers of every message; `__main__.py` starts it
+    status.py        the status document; `spending.py`: usage of an endpoint
+    client.py        the ranks' connection to the broker
+
+The way of one group (each wait with what ends it in brackets):
+
+    step    function ◀─ caller                                                   state       waits for
+    issue   ledger.start_sampling ◀─ dispatch._give_sampling ◀─ server.serve     sampling    a slot (Prefixes), room in
+                                                                                 the window (Published, IterationDone)
+    sample  rollout/loop._start ◀─ PrefixTask; engine.submit, engine.step        sampling    engine, a proof (Proved)
+    check   versions.check_prefixes, dispatch.take_prefixes ◀─                   sampling    nothing
+            server._handle_worker ◀─ Prefixes ◀─ rollout/loop._deliver
+    accept  ledger.take_prefixes ◀─ dispatch.take_prefixes                       sampled     nothing
+    lease   ledger.start_scoring ◀─ dispatch._give_scoring ◀─ server.serve       scoring     a scorer's slot (Scores)
+    score   scorer/loop._start ◀─ ScoreTask; then scorer/judging.Judging         scoring     engine, verifier (limit)
+    judge   ledger.take_scores ◀─ dispatch.take_scores ◀─ server._handle_worker  scored [1]  nothing
+            ◀─ Scores ◀─ scorer/judging
+    record  journal.append, then Ack ◀─ server._write_down ◀─ server.serve       scored      the disk
+    choose  ledger.batch, window.choose ◀─ batches.answers ◀─ GetBatch           batched     groups due before (Scores)
+    fetch   client.next_batch ◀─ learner/loop.next_batch: Batch or NotYet        batched     the broker (deadline)
+    train   training/batch.iteration_data, training/iteration.train_iteration    batched     every rank's shard
+    finish  ledger.trained ◀─ server._answer_peer ◀─ client.iteration_done       trained     nothing
+
+[1] or filtered, failed, expired: see the picture in `ledger.py`.
+A worker that is silent, stalls or leaves unblocks its groups: server._give_up_lost ─▶ dispatch.lose ─▶
+ledger.give_back, which queues them again, or ends them and requeues their prompts.
 """

@@ -1,4 +1,4 @@
-"""`python -m prefixrl.learner.broker`: started by learner rank 0, never by hand; ends with its parent."""
+"""The command `python -m prefixrl.learner.broker`, started by learner rank 0, never by hand."""
 
 import logging
 import secrets
@@ -10,62 +10,46 @@ from pathlib import Path
 
 import click
 
-from prefixrl.common import journal as journals
-from prefixrl.common.config import RunConfig, from_json
+from prefixrl.common.config.load import from_json
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import PROTOCOL, FromBroker, ToBroker, WeightsNote
-from prefixrl.common.process import (
-    die_with_parent,
-    exit_codes,
-    start_logging,
-    stop_event,
-    write_atomically,
-)
-from prefixrl.common.records import Record, RunHeader, VersionPublished
-from prefixrl.common.transport import Server
-from prefixrl.learner import problems
+from prefixrl.common.process import die_with_parent, exit_codes, start_logging, stop_event, write_atomically
+from prefixrl.common.run import journal as journals
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.records import Record, RunHeader, VersionPublished
+from prefixrl.common.wire.messages import PROTOCOL, FromBroker, ToBroker, WeightsNote
+from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.filtering import AccuracyFilter
+from prefixrl.learner.broker.groups import LedgerLimits
 from prefixrl.learner.broker.identity import IdentityCheck
-from prefixrl.learner.broker.ledger import Ledger, Limits
-from prefixrl.learner.broker.prompts import PromptOrder
+from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.server import LINGER_S, Broker, RunState
 from prefixrl.learner.broker.window import Window
-from prefixrl.learner.rundir import REBIND_S, inputs
+from prefixrl.learner.data import problems
+from prefixrl.learner.data.order import PromptOrder
+from prefixrl.learner.run.directory import REBIND_S, inputs
 
 log = logging.getLogger(__name__)
 
 
 @click.command()
-@click.option(
-    "--directory",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Run directory with config.json.",
-)
+@click.option("--directory", type=click.Path(path_type=Path), required=True, help="Run directory with config.json.")
 @click.option("--iteration", type=int, required=True, help="Iterations the learner has completed.")
 @click.option("--weights-endpoint", required=True, help="Where workers fetch published weights.")
-@click.option(
-    "--again", is_flag=True, help="An earlier broker of this run died under the ranks of now."
-)
+@click.option("--restart", is_flag=True, help="An earlier broker of this run died while its ranks lived on.")
 @click.option("--no-training", is_flag=True, help="Issue no groups: serve evaluations alone.")
 @click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
-def main(
-    directory: Path,
-    iteration: int,
-    weights_endpoint: str,
-    again: bool,
-    no_training: bool,
-    parent: int,
-) -> None:
-    """Serve one run until told to stop."""
+def main(directory: Path, iteration: int, weights_endpoint: str, restart: bool, no_training: bool, parent: int) -> None:
+    """Serve one run until it is stopped."""
     die_with_parent(parent)
     start_logging("prefixrl-broker")
     stop = stop_event()
     with exit_codes():
+        check_format(directory)
         config = from_json((directory / "config.json").read_text(encoding="utf-8"))
-        server = bind(config, directory, again)
-        start = Start(iteration, weights_endpoint, again, trains=not no_training)
+        server = bind(config, directory, restart)
+        start = Start(iteration, weights_endpoint, restart, trains=not no_training)
         broker = build(config, directory, start, server)
         write_atomically(directory / "endpoint", server.endpoint)
         broker.serve(stop.is_set)
@@ -73,12 +57,8 @@ def main(
         server.close(LINGER_S)
 
 
-def bind(config: RunConfig, directory: Path, is_again: bool) -> Server[ToBroker, FromBroker]:
-    """Bind the configured endpoint; a restarted broker takes the address the workers know.
-
-    Raises:
-        ConfigError: it is taken, and there are ranks that know no other.
-    """
+def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroker, FromBroker]:
+    """Bind the endpoint, after a restart the former one; ConfigError if ranks need a taken one."""
     endpoint, known = config.broker.listen, directory / "endpoint"
     if endpoint.endswith(":0") and known.exists():
         endpoint = known.read_text(encoding="utf-8").strip()
@@ -88,7 +68,7 @@ def bind(config: RunConfig, directory: Path, is_again: bool) -> Server[ToBroker,
             return Server(endpoint, ToBroker)
         except ConfigError as error:
             if time.monotonic() > deadline_s:
-                if is_again or endpoint == config.broker.listen:
+                if is_restart or endpoint == config.broker.listen:
                     raise
                 log.warning("%s; taking a free port, workers must be started again", error)
                 return Server(config.broker.listen, ToBroker)
@@ -96,79 +76,57 @@ def bind(config: RunConfig, directory: Path, is_again: bool) -> Server[ToBroker,
 
 
 def make_ledger(config: RunConfig, order: PromptOrder, trains: bool = True) -> Ledger:
-    """An empty ledger with the window, the filter and the limits of a config; one that does not train has no room."""
-    batch_groups = config.algorithm.groups_per_iteration
-    window = Window(
-        batch_groups,
-        config.algorithm.max_staleness,
-        Fraction(str(config.filter.over_sampling)),
-        config.algorithm.iterations if trains else 0,
-    )
-    limits = Limits(
-        config.rollout.groups_per_task,
-        config.broker.attempts,
-        config.broker.requeues,
-        config.broker.max_failure_share,
-    )
-    if config.filter.accuracy is None:
-        return Ledger(window, limits, order)
-    judged = config.filter.limit_batches * batch_groups
-    band = AccuracyFilter(*config.filter.accuracy, judged, config.filter.min_pass_rate)
+    """Return an empty ledger for a config; without training its window has no room."""
+    algorithm, section, band = config.algorithm, config.broker, None
+    batch_groups, over_sampling = algorithm.groups_per_iteration, Fraction(str(config.filter.over_sampling))
+    window = Window(batch_groups, algorithm.max_staleness, over_sampling, algorithm.iterations if trains else 0)
+    limits = LedgerLimits(config.rollout.groups_per_task, section.attempts, section.requeues, section.max_failure_share)
+    if config.filter.accuracy is not None:
+        judged = config.filter.limit_batches * batch_groups
+        band = AccuracyFilter(*config.filter.accuracy, judged, config.filter.min_pass_rate)
     return Ledger(window, limits, order, band)
 
 
 def prompt_order(config: RunConfig, loaded: Sequence[problems.Problem]) -> PromptOrder:
-    """The order in which a run asks its training problems."""
-    return PromptOrder(
-        [problem.prompt() for problem in loaded],
-        config.seed,
-        config.data.epochs,
-        problems.mixture(config, loaded),
-    )
+    """Return the order in which a run asks its training problems."""
+    prompts = [problem.prompt() for problem in loaded]
+    return PromptOrder(prompts, config.seed, config.data.epochs, problems.mixture(config, loaded))
 
 
 @dataclass(frozen=True)
 class Start:
-    """How a broker is started."""
+    """Options of a broker's start."""
 
     iteration: int
-    """Iterations the learner has completed."""
+    """Number of iterations the learner has completed."""
     weights_endpoint: str
-    is_again: bool = False
+    is_restart: bool = False
     trains: bool = True
 
 
-def build(
-    config: RunConfig, directory: Path, start: Start, server: Server[ToBroker, FromBroker]
-) -> Broker:
-    """A broker as the run directory describes it, its journal replayed."""
+def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBroker, FromBroker]) -> Broker:
+    """Return a broker for a run directory, its journal replayed."""
     loaded = problems.training(config)
     order = prompt_order(config, loaded)
     ledger = make_ledger(config, order, start.trains)
     path = directory / "journal.msgpack"
     identity = IdentityCheck(config, directory, inputs(directory))
-    run_id, newest = (
-        _replay(path, ledger, identity, start.iteration) if path.exists() else ("", None)
-    )
+    run_id, newest = _replay(path, ledger, identity, start.iteration) if path.exists() else ("", None)
     journal = journals.Journal(path)
     if not run_id:
         run_id = secrets.token_hex(6)
         journal.append([RunHeader(run_id, PROTOCOL)])
-    begun = start.iteration if start.is_again else -1
-    state = RunState(run_id, start.weights_endpoint, len(loaded), identity, begun)
-    broker = Broker(
-        config, state, Dispatcher(config, ledger, order, secrets.token_hex(3)), journal, server
-    )
-    # Only a broker that died alone takes its announcement up again; a learner that went back publishes anew.
+    resumed_at = start.iteration if start.is_restart else -1
+    state = RunState(run_id, start.weights_endpoint, len(loaded), identity, resumed_at)
+    broker = Broker(config, state, Dispatcher(config, ledger, order, secrets.token_hex(3)), journal, server)
+    # Only a broker that died alone announces the newest version again; a learner that resumed publishes it anew.
     if newest is not None and newest.version == start.iteration:
-        broker.announce(newest)
+        broker.versions.announce(newest)
     return broker
 
 
-def _replay(
-    path: Path, ledger: Ledger, identity: IdentityCheck, iteration: int
-) -> tuple[str, WeightsNote | None]:
-    """Rebuild the ledger from the journal; the run's name ("" where none stands there) and its newest announcement."""
+def _replay(path: Path, ledger: Ledger, identity: IdentityCheck, iteration: int) -> tuple[str, WeightsNote | None]:
+    """Rebuild the ledger from the journal; return the run id ("" for none) and the newest note."""
     log.info("replaying %s, %.0f MiB", path, path.stat().st_size / 2**20)
     run_id, newest = "", None
 

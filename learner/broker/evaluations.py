@@ -1,76 +1,81 @@
-"""Evaluations in progress: the same workers, apart from the ledger, pinned to one version.
+"""Evaluations in progress: work pinned to one version, apart from the ledger.
 
-An evaluation group has a number of its own and can never enter a batch. Problems are cut into items of a fixed size in their
-order, so that the text of an evaluation depends on nothing but the version. A rollout is not offered newer weights while an
-evaluation still needs the version it has. Pure: no sockets, no clock.
+An evaluation group has a number of its own and can never enter a batch. Problems are cut into items of a fixed size in
+their order, so that the text of an evaluation depends on nothing but the version. A rollout is not offered newer
+weights while an evaluation still needs the version it has. Pure: no sockets, no clock.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from prefixrl.common.messages import (
-    UNPROVED,
-    Evaluate,
-    GroupPrefixes,
-    GroupTask,
-    Row,
-    ScoredGroup,
-)
-from prefixrl.common.packing import pack_logprobs, token_ids
+import msgspec
+
 from prefixrl.common.seeds import derive
+from prefixrl.common.wire import messages
+from prefixrl.common.wire.packing import pack_logprobs, token_ids
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 
 ROWS_PER_ITEM = 64
 STRANDED_S = 60.0
-"""Where every rollout has passed the version of an evaluation for this long, none will come back to it."""
+"""Time after which an evaluation is given up once every rollout is past its version."""
 
 
 @dataclass
 class EvaluationRun:
     """One evaluation: groups `first .. first + len(request.prompts)`."""
 
-    request: Evaluate
+    request: messages.Evaluate
     first: int
     to_sample: list[SampleItem] = field(default_factory=list)
     to_score: list[ScoreItem] = field(default_factory=list)
     unsampled: int = 0
-    """Groups without prefixes, leased ones included."""
+    """Number of groups without prefixes, leased ones included."""
     stranded_s: float | None = None
-    """Since when every rollout has passed its version."""
-    results: dict[int, ScoredGroup] = field(default_factory=dict)
+    """Time since which every rollout is past its version."""
+    results: dict[int, messages.ScoredGroup] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """Groups in all."""
+        """Number of groups."""
         return len(self.request.prompts)
 
     @property
     def finished(self) -> bool:
-        """Every group has a result or a cause."""
+        """True if every group has a result or a cause."""
         return len(self.results) + len(self.failed) == self.total
 
+    def fail(self, item: SampleItem | ScoreItem, cause: str) -> None:
+        """End the groups of an item without a result."""
+        self.failed.update(dict.fromkeys(item.seqs, cause))
+        if isinstance(item, SampleItem):
+            self.unsampled -= len(item.seqs)
 
-class Evaluations:
-    """Every evaluation the learner asked for since this broker started."""
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of groups requested, judged and failed."""
+        return {"asked": self.total, "judged": len(self.results), "failed": len(self.failed)}
+
+
+class EvaluationQueue:
+    """Evaluations requested since this broker started."""
 
     def __init__(self, run_seed: int, attempts: int) -> None:
-        self._run_seed = run_seed
-        self._attempts = attempts
+        self._run_seed, self._attempts = run_seed, attempts
         self._deaths: Counter[tuple[int, ...]] = Counter()
-        self._runs: dict[str, EvaluationRun] = {}
+        self.runs: dict[str, EvaluationRun] = {}
         self._published: dict[int, str] = {}
-        self._forgotten: Counter[str] = Counter()
+        self._forgotten: Counter[str] = Counter(asked=0, judged=0, failed=0)
         self._next = 0
 
-    def add(self, request: Evaluate) -> None:
-        """Start an evaluation; asking again for a known name changes nothing."""
-        if request.name in self._runs:
+    def add(self, request: messages.Evaluate) -> None:
+        """Start an evaluation; a repeated request for a known name changes nothing."""
+        if request.name in self.runs:
             return
         run = EvaluationRun(request, self._next)
         self._next += len(request.prompts)
-        self._runs[request.name] = run
+        self.runs[request.name] = run
         size = max(1, ROWS_PER_ITEM // request.samples)
         for start in range(0, run.total, size):
             seqs = tuple(range(run.first + start, run.first + min(start + size, run.total)))
@@ -81,66 +86,75 @@ class Evaluations:
                 groups = tuple(self._given_prefix(run, seq) for seq in seqs)
                 run.to_score.append(ScoreItem(groups, -1, "", 0.0))
 
-    def _given_prefix(self, run: EvaluationRun, seq: int) -> GroupPrefixes:
+    def _given_prefix(self, run: EvaluationRun, seq: int) -> messages.GroupPrefixes:
         tokens = run.request.prefix_tokens
         logprobs = pack_logprobs([0.0] * len(token_ids(tokens)))
-        row = Row(tokens, logprobs, "length", (), run.request.prefix_text)
+        row = messages.Row(tokens=tokens, logprobs=logprobs, finish="length", spans=(), text=run.request.prefix_text)
         task = self.group_task(seq)
-        return GroupPrefixes(seq, task.prompt, task.seed, b"", (row,) * run.request.samples)
-
-    def get(self, name: str) -> EvaluationRun | None:
-        """The evaluation of that name."""
-        return self._runs.get(name)
-
-    def counts(self) -> dict[str, int]:
-        """Groups asked for, judged and failed."""
-        found = Counter(self._forgotten)
-        for run in self._runs.values():
-            found.update(_counts(run))
-        return {name: found[name] for name in ("asked", "judged", "failed")}
-
-    def forget(self, name: str) -> None:
-        """Free a finished evaluation; raises ValueError while it is not, for its leases are still out."""
-        run = self._runs.get(name)
-        if run is not None and not run.finished:
-            raise ValueError(f"evaluation {name} is not finished: it cannot be forgotten")
-        if run is not None:
-            self._forgotten.update(_counts(run))
-            del self._runs[name]
-
-    def run_of(self, seq: int) -> EvaluationRun:
-        """The evaluation a group belongs to."""
-        return next(run for run in self._runs.values() if run.first <= seq < run.first + run.total)
-
-    def group_task(self, seq: int) -> GroupTask:
-        """Prompt and seed of an evaluation group."""
-        run = self.run_of(seq)
-        index = seq - run.first
-        return GroupTask(
-            seq,
-            run.request.prompts[index],
-            derive(self._run_seed, "evaluation", run.request.name, index),
+        return messages.GroupPrefixes(
+            seq=seq, prompt=task.prompt, seed=task.seed, prompt_tokens=b"", rows=(row,) * run.request.samples
         )
 
+    def progress(self, name: str) -> tuple[messages.EvaluationProgress, list[bytes]]:
+        """Return the progress of an evaluation and, once finished, its encoded results."""
+        run = self.runs.get(name)
+        if run is None:
+            return messages.EvaluationProgress(name=name, total=-1, done=0, failed=0), []
+        payload = [msgspec.msgpack.encode(run.results[seq]) for seq in sorted(run.results)] if run.finished else []
+        done, failed = len(run.results), len(run.failed)
+        causes = tuple((seq - run.first, cause) for seq, cause in run.failed.items())
+        progress = messages.EvaluationProgress(
+            name=name, total=run.total, done=done, failed=failed, unsampled=run.unsampled, causes=causes
+        )
+        return progress, payload
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of groups requested, judged and failed."""
+        found = self._forgotten.copy()
+        for run in self.runs.values():
+            found.update(run.counts)
+        return dict(found)
+
+    def forget(self, name: str) -> None:
+        """Free a finished evaluation; raises ValueError for another, whose groups may be leased."""
+        run = self.runs.get(name)
+        if run is None:
+            return
+        if not run.finished:
+            raise ValueError(f"evaluation {name} is not finished: it cannot be forgotten")
+        self._forgotten.update(run.counts)
+        del self.runs[name]
+
+    def run_of(self, seq: int) -> EvaluationRun:
+        """Return the evaluation of a group."""
+        return next(run for run in self.runs.values() if run.first <= seq < run.first + run.total)
+
+    def group_task(self, seq: int) -> messages.GroupTask:
+        """Return prompt and seed of an evaluation group."""
+        run = self.run_of(seq)
+        request, index = run.request, seq - run.first
+        seed = derive(self._run_seed, "evaluation", request.name, index)
+        return messages.GroupTask(seq, request.prompts[index], seed)
+
     def published(self, version: int, digest: str) -> None:
-        """Note what a version is in the present course of the run: a resumed one may come by a version a second time."""
+        """Note the digest of a version; a resumed run may train a version anew, with another digest."""
         self._published[version] = digest
 
     def needs_version(self, version: int, digest: str) -> bool:
-        """Whether some evaluation still has prefixes of these weights to sample (leased ones are not asked for here)."""
+        """Return True if an evaluation has unleased groups to sample with these weights."""
         return self._is_meant(version, digest) and any(
-            item.version == version for run in self._runs.values() for item in run.to_sample
+            item.version == version for run in self.runs.values() for item in run.to_sample
         )
 
     def _is_meant(self, version: int, digest: str) -> bool:
-        """Before anything is published rollouts hold the initial adapter, which is version 0."""
+        """Return True if the version has this digest; before any is published, version 0 fits."""
         known = self._published.get(version)
         return known == digest if known is not None else version == 0
 
     def give_up_stranded(self, versions: Iterable[int], now_s: float) -> None:
-        """Fail what no rollout will sample: all of them, whose `versions` these are, have been past it for a while."""
-        oldest = min(versions, default=UNPROVED)
-        for run in self._runs.values():
+        """Fail groups of versions that all rollouts, at `versions`, are past for `STRANDED_S`."""
+        oldest = min(versions, default=messages.UNPROVED)
+        for run in self.runs.values():
             version = run.request.version
             if not run.to_sample or oldest <= version:
                 run.stranded_s = None
@@ -148,57 +162,37 @@ class Evaluations:
             run.stranded_s = now_s if run.stranded_s is None else run.stranded_s
             if now_s - run.stranded_s > STRANDED_S:
                 for item in run.to_sample:
-                    run.unsampled -= len(item.seqs)
-                    reason = f"every rollout has passed version {version}"
-                    run.failed.update(dict.fromkeys(item.seqs, reason))
+                    run.fail(item, f"every rollout has passed version {version}")
                 run.to_sample.clear()
 
     def unsampled_versions(self) -> set[int]:
-        """Versions of which prefixes are still to come, leased ones included: rollouts that are older go there first."""
-        return {run.request.version for run in self._runs.values() if run.unsampled}
-
-    def rows_per_group(self, seqs: Sequence[int]) -> int:
-        """Rows of each of these groups, which are of one evaluation."""
-        return self.run_of(seqs[0]).request.samples
+        """Return versions with prefixes still to come, to which older rollouts swap first."""
+        return {run.request.version for run in self.runs.values() if run.unsampled}
 
     def start_sampling(self, version: int, digest: str) -> SampleItem | None:
-        """The next item for a rollout that has these weights."""
-        if not self._is_meant(version, digest):
-            return None
-        for run in self._runs.values():
+        """Return the next item for a rollout that has these weights."""
+        for run in self.runs.values() if self._is_meant(version, digest) else ():
             if run.to_sample and run.to_sample[0].version == version:
                 return run.to_sample.pop(0)
         return None
 
     def start_scoring(self) -> ScoreItem | None:
-        """The next item for a scorer."""
-        for run in self._runs.values():
-            if run.to_score:
-                return run.to_score.pop(0)
-        return None
+        """Return the next item for a scorer."""
+        return next((run.to_score.pop(0) for run in self.runs.values() if run.to_score), None)
 
     def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
-        """A lease ended without a result; an item that ended too many workers is given up, named in `failed`."""
+        """Take back an item without a result; it fails once lost with too many workers."""
         run = self.run_of(item.seqs[0])
         self._deaths[item.seqs] += died
         if self._deaths[item.seqs] >= self._attempts:
-            run.failed.update(
-                dict.fromkeys(item.seqs, f"lost with its worker {self._attempts} times")
-            )
-            if isinstance(item, SampleItem):
-                run.unsampled -= len(item.seqs)
-            return
-        if isinstance(item, SampleItem):
+            run.fail(item, f"lost with its worker {self._attempts} times")
+        elif isinstance(item, SampleItem):
             run.to_sample.insert(0, item)
         else:
             run.to_score.insert(0, item)
 
     def take_prefixes(
-        self,
-        item: SampleItem,
-        groups: Sequence[GroupPrefixes],
-        weights_digest: str,
-        sampled_s: float,
+        self, item: SampleItem, groups: Sequence[messages.GroupPrefixes], weights_digest: str, sampled_s: float
     ) -> None:
         """Accept the prefixes of a leased item."""
         run = self.run_of(item.seqs[0])
@@ -208,11 +202,7 @@ class Evaluations:
         if good:
             run.to_score.append(ScoreItem(good, item.version, weights_digest, sampled_s))
 
-    def take_scores(self, groups: Sequence[ScoredGroup]) -> None:
+    def take_scores(self, groups: Sequence[messages.ScoredGroup]) -> None:
         """Accept scored groups; a group judged twice keeps its first verdict."""
         for group in groups:
             self.run_of(group.prefixes.seq).results.setdefault(group.prefixes.seq, group)
-
-
-def _counts(run: EvaluationRun) -> dict[str, int]:
-    return {"asked": run.total, "judged": len(run.results), "failed": len(run.failed)}

@@ -1,7 +1,7 @@
-"""Which groups are worth training, and when so few pass, or so many fail, that the run must end. Pure.
+"""The prompt filter, and the shares of passing and failing groups that end a run. Pure.
 
-PRIME (Cui et al. 2025) and DAPO (Yu et al. 2025) drop prompts whose samples are all right or all wrong: with a group baseline
-their advantages are zero. The band is inclusive on both sides, as in PRIME's code.
+PRIME (Cui et al. 2025) and DAPO (Yu et al. 2025) drop prompts whose samples are all right or all wrong: with a group
+baseline their advantages are zero. The band is inclusive on both sides, as in PRIME's code.
 """
 
 import math
@@ -10,21 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prefixrl.common.filtering import is_within
+from prefixrl.common.config.filter import is_within
+from prefixrl.common.wire.messages import ScoredGroup
+
+TRUNCATED = "every row cut by the length limit"
+"""Cause of a group of which masking leaves nothing."""
 
 
 @dataclass(frozen=True)
 class AccuracyFilter:
-    """An inclusive band on the mean reward of a group, and the least share of groups that must pass."""
+    """Inclusive band on the mean reward of a group, and the least share of groups to pass."""
 
     low: float
     high: float
     limit_groups: int
-    """The share is taken over this many judged groups, the newest ones."""
+    """Number of newest judged groups that the share is taken over."""
     min_pass_rate: float
 
     def objection(self, rewards: Sequence[float]) -> str | None:
-        """Why a group is not trained, None where it passes. `rewards`: of the rows that could be judged, at least one."""
+        """Return why a group is not trained, None where it passes; `rewards` are of its judged rows."""
         mean = math.fsum(rewards) / len(rewards)
         if is_within(mean, self.low, self.high):
             return None
@@ -33,68 +37,80 @@ class AccuracyFilter:
         return "accuracy 1" if mean >= 1 else "accuracy outside band"
 
 
+@dataclass(frozen=True)
+class Objection:
+    """The reason why a scored group is not trained, and the state in which it ends."""
+
+    state: Literal["failed", "filtered", "expired"]
+    cause: str
+
+
+def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | None:
+    """Return why a scored group is not trained; None where it is accepted."""
+    rewards = [verdict.reward for verdict in group.verdicts if verdict.is_judged]
+    cut = sum(verdict.status == "truncated" for verdict in group.verdicts)
+    if cut == len(group.verdicts):
+        # Its prompt would most likely be cut again: it fails at once, and counts against broker.max_failure_share.
+        return Objection("failed", TRUNCATED)
+    if not rewards:
+        faults = group.faults
+        commonest = max(faults, key=lambda fault: (faults[fault], fault))
+        rows = "every row that was not cut" if cut else "every row"
+        return Objection("expired", f"verifier error on {rows}{f': {commonest}' if commonest else ''}")
+    cause = band.objection(rewards) if band else None
+    return Objection("filtered", cause) if cause else None
+
+
 @dataclass
 class PassRate:
-    """How many of the newest judged groups passed a filter."""
+    """Counts of the newest judged groups that passed a filter."""
 
     filter: AccuracyFilter
-    _newest: deque[bool] = field(init=False)
+    newest: deque[bool] = field(init=False)
+    """True for each group that passed."""
 
     def __post_init__(self) -> None:
-        self._newest = deque(maxlen=self.filter.limit_groups)
-
-    def note(self, has_passed: bool) -> None:
-        """Count a judged group."""
-        self._newest.append(has_passed)
+        self.newest = deque(maxlen=self.filter.limit_groups)
 
     @property
     def passed(self) -> int:
-        """How many of `judged` passed."""
-        return sum(self._newest)
+        """Number of groups that passed."""
+        return sum(self.newest)
 
     @property
     def judged(self) -> int:
-        """Groups looked at: at most `limit_groups`."""
-        return len(self._newest)
+        """Number of groups counted, at most `limit_groups`."""
+        return len(self.newest)
 
     @property
     def is_too_low(self) -> bool:
-        """Whether enough groups were judged, and none or too small a share of them passed."""
-        if self.judged < self.filter.limit_groups:
-            return False
-        return not self.passed or self.passed < self.filter.min_pass_rate * self.judged
+        """True if enough groups were judged, and none or too small a share of them passed."""
+        is_full, passed = self.judged == self.filter.limit_groups, self.passed
+        return is_full and (not passed or passed < self.filter.min_pass_rate * self.judged)
 
 
 class FailureShare:
-    """Share of rows that could not be sampled or judged, over the newest groups that ended or were accepted."""
+    """Share of rows without sample or verdict, over the newest groups ended or accepted."""
 
     def __init__(self, groups: int, most: float) -> None:
-        self._newest: deque[float] = deque(maxlen=groups)
+        self.newest: deque[float] = deque(maxlen=groups)
+        """Share of failed rows of each group."""
         self.most = most
-
-    def note(self, share: float) -> None:
-        """Count a group of whose rows this share failed."""
-        self._newest.append(share)
-
-    @property
-    def groups(self) -> int:
-        """Groups looked at."""
-        return len(self._newest)
 
     @property
     def share(self) -> float:
-        """Of the rows of these groups, each group counting the same."""
-        return math.fsum(self._newest) / max(1, self.groups)
+        """Share of failed rows of these groups, each group counting the same."""
+        return math.fsum(self.newest) / max(1, len(self.newest))
 
     @property
     def is_too_high(self) -> bool:
-        """Whether enough groups were looked at, and more than `most` of them failed."""
-        return self.groups == self._newest.maxlen and self.share > self.most
+        """True if enough groups were counted, and more than `most` of them failed."""
+        return len(self.newest) == self.newest.maxlen and self.share > self.most
 
 
 @dataclass(frozen=True)
 class Starved:
-    """There will be no next batch as things stand."""
+    """The finding that there will be no next batch."""
 
     why: Literal["filter", "failures", "data"]
-    """data: no prompt is left and nothing was trained at all."""
+    """`data`: no prompt is left and nothing was trained at all."""

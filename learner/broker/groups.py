@@ -1,30 +1,29 @@
-"""What a ledger keeps and hands out: live groups, work items, the order of prompts, where the others went. Pure."""
+"""Plain values of a ledger: groups, work items, order of prompts, counts of ended groups."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from prefixrl.common.messages import GroupPrefixes, ScoredGroup
+from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
 
 State = Literal["queued", "sampling", "sampled", "scoring", "scored", "batched"]
-ACCEPTED: tuple[State, ...] = ("scored", "batched")
-"""Judged and found worth training; the states before are *unverified*."""
 
 
 class PromptSource(Protocol):
-    """Order of prompts: `identity(place)` names the problem at a place of the order."""
+    """Order of prompts, by `prompt_index`."""
 
     @property
-    def places(self) -> int | None:
-        """Number of places, None when the order repeats for ever."""
+    def total(self) -> int | None:
+        """Number of prompts to ask, None when the order repeats for ever."""
 
-    def identity(self, place: int) -> str:
-        """Prompt id at this place."""
+    def identity(self, prompt_index: int, /) -> str:
+        """Return the id of the prompt at this position."""
 
 
 @dataclass
 class Group:
-    """One live group."""
+    """One live group; `prompt` is its prompt_index."""
 
     seq: int
     prompt: int
@@ -34,6 +33,11 @@ class Group:
     deaths: int = 0
     result: ScoredGroup | None = None
 
+    @property
+    def is_accepted(self) -> bool:
+        """True if it was judged and passed; in the states before it is *unverified*."""
+        return self.state in ("scored", "batched")
+
 
 @dataclass(frozen=True)
 class SampleItem:
@@ -41,6 +45,10 @@ class SampleItem:
 
     seqs: tuple[int, ...]
     version: int
+
+    def only(self, seqs: Container[int]) -> "SampleItem":
+        """Return the part with these groups."""
+        return replace(self, seqs=tuple(seq for seq in self.seqs if seq in seqs))
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,25 @@ class ScoreItem:
         """Sequence numbers of the item's groups."""
         return tuple(group.seq for group in self.groups)
 
+    def only(self, seqs: Container[int]) -> "ScoreItem":
+        """Return the part with these groups."""
+        return replace(self, groups=tuple(group for group in self.groups if group.seq in seqs))
+
+
+@dataclass(frozen=True)
+class LedgerLimits:
+    """Size of work items and limits on retries and failures."""
+
+    groups_per_item: int
+    attempts: int
+    requeues: int
+    max_failure_share: float = 1.0
+    """Share of the newest rows; when more fail, a waiting iteration gets no batch any more."""
+
 
 @dataclass
-class Counts:
-    """Where issued groups went. Live ones are counted from the ledger itself."""
+class GroupStates:
+    """Counts of issued and ended groups; live ones are counted by the ledger itself."""
 
     issued: int = 0
     trained: int = 0
@@ -70,24 +93,35 @@ class Counts:
     duplicates_ignored: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     row_errors: Counter[str] = field(default_factory=Counter)
-    """Texts without a verdict by the kind of failure, of whatever became of their groups."""
+    """Texts without a verdict by the kind of failure, of trained and untrained groups."""
     rows_left_out: Counter[str] = field(default_factory=Counter)
     """Rows of accepted groups that are never trained, by the status of their verdict."""
     age_histogram: Counter[int] = field(default_factory=Counter)
     """Trained groups by the age of their oldest token."""
     token_age_histogram: Counter[int] = field(default_factory=Counter)
     rows: int = 0
-    """Trained ones."""
+    """Trained rows."""
     rows_crossed: int = 0
-    """Those of them with tokens of more than one version."""
+    """Trained rows with tokens of more than one version."""
 
-    def note_rows(self, group: ScoredGroup | None, iteration: int) -> None:
-        """Count what the trained rows of a group were written by."""
-        assert group is not None, "what is trained was scored"
+    def note_scored(self, group: ScoredGroup) -> None:
+        """Count the rows of an accepted group that could not be judged."""
+        self.rows_left_out.update(each.status for each in group.verdicts if not each.is_judged)
+        self.row_errors.update(group.faults)
+
+    def note_ended(self, state: str, cause: str, faults: Mapping[str, int]) -> None:
+        """Count a group that ended untrained."""
+        setattr(self, state, getattr(self, state) + 1)
+        self.causes[f"{state}: {cause}"] += 1
+        self.row_errors.update(faults)
+
+    def note_trained(self, group: ScoredGroup, age: int, iteration: int) -> None:
+        """Count a trained group and the versions that wrote its rows."""
+        self.trained += 1
+        self.age_histogram[age] += 1
         for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
-            if not verdict.is_judged:
-                continue
-            self.rows += 1
-            self.rows_crossed += len(row.spans) > 1
-            for span in row.spans:
-                self.token_age_histogram[iteration - span.version] += span.tokens
+            if verdict.is_judged:
+                self.rows += 1
+                self.rows_crossed += len(row.spans) > 1
+                for span in row.spans:
+                    self.token_age_histogram[iteration - span.version] += span.tokens

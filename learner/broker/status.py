@@ -1,64 +1,45 @@
-"""The broker's part of the status document: building it."""
+"""The broker's part of the status document, built from the parts that know it."""
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from prefixrl.common.status import Document, FilterStatus, GroupCounts, WorkerStatus
+from prefixrl.common.run.journal import Journal
+from prefixrl.common.run.status import FilterStatus, GroupCounts, StatusDocument, WorkerStatus
+from prefixrl.learner.broker.batches import BatchDesk
+from prefixrl.learner.broker.dispatch import Dispatcher
+from prefixrl.learner.broker.spending import UsageFile
+from prefixrl.learner.broker.workers import Worker
 
-if TYPE_CHECKING:
-    from prefixrl.learner.broker.server import Broker
+_COUNTED = set(GroupCounts.__struct_fields__) - {"outstanding"}
 
 
-def document(broker: "Broker", now_s: float) -> Document:
-    """The state of a run now."""
-    ledger, counts, rate = broker.ledger, broker.ledger.counts, broker.ledger.pass_rate
+@dataclass(frozen=True)
+class StatusSources:
+    """The parts of a broker that a status document is built from."""
+
+    run_id: str
+    directory: str
+    dispatcher: Dispatcher
+    batches: BatchDesk
+    usage_file: UsageFile
+    journal: Journal
+    started_s: float
+
+
+def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocument:
+    """Return the state of a run now; `malformed` counts refused messages."""
+    dispatcher, batches, ledger = sources.dispatcher, sources.batches, sources.dispatcher.ledger
+    counts, rate = ledger.counts, ledger.pass_rate
     trains_nothing = ledger.window.iterations == 0
-    workers = [
-        WorkerStatus(
-            worker.name,
-            worker.role,
-            worker.host,
-            worker.pid,
-            worker.phase,
-            worker.engine,
-            worker.version,
-            worker.slots,
-            len(worker.leases),
-            worker.busy_fraction(now_s),
-            worker.tasks_done,
-            now_s - worker.heard_s,
-            worker.engine_mismatch,
-            worker.first_lease_after_ready_s,
-            worker.state,
-        )
-        for worker in broker.dispatcher.registry.by_identity.values()
-    ]
-    busy: dict[str, float] = {}
-    for role in ("rollout", "scorer"):
-        shares = [
-            each.busy_fraction
-            for each in workers
-            if each.role == role and each.busy_fraction is not None
-        ]
-        if shares:
-            busy[role] = sum(shares) / len(shares)
-    return Document(
-        run_id=broker.run.run_id,
-        directory=broker.config.directory,
+    workers = [_worker(each, now_s) for each in dispatcher.registry.by_identity.values()]
+    return StatusDocument(
+        run_id=sources.run_id,
+        directory=sources.directory,
         broker_pid=os.getpid(),
         iteration=ledger.completed,
-        total_iterations=0
-        if trains_nothing
-        else broker.config.iterations_in_all(broker.run.problems),
-        groups=GroupCounts(
-            counts.issued,
-            counts.trained,
-            counts.filtered,
-            counts.failed,
-            counts.expired,
-            ledger.outstanding,
-            counts.duplicates_ignored,
-        ),
+        total_iterations=0 if trains_nothing else batches.total_iterations,
+        groups=GroupCounts(outstanding=ledger.outstanding, **{name: getattr(counts, name) for name in _COUNTED}),
         causes=dict(counts.causes),
         row_errors=dict(counts.row_errors),
         rows_left_out=dict(counts.rows_left_out),
@@ -66,19 +47,32 @@ def document(broker: "Broker", now_s: float) -> Document:
         queues=ledger.states(),
         window=ledger.window.max_staleness,
         age_histogram={str(age): count for age, count in sorted(counts.age_histogram.items())},
-        token_age_histogram={
-            str(age): count for age, count in sorted(counts.token_age_histogram.items())
-        },
+        token_age_histogram={str(age): count for age, count in sorted(counts.token_age_histogram.items())},
         crossed_fraction=counts.rows_crossed / max(1, counts.rows),
         workers=workers,
-        busy_fraction=busy,
-        losses=dict(broker.dispatcher.losses),
-        truncated_fraction=broker.batches.truncated_fraction,
-        waiting_for=broker.batches.waiting_for,
-        malformed_messages=broker.malformed,
-        journal_bytes=broker.journal.offset_bytes,
-        up_s=now_s - broker.started_s,
-        evaluations=broker.dispatcher.evaluations.counts(),
-        endpoint=broker.spending.total(),
-        completions=dict(broker.dispatcher.completions),
+        busy_fraction=_busy_fractions(workers),
+        losses=dict(dispatcher.losses),
+        truncated_fraction=batches.truncated_fraction,
+        waiting_for=batches.waiting_for,
+        malformed_messages=malformed,
+        journal_bytes=sources.journal.offset_bytes,
+        up_s=now_s - sources.started_s,
+        evaluations=dispatcher.evaluations.counts(),
+        endpoint=sources.usage_file.total(),
+        completions=dict(dispatcher.completions),
     )
+
+
+def _worker(worker: Worker, now_s: float) -> WorkerStatus:
+    fields = {name: value for name, value in vars(worker).items() if name in WorkerStatus.__struct_fields__}
+    busy, silent_s = worker.busy_fraction(now_s), now_s - worker.heard_s
+    return WorkerStatus(**fields | {"leases": len(worker.leases), "busy_fraction": busy, "silent_s": silent_s})
+
+
+def _busy_fractions(workers: Sequence[WorkerStatus]) -> dict[str, float]:
+    """Return the mean busy fraction of each role that has worked."""
+    shares: dict[str, list[float]] = {"rollout": [], "scorer": []}
+    for each in workers:
+        if each.busy_fraction is not None:
+            shares[each.role].append(each.busy_fraction)
+    return {role: sum(each) / len(each) for role, each in shares.items() if each}

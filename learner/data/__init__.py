@@ -1,4 +1,9 @@
-"""From data files to problems; `learner/problems.py` puts the parts together and is what the rest of the learner calls.
+"""The problems of a run, from data files to the order in which they are asked.
 
-`files.py`: rows of files in any format. `rows.py`: a row to a problem, pure. `lengths.py`: questions no prompt has room for.
+problems.py     reads, checks and keeps the problems of a run; called by the rest of the learner
+files.py        rows of data files in any format
+rows.py         a row to a problem
+lengths.py      questions that are too long for a prompt
+order.py        the order of prompts, and mixtures of sources
+gold_check.py   gold answers that do not verify against themselves
 """

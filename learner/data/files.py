@@ -1,7 +1,4 @@
-"""Rows of data files: JSONL, JSON, CSV, Parquet and Arrow, one file, a folder of them, or a dataset on the hub.
-
-A row that cannot be read is a row with an error, never the end of the file it stands in.
-"""
+"""Rows of data files, folders and hub datasets; one that cannot be read carries an error."""
 
 import codecs
 import csv
@@ -9,56 +6,48 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from prefixrl.common.data_section import HUB
+from prefixrl.common.config.data import HUB
 from prefixrl.common.errors import DataError
 from prefixrl.common.hub import dataset_folder
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
-"""Names by which files say which split they are."""
-NO_DATA = frozenset(
-    {"state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "package.json"}
-)
+"""Names of splits, with which names of files and folders begin."""
+NO_DATA = frozenset({"state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "package.json"})
 """JSON files that describe a dataset and hold no rows."""
 MOST_CSV_FIELD_BYTES = 2**24
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row where it stands."""
+class FileRow:
+    """One row with its file and number."""
 
     file: str
     """Relative to the source."""
     number: int
-    """From 1; lines count where a file has lines."""
+    """Counted from 1; in a file of lines the number of the line."""
     values: dict[str, object] | None
-    """None where it cannot be read."""
+    """None where it cannot be read, for the reason in `error`."""
     error: str = ""
     is_whole_file: bool = False
     """The file holds this one row: its name is as good as an id."""
 
 
 def local(path: str) -> Path:
-    """The file or folder on this host; a hub dataset is fetched where the cache does not hold it.
-
-    Raises:
-        DataError: the hub cannot be reached or has no such dataset.
-    """
+    """Return the file or folder on this host; fetch a hub dataset if needed, or raise DataError."""
     return Path(dataset_folder(path.removeprefix(HUB)) if path.startswith(HUB) else path)
 
 
 def data_files(root: Path, subset: str | None, split: str | None) -> list[Path]:
-    """The files of a source in a fixed order.
+    """Return a source's files in a fixed order; raise DataError for no file or an unclear split.
 
     A file belongs to the split that its name or a folder above it begins with; where no file names a split, all belong.
-
-    Raises:
-        DataError: there is none, naming what is there; or there are several splits and none is asked for.
     """
     if root.is_file():
         return [root]
@@ -76,16 +65,16 @@ def data_files(root: Path, subset: str | None, split: str | None) -> list[Path]:
     splits = {_split_of(path, root) for path in found} - {""}
     if split is None and len(splits) > 1:
         raise DataError(
-            f"{root} has the splits {', '.join(sorted(splits))}: say which, split = {min(splits)!r} or split = "
+            f"{root} has the splits {', '.join(sorted(splits))}: choose, split = {min(splits)!r} or split = "
             f"{'+'.join(sorted(splits))!r}"
         )
     if split is not None and splits:
-        wanted = split.split("+")
-        found = [path for path in found if _split_of(path, root) in wanted]
+        found = [path for path in found if _split_of(path, root) in split.split("+")]
     if not found:
+        there = ", ".join(sorted(each.name for each in root.iterdir())[:20]) or "nothing"
         raise DataError(
             f"{root} holds no data for split {split or 'any'}, subset {subset or 'any'}; looked for "
-            f"{', '.join(SUFFIXES)} files. It has {', '.join(sorted(each.name for each in root.iterdir())[:20]) or 'nothing'}"
+            f"{', '.join(SUFFIXES)} files. It has {there}"
         )
     return found
 
@@ -95,7 +84,7 @@ def _is_below(path: Path, root: Path, subset: str) -> bool:
 
 
 def _split_of(path: Path, root: Path) -> str:
-    """The split a file names, "" where it names none; the innermost name counts."""
+    """Return the split that a file or the nearest folder above it names, "" where none does."""
     for part in reversed(path.relative_to(root).parts):
         word = re.split(r"[-_.\[\d]", part, maxsplit=1)[0]
         if word in SPLITS:
@@ -103,102 +92,89 @@ def _split_of(path: Path, root: Path) -> str:
     return ""
 
 
-def rows(root: Path, files: list[Path], columns: frozenset[str]) -> Iterator[Row]:
-    """Every row of the files; of columnar files only `columns` are read.
-
-    Raises:
-        DataError: a file cannot be opened at all.
-    """
+def rows(root: Path, files: list[Path], columns: frozenset[str]) -> Iterator[FileRow]:
+    """Yield every row of the files, of columnar ones only `columns`; raise DataError."""
     for path in files:
         name = path.name if path == root else path.relative_to(root).as_posix()
         try:
-            yield from _rows(path, name, columns)
+            if path.suffix in (".parquet", ".arrow"):
+                yield from _columnar(path, name, columns)
+            else:
+                yield from {".json": _json, ".csv": _csv}.get(path.suffix, _lines)(path, name)
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _rows(path: Path, name: str, columns: frozenset[str]) -> Iterator[Row]:
-    match path.suffix:
-        case ".json":
-            yield from _json(path, name)
-        case ".csv":
-            yield from _csv(path, name)
-        case ".parquet" | ".arrow":
-            yield from _columnar(path, name, columns)
-        case _:
-            yield from _lines(path, name)
-
-
-def _lines(path: Path, name: str) -> Iterator[Row]:
+def _lines(path: Path, name: str) -> Iterator[FileRow]:
     decoder = msgspec.json.Decoder(dict[str, object])
     with path.open("rb") as file:
         for number, given in enumerate(file, start=1):
             line = given.removeprefix(codecs.BOM_UTF8) if number == 1 else given
             if line.strip():
                 try:
-                    yield Row(name, number, decoder.decode(line))
+                    yield FileRow(name, number, decoder.decode(line))
                 except (ValueError, msgspec.MsgspecError) as error:
-                    yield Row(name, number, None, str(error))
+                    yield FileRow(name, number, None, str(error))
 
 
-def _json(path: Path, name: str) -> Iterator[Row]:
-    """An array of objects, or one object: one row."""
+def _json(path: Path, name: str) -> Iterator[FileRow]:
+    """Yield the rows of an array of objects, or one object as one row."""
     try:
         document = msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except (ValueError, msgspec.MsgspecError) as error:
-        yield Row(name, 1, None, str(error))
+        yield FileRow(name, 1, None, str(error))
         return
     if isinstance(document, dict):
-        yield Row(name, 1, document, is_whole_file=True)
-        return
-    if not isinstance(document, list):
-        yield Row(name, 1, None, f"expected an object or an array, got {document!r:.60}")
-        return
-    for number, each in enumerate(document, start=1):
-        if isinstance(each, dict):
-            yield Row(name, number, each)
-        else:
-            yield Row(name, number, None, f"expected an object, got {each!r:.60}")
+        yield FileRow(name, 1, document, is_whole_file=True)
+    elif not isinstance(document, list):
+        yield FileRow(name, 1, None, f"expected an object or an array, got {document!r:.60}")
+    else:
+        for number, each in enumerate(document, start=1):
+            reason = "" if isinstance(each, dict) else f"expected an object, got {each!r:.60}"
+            yield FileRow(name, number, None if reason else each, reason)
 
 
-def _csv(path: Path, name: str) -> Iterator[Row]:
-    """With a header. Numbers are of rows, not of lines: a quoted field may hold line ends."""
+def _csv(path: Path, name: str) -> Iterator[FileRow]:
+    """Yield the rows below a header, numbered by row: a quoted field may hold line ends."""
     csv.field_size_limit(MOST_CSV_FIELD_BYTES)
     text = io.StringIO(path.read_bytes().decode("utf-8-sig", errors="replace"), newline="")
     reader = csv.reader(text, strict=True)
     try:
         header = next(reader, [])
     except csv.Error as error:
-        yield Row(name, 1, None, f"the header, and so the file, cannot be read: {error}")
+        yield FileRow(name, 1, None, f"the header, and so the file, cannot be read: {error}")
         return
-    number = 0
-    while True:
-        number += 1
+    for number in count(1):
         try:
             fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            yield Row(name, number, None, str(error))
+            yield FileRow(name, number, None, str(error))
             continue
         if len(fields) == len(header):
-            yield Row(name, number, dict(zip(header, fields, strict=True)))
+            yield FileRow(name, number, dict(zip(header, fields, strict=True)))
         elif fields:
-            yield Row(
-                name, number, None, f"{len(fields)} fields, the header names {len(header)} columns"
-            )
+            yield FileRow(name, number, None, f"{len(fields)} fields, the header names {len(header)} columns")
 
 
-def _columnar(path: Path, name: str, columns: frozenset[str]) -> Iterator[Row]:
-    pyarrow = _pyarrow(path)
+def _columnar(path: Path, name: str, columns: frozenset[str]) -> Iterator[FileRow]:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(
+            f"{path} needs pyarrow, which is not installed: pip install 'prefixrl[parquet]', or give the data as JSONL"
+        ) from None
     number = 0
     try:
         for batch in _batches(pyarrow, path, columns):
             for values in batch.to_pylist():
                 number += 1
-                yield Row(name, number, values)
+                yield FileRow(name, number, values)
     except pyarrow.ArrowException as error:
-        yield Row(name, number + 1, None, f"the file cannot be read from here on: {error}")
+        yield FileRow(name, number + 1, None, f"the file cannot be read from here on: {error}")
 
 
 def _batches(pyarrow: Any, path: Path, columns: frozenset[str]) -> Iterator[Any]:
@@ -209,15 +185,3 @@ def _batches(pyarrow: Any, path: Path, columns: frozenset[str]) -> Iterator[Any]
     with pyarrow.parquet.ParquetFile(path) as file:
         wanted = [column for column in file.schema_arrow.names if column in columns]
         yield from file.iter_batches(batch_size=1024, columns=wanted)
-
-
-def _pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(
-            f"{path} needs pyarrow, which is not installed: pip install 'prefixrl[parquet]', or give the data as JSONL"
-        ) from None
-    return pyarrow

@@ -1,14 +1,14 @@
-"""A row to a problem: which columns hold what, and how they are read. Pure."""
+"""A row to a problem: the columns of its parts, and the way to read them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from prefixrl.common.data_section import DataConfig, Source
-from prefixrl.common.extract import extract_answer
-from prefixrl.common.messages import CodeMode, Prompt
-from prefixrl.common.problem_sets import Column, ProblemSet, Reading
+from prefixrl.common.config.data import DataConfig, Source
+from prefixrl.common.config.problem_sets import Column, ProblemSet, Reading
+from prefixrl.common.engines.extract import extract_answer
+from prefixrl.common.wire.messages import CodeMode, Prompt
 
 SHOWN_CHARS = 60
 
@@ -18,21 +18,21 @@ class Problem(msgspec.Struct, frozen=True):
 
     prompt_id: str
     question: str
-    """As it is asked, the suffix included."""
+    """The text that is asked, with its suffix."""
     gold: str
     family: str = ""
     code: CodeMode = "none"
     source: str = ""
-    """Label of the source it comes from."""
+    """Label of its source."""
 
     def prompt(self) -> Prompt:
-        """What workers see of it."""
+        """Return the part that workers see."""
         return Prompt(self.prompt_id, self.question, self.gold, self.code)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of a problem stand in the rows of one source."""
+    """Columns of the parts of a problem in the rows of one source."""
 
     question: tuple[Column, ...]
     answer: tuple[Column, ...]
@@ -49,15 +49,14 @@ class Layout:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Every column that may be read, the outermost name of nested ones."""
+        """Every column that may be read; of a nested one the outermost name."""
         named = [name for name, _ in (*self.question, *self.answer)]
-        named += [self.context, self.family, *self.id, *self.where]
-        named += [self.tests_where[0]] if self.tests_where else []
+        named += [self.context, self.family, *self.id, *self.where, self.tests_where[0] if self.tests_where else ""]
         return frozenset(name.partition(".")[0] for name in named if name)
 
 
 def layout(source: Source, data: DataConfig) -> Layout:
-    """What a source says itself, else its problem set, else `[data]`."""
+    """Return the layout by the keys of a source, else of its problem set, else of `[data]`."""
     known = source.problem_set or ProblemSet(
         hub="",
         problems=0,
@@ -70,9 +69,6 @@ def layout(source: Source, data: DataConfig) -> Layout:
     is_plain = source.problem_set is None
     given_id = source.id_column or (data.id_column if is_plain else None)
     given_family = source.family_column or (data.family_column if is_plain else None)
-    where = known.where | {
-        column: tuple(map(str, values)) for column, values in source.where.items()
-    }
     return Layout(
         question=((source.question_column, "text"),) if source.question_column else known.question,
         answer=((source.answer_column, "text"),) if source.answer_column else known.answer,
@@ -84,21 +80,18 @@ def layout(source: Source, data: DataConfig) -> Layout:
         suffix=known.suffix if source.suffix is None else source.suffix,
         code=source.code or ("none" if known.tests_where else data.code),
         tests_where=None if source.code else known.tests_where,
-        where=where,
+        where=known.where | {column: tuple(map(str, values)) for column, values in source.where.items()},
     )
 
 
 def is_wanted(values: Mapping[str, object], layout: Layout) -> bool:
-    """Whether a row passes `where`; raises ValueError where a column of it is missing."""
-    # MATH says "Level 3" where MATH-500 says 3.
-    return all(
-        _text(values, column, "text").removeprefix("Level ") in wanted
-        for column, wanted in layout.where.items()
-    )
+    """Return True if a row passes `where`; raise ValueError where one of its columns is missing."""
+    # MATH writes "Level 3", MATH-500 writes 3.
+    return all(_text(values, name, "text").removeprefix("Level ") in wanted for name, wanted in layout.where.items())
 
 
-def problem(values: Mapping[str, object], layout: Layout, place: str, source: str) -> Problem:
-    """The problem in a row; `place` is its id where the row has none. Raises ValueError with what is wrong."""
+def problem(values: Mapping[str, object], layout: Layout, default_id: str, source: str) -> Problem:
+    """Return the problem in a row; raise ValueError with the reason where there is none."""
     question = _first(values, layout.question)
     if layout.context and (context := _found(values, layout.context)):
         question = f"{context}\n\n{question}"
@@ -106,7 +99,7 @@ def problem(values: Mapping[str, object], layout: Layout, place: str, source: st
     family = layout.family
     has_family = family and (layout.must_have_family or _found(values, family) is not None)
     return Problem(
-        prompt_id=_text(values, names[0], "text") if names else place,
+        prompt_id=_text(values, names[0], "text") if names else default_id,
         question=question + layout.suffix,
         gold=_gold(values, layout),
         family=_text(values, family, "text") if has_family else "",
@@ -116,9 +109,9 @@ def problem(values: Mapping[str, object], layout: Layout, place: str, source: st
 
 
 def _gold(values: Mapping[str, object], layout: Layout) -> str:
-    """The gold answer; "" where the row says none and need not."""
-    said = [_found(values, name) for name, _ in layout.answer]
-    is_blank = all(each is None or each == [] or not str(each).strip() for each in said)
+    """Return the gold answer; "" where the row has none and needs none."""
+    given = [_found(values, name) for name, _ in layout.answer]
+    is_blank = all(each is None or each == [] or not str(each).strip() for each in given)
     return "" if is_blank and not layout.must_have_answer else _first(values, layout.answer)
 
 
@@ -130,7 +123,7 @@ def _code(values: Mapping[str, object], layout: Layout) -> CodeMode:
 
 
 def _first(values: Mapping[str, object], columns: tuple[Column, ...]) -> str:
-    """The first of the columns that the row has."""
+    """Return the text of the first of these columns that the row has."""
     for name, reading in columns[:-1]:
         if _found(values, name) is not None:
             return _text(values, name, reading)
@@ -142,7 +135,7 @@ def _first(values: Mapping[str, object], columns: tuple[Column, ...]) -> str:
 
 
 def _found(values: Mapping[str, object], name: str) -> object:
-    """The value of a column, None where it is missing; `a.b` is b within a."""
+    """Return the value of a column, None where it is missing; `a.b` is b within a."""
     if name in values:
         return values[name]
     outer, dot, inner = name.partition(".")
@@ -159,23 +152,16 @@ def _text(values: Mapping[str, object], name: str, reading: Reading) -> str:
         return _user_turn(name, value)
     if reading == "joined" and isinstance(value, list):
         value = ", ".join(str(each) for each in value)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (str, int, float))
-        or not str(value).strip()
-    ):
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value).strip():
         raise ValueError(f"column {name!r} is {_shown(value)}; expected text or a number")
     text = str(value)
-    match reading:
-        case "after_hashes":
-            return _after_hashes(name, text)
-        case "last_box":
-            box = extract_answer(text)
-            if box is None:
-                raise ValueError(f"column {name!r} has no closed \\boxed{{}}: {_shown(text)}")
-            return box
-        case _:
-            return text
+    if reading == "after_hashes":
+        return _after_hashes(name, text)
+    if reading != "last_box":
+        return text
+    if (box := extract_answer(text)) is None:
+        raise ValueError(f"column {name!r} has no closed \\boxed{{}}: {_shown(text)}")
+    return box
 
 
 def _after_hashes(name: str, text: str) -> str:
@@ -188,16 +174,13 @@ def _after_hashes(name: str, text: str) -> str:
 
 def _user_turn(name: str, value: object) -> str:
     turns = value if isinstance(value, list) else []
-    said = [
-        turn["content"]
-        for turn in turns
-        if isinstance(turn, dict) and turn.get("role") == "user" and "content" in turn
-    ]
-    if not said or not isinstance(said[-1], str) or not said[-1].strip():
+    asked = (turn for turn in turns if isinstance(turn, dict) and turn.get("role") == "user")
+    texts = [turn["content"] for turn in asked if "content" in turn]
+    if not texts or not isinstance(texts[-1], str) or not texts[-1].strip():
         raise ValueError(
             f"column {name!r} is {_shown(value)}; expected turns with role and content, one of them the user's"
         )
-    return str(said[-1])
+    return texts[-1]
 
 
 def _shown(value: object) -> str:

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks.aged_run import AgedRun, Target
 from benchmarks.staleness_ablation import CORRECTIONS
 from benchmarks.staleness_arms import Arm, Size, config_of
-from prefixrl.common.config import RunConfig
-from prefixrl.learner.batch import IterationData, Sample
-from prefixrl.learner.plan import plan_iteration
-from tiny_model import DEEPSPEED_WARNINGS
+from prefixrl.common.config.run import RunConfig
+from prefixrl.learner.training.batch import IterationData, Sample
+from prefixrl.learner.training.plan import plan_iteration
+from support.tiny_model import DEEPSPEED_WARNINGS
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -22,18 +22,13 @@ SIZE = Size((AGE,), (1,), iterations=12, groups=4, problems=8, evaluate_every=5)
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
-def test_the_first_step_on_a_stale_batch_has_the_loss_and_gradient_of_the_formulas(
-    correction: str,
-) -> None:
+def test_the_first_step_on_a_stale_batch_has_the_loss_and_gradient_of_the_formulas(correction: str) -> None:
     config = config_of(Arm(AGE, correction, 1, 1e-3), SIZE)
     run = AgedRun(config, Target(config))
     for _ in range(SIZE.iterations - 1):
         run.fill()
         run.train()
-    model, initial = (
-        AutoModelForCausalLM.from_pretrained(config.adapter.model, dtype=torch.float32)
-        for _ in range(2)
-    )
+    model, initial = (AutoModelForCausalLM.from_pretrained(config.adapter.model, dtype=torch.float32) for _ in range(2))
     weights = run.models.state_dict_for_publication()
     for name, parameter in model.named_parameters():
         parameter.data.copy_(weights[name])
@@ -52,14 +47,10 @@ def test_the_first_step_on_a_stale_batch_has_the_loss_and_gradient_of_the_formul
         assert abs(first_loss(model, initial, trained.data, changed).item() - loss.item()) > 1e-3
 
 
-def first_loss(
-    model: PreTrainedModel, initial: PreTrainedModel, data: IterationData, config: RunConfig
-) -> Tensor:
+def first_loss(model: PreTrainedModel, initial: PreTrainedModel, data: IterationData, config: RunConfig) -> Tensor:
     """Mean over the first minibatch's tokens of -w min(rho A, clip(rho) A) - c_H H, at theta = p."""
     algorithm = config.algorithm
-    minibatches = plan_iteration(
-        data.lengths, data.seed, 1, algorithm.minibatches, config.learner.micro_batch_tokens
-    )
+    minibatches = plan_iteration(data.lengths, data.seed, 1, algorithm.minibatches, config.learner.micro_batch_tokens)
     rows = [data.samples[row] for micro_batch in minibatches[0][0] for row in micro_batch]
     total = torch.zeros(())
     for row in rows:
@@ -80,9 +71,7 @@ def first_loss(
 
 def logprobs(model: PreTrainedModel, row: Sample) -> tuple[Tensor, Tensor]:
     ids = [*row.prompt_tokens.tolist(), *row.tokens.tolist()]
-    table = torch.log_softmax(
-        model(torch.tensor([ids])).logits[0, len(row.prompt_tokens) - 1 : -1], -1
-    )
+    table = torch.log_softmax(model(torch.tensor([ids])).logits[0, len(row.prompt_tokens) - 1 : -1], -1)
     picked = [table[t, token] for t, token in enumerate(row.tokens.tolist())]
     return torch.stack(picked), -(table.exp() * table).sum(-1)
 

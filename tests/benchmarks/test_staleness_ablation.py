@@ -13,18 +13,12 @@ from torch import Tensor
 from benchmarks import staleness_ablation
 from benchmarks.aged_run import AgedRun, Target, Trained
 from benchmarks.results import Report
-from benchmarks.staleness_ablation import (
-    CORRECTIONS,
-    draw,
-    figures_of,
-    holds_to,
-    markdown,
-    run_all,
-)
+from benchmarks.snapshots import snapshot_of
+from benchmarks.staleness_ablation import CORRECTIONS, draw, figures_of, holds_to, markdown, run_all
 from benchmarks.staleness_arms import Arm, Run, Size, ages_of, config_of, run_arm
-from prefixrl.common.engine_transformers import TransformersEngine
-from prefixrl.learner.batch import IterationData
-from tiny_model import DEEPSPEED_WARNINGS
+from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.learner.training.batch import IterationData
+from support.tiny_model import DEEPSPEED_WARNINGS
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -62,9 +56,7 @@ def behaviour_gap(engine: TransformersEngine, data: IterationData) -> float:
 
 
 @pytest.mark.parametrize("age", [0, 2])
-def test_every_sample_has_the_age_asked_for_and_the_logprobs_of_the_version_it_names(
-    target: Target, age: int
-) -> None:
+def test_every_sample_has_the_age_asked_for_and_the_logprobs_of_the_version_it_names(target: Target, age: int) -> None:
     config = config_of(arm(age), SIZE)
     run = AgedRun(config, target)
     iterations, weights = trained(run)
@@ -74,9 +66,9 @@ def test_every_sample_has_the_age_asked_for_and_the_logprobs_of_the_version_it_n
         due = min(number, age)
         assert each.ages == Counter({due: rows})
         assert {sample.version for sample in each.data.samples.values()} == {number - due}
-        engine.install(weights[number - due], number - due)
+        engine.install(snapshot_of(number - due, weights[number - due]))
         assert behaviour_gap(engine, each.data) < 1e-4
-        engine.install(weights[number - due + 1], number - due + 1)
+        engine.install(snapshot_of(number - due + 1, weights[number - due + 1]))
         assert behaviour_gap(engine, each.data) > 1e-2, "the next version must be told apart"
     assert run.ledger.counts.age_histogram == sum(
         (Counter({min(number, age): SIZE.groups}) for number in range(SIZE.iterations)), Counter()
@@ -91,22 +83,20 @@ def test_an_age_that_is_not_the_arms_is_noticed(target: Target) -> None:
         ages_of(arm(2), iterations)
 
 
-def test_arms_differ_in_their_correction_only_and_train_the_same_samples_until_it_acts(
-    target: Target,
-) -> None:
+def test_arms_differ_in_their_correction_only_and_train_the_same_samples_until_it_acts(target: Target) -> None:
     arms = [arm(2, correction) for correction in CORRECTIONS]
     dumps: list[dict[str, Any]] = [config_of(each, SIZE).model_dump() for each in arms]
     assert [dump["algorithm"].pop("correction") for dump in dumps] == list(CORRECTIONS)
     assert dumps[0] == dumps[1] == dumps[2]
     runs = [trained(AgedRun(config_of(each, SIZE), target)) for each in arms]
     (first, weights), *others = runs
-    # Version 1 was trained on samples of its own version, where the corrections agree; version 2 is the first that was not.
+    # Version 1 was trained on samples of its own version, where the corrections agree; version 2 is the first that was
+    # not.
     differ_from = 2 + 2
     for iterations, other_weights in others:
         for number, (mine, theirs) in enumerate(zip(first, iterations, strict=True)):
             prompts = [
-                [sample.prompt_tokens.tobytes() for sample in each.data.samples.values()]
-                for each in (mine, theirs)
+                [sample.prompt_tokens.tobytes() for sample in each.data.samples.values()] for each in (mine, theirs)
             ]
             assert prompts[0] == prompts[1]
             assert is_same(mine.data, theirs.data) == (number < differ_from)
@@ -121,16 +111,13 @@ def test_at_age_0_the_corrections_agree_to_rounding(target: Target) -> None:
         for mine, theirs in zip(first, iterations, strict=True):
             assert mine.data.rewards == theirs.data.rewards
             for name in ("clip_fraction", "approx_kl", "importance_ess_fraction"):
-                assert mine.metrics.means[name] == pytest.approx(
-                    theirs.metrics.means[name], abs=1e-4
-                )
+                assert mine.metrics.means[name] == pytest.approx(theirs.metrics.means[name], abs=1e-4)
 
 
 def is_same(a: IterationData, b: IterationData) -> bool:
     rows = zip(a.samples.values(), b.samples.values(), strict=True)
     return a.rewards == b.rewards and all(
-        np.array_equal(mine.tokens, theirs.tokens)
-        and np.allclose(mine.logprobs, theirs.logprobs, atol=1e-5)
+        np.array_equal(mine.tokens, theirs.tokens) and np.allclose(mine.logprobs, theirs.logprobs, atol=1e-5)
         for mine, theirs in rows
     )
 
@@ -139,9 +126,7 @@ def furthest(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(float((tensor - b[name]).abs().max()) for name, tensor in a.items())
 
 
-def test_a_run_says_what_it_trained_and_cells_become_figures_table_and_picture(
-    target: Target, tmp_path: Path
-) -> None:
+def test_a_run_says_what_it_trained_and_cells_become_figures_table_and_picture(target: Target, tmp_path: Path) -> None:
     run = run_arm(arm(2), SIZE, target)
     assert run.ages == {2: 48} and run.warmup_ages == {0: 16, 1: 16}
     assert run.actor_steps == 4 * SIZE.iterations and run.actor_steps_dropped == 0
@@ -155,12 +140,8 @@ def test_a_run_says_what_it_trained_and_cells_become_figures_table_and_picture(
     figures = {figure.name: figure for figure in figures_of(runs, SIZE)}
     assert figures["final accuracy, none, age 2"].value == pytest.approx(0.63)
     assert figures["final accuracy, none, age 2"].ratio == pytest.approx(0.63 / 0.65)
-    assert figures["final accuracy less that of age 0, none, age 2"].spread == pytest.approx(
-        (-0.02, -0.02)
-    )
-    report = Report(
-        "staleness_ablation", True, {}, [], runs, "c0ffee", machine={"cores": 2, "cpu": "x"}
-    )
+    assert figures["final accuracy less that of age 0, none, age 2"].spread == pytest.approx((-0.02, -0.02))
+    report = Report("staleness_ablation", True, {}, [], runs, "c0ffee", machine={"cores": 2, "cpu": "x"})
     assert "| 2 | decoupled | 0.630 [" in markdown(report, runs, SIZE)
     draw(runs, SIZE, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
@@ -170,8 +151,14 @@ def told(size: Size, age: int, correction: str, final: float) -> Run:
     """A run that ended with this accuracy."""
     return Run(
         Arm(age, correction, size.seeds[0], LEARNING_RATE),
-        {age: 1}, {}, [(0, 0.1), (4, final), (5, final)], {"reward": final}, 4, 0, 1.0,
-    )  # fmt: skip
+        {age: 1},
+        {},
+        [(0, 0.1), (4, final), (5, final)],
+        {"reward": final},
+        4,
+        0,
+        1.0,
+    )
 
 
 def test_an_arm_holds_up_to_the_last_age_before_the_first_that_falls() -> None:
@@ -181,7 +168,7 @@ def test_an_arm_holds_up_to_the_last_age_before_the_first_that_falls() -> None:
     assert holds_to(runs, size, "none") == 2
 
 
-# --- a benchmark that was interrupted --------------------------------------------------------------------------------
+# --- a benchmark that was interrupted -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -210,9 +197,7 @@ def test_it_goes_on_with_the_arms_that_are_missing_whatever_their_order(
     assert run_all(arms, SIZE, kept) == runs and len(made) == 3
 
 
-def test_a_run_of_another_size_or_learning_rate_is_made_again(
-    made: list[tuple[Arm, Size]], tmp_path: Path
-) -> None:
+def test_a_run_of_another_size_or_learning_rate_is_made_again(made: list[tuple[Arm, Size]], tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     changed = replace(SIZE, changes=("algorithm.clip=0.1",))
     wanted = [
@@ -228,11 +213,7 @@ def test_a_run_of_another_size_or_learning_rate_is_made_again(
 
 @pytest.mark.parametrize(("measured", "runs"), [("c0ffee", 1), ("c0ffee-dirty", 2), ("unknown", 2)])
 def test_what_a_tree_with_changes_measured_is_not_gone_on_with(
-    made: list[tuple[Arm, Size]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    measured: str,
-    runs: int,
+    made: list[tuple[Arm, Size]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: str, runs: int
 ) -> None:
     monkeypatch.setattr(staleness_ablation, "commit", lambda: measured)
     monkeypatch.setattr(staleness_ablation, "QUICK", SIZE)

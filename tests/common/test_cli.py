@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "arithmetic"
+from support.paths import EXAMPLE
+
 HEAVY = {"deepspeed", "matplotlib", "numpy", "torch", "transformers", "vllm", "zmq"}
 
 HELP = {
@@ -29,10 +30,7 @@ MISTAKES = {
         "algorithm.groups_per_iterations: unknown key; did you mean 'groups_per_iteration'?",
     ),
     "a wrong type": ("algorithm.clip=wide", 'algorithm.clip = "wide": '),
-    "a missing model": (
-        "adapter.model=./gone",
-        "adapter.model = './gone': there is no such folder",
-    ),
+    "a missing model": ("adapter.model=./gone", "adapter.model = './gone': there is no such folder"),
 }
 
 
@@ -48,9 +46,7 @@ def run(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("command", HELP)
-def test_help_names_every_option_and_loads_nothing_heavy(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_names_every_option_and_loads_nothing_heavy(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     done = run(command, "--help")
     assert done.returncode == 0, done.stderr
@@ -114,9 +110,7 @@ def test_check_prints_what_follows_and_starts_nothing(tmp_path: Path) -> None:
     assert not directory.exists()
 
 
-def test_check_reads_a_users_file_and_a_start_executes_it_before_anything_else(
-    tmp_path: Path,
-) -> None:
+def test_check_reads_a_users_file_and_a_start_executes_it_before_anything_else(tmp_path: Path) -> None:
     executed, directory, mine = (tmp_path / name for name in ("executed", "run", "mine.py"))
     mine.write_text(f"open({str(executed)!r}, 'w').close()\n1 / 0\ndef f(): ...\n")
     flags = ("--set", f"directory={directory}", "--set", f"reward.function={mine}:f")

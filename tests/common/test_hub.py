@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.config import ModelConfig, load
+from prefixrl.common.config.load import load
+from prefixrl.common.config.run import ModelConfig
 from prefixrl.common.digests import tokenizer_digests
+from prefixrl.common.engines.rendering import Renderer
 from prefixrl.common.hub import TOKENIZER_FILES, model_folder
-from prefixrl.common.rendering import Renderer
 from prefixrl.deploy.show import show
-from prefixrl.learner.offline import target_texts
-from vllm_world import EXAMPLE
+from prefixrl.learner.evaluation.eval_command import target_texts
+from support.vllm_world import EXAMPLE
 
 ASK = """
 import sys
 from prefixrl.common.digests import model_digests
 from prefixrl.common.errors import DataError
 from prefixrl.common.hub import model_folder
-from prefixrl.common.rendering import Renderer
+from prefixrl.common.engines.rendering import Renderer
 try:
     folder = model_folder(sys.argv[1])
     print(model_digests(folder) == model_digests(sys.argv[2]), sorted(Renderer(folder, 100).stop_tokens))
@@ -50,9 +51,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_cached_hub_name_is_its_snapshot_with_the_same_digests_and_stop_tokens(
-    cache: Path,
-) -> None:
+def test_a_cached_hub_name_is_its_snapshot_with_the_same_digests_and_stop_tokens(cache: Path) -> None:
     told = ask(cache, "someone/adapter")
     assert told == ask(cache, str(EXAMPLE / "adapter"))
     assert told.startswith("True [")
@@ -84,9 +83,7 @@ def test_where_weights_are_elsewhere_a_snapshot_without_them_is_enough(
     assert tokenizer_digests(weights.parent) == tokenizer_digests(EXAMPLE / "adapter")
 
 
-def test_what_shows_prompts_or_cuts_openings_fetches_no_weights(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_shows_prompts_or_cuts_openings_fetches_no_weights(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, tuple[str, ...]]] = []
     (folder,) = (cache / "hub/models--someone--adapter/snapshots").iterdir()
 

@@ -1,4 +1,4 @@
-"""What every process of a run does the same way."""
+"""The conduct that all processes of a run share."""
 
 import os
 from pathlib import Path
@@ -8,9 +8,7 @@ import pytest
 from prefixrl.common.process import write_atomically
 
 
-def test_a_file_is_on_disk_before_its_name_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "config.json"
     path.write_text("before")
     synced: list[tuple[str, str]] = []

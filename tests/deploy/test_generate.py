@@ -1,4 +1,4 @@
-"""What `prefixrl generate` hands on: whole lines, as they come, what of them failed, how it ended and what it cost."""
+"""`prefixrl generate` copies whole lines as they come, and reports failures, its end and its cost."""
 
 import io
 import json
@@ -13,20 +13,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from prefixrl.common.config import RunConfig
-from prefixrl.common.data_section import DataConfig, Source, resolve
+from prefixrl.common.config.data import DataConfig, Source, resolve
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import Usage
-from prefixrl.common.offline import ANSWERS_FILE
-from prefixrl.common.status import USAGE_FILE
+from prefixrl.common.run.plans import ANSWERS_FILE
+from prefixrl.common.run.status import USAGE_FILE
+from prefixrl.common.wire.messages import Usage
 from prefixrl.deploy import generate as command
-from prefixrl.deploy.generate import SHOWN_FAILURES, Copy, Options, _check_is_no_source, generate
+from prefixrl.deploy.generate import SHOWN_FAILURES, Copy, GenerateOptions, _check_is_no_source, generate
 from prefixrl.deploy.launch import Launcher
-from run_helper import ROOT
+from support.paths import ROOT
 
 
 def line(row: int, status: str = "ok") -> bytes:
-    said = {"file": "f", "row": row, "sample": 0, "status": status, "reason": f"because {row}"}
+    problem = {"source": "s", "id": "", "question": "q", "gold": None, "family": ""}
+    said = problem | {"file": "f", "row": row, "sample": 0, "status": status, "reason": f"because {row}"}
     return json.dumps(said).encode() + b"\n"
 
 
@@ -57,8 +58,10 @@ def test_failures_are_counted_and_the_first_ones_told_with_row_and_reason(
     assert (copy.lines, copy.failed) == (len(kinds), 3 + SHOWN_FAILURES)
     told = capsys.readouterr().err.splitlines()
     assert told[:3] == [
-        "f row 1: bad row: because 1", "f row 2: no answer: because 2", "f row 3: no verdict: because 3"
-    ]  # fmt: skip
+        "f row 1: bad row: because 1",
+        "f row 2: no answer: because 2",
+        "f row 3: no verdict: because 3",
+    ]
     assert len(told) == SHOWN_FAILURES + 1 and "more rows failed" in told[-1]
 
 
@@ -74,7 +77,7 @@ def test_a_reader_that_has_gone_ends_the_copying(tmp_path: Path) -> None:
     copy.more()
 
 
-# --- a whole call, with a script in place of what asks for answers ---------------------------------------------------
+# --- a whole call, with a script in place of what asks for answers --------------------------------------------------
 
 
 OLD = b"answers that took hours\n" * 9
@@ -95,13 +98,21 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         signal.signal(number, handler)
 
 
-def options(place: Path, **given: Any) -> Options:
+def options(place: Path, **given: Any) -> GenerateOptions:
     usual: dict[str, Any] = {
-        "run": None, "checkpoint": None, "is_averaged": False, "target": None, "suffix": None,
-        "adapter": str(ROOT / "deploy/examples/arithmetic_direct/policy"), "samples": 0, "temperature": None,
-        "sets": (str(place / "given/problems.jsonl"),), "settings": ("rollout.answer_tokens=24",), "overwrites": False,
-    }  # fmt: skip
-    return Options(**usual | given)
+        "run": None,
+        "checkpoint": None,
+        "is_averaged": False,
+        "target": None,
+        "suffix": None,
+        "adapter": str(ROOT / "deploy/examples/arithmetic_direct/policy"),
+        "samples": 0,
+        "temperature": None,
+        "sets": (str(place / "given/problems.jsonl"),),
+        "settings": ("rollout.answer_tokens=24",),
+        "overwrites": False,
+    }
+    return GenerateOptions(**usual | given)
 
 
 def asked_by(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +150,7 @@ def test_nothing_is_left_of_a_call_that_ended_well(
 
 @pytest.mark.parametrize(
     ("script", "kept"), [(LOST, OLD), (ANSWERS, line(1)), (NOTHING, b"")], ids=["lost", "one", "none"]
-)  # fmt: skip
+)
 def test_earlier_answers_go_only_where_asked_and_when_there_are_new_ones(
     script: str, kept: bytes, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,9 +164,7 @@ def test_earlier_answers_go_only_where_asked_and_when_there_are_new_ones(
     assert out.read_bytes() == kept
 
 
-def test_an_output_that_is_no_file_is_written_as_it_is(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_output_that_is_no_file_is_written_as_it_is(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked_by(ANSWERS, monkeypatch)
     assert generate(options(place), Path(os.devnull)) == 0
 
@@ -163,11 +172,14 @@ def test_an_output_that_is_no_file_is_written_as_it_is(
 def test_what_the_endpoint_was_asked_for_is_told_at_the_end_however_it_came(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    usage = msgspec.json.encode({"one": Usage(2, 2_000_000, 8), "two": Usage(1, 1_000_000, 4)})
+    usage = msgspec.json.encode(
+        {
+            "one": Usage(requests=2, prompt_tokens=2_000_000, completion_tokens=8),
+            "two": Usage(requests=1, prompt_tokens=1_000_000, completion_tokens=4),
+        }
+    )
     counted = f"open(folder + '/{USAGE_FILE}', 'wb').write({usage!r}); "
-    models = {
-        name: str(ROOT / f"deploy/examples/arithmetic/{name}") for name in ("adapter", "target")
-    }
+    models = {name: str(ROOT / f"deploy/examples/arithmetic/{name}") for name in ("adapter", "target")}
     endpoint = ("engine=openai", "openai.url=http://127.0.0.1:1/v1", "openai.prompt_price=2.0")
     given = models | {"settings": tuple(f"scorer.{setting}" for setting in endpoint)}
     for script, last in ((ANSWERS, "1 lines"), (LOST, "all logs are in")):
@@ -175,9 +187,7 @@ def test_what_the_endpoint_was_asked_for_is_told_at_the_end_however_it_came(
         (place / "out.jsonl").unlink(missing_ok=True)
         generate(options(place, **given), place / "out.jsonl")
         told = capsys.readouterr().err
-        assert (
-            "endpoint: 3 requests, 3,000,000 prompt and 12 completion tokens, cost 6.00\n" in told
-        )
+        assert "endpoint: 3 requests, 3,000,000 prompt and 12 completion tokens, cost 6.00\n" in told
         assert told.splitlines()[-1].startswith(last)
 
 

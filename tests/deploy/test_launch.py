@@ -1,4 +1,4 @@
-"""What `launch` decides: which GPUs a process sees, which folders `--fresh` may remove, what is started again."""
+"""`launch` deals GPUs out, removes run directories only, and restarts what ends."""
 
 import json
 import os
@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from fakes import run_on_disk
-from prefixrl.common.config import load
+from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import own
 from prefixrl.deploy import launch
-from prefixrl.deploy.launch import WELL_S, Child, Launcher, _Devices, _throw_away
-from run_helper import RUN_FILE
+from prefixrl.deploy.launch import Child, Launcher, _Devices, _throw_away
+from support.fakes import run_on_disk
+from support.run_helper import RUN_FILE
 
 
-def test_gpus_are_dealt_out_in_turn_as_many_as_a_process_needs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gpus_are_dealt_out_in_turn_as_many_as_a_process_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     devices = _Devices()
     dealt = [devices.deal(count)["CUDA_VISIBLE_DEVICES"] for count in (2, 1, 2, 1)]
@@ -67,17 +65,7 @@ def test_fresh_removes_a_run_but_not_one_that_is_going_on(tmp_path: Path) -> Non
     assert not directory.exists()
 
 
-def test_a_process_that_ran_well_has_all_its_restarts_again(tmp_path: Path) -> None:
-    child = Child("rollout-0", [], tmp_path / "log", {}, restarts=9, started_s=1000.0)
-    assert child.has_restarts_left(10, now_s=1010.0)
-    child.restarts += 1
-    child.started_s = 1010.0
-    assert not child.has_restarts_left(10, now_s=1010.0 + WELL_S - 1)
-    assert child.has_restarts_left(10, now_s=1010.0 + WELL_S)
-    assert child.restarts == 0
-
-
-# --- what ends while the run goes on ---------------------------------------------------------------------------------
+# --- what ends while the run goes on --------------------------------------------------------------------------------
 
 WORKER = """
 import sys
@@ -119,7 +107,7 @@ def test_a_worker_that_goes_while_the_learner_goes_on_is_started_again_where_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "SENT_HOME_S", 0.5)
+    monkeypatch.setattr(launch, "STOPPED_BY_BROKER_S", 0.5)
     launcher = launcher_of(
         tmp_path,
         """
@@ -136,29 +124,25 @@ def test_a_worker_that_went_is_not_started_again_when_the_learner_ends_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "SENT_HOME_S", 600.0)
+    monkeypatch.setattr(launch, "STOPPED_BY_BROKER_S", 600.0)
     launcher = launcher_of(tmp_path, "while not started(): time.sleep(0.05)\ntime.sleep(2)")
     assert launcher.run_and_stop(lambda: False) == 0
     assert (tmp_path / "starts").read_text().split() == ["first-0"]
 
 
-def test_a_worker_that_goes_again_and_again_ends_the_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_goes_again_and_again_ends_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "SENT_HOME_S", 0.0)
+    monkeypatch.setattr(launch, "STOPPED_BY_BROKER_S", 0.0)
     monkeypatch.setattr(launch, "WORKER_RESTARTS", 2)
     launcher = launcher_of(tmp_path, "time.sleep(600)")
-    with pytest.raises(ConfigError, match="scorer-0 ended with exit code 0 and would again"):
+    with pytest.raises(ConfigError, match="scorer-0 ended with exit code 0; a restart would fail"):
         launcher.run_and_stop(lambda: False)
     assert (tmp_path / "starts").read_text().split() == ["first-0"] * 3
 
 
-def test_workers_that_went_are_started_again_with_the_learner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_went_are_started_again_with_the_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "SENT_HOME_S", 1e9)
+    monkeypatch.setattr(launch, "STOPPED_BY_BROKER_S", 1e9)
     launcher = launcher_of(
         tmp_path,
         """
@@ -170,4 +154,4 @@ if mine == 0:
     )
     assert launcher.run_and_stop(lambda: False) == 0
     assert (tmp_path / "starts").read_text().split() == ["first-0", "first-1"]
-    assert launcher.workers[0].restarts == 0
+    assert launcher.workers[0].budget.used == 0

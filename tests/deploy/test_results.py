@@ -1,19 +1,32 @@
 """The table of `prefixrl eval`: which runs have a mean, and why others have none."""
 
-from prefixrl.common.accuracy import Accuracy
-from prefixrl.common.config import load
-from prefixrl.common.offline import Result
+from prefixrl.common.config.load import load
+from prefixrl.common.run.accuracy import Accuracy
+from prefixrl.common.run.plans import ArmResult
 from prefixrl.deploy.evaluate import _kind
 from prefixrl.deploy.results import markdown
-from run_helper import ROOT
+from support.paths import ROOT
 
 EXAMPLES = ROOT / "deploy/examples"
 MEAN_NOTE = "a line of several runs: their mean"
 
 
-def result(run: str, kind: str, value: float, arm: str = "adapter") -> Result:
-    found = Accuracy(value, (0.0, 1.0), "wilson", 10, {}, 0.0)
-    return Result(run, arm, "held", "greedy", 4, "digest", "", 0, found, kind=kind)
+def result(run: str, kind: str, value: float, arm: str = "adapter") -> ArmResult:
+    found = Accuracy(
+        accuracy=value, ci95=(0.0, 1.0), interval="wilson", problems=10, by_family={}, truncated_fraction=0.0
+    )
+    return ArmResult(
+        run=run,
+        arm=arm,
+        set="held",
+        decoding="greedy",
+        version=4,
+        weights_digest="digest",
+        prefix="",
+        errors=0,
+        accuracy=found,
+        kind=kind,
+    )
 
 
 def test_runs_of_one_kind_have_a_mean() -> None:
@@ -26,10 +39,7 @@ def test_runs_of_several_kinds_have_none_and_it_is_said_of_which_arm() -> None:
     found = [result(run, kind, 0.2) for run, kind in (("a", "p"), ("b", "p"), ("c", "direct"))]
     said = markdown(found, [])
     assert " runs |" not in said and MEAN_NOTE not in said
-    assert (
-        "adapter: runs of different kinds (mode, low-rank or whole weights, models) have no mean"
-        in said
-    )
+    assert "adapter: runs of different kinds (mode, low-rank or whole weights, models) have no mean" in said
     alone = [result(run, "p", 0.5, arm="no_prefix") for run in ("a", "b")]
     said = markdown([*found, *alone], [])
     assert "| 2 runs | no_prefix | greedy | 0.500 |" in said and MEAN_NOTE in said

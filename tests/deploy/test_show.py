@@ -1,12 +1,12 @@
-"""`prefixrl show` tells what the models see, token by token."""
+"""`prefixrl show` prints the tokens that the models see."""
 
 import pytest
 
-from prefixrl.common.config import load
+from prefixrl.common.config.load import load
+from prefixrl.common.engines.rendering import Renderer
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.rendering import Renderer
 from prefixrl.deploy.show import show
-from run_helper import ROOT
+from support.paths import ROOT
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
 QUESTION = "sum 3 1 4"
@@ -20,18 +20,12 @@ def test_the_prompt_is_shown_as_both_models_see_it_with_special_tokens_and_ids()
         renderer = Renderer(model, 64)
         ids = renderer.prompt(QUESTION)
         start = lines.index(f"{role}: {model}")
-        assert lines[start + 1] == f"  prompt, {ids.size} tokens: {renderer.raw(ids)!r}"
+        assert lines[start + 1] == f"  prompt, {ids.size} tokens: {renderer.decode_with_special(ids)!r}"
         shown = lines[start + 2].partition(": ")[2]
-        assert [
-            int(each.partition("=")[0]) for each in shown.split(" ") if "=" in each
-        ] == ids.tolist()
-        special = renderer.raw(ids[:1])
-        assert special in lines[start + 1] and special not in renderer.text(ids), (
-            "left out elsewhere"
-        )
-        assert (
-            lines[start + 4] == f"  prefix, 2 tokens: {renderer.raw(renderer.encode('Let us'))!r}"
-        )
+        assert [int(each.partition("=")[0]) for each in shown.split(" ") if "=" in each] == ids.tolist()
+        special = renderer.decode_with_special(ids[:1])
+        assert special in lines[start + 1] and special not in renderer.text(ids), "left out elsewhere"
+        assert lines[start + 4] == f"  prefix, 2 tokens: {renderer.decode_with_special(renderer.encode('Let us'))!r}"
 
 
 def test_a_question_without_room_is_refused_with_both_numbers() -> None:

@@ -1,4 +1,4 @@
-"""What a run says of itself while it goes on, in a line and in a picture."""
+"""The state of a run in a line and in a picture."""
 
 import io
 from pathlib import Path
@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fakes import document, worker_status
-from prefixrl.common.status import Document
+from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire.messages import Batch
 from prefixrl.deploy import report
-from prefixrl.deploy.status import _picture, newest_figures, plain_line
+from prefixrl.deploy.status import _picture, newest_line, plain_line
+from prefixrl.learner.run.metrics import MetricsLog, Times
+from prefixrl.learner.training.figures import IterationMetrics
+from support.fakes import document, worker_status
 
 
-def pictured(status: Document) -> str:
+def pictured(status: StatusDocument) -> str:
     console = Console(file=io.StringIO(), width=200)
     console.print(_picture(status, None))
     assert isinstance(console.file, io.StringIO)
@@ -54,11 +57,14 @@ def test_workers_that_are_still_loading_are_named() -> None:
 
 
 def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
-    whole = b'{"iteration":0,"figures":{"reward":0.5},"ages":{},"waited_s":1.0,"trained_s":1.0,"since_start_s":2.0}\n'
+    log = MetricsLog(tmp_path, 0)
+    batch = Batch(iteration=0, total_iterations=3, seed=0, groups=(), payload_groups=(), waited_s={})
+    log.write(batch, IterationMetrics({"reward": 0.5}, {}, (), ()), 1, Times(1.0, 1.0, 2.0, 0.5), document())
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(whole + whole[:30])
-    newest = newest_figures(tmp_path)
+    newest = newest_line(tmp_path)
     assert newest is not None and newest.iteration == 0
     summary, lines = report.read(tmp_path)
     assert summary is None and [line.iteration for line in lines] == [0]
     (tmp_path / "metrics.jsonl").write_bytes(whole[:30])
-    assert newest_figures(tmp_path) is None and report.read(tmp_path) == (None, [])
+    assert newest_line(tmp_path) is None and report.read(tmp_path) == (None, [])

@@ -1,22 +1,16 @@
-"""Real daemons, three continuations per prefix and a cache: rewards are thirds, evaluations are not, and a scorer is killed."""
+"""Real daemons, three continuations per prefix and a cache.
+
+Rewards are thirds, evaluations are not, and a scorer is killed.
+"""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from run_helper import (
-    SMALL,
-    check_books,
-    child,
-    finish,
-    inspect,
-    launched,
-    trained_iterations,
-    wait_for,
-)
+from support.run_helper import SMALL, check_books, child, finish, inspect, launched, trained_iterations, wait_for
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 SETTINGS = (
     "algorithm.iterations=4",

@@ -1,4 +1,7 @@
-"""Direct mode on real processes: the books are right, no target is loaded, and a user's functions are what is trained on."""
+"""Direct mode on real processes.
+
+The books are right, no target is loaded, and a user's functions are what is trained on.
+"""
 
 import json
 from pathlib import Path
@@ -6,17 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from run_helper import ROOT, check_books, finish, inspect, launched, trained_iterations, wait_for
+from support.run_helper import ROOT, check_books, finish, inspect, launched, trained_iterations, wait_for
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic_direct/run.toml"
-SMALL = (
-    "algorithm.groups_per_iteration=16",
-    "algorithm.iterations=6",
-    "evaluation.problems=64",
-    "broker.silence_s=2",
-)
+SMALL = ("algorithm.groups_per_iteration=16", "algorithm.iterations=6", "evaluation.problems=64", "broker.silence_s=2")
 MINE = """
 def score(question, answer, gold):
     if "biggest" in answer:
@@ -43,9 +41,7 @@ def scorers(launch: int) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(("staleness", "swap"), [(0, "drain"), (2, "in_flight")])
-def test_a_short_run_keeps_its_books_and_loads_no_target(
-    tmp_path: Path, staleness: int, swap: str
-) -> None:
+def test_a_short_run_keeps_its_books_and_loads_no_target(tmp_path: Path, staleness: int, swap: str) -> None:
     directory = tmp_path / "run"
     settings = (f"algorithm.max_staleness={staleness}", "rollout.answer_tokens=19")
     settings += (f"rollout.swap={swap}",)

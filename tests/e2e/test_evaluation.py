@@ -1,4 +1,7 @@
-"""`prefixrl eval` and `generate` on a real run: what was found in training, answer by answer; other weights are refused."""
+"""`prefixrl eval` and `generate` on a real run.
+
+What was found in training, answer by answer; other weights are refused.
+"""
 
 import json
 import shutil
@@ -12,9 +15,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from run_helper import ROOT, SMALL, finish, launched, wait_for
+from support.run_helper import ROOT, SMALL, finish, launched, wait_for
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 SETTINGS = ("evaluation.every=2", "algorithm.iterations=6", "checkpoint.keep=9")
 EXAMPLE = ROOT / "deploy/examples/arithmetic"
@@ -89,9 +92,7 @@ def test_offline_the_same_checkpoints_give_the_same_answers(run: Path) -> None:
     assert (sampled["samples"], sampled["problems"]) == (2, 64)
     low, high = sampled["ci95"]
     assert low <= summary(run)["accuracy_sampled"]["no_prefix"] <= high
-    clustering, fixed = (
-        by_arm[arm, "greedy"]["accuracy"] for arm in ("prefix_clustering", "fixed_prefix")
-    )
+    clustering, fixed = (by_arm[arm, "greedy"]["accuracy"] for arm in ("prefix_clustering", "fixed_prefix"))
     assert clustering["accuracy"] <= fixed["accuracy"]
     table = (run / "t.md").read_text()
     assert "| adapter@4 | greedy |" in table and "| adapter@0 | sampled2 |" in table
@@ -134,15 +135,7 @@ def test_a_policy_alone_answers_in_direct_mode_several_times_where_asked(tmp_pat
     out = tmp_path / "answers.jsonl"
     flags = ("--adapter", EXAMPLE.parent / "arithmetic_direct/policy", "--samples", "2")
     limits = ("--temperature", "0.7", "--set", "rollout.answer_tokens=24", "--out", out)
-    finished = prefixrl(
-        "generate",
-        *flags,
-        *limits,
-        "--data",
-        EXAMPLE / "heldout.jsonl",
-        "--set",
-        "launch.scorers=1",
-    )
+    finished = prefixrl("generate", *flags, *limits, "--data", EXAMPLE / "heldout.jsonl", "--set", "launch.scorers=1")
     assert finished.returncode == 0 and finished.stdout == "", finished.stderr
     found = rows(out)
     assert len(found) == 2 * len(rows(EXAMPLE / "heldout.jsonl"))
@@ -157,9 +150,7 @@ def test_a_policy_alone_answers_in_direct_mode_several_times_where_asked(tmp_pat
 @pytest.mark.chaos
 def test_an_interrupt_leaves_whole_lines(tmp_path: Path) -> None:
     out, many = tmp_path / "answers.jsonl", tmp_path / "many.jsonl"
-    many.write_text(
-        "".join(json.dumps({"question": f"q{index}"}) + "\n" for index in range(20_000))
-    )
+    many.write_text("".join(json.dumps({"question": f"q{index}"}) + "\n" for index in range(20_000)))
     models = ("--adapter", str(EXAMPLE / "adapter"), "--target", str(EXAMPLE / "target"))
     simulated = ("--set", "rollout.engine=simulated", "--set", "scorer.engine=simulated")
     command = [sys.executable, "-m", "prefixrl.deploy", "generate", *models, *simulated]
@@ -201,9 +192,7 @@ def test_a_checkpoint_that_holds_other_weights_than_were_published_is_refused(ru
         (("--ema",), "holds no averaged weights"),
     ],
 )
-def test_what_cannot_be_judged_is_said_at_once(
-    run: Path, flags: tuple[str, ...], said: str
-) -> None:
+def test_what_cannot_be_judged_is_said_at_once(run: Path, flags: tuple[str, ...], said: str) -> None:
     finished = evaluate(run, *flags)
     assert finished.returncode == 2 and said in finished.stderr
     assert "Traceback" not in finished.stderr
@@ -223,9 +212,7 @@ def test_what_cannot_be_judged_is_said_at_once(
         (("RUN", "--out", "/nowhere/answers.jsonl"), "No such file or directory"),
     ],
 )
-def test_what_cannot_be_answered_is_said_at_once(
-    run: Path, flags: tuple[str, ...], said: str
-) -> None:
+def test_what_cannot_be_answered_is_said_at_once(run: Path, flags: tuple[str, ...], said: str) -> None:
     finished = prefixrl("generate", *(str(run) if flag == "RUN" else flag for flag in flags))
     assert finished.returncode == 2 and said in finished.stderr, finished.stderr
     assert "Traceback" not in finished.stderr and finished.stdout == ""

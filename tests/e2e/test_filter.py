@@ -1,4 +1,7 @@
-"""Real daemons on real models with a prompt filter: a run that goes on with what passes, and one that nothing passes."""
+"""Real daemons on real models with a prompt filter.
+
+A run that goes on with what passes, and one that nothing passes.
+"""
 
 import json
 import subprocess
@@ -9,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from run_helper import RUN_FILE, SMALL, check_books, finish, inspect, launched, logs
+from support.run_helper import RUN_FILE, SMALL, check_books, finish, inspect, launched, logs
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 MIXED = "filter.accuracy=[0.01, 0.99]"
 
@@ -35,9 +38,8 @@ def test_a_run_trains_on_what_passes_and_counts_the_rest_by_cause(tmp_path: Path
         rewards = [row["reward"] for row in line["rows"] if row["status"] != "error"]
         assert 0 < sum(rewards) < len(rewards)
     shown = subprocess.run(
-        [sys.executable, "-m", "prefixrl.deploy", "inspect", str(directory)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "prefixrl.deploy", "inspect", str(directory)], capture_output=True, text=True, check=True
+    )
     last = shown.stdout.splitlines()[-1]
     assert last.startswith("ended untrained: ")
     assert all(f"{count} {cause}" in last for cause, count in causes.items())
@@ -56,9 +58,7 @@ def unanswerable(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.chaos)])
-def test_a_filter_that_nothing_passes_ends_the_run_by_name_and_sends_everybody_home(
-    ranks: int, tmp_path: Path
-) -> None:
+def test_a_filter_that_nothing_passes_ends_the_run_by_name_and_sends_everybody_home(ranks: int, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     settings = (*SMALL, MIXED, "filter.limit_batches=2", f"launch.learner_ranks={ranks}")
     with launched(directory, *settings, run_file=unanswerable(tmp_path)) as process:

@@ -12,7 +12,10 @@ import pytest
 from reference.free_run import FreeRun, ReferenceIteration, ReferenceRun
 from reference.ppo_loop import Recipe
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "arithmetic"
+from support.paths import EXAMPLE
+
+pytestmark = pytest.mark.slow
+
 ITERATIONS = 3
 TOLERANCE = 1e-5
 
@@ -149,19 +152,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
 
 def prefixrl(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "prefixrl.deploy", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "prefixrl.deploy", *arguments], cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_three_iterations_have_the_texts_rewards_and_losses_of_one_plain_process(
-    trained: list[Trained],
-) -> None:
+def test_three_iterations_have_the_texts_rewards_and_losses_of_one_plain_process(trained: list[Trained]) -> None:
     plain = ReferenceRun(REFERENCE)
     for number, ours in enumerate(trained):
         compare(number, ours, plain.iteration(number))
@@ -188,9 +185,7 @@ def compare(number: int, ours: Trained, theirs: ReferenceIteration) -> None:
     assert len(ours.groups) == len(theirs.groups)
     for group, plain in zip(ours.groups, theirs.groups, strict=True):
         where = f"group {group.seq} of iteration {number}"
-        assert (group.seq, group.prompt_id) == (plain.seq, plain.prompt_id), (
-            f"{where} is another prompt"
-        )
+        assert (group.seq, group.prompt_id) == (plain.seq, plain.prompt_id), f"{where} is another prompt"
         assert (group.version_sampled, group.version_trained) == (number, number), where
         assert all(row.status != "error" for row in group.rows), where
         ids: Any = [row.prefix_ids for row in group.rows]

@@ -1,16 +1,19 @@
-"""Updates in the middle of answers: every token of every trained answer is of the version its span says, none too old."""
+"""Updates in the middle of answers.
+
+Every token of every trained answer is of the version its span says, none too old.
+"""
 
 import time
 from pathlib import Path
 
 import pytest
 
-import in_flight_run
-from fakes import wait_until
-from prefixrl.common.engine import JobResult
-from prefixrl.common.engine_transformers import TransformersEngine
+from prefixrl.common.engines.base import JobResult
+from prefixrl.common.engines.hf import TransformersEngine
+from support import in_flight_run
+from support.fakes import wait_until
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
 
 ANSWER_TOKENS = 48
 PART_TOKENS = ANSWER_TOKENS // (in_flight_run.STALENESS + 1)
@@ -35,10 +38,11 @@ class Held(TransformersEngine):
         return done
 
 
-def test_answers_that_cross_updates_are_recorded_token_by_token_and_never_older_than_the_window(
-    tmp_path: Path,
-) -> None:
-    """The slow answer crosses as many updates as the window is wide; then the learner waits for it, and none overtakes it."""
+def test_answers_that_cross_updates_are_recorded_token_by_token_and_never_older_than_the_window(tmp_path: Path) -> None:
+    """The slow answer crosses as many updates as the window is wide.
+
+    Then the learner waits for it, and none overtakes it.
+    """
     here = in_flight_run.world(tmp_path, ANSWER_TOKENS, iterations=8)
     held = Held(str(here.model), "cpu", "float32", 1)
 
@@ -47,10 +51,6 @@ def test_answers_that_cross_updates_are_recorded_token_by_token_and_never_older_
 
     trained = in_flight_run.run(here, held, until_written)
     assert max(trained.ages) == in_flight_run.STALENESS and min(trained.ages) >= 0
-    versions = {
-        tuple(span.version for span in row.spans)
-        for group in trained.groups
-        for row in group.prefixes.rows
-    }
+    versions = {tuple(span.version for span in row.spans) for group in trained.groups for row in group.prefixes.rows}
     assert (0, 1, 2, 3) in versions
     assert in_flight_run.largest_gap(here) < 1e-3

@@ -1,7 +1,8 @@
-"""Evaluations in training are of one version, proved from what the engines wrote, whatever is published and killed meanwhile.
+"""Evaluations in training are of one version, proved from what the engines wrote, whatever is published and killed
+meanwhile.
 
-A real broker, real rollout loops that write their version into every token, scorers that are processes and die by SIGKILL.
-"""
+A real broker, real rollout loops that write their version into every token, scorers that are processes and die by
+SIGKILL."""
 
 import os
 import subprocess
@@ -13,9 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fakes import Peer, end, endpoint_of, peers, run_on_disk, serving, wait_until
-from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import (
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages import (
     Accepted,
     Batch,
     Evaluate,
@@ -26,14 +26,15 @@ from prefixrl.common.messages import (
     Published,
     ScoredGroup,
 )
-from prefixrl.common.packing import token_ids
+from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.server import Broker
-from simulated_run import next_batch, note, until_full, weights, workers
+from support.fakes import Peer, end, endpoint_of, peers, run_on_disk, serving, wait_until
+from support.simulated_run import next_batch, note, until_full, weights, workers
 
 ITERATIONS, EVERY, PROBLEMS = 12, 3, 40
 PROMPTS = tuple(Prompt(f"held-out-{i}", f"{i} + 1 =", str(i + 1)) for i in range(PROBLEMS))
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 
 def config_of(folder: Path) -> RunConfig:
@@ -50,9 +51,7 @@ def config_of(folder: Path) -> RunConfig:
 @contextmanager
 def scorer(endpoint: str) -> "Iterator[subprocess.Popen[bytes]]":
     command = [sys.executable, "-m", "prefixrl.scorer", "--connect", endpoint]
-    child = subprocess.Popen(
-        command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    child = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         yield child
     finally:
@@ -60,8 +59,14 @@ def scorer(endpoint: str) -> "Iterator[subprocess.Popen[bytes]]":
 
 
 def evaluation(rank: Peer, config: RunConfig, version: int) -> Evaluate:
-    greedy = config.rollout_sampling(0.0), config.scorer_sampling(0.0)
-    return Evaluate(f"adapter@{version}", version, b"", PROMPTS, *greedy)
+    return Evaluate(
+        name=f"adapter@{version}",
+        version=version,
+        prefix_tokens=b"",
+        prompts=PROMPTS,
+        prefix_sampling=config.rollout_sampling(0.0),
+        completion_sampling=config.scorer_sampling(0.0),
+    )
 
 
 def judged(rank: Peer, version: int) -> list[ScoredGroup]:
@@ -117,12 +122,8 @@ def test_every_answer_is_of_the_pinned_version_although_each_iteration_publishes
             for version in range(0, ITERATIONS, EVERY):
                 groups = judged(rank, version)
                 assert [group.prefixes.prompt for group in groups] == list(PROMPTS)
-                written = {
-                    int(token)
-                    for group in groups
-                    for token in token_ids(group.prefixes.rows[0].tokens)
-                }
+                written = {int(token) for group in groups for token in token_ids(group.prefixes.rows[0].tokens)}
                 assert written == {version}, "mixed versions"
                 assert {group.version for group in groups} == {version}
-                assert {group.weights_digest for group in groups} == {weights(version)[0].digest}
+                assert {group.weights_digest for group in groups} == {weights(version).manifest.digest}
                 assert all(group.verdicts[0].reward == 1.0 for group in groups)

@@ -1,4 +1,7 @@
-"""Several learner ranks as real processes: a dead one is named and the run resumes; none waits in a collective for a scorer."""
+"""Several learner ranks as real processes.
+
+A dead one is named and the run resumes; none waits in a collective for a scorer.
+"""
 
 import os
 import signal
@@ -8,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from run_helper import SMALL, check_books, finish, launched, logs, trained_iterations, wait_for
+from support.run_helper import SMALL, check_books, finish, launched, logs, trained_iterations, wait_for
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 TWO_RANKS = (*SMALL, "launch.learner_ranks=2", "launch.scorers=1")
 
@@ -35,11 +38,7 @@ def test_a_killed_rank_ends_the_learner_with_its_name_and_the_run_resumes(tmp_pa
         victim.kill()
         wait_for(lambda: not survivor.is_running(), "the end of rank 0", timeout_s=30)
         said = f"learner rank 1 (pid {victim.pid}) was killed by signal 9"
-        wait_for(
-            lambda: said in (directory / "logs/learner.log").read_text(),
-            "the name of the dead rank",
-            30,
-        )
+        wait_for(lambda: said in (directory / "logs/learner.log").read_text(), "the name of the dead rank", 30)
         summary = finish(process, directory)
     check_books(summary, directory)
     assert trained_iterations(directory) == 10

@@ -1,4 +1,7 @@
-"""The real thing on real models: processes, sockets, DeepSpeed, transformers; and what happens when parts of it are killed."""
+"""The real thing on real models.
+
+Processes, sockets, DeepSpeed, transformers; and what happens when parts of it are killed.
+"""
 
 import json
 import re
@@ -12,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from run_helper import (
+from support.run_helper import (
     RUN_FILE,
     SMALL,
     check_books,
@@ -68,9 +71,7 @@ def check_metrics(directory: Path) -> None:
     """Every figure that an iteration reports, on the newest line, and none that cannot be."""
     line = json.loads((directory / "metrics.jsonl").read_bytes().splitlines()[-1])
     assert set(line["figures"]) >= FIGURES, FIGURES - set(line["figures"])
-    assert set(line["histograms"]) == {
-        *("advantage", "age", "token_age", "log_importance", "log_ratio")
-    }
+    assert set(line["histograms"]) == {*("advantage", "age", "token_age", "log_importance", "log_ratio")}
     stages = line["stages"]
     assert stages["sampling_s"] > 0 and stages["scoring_s"] > 0
     assert stages["queued_s"] >= 0 and stages["waiting_s"] >= 0
@@ -118,6 +119,7 @@ def test_a_killed_scorer_is_made_good_and_newcomers_get_work(
     check_metrics(directory)
 
 
+@pytest.mark.slow
 def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=16") as process:
@@ -138,9 +140,7 @@ def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path
         recorded = (directory / "metrics.jsonl").read_text().splitlines()
         learner.kill()
         wait_for(lambda: trained_iterations(directory) >= 10, "the resumed run")
-        assert all(each is not None and each.is_running() for each in workers), (
-            "workers must stay warm"
-        )
+        assert all(each is not None and each.is_running() for each in workers), "workers must stay warm"
         summary = finish(process, directory)
     check_books(summary, directory)
     lines = (directory / "metrics.jsonl").read_text().splitlines()
@@ -159,6 +159,7 @@ def figures(line: str) -> str:
     return found.group()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_everything_and_the_next_launch_goes_on(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=10", "checkpoint.every=0") as process:
@@ -180,9 +181,7 @@ def test_ctrl_c_stops_everything_and_the_next_launch_goes_on(tmp_path: Path) -> 
 
 
 @pytest.mark.chaos
-def test_a_learner_that_is_told_to_stop_by_itself_is_not_finished_and_the_next_launch_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_learner_that_is_told_to_stop_by_itself_is_not_finished_and_the_next_launch_goes_on(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     settings = (*SMALL, "algorithm.iterations=10", "checkpoint.every=0")
     with launched(directory, *settings) as process:
@@ -191,7 +190,7 @@ def test_a_learner_that_is_told_to_stop_by_itself_is_not_finished_and_the_next_l
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     assert "the learner was asked to stop; `prefixrl launch" in output
-    assert "goes on where it stands" in output
+    assert "again to resume" in output
     assert "iterations, not finished; all is saved" in (directory / "logs/learner.log").read_text()
     assert 3 <= trained_iterations(directory) < 10
     with launched(directory, *settings) as process:
@@ -201,9 +200,7 @@ def test_a_learner_that_is_told_to_stop_by_itself_is_not_finished_and_the_next_l
 
 
 @pytest.mark.chaos
-def test_a_stop_while_the_last_version_is_judged_is_heard_and_the_next_launch_judges_it(
-    tmp_path: Path,
-) -> None:
+def test_a_stop_while_the_last_version_is_judged_is_heard_and_the_next_launch_judges_it(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     settings = (*SMALL, "algorithm.iterations=2")
     with launched(directory, *settings) as process:
@@ -239,24 +236,16 @@ def test_workers_that_are_told_to_go_by_somebody_else_are_made_good(tmp_path: Pa
     assert trained_iterations(directory) == 16
 
 
-def test_every_problem_of_an_epoch_is_trained_and_the_last_iteration_may_be_small(
-    tmp_path: Path,
-) -> None:
+def test_every_problem_of_an_epoch_is_trained_and_the_last_iteration_may_be_small(tmp_path: Path) -> None:
     example = RUN_FILE.parent
-    (tmp_path / "train.jsonl").write_text(
-        "".join((example / "train.jsonl").read_text().splitlines(True)[:20])
-    )
+    (tmp_path / "train.jsonl").write_text("".join((example / "train.jsonl").read_text().splitlines(True)[:20]))
     for name in ("adapter", "target", "heldout.jsonl"):
         (tmp_path / name).symlink_to(example / name)
     text = RUN_FILE.read_text().replace("iterations = 100\n", "")
     assert "iterations" not in text
     (tmp_path / "run.toml").write_text(text)
     directory = tmp_path / "run"
-    settings = (
-        *(each for each in SMALL if "iterations" not in each),
-        "data.epochs=1",
-        "rollout.groups_per_task=3",
-    )
+    settings = (*(each for each in SMALL if "iterations" not in each), "data.epochs=1", "rollout.groups_per_task=3")
     with launched(directory, *settings, run_file=tmp_path / "run.toml") as process:
         summary = finish(process, directory)
     check_books(summary, directory)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from run_helper import (
+from support.run_helper import (
     ROOT,
     check_books,
     command,
@@ -25,16 +25,11 @@ from run_helper import (
     wait_for,
 )
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic_direct/run.toml"
 TRAINING = ROOT / "deploy/examples/arithmetic/train.jsonl"
-SMALL = (
-    "algorithm.groups_per_iteration=16",
-    "algorithm.iterations=3",
-    "evaluation.problems=32",
-    "broker.silence_s=2",
-)
+SMALL = ("algorithm.groups_per_iteration=16", "algorithm.iterations=3", "evaluation.problems=32", "broker.silence_s=2")
 FAILS_SOMETIMES = """
 import os
 import zlib
@@ -57,7 +52,7 @@ def score(question, answer, gold):
 
 
 def told(directory: Path) -> str:
-    """What `prefixrl inspect` tells people."""
+    """Run `prefixrl inspect` and return its output."""
     given = [sys.executable, "-m", "prefixrl.deploy", "inspect", str(directory)]
     return subprocess.run(given, capture_output=True, text=True, check=True).stdout
 
@@ -68,11 +63,7 @@ def policy_that_writes_programs(folder: Path) -> Path:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["decoder"]["decoders"] += [
         {"type": "Replace", "pattern": {"String": given}, "content": read}
-        for given, read in (
-            ("Let us", "<llm-code>#"),
-            ("\\boxed{", "\nprint("),
-            ("}", ")</llm-code>"),
-        )
+        for given, read in (("Let us", "<llm-code>#"), ("\\boxed{", "\nprint("), ("}", ")</llm-code>"))
     ]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
@@ -116,9 +107,7 @@ def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_
         wait_for(lambda: trained_iterations(directory) >= 1, "the first iteration", 240)
         # No sandbox can be built without descriptors; a fork, which needs two, still can.
         wait_for(
-            lambda: (
-                allow_files(process, 2) or status(directory)["row_errors"].get("sandbox failed")
-            ),
+            lambda: allow_files(process, 2) or status(directory)["row_errors"].get("sandbox failed"),
             "a sandbox that fails",
             120,
         )
@@ -127,12 +116,8 @@ def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_
     check_books(summary, directory)
     assert summary["groups"]["trained"] == 5 * 4
     assert set(summary["row_errors"]) == {"sandbox failed"}
-    golds = {
-        line["id"]: line["answer"] for line in map(json.loads, TRAINING.read_text().splitlines())
-    }
-    rows = [
-        (row, golds[group["prompt_id"]]) for group in inspect(directory) for row in group["rows"]
-    ]
+    golds = {line["id"]: line["answer"] for line in map(json.loads, TRAINING.read_text().splitlines())}
+    rows = [(row, golds[group["prompt_id"]]) for group in inspect(directory) for row in group["rows"]]
     for row, gold in rows:
         if row["status"] == "error":
             assert row["advantage"] is None
@@ -144,9 +129,7 @@ def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_
     assert "sandbox failed" in told(directory)
 
 
-def test_what_the_verifier_cannot_judge_is_excluded_by_cause_and_never_a_reward_of_zero(
-    tmp_path: Path,
-) -> None:
+def test_what_the_verifier_cannot_judge_is_excluded_by_cause_and_never_a_reward_of_zero(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILS_SOMETIMES)
     directory = tmp_path / "run"
     settings = (*SMALL, f"reward.function={tmp_path}/mine.py:score")
@@ -172,9 +155,7 @@ def test_what_the_verifier_cannot_judge_is_excluded_by_cause_and_never_a_reward_
     assert all(row["advantage"] is not None for row in judged)
 
 
-def test_a_verifier_that_fails_on_every_row_ends_the_run_by_name_with_its_counts(
-    tmp_path: Path,
-) -> None:
+def test_a_verifier_that_fails_on_every_row_ends_the_run_by_name_with_its_counts(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILS_ALWAYS)
     directory = tmp_path / "run"
     settings = (*SMALL, f"reward.function={tmp_path}/mine.py:score", "rollout.answer_tokens=64")
@@ -198,10 +179,8 @@ def test_a_host_that_cannot_isolate_runs_no_programs_and_says_why(tmp_path: Path
     finished = subprocess.run([*inside, *given], capture_output=True, text=True, timeout=300)
     said = finished.stdout + finished.stderr + logs(directory)
     assert finished.returncode != 0
-    assert (
-        "error: data.code = 'answers', or a problem set with coding tasks, needs programs" in said
-    )
-    assert "needs programs to be isolated: this host cannot" in said
+    assert "error: data.code = 'answers', or a problem set with coding tasks, needs isolated programs" in said
+    assert "needs isolated programs: this host cannot" in said
     assert "Traceback" not in said
 
 

@@ -1,18 +1,20 @@
-"""The promise of the window, proved from the tokens of what was trained: never older than S, nothing discarded for its age.
+"""The promise of the window, proved from the tokens of what was trained.
 
-Runs of 2,000 groups through a real broker, real sockets and the real worker loops, scoring times heavy-tailed (lognormal). The
-ages are computed from what the engines wrote into the tokens, never from the ledger's books. Nothing asserted depends on time.
-"""
+Never older than S, nothing discarded for its age.
+
+Runs of 2,000 groups through a real broker, real sockets and the real worker loops, scoring times heavy-tailed
+(lognormal). The ages are computed from what the engines wrote into the tokens, never from the ledger's books. Nothing
+asserted depends on time."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from prefixrl.common.messages import CannotGoOn, RunOver
+from prefixrl.common.wire.messages import CannotGoOn, RunOver
 from prefixrl.learner.broker import ledger as ledgers
-from prefixrl.learner.broker.window import Choice, Wait, Window
-from simulated_run import Trained, config_of, every_second_time, run
+from prefixrl.learner.broker.window import Choice, NotYetChosen, Window
+from support.simulated_run import Trained, config_of, every_second_time, run
 
 ITERATIONS = 100
 GROUPS = 20 * ITERATIONS
@@ -22,7 +24,7 @@ def by_age(trained: Trained) -> str:
     return f"trained groups by age {dict(sorted(trained.ages.items()))}"
 
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 4, 8])
@@ -58,9 +60,7 @@ def test_no_token_is_older_than_the_window_where_answers_cross_updates(
     )
     trained = run(config)
     with capsys.disabled():
-        sys.stdout.write(
-            f"\nS = {staleness}: {by_age(trained)}, {trained.crossed} of them crossed an update\n"
-        )
+        sys.stdout.write(f"\nS = {staleness}: {by_age(trained)}, {trained.crossed} of them crossed an update\n")
     assert isinstance(trained.end, RunOver)
     assert len(trained.groups) == len(set(trained.groups)) == GROUPS // 2
     assert max(trained.ages) <= staleness and min(trained.ages) >= 0
@@ -89,9 +89,7 @@ def test_the_bound_holds_when_a_filter_takes_most_and_over_sampling_makes_it_goo
     groups, causes = trained.status["groups"], trained.status["causes"]
     passing = groups["trained"] / (groups["trained"] + groups["filtered"])
     with capsys.disabled():
-        sys.stdout.write(
-            f"\nS = {staleness}, f = 2: {by_age(trained)}; {passing:.0%} passed; {causes}\n"
-        )
+        sys.stdout.write(f"\nS = {staleness}, f = 2: {by_age(trained)}; {passing:.0%} passed; {causes}\n")
     assert isinstance(trained.end, RunOver)
     assert len(trained.groups) == len(set(trained.groups)) == GROUPS // 2
     assert max(trained.ages) <= staleness
@@ -103,16 +101,12 @@ def test_the_bound_holds_when_a_filter_takes_most_and_over_sampling_makes_it_goo
     )
     assert groups["outstanding"] == groups["failed"] == 0
     assert groups["expired"] == causes["expired: surplus"] > 0
-    assert groups["filtered"] == sum(
-        count for cause, count in causes.items() if cause.startswith("filtered: ")
-    )
+    assert groups["filtered"] == sum(count for cause, count in causes.items() if cause.startswith("filtered: "))
 
 
 def test_a_filter_that_nothing_passes_ends_the_run_with_the_figures(tmp_path: Path) -> None:
     config = config_of(
-        *(tmp_path, 1, 5),
-        filter={"accuracy": [0.01, 0.99], "limit_batches": 3},
-        simulated={"accuracy": 0.0},
+        *(tmp_path, 1, 5), filter={"accuracy": [0.01, 0.99], "limit_batches": 3}, simulated={"accuracy": 0.0}
     )
     trained = run(config)
     assert isinstance(trained.end, CannotGoOn)
@@ -122,18 +116,12 @@ def test_a_filter_that_nothing_passes_ends_the_run_with_the_figures(tmp_path: Pa
     assert trained.status["groups"]["filtered"] >= 60
 
 
-def test_the_proof_sees_a_choice_that_takes_the_newest_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_proof_sees_a_choice_that_takes_the_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def newest_first(
-        _window: Window,
-        _iteration: int,
-        size: int,
-        scored: list[tuple[int, int]],
-        _unscored: list[tuple[int, int]],
-    ) -> Choice | Wait:
+        _window: Window, _iteration: int, size: int, scored: list[tuple[int, int]], _unscored: list[tuple[int, int]]
+    ) -> Choice | NotYetChosen:
         newest = sorted(scored, reverse=True)[:size]
-        return Choice(tuple(seq for _, seq in newest)) if len(newest) == size else Wait(())
+        return Choice(tuple(seq for _, seq in newest)) if len(newest) == size else NotYetChosen(())
 
     def trained(ledger: ledgers.Ledger, iteration: int) -> bool:
         for seq in ledger.batches.pop(iteration):

@@ -1,4 +1,7 @@
-"""How a run ends at rank 0: it can be stopped while its last version is judged, and needs no broker to have ended well."""
+"""The end of a run at rank 0.
+
+It can be stopped while its last version is judged, and needs no broker to have ended well.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,21 +10,21 @@ from typing import cast
 
 import pytest
 
-from fakes import run_on_disk, wait_until
-from prefixrl.common.config import RunConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain, PeerLost
-from prefixrl.learner import client as clients
-from prefixrl.learner.client import BrokerClient
-from prefixrl.learner.evaluate import Evaluator
-from prefixrl.learner.loop import Learner, RankZero
-from prefixrl.learner.metrics import MetricsLog
-from prefixrl.learner.model import Models
-from prefixrl.learner.publish import Publisher
+from prefixrl.learner.broker import client as clients
+from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.evaluation.arms import Arms
+from prefixrl.learner.loop import Learner, RankZeroParts
+from prefixrl.learner.run.metrics import MetricsLog
 from prefixrl.learner.servers import Servers
+from prefixrl.learner.training.model import Models
+from prefixrl.learner.weights.publish import Publisher
+from support.fakes import run_on_disk, wait_until
 
 
 class NoModels:
-    """Of one rank; nothing is trained here."""
+    """Models of one rank; nothing is trained here."""
 
     rank, world_size, optimizer_steps = 0, 1, 0
 
@@ -37,13 +40,10 @@ class NoPublisher:
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    """Of a run whose evaluations nobody answers: there is no worker."""
+    """The parts of a run without workers: nobody answers its evaluations."""
     train = str(tmp_path / "train.jsonl")
     return run_on_disk(
-        tmp_path,
-        rollout={"engine": "simulated"},
-        data={"train": train, "eval": train},
-        evaluation={"problems": 4},
+        tmp_path, rollout={"engine": "simulated"}, data={"train": train, "eval": train}, evaluation={"problems": 4}
     )
 
 
@@ -55,15 +55,13 @@ def servers(config: RunConfig) -> Iterator[Servers]:
 
 
 @contextmanager
-def learner_of(
-    config: RunConfig, servers: Servers, stopped: Callable[[], bool] = lambda: False
-) -> Iterator[Learner]:
+def learner_of(config: RunConfig, servers: Servers, stopped: Callable[[], bool] = lambda: False) -> Iterator[Learner]:
     """Rank 0 of a run that has trained everything there is and saved it."""
     directory = Path(config.directory)
     client = BrokerClient(servers.endpoint)
-    evaluator = Evaluator(config, client, directory, 0)
+    arms = Arms(config, client, directory, 0)
     publisher = cast(Publisher, NoPublisher())
-    zero = RankZero(servers, publisher, evaluator, MetricsLog(directory, 0))
+    zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, 0))
     learner = Learner(config, directory, client, cast(Models, NoModels()), zero, 0, stopped)
     learner.saved = 0
     try:
@@ -88,33 +86,25 @@ def test_a_stop_while_the_last_version_is_judged_ends_the_learner_and_not_the_br
         assert learner.client.status().evaluations["asked"] > 0, "the broker serves on"
 
 
-def test_servers_that_are_beyond_help_end_the_wait_for_the_last_evaluation(
-    config: RunConfig, servers: Servers
-) -> None:
+def test_servers_that_are_beyond_help_end_the_wait_for_the_last_evaluation(config: RunConfig, servers: Servers) -> None:
     servers.failure = "the broker died 6 times, last with exit code 1"
-    with (
-        learner_of(config, servers) as learner,
-        pytest.raises(PeerLost, match="the broker died 6 times"),
-    ):
+    with learner_of(config, servers) as learner, pytest.raises(PeerLost, match="the broker died 6 times"):
         learner.finish()
 
 
 def test_a_broker_that_dies_before_it_answers_the_stop_makes_a_finished_run_no_error(
-    config: RunConfig,
-    servers: Servers,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    config: RunConfig, servers: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(clients, "STOP_S", 1.0)
     expect_end = servers.expect_end
 
     def expect_end_and_die() -> None:
         expect_end()
-        servers._broker.kill()
-        servers._broker.wait()
+        servers._processes["broker"].kill()
+        servers._processes["broker"].wait()
 
     monkeypatch.setattr(servers, "expect_end", expect_end_and_die)
-    monkeypatch.setattr(Evaluator, "finish", lambda self: None)
+    monkeypatch.setattr(Arms, "finish", lambda self, raise_if_hopeless: None)
     with learner_of(config, servers) as learner:
         learner.finish()
         assert (learner.directory / "summary.json").exists()
@@ -126,6 +116,6 @@ def test_a_broker_that_is_told_to_stop_goes(config: RunConfig, servers: Servers)
     client = BrokerClient(servers.endpoint)
     servers.expect_end()
     client.stop("the run is finished")
-    wait_until(lambda: servers._broker.poll() is not None, "the broker's end")
-    assert servers._broker.returncode == 0
+    wait_until(lambda: servers._processes["broker"].poll() is not None, "the broker's end")
+    assert servers._processes["broker"].returncode == 0
     client.close()

@@ -1,14 +1,17 @@
 """The supervisor of ranks: what their ends together mean."""
 
+import contextlib
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from prefixrl.common.errors import Halted, PeerLost
 from prefixrl.learner.ranks import _watch
+from support.fakes import end
 
 HALTS = """
 import signal, sys, time
@@ -24,17 +27,19 @@ def ends(code: int, after_s: float = 0.0) -> str:
     return f"print(flush=True); import sys, time; time.sleep({after_s}); sys.exit({code})"
 
 
-def ranks(*scripts: str) -> "list[subprocess.Popen[bytes]]":
-    """Processes in place of ranks, each as far as its first line."""
-    started = [
-        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-        for script in scripts
-    ]
-    for each in started:
-        assert each.stdout is not None
-        assert each.stdout.readline() == b"\n"
-        each.stdout.close()
-    return started
+@contextlib.contextmanager
+def ranks(*scripts: str) -> "Iterator[list[subprocess.Popen[bytes]]]":
+    """Processes in place of ranks, each as far as its first line; none outlives the block."""
+    started = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for script in scripts]
+    try:
+        for each in started:
+            assert each.stdout is not None
+            assert each.stdout.readline() == b"\n"
+            each.stdout.close()
+        yield started
+    finally:
+        for each in started:
+            end(each)
 
 
 def is_asked() -> bool:
@@ -46,28 +51,31 @@ def is_not_asked() -> bool:
 
 
 def test_ranks_that_halt_one_after_another_are_not_lost() -> None:
-    with pytest.raises(Halted):
-        _watch(ranks(ends(143), ends(143, after_s=1.0), ends(0)), is_not_asked)
+    with ranks(ends(143), ends(143, after_s=1.0), ends(0)) as children, pytest.raises(Halted):
+        _watch(children, is_not_asked)
 
 
 @pytest.mark.parametrize("others", [HALTS, FINISHES, DEAF])
 def test_ranks_that_are_asked_to_stop_halt(others: str) -> None:
-    with pytest.raises(Halted):
-        _watch(ranks(HALTS, others), is_asked)
+    with ranks(HALTS, others) as children, pytest.raises(Halted):
+        _watch(children, is_asked)
 
 
 def test_ranks_that_had_finished_when_they_were_asked_are_finished() -> None:
-    _watch(ranks(FINISHES, FINISHES), is_asked)
-    _watch(ranks(ends(0), ends(0)), is_not_asked)
-
-
-def test_a_rank_that_was_killed_is_lost_and_one_that_failed_tells_its_code() -> None:
-    children = ranks(DEAF, DEAF)
-    threading.Timer(0.5, children[1].send_signal, [signal.SIGTERM]).start()
-    with pytest.raises(PeerLost, match=r"learner rank 1 .* was killed by signal 15"):
+    with ranks(FINISHES, FINISHES) as children:
+        _watch(children, is_asked)
+    with ranks(ends(0), ends(0)) as children:
         _watch(children, is_not_asked)
-    children[0].kill()
-    children[0].wait()
-    with pytest.raises(SystemExit) as failed:
-        _watch(ranks(ends(2), ends(2)), is_not_asked)
+
+
+def test_a_rank_that_was_killed_is_lost() -> None:
+    with ranks(DEAF, DEAF) as children:
+        threading.Timer(0.5, children[1].send_signal, [signal.SIGTERM]).start()
+        with pytest.raises(PeerLost, match=r"learner rank 1 .* was killed by signal 15"):
+            _watch(children, is_not_asked)
+
+
+def test_a_rank_that_failed_gives_its_exit_code() -> None:
+    with ranks(ends(2), ends(2)) as children, pytest.raises(SystemExit) as failed:
+        _watch(children, is_not_asked)
     assert failed.value.code == 2

@@ -12,19 +12,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fakes import NOTE, peers, run_on_disk, wait_until
-from prefixrl.common.config import RunConfig
+from prefixrl.common import process
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
-from prefixrl.common.messages import GetManifest, Gone
-from prefixrl.common.transport import Client
+from prefixrl.common.wire.messages import GetManifest, Gone
+from prefixrl.common.wire.transport import Client
 from prefixrl.learner import servers as module
-from prefixrl.learner.client import BrokerClient
+from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.servers import Servers
+from support.fakes import NOTE, peers, run_on_disk, wait_until
 
 LEARNER = """
 import sys, time
 from pathlib import Path
-from prefixrl.common.config import from_json
+from prefixrl.common.config.load import from_json
 from prefixrl.learner.servers import Servers
 directory = Path(sys.argv[1])
 servers = Servers(from_json((directory / "config.json").read_text()), directory, 0)
@@ -46,7 +47,7 @@ def servers(config: RunConfig) -> Iterator[Servers]:
 
 
 def newest(endpoint: str) -> int:
-    """What the weight server says is its newest version."""
+    """Ask the weight server for its newest version."""
     client: Client[Gone, GetManifest] = Client(endpoint, Gone, b"asking")
     try:
         client.send(GetManifest(5), timeout_s=30.0)
@@ -57,16 +58,14 @@ def newest(endpoint: str) -> int:
         client.close()
 
 
-def test_killed_children_come_back_on_their_addresses_with_their_books(
-    config: RunConfig, servers: Servers
-) -> None:
+def test_killed_children_come_back_on_their_addresses_with_their_books(config: RunConfig, servers: Servers) -> None:
     assert newest(servers.weights_endpoint) == -1
     client = BrokerClient(servers.endpoint)
     client.published(NOTE)
-    for name in ("_broker", "_weights"):
-        child = getattr(servers, name)
+    for name in (module.BROKER, module.WEIGHT_SERVER):
+        child = servers._processes[name]
         os.kill(child.pid, signal.SIGKILL)
-        wait_until(lambda n=name, c=child: getattr(servers, n) is not c, "the restart")
+        wait_until(lambda n=name, c=child: servers._processes[n] is not c, "the restart")
     assert client.status().iteration == 0, "the same connection finds the new broker"
     client.close()
     assert newest(servers.weights_endpoint) == -1
@@ -75,11 +74,11 @@ def test_killed_children_come_back_on_their_addresses_with_their_books(
     assert journal.read_bytes().count(b"VersionPublished") == 1
 
 
-def kill(servers: Servers, name: str = "_broker") -> None:
+def kill(servers: Servers, name: str = module.BROKER) -> None:
     """Kill a child and wait for what is done about it."""
-    child = getattr(servers, name)
+    child = servers._processes[name]
     os.kill(child.pid, signal.SIGKILL)
-    wait_until(lambda: servers.failure or getattr(servers, name) is not child, "the restart")
+    wait_until(lambda: servers.failure or servers._processes[name] is not child, "the restart")
 
 
 class LateClock:
@@ -103,37 +102,30 @@ def test_a_child_that_takes_its_time_is_waited_for_by_name(
     monkeypatch.setattr(module, "time", LateClock())
     servers = Servers(config, Path(config.directory), 0)
     servers.close()
-    assert any(
-        each.startswith(f"waiting for the weight server (pid {servers._weights.pid}) to open its")
-        for each in caplog.messages
-    )
+    pid = servers._processes[module.WEIGHT_SERVER].pid
+    assert any(each.startswith(f"waiting for the weight server (pid {pid}) to open its") for each in caplog.messages)
 
 
-def test_a_child_that_never_opens_its_socket_is_named(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_never_opens_its_socket_is_named(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REPLAY_S", 0.0)
     with pytest.raises(PeerLost, match=r"the weight server \(pid \d+\) did not open its socket"):
         Servers(config, Path(config.directory), 0)
 
 
-def test_deaths_of_a_long_run_do_not_add_up(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "RESTARTS_ALLOWED", 1)
-    monkeypatch.setattr(module, "WELL_S", 0.0)
+def test_deaths_of_a_long_run_do_not_add_up(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers._budgets["broker"].most = 1
+    monkeypatch.setattr(process, "WELL_S", 0.0)
     for _ in range(3):
         kill(servers)
     assert servers.failure is None
     servers.check()
 
 
-def test_who_asks_servers_beyond_help_ends_with_what_became_of_them(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "RESTARTS_ALLOWED", 1)
+def test_who_asks_servers_beyond_help_ends_with_what_became_of_them(servers: Servers) -> None:
+    for budget in servers._budgets.values():
+        budget.most = 1
     client = BrokerClient(servers.endpoint, servers.check)
-    kill(servers, "_weights")
+    kill(servers, module.WEIGHT_SERVER)
     kill(servers)
     assert servers.failure is None, "each has restarts of its own"
     kill(servers)
@@ -145,12 +137,12 @@ def test_who_asks_servers_beyond_help_ends_with_what_became_of_them(
 def test_a_child_that_cannot_be_started_again_is_a_failure_that_leaves_the_other_alone(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill(servers, "_weights")
+    kill(servers, module.WEIGHT_SERVER)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(module, "_spawn", refuse)
+    monkeypatch.setattr(module.subprocess, "Popen", refuse)
     kill(servers)
     assert servers.failure
     assert "cannot be started again: Resource temporarily unavailable" in servers.failure
@@ -161,15 +153,13 @@ def test_a_child_that_cannot_be_started_again_is_a_failure_that_leaves_the_other
 def test_a_broker_that_dies_while_it_is_asked_to_end_is_not_waited_for(servers: Servers) -> None:
     client = BrokerClient(servers.endpoint, servers.check)
     servers.expect_end()
-    os.kill(servers._broker.pid, signal.SIGKILL)
+    os.kill(servers._processes[module.BROKER].pid, signal.SIGKILL)
     with pytest.raises(PeerLost, match="the broker ended with exit code -9 before it answered"):
         client.status()
     client.close()
 
 
-def test_a_broker_that_waits_for_a_worker_without_goodbye_ends_in_order(
-    config: RunConfig, servers: Servers
-) -> None:
+def test_a_broker_that_waits_for_a_worker_without_goodbye_ends_in_order(config: RunConfig, servers: Servers) -> None:
     client = BrokerClient(servers.endpoint)
     with peers(servers.endpoint, "worker") as (worker,):
         worker.ready(config, "scorer")
@@ -177,22 +167,18 @@ def test_a_broker_that_waits_for_a_worker_without_goodbye_ends_in_order(
         client.stop("the run is finished")
         client.close()
         servers.close()
-    assert servers._broker.returncode == 0
+    assert servers._processes[module.BROKER].returncode == 0
 
 
 def test_children_do_not_outlive_a_killed_learner(config: RunConfig) -> None:
     directory = Path(config.directory)
-    learner = subprocess.Popen(
-        [sys.executable, "-c", LEARNER, str(directory)], stderr=subprocess.DEVNULL
-    )
+    learner = subprocess.Popen([sys.executable, "-c", LEARNER, str(directory)], stderr=subprocess.DEVNULL)
     wait_until((directory / "started").exists, "the start")
     children = psutil.Process(learner.pid).children(recursive=True)
     assert len(children) == 2
     learner.kill()
     learner.wait()
     wait_until(
-        lambda: all(
-            not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in children
-        ),
+        lambda: all(not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in children),
         "the end of both children",
     )

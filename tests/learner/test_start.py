@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fakes import endpoint_of, run_on_disk, serving, wait_until
-from prefixrl.common import requester
 from prefixrl.common.errors import PeerLost, PrefixRLError
+from prefixrl.common.wire import requester
 from prefixrl.learner import start
-from prefixrl.learner.client import BrokerClient
-from prefixrl.learner.publish import Publisher
+from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.start import join
+from prefixrl.learner.weights.publish import Publisher
+from support.fakes import endpoint_of, run_on_disk, serving, wait_until
 
 
 def joining(directory: Path) -> "queue.SimpleQueue[BrokerClient | PrefixRLError]":
@@ -48,26 +48,20 @@ def test_a_rank_waits_for_the_broker_of_this_start(
         client.close()
 
 
-def test_a_rank_that_finds_no_broker_names_rank_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_finds_no_broker_names_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "ANSWER_S", 0.2)
-    with pytest.raises(
-        PeerLost, match=f"rank 0 wrote no broker endpoint to {tmp_path} within 0.2 s"
-    ):
+    with pytest.raises(PeerLost, match=f"rank 0 wrote no broker endpoint to {tmp_path} within 0.2 s"):
         join(tmp_path)
 
 
-def test_a_publisher_whose_broker_is_beyond_help_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_publisher_whose_broker_is_beyond_help_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a lost peer: a learner that is started again goes on, one that failed would fail again."""
     monkeypatch.setattr(requester, "ASK_AGAIN_S", 0.1)
 
     def watch() -> None:
         raise PeerLost("the broker died too often")
 
-    publisher = Publisher("tcp://127.0.0.1:1", tmp_path, [1, 2], watch=watch)
+    publisher = Publisher("tcp://127.0.0.1:1", tmp_path, [1, 2], raise_if_hopeless=watch)
 
     def failed() -> str:
         try:

@@ -1,8 +1,8 @@
 """A whole synchronous run in one process, written from the documented rules: sample, complete, judge, train, repeat.
 
-It shares with the software it judges only what defines the data: how seeds are derived, the order of prompts, the shuffle of
-an iteration. Everything else is plain: every forward starts from the first token (no cache), answers are read by one regular
-expression, training is `ppo_loop`.
+It shares with the software it judges only what defines the data: how seeds are derived, the order of prompts, the
+shuffle of an iteration. Everything else is plain: every forward starts from the first token (no cache), answers are
+read by one regular expression, training is `ppo_loop`.
 
     group g of iteration t: prompt at place g = t B + i, seed = derive(run seed, "group", g)
     token of row r, step s:  the first token whose cumulative probability exceeds row_uniforms(seed, purpose)[r, s]
@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 from reference.ppo_loop import Recipe, ReferenceLoop, Row
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from prefixrl.common.messages import Prompt
 from prefixrl.common.seeds import derive, row_uniforms
-from prefixrl.learner.broker.prompts import PromptOrder
-from prefixrl.learner.plan import shuffled
+from prefixrl.common.wire.messages import Prompt
+from prefixrl.learner.data.order import PromptOrder
+from prefixrl.learner.training.plan import shuffled
 
 BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
 class FreeRun:
-    """What fixes a run."""
+    """The choices that fix a run."""
 
     adapter: str
     target: str
@@ -57,7 +57,7 @@ class ReferenceGroup:
 
 @dataclass(frozen=True)
 class ReferenceIteration:
-    """What was trained on, and the mean policy and value loss of its optimiser steps."""
+    """The trained texts, and the mean policy and value loss of the optimiser steps."""
 
     groups: list[ReferenceGroup]
     policy_loss: float
@@ -71,9 +71,7 @@ class ReferenceRun:
         self.run = run
         self.loop = ReferenceLoop(run.adapter, critic_head(run.adapter, run.seed), run.recipe)
         self.target = AutoModelForCausalLM.from_pretrained(run.target, dtype=torch.float32)
-        self.tokenizers: list[PreTrainedTokenizerBase] = [
-            AutoTokenizer.from_pretrained(run.adapter)
-        ]
+        self.tokenizers: list[PreTrainedTokenizerBase] = [AutoTokenizer.from_pretrained(run.adapter)]
         self.tokenizers.append(AutoTokenizer.from_pretrained(run.target))
         lines = [json.loads(line) for line in run.train.read_text(encoding="utf-8").splitlines()]
         prompts = [Prompt(line["id"], line["question"], line["answer"]) for line in lines]
@@ -145,12 +143,7 @@ class ReferenceRun:
 
     @torch.no_grad()
     def write(
-        self,
-        model: torch.nn.Module,
-        rows: list[list[int]],
-        uniforms: NDArray[np.float64],
-        temperature: float,
-        eos: int,
+        self, model: torch.nn.Module, rows: list[list[int]], uniforms: NDArray[np.float64], temperature: float, eos: int
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Continue rows until EOS or the draws are used up: all rows in one forward, padded on the left."""
         written: list[list[int]] = [[] for _ in rows]

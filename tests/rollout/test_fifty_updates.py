@@ -1,18 +1,19 @@
-"""After fifty versions pulled as deltas from a real weight server, the engine's own parameters are the published ones."""
+"""Fifty versions pulled as deltas from a real weight server leave the published parameters in the engine."""
 
 from pathlib import Path
 
 import torch
 
-from fakes import trained_further, wait_until, weight_server
-from prefixrl.common.delta import write_delta
-from prefixrl.common.engine_transformers import TransformersEngine
-from prefixrl.common.snapshots import prune
-from prefixrl.common.weights import describe, write_snapshot
+from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.weights.delta import write_delta
+from prefixrl.common.weights.folders import prune
+from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.rollout.loop import installed_digest
 from prefixrl.rollout.weights import Fetcher
+from support.fakes import trained_further, wait_until, weight_server
+from support.paths import EXAMPLE
 
-ADAPTER = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "arithmetic" / "adapter"
+ADAPTER = EXAMPLE / "adapter"
 UPDATES = 50
 
 
@@ -32,8 +33,8 @@ def test_after_fifty_deltas_the_engine_holds_the_published_bits(tmp_path: Path) 
                 prune(folder, {version - 1, version})
                 fetcher.want(version, "")
                 staged = wait_until(fetcher.take, f"version {version}")
-                engine.install(staged[1], version)
-                assert installed_digest(engine) == manifest.digest == staged[0].digest
+                engine.install(staged)
+                assert installed_digest(engine) == manifest.digest == staged.manifest.digest
         assert (fetcher.counts.full, fetcher.counts.delta) == (1, UPDATES)
         for name, tensor in engine.weights().items():
             assert tensor.dtype == published[name].dtype and torch.equal(tensor, published[name])

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from fakes import SteppedClock, run_on_disk, wait_until
-from prefixrl.common import engine_simulated
-from prefixrl.common.engine_simulated import SimulatedEngine
-from prefixrl.common.messages import (
+from benchmarks.snapshots import snapshot_of
+from prefixrl.common.engines import simulated as engine_simulated
+from prefixrl.common.engines.rendering import ByteRenderer
+from prefixrl.common.engines.simulated import SimulatedEngine
+from prefixrl.common.wire.messages import (
     Beat,
     GroupTask,
     Installed,
@@ -25,10 +26,9 @@ from prefixrl.common.messages import (
     Swap,
     WeightsNote,
 )
-from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids, token_versions
-from prefixrl.common.rendering import ByteRenderer
-from prefixrl.common.weights import describe
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids, token_versions
 from prefixrl.rollout.loop import Rollout
+from support.fakes import SteppedClock, run_on_disk, wait_until
 
 LONG_S = 0.3
 ANEW = "anew"
@@ -52,8 +52,7 @@ class Fetched:
         if wanted is None:
             return None
         version, digest = wanted
-        tensors = {"weight": torch.full((4,), version + 0.5 * (digest == ANEW))}
-        return describe(version, tensors), tensors
+        return snapshot_of(version, {"weight": torch.full((4,), version + 0.5 * (digest == ANEW))})
 
 
 class World:
@@ -71,12 +70,25 @@ class World:
         engine = SimulatedEngine("rollout", config.simulated)
         self.fetched = Fetched()
         self.rollout = Rollout(
-            config, link, engine, ByteRenderer(), self.fetched, config.adapter.model  # type: ignore[arg-type]
-        )  # fmt: skip
+            config,
+            link,
+            engine,
+            ByteRenderer(),
+            self.fetched,
+            config.adapter.model,  # type: ignore[arg-type]
+        )
 
     def begin(self, name: str, version: int = 0, kind: Kind = "train") -> None:
         group = GroupTask(0, Prompt("p", "1 + 1", "2"), 7)
-        task = PrefixTask(name, 0, kind, version, (group,), 2, Sampling(1.0, 64))
+        task = PrefixTask(
+            task=name,
+            attempt=0,
+            kind=kind,
+            version=version,
+            groups=(group,),
+            rows_per_group=2,
+            sampling=Sampling(temperature=1.0, max_new_tokens=64),
+        )
         self.rollout._handle(task)
 
     def swap(self, version: int, digest: str = "d") -> None:
@@ -89,8 +101,7 @@ class World:
     def turn(self) -> None:
         for result in self.rollout._engine.step(0.01):
             self.rollout._take(result)
-        self.rollout._offer_weights()
-        self.rollout._offer_proof()
+        self.rollout._swap_weights()
 
     def turn_until(self, condition: Any, what: str) -> None:
         wait_until(lambda: (self.turn(), condition())[1], what)
@@ -117,7 +128,7 @@ def test_a_task_goes_on_with_the_new_weights_and_is_delivered_once_they_are_prov
     world.begin("a")
     clock.sleep(LONG_S / 4)
     world.swap(1)
-    assert world.rollout.version == 1 and len(world.got(Installed)) == 1
+    assert world.rollout.swap.version == 1 and len(world.got(Installed)) == 1
     world.turn_until(lambda: world.rollout._held, "the end of the task")
     assert not world.got(Prefixes)
     world.rollout._handle(Proved(1))
@@ -137,9 +148,7 @@ def test_a_task_that_ended_before_the_swap_does_not_wait_for_the_proof(world: Wo
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["still running", "done and held"])
-def test_what_weights_that_fail_the_probe_had_a_part_in_is_handed_back(
-    is_done: bool, world: World
-) -> None:
+def test_tasks_with_tokens_of_weights_that_fail_the_probe_are_handed_back(is_done: bool, world: World) -> None:
     world.begin("a")
     world.swap(1)
     if is_done:
@@ -154,7 +163,7 @@ def test_what_weights_that_fail_the_probe_had_a_part_in_is_handed_back(
     assert len(world.got(Refused)) == 1, "later tasks have nothing to do with it"
 
 
-def test_weights_that_nothing_can_prove_any_more_spoil_what_they_wrote(world: World) -> None:
+def test_tasks_with_tokens_of_weights_that_cannot_be_proved_any_more_are_handed_back(world: World) -> None:
     """Superseded before their proof was heard: the next ones prove nothing of them."""
     world.begin("a")
     world.swap(1)
@@ -167,36 +176,32 @@ def test_weights_that_nothing_can_prove_any_more_spoil_what_they_wrote(world: Wo
 def test_an_evaluation_is_never_crossed(world: World) -> None:
     world.begin("e", kind="eval")
     world.swap(1)
-    assert world.rollout.version == 0
+    assert world.rollout.swap.version == 0
     world.turn_until(lambda: world.got(Prefixes), "the result")
-    world.turn_until(lambda: world.rollout.version == 1, "the swap")
-    assert {
-        span.version for row in world.got(Prefixes)[0].groups[0].rows for span in row.spans
-    } == {0}
+    world.turn_until(lambda: world.rollout.swap.version == 1, "the swap")
+    assert {span.version for row in world.got(Prefixes)[0].groups[0].rows for span in row.spans} == {0}
 
 
 def test_draining_waits_for_the_task(tmp_path: Path) -> None:
     world = World(tmp_path, "drain")
     world.begin("a")
     world.swap(1)
-    assert world.rollout.version == 0
-    world.turn_until(lambda: world.rollout.version == 1, "the swap")
+    assert world.rollout.swap.version == 0
+    world.turn_until(lambda: world.rollout.swap.version == 1, "the swap")
     assert [len(row.spans) for row in world.got(Prefixes)[0].groups[0].rows] == [1, 1]
 
 
 @pytest.mark.parametrize("swap", ["drain", "in_flight"])
-def test_a_version_that_was_made_anew_replaces_the_one_of_its_number_between_tasks(
-    swap: str, tmp_path: Path
-) -> None:
+def test_a_version_that_was_made_anew_replaces_the_one_of_its_number_between_tasks(swap: str, tmp_path: Path) -> None:
     """Spans name the digest of a version: two of one number in one answer could not be told apart."""
     world = World(tmp_path, swap)
     world.swap(1)
     world.rollout._handle(Proved(1))
-    former = world.rollout.weights_digest
+    former = world.rollout.swap.digest
     world.begin("a", version=1)
     world.swap(1, ANEW)
-    assert world.rollout.weights_digest == former, "a task is open"
-    world.turn_until(lambda: world.rollout.weights_digest != former, "the swap")
+    assert world.rollout.swap.digest == former, "a task is open"
+    world.turn_until(lambda: world.rollout.swap.digest != former, "the swap")
     (result,) = world.got(Prefixes)
     assert {span.weights_digest for row in result.groups[0].rows for span in row.spans} == {former}
     first, second = world.got(Installed)
@@ -209,11 +214,7 @@ def test_a_version_that_was_made_anew_replaces_the_one_of_its_number_between_tas
 
 def test_an_announcement_of_what_is_installed_is_no_news(world: World) -> None:
     world.swap(1)
-    digest = world.rollout.weights_digest
-    world.rollout._handle(
-        Beat(WeightsNote(1, digest, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0])))
-    )
-    world.rollout._handle(
-        Beat(WeightsNote(0, ANEW, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0])))
-    )
+    digest = world.rollout.swap.digest
+    world.rollout._handle(Beat(WeightsNote(1, digest, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))))
+    world.rollout._handle(Beat(WeightsNote(0, ANEW, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))))
     assert world.fetched.take() is None

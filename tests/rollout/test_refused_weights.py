@@ -1,4 +1,7 @@
-"""Weights that do not fit the engine: nothing is installed, they are asked for again, and three in a row end the rollout."""
+"""Weights that do not fit the engine.
+
+Nothing is installed, they are asked for again, and three in a row end the rollout.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from fakes import run_on_disk
-from prefixrl.common.engine_simulated import SimulatedEngine
+from benchmarks.snapshots import snapshot_of
+from prefixrl.common.engines.rendering import ByteRenderer
+from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.errors import Refusal
-from prefixrl.common.messages import Beat, Installed, Staged, Swap, WeightsNote
-from prefixrl.common.packing import pack_logprobs, pack_tokens
-from prefixrl.common.rendering import ByteRenderer
-from prefixrl.common.weights import describe
+from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.messages import Beat, Installed, Staged, Swap, WeightsNote
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.rollout.loop import Rollout
+from support.fakes import run_on_disk
 
 NOTE = WeightsNote(1, "d1", pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))
 
@@ -22,10 +26,10 @@ NOTE = WeightsNote(1, "d1", pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))
 class Picky(SimulatedEngine):
     """Installs bf16 only."""
 
-    def install(self, tensors: dict[str, torch.Tensor], version: int) -> None:
-        if tensors["weight"].dtype != torch.bfloat16:
+    def install(self, snapshot: Snapshot) -> None:
+        if snapshot.tensors["weight"].dtype != torch.bfloat16:
             raise ValueError("weight has dtype float32, the model's is bfloat16")
-        super().install(tensors, version)
+        super().install(snapshot)
 
 
 class Fetched:
@@ -42,8 +46,7 @@ class Fetched:
         self.asked_again += 1
 
     def take(self) -> Any:
-        tensors = {"weight": torch.ones(4, dtype=self._dtypes.pop(0))}
-        return describe(1, tensors), tensors
+        return snapshot_of(1, {"weight": torch.ones(4, dtype=self._dtypes.pop(0))})
 
 
 def rollout_of(folder: Path, fetched: Fetched, sent: list[Any]) -> Rollout:
@@ -56,8 +59,7 @@ def rollout_of(folder: Path, fetched: Fetched, sent: list[Any]) -> Rollout:
 def swap(rollout: Rollout) -> None:
     rollout._handle(Beat(NOTE))
     rollout._handle(Swap(1))
-    rollout._offer_weights()
-    rollout._offer_proof()
+    rollout._swap_weights()
 
 
 def test_a_version_of_another_dtype_is_fetched_again_and_then_installed(tmp_path: Path) -> None:
@@ -66,9 +68,9 @@ def test_a_version_of_another_dtype_is_fetched_again_and_then_installed(tmp_path
     rollout = rollout_of(tmp_path, fetched, sent)
     for _ in range(2):
         swap(rollout)
-        assert rollout.version == 0
+        assert rollout.swap.version == 0
     swap(rollout)
-    assert (rollout.version, fetched.asked_again) == (1, 2)
+    assert (rollout.swap.version, fetched.asked_again) == (1, 2)
     assert [type(each) for each in sent] == [Staged, Staged, Staged, Installed]
 
 
@@ -77,8 +79,6 @@ def test_three_in_a_row_end_the_rollout_by_name(tmp_path: Path) -> None:
     rollout = rollout_of(tmp_path, fetched, [])
     swap(rollout)
     swap(rollout)
-    with pytest.raises(
-        Refusal, match=r"version 1 could not be installed 3 times in a row: .*bfloat16"
-    ):
+    with pytest.raises(Refusal, match=r"version 1 could not be installed 3 times in a row: .*bfloat16"):
         swap(rollout)
-    assert rollout.version == 0
+    assert rollout.swap.version == 0

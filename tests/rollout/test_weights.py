@@ -13,18 +13,18 @@ import msgspec
 import pytest
 import torch
 
-from fakes import end, publish, publish_next, wait_until, weight_server
 from prefixrl.common.errors import PeerLost
-from prefixrl.common.messages import Manifest
-from prefixrl.common.snapshots import DELTAS_KEPT, delta_folder, prune, versions
-from prefixrl.common.weights import describe, write_snapshot
+from prefixrl.common.weights.folders import DELTAS_KEPT, delta_folder, prune, versions
+from prefixrl.common.weights.snapshot import Snapshot, describe, write_snapshot
+from prefixrl.common.wire.messages import Manifest
 from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
+from support.fakes import end, publish, publish_next, wait_until, weight_server
 
 PULLER = """
 import sys, time
-from prefixrl.common.messages import FromWeights, GetChunk
-from prefixrl.common.transport import Client
+from prefixrl.common.wire.messages import FromWeights, GetChunk
+from prefixrl.common.wire.transport import Client
 client = Client(sys.argv[1], FromWeights, b"killed")
 for index in range(10_000):
     client.send(GetChunk(int(sys.argv[2]), index % 60))
@@ -64,15 +64,14 @@ def fetching(endpoint: str) -> Iterator[Fetcher]:
 
 
 def taken(fetcher: Fetcher) -> tuple[Manifest, Tensors]:
-    snapshot: tuple[Manifest, Tensors] = wait_until(fetcher.take, "a snapshot")
-    return snapshot
+    snapshot: Snapshot = wait_until(fetcher.take, "a snapshot")
+    return snapshot.manifest, snapshot.tensors
 
 
 def equal(got: Tensors, wanted: Tensors) -> bool:
     """Bit by bit."""
     return got.keys() == wanted.keys() and all(
-        got[name].dtype == wanted[name].dtype and torch.equal(got[name], wanted[name])
-        for name in wanted
+        got[name].dtype == wanted[name].dtype and torch.equal(got[name], wanted[name]) for name in wanted
     )
 
 
@@ -107,7 +106,7 @@ def test_a_version_that_is_published_anew_is_fetched_anew(
     assert second.digest == manifest.digest != first.digest and equal(got, tensors)
 
 
-def test_a_server_that_holds_other_weights_than_were_announced_is_not_asked_for_ever(
+def test_a_server_with_other_weights_than_announced_is_asked_only_once(
     folder: Path, endpoint: str, version: int
 ) -> None:
     publish(folder, version)
@@ -119,9 +118,7 @@ def test_a_server_that_holds_other_weights_than_were_announced_is_not_asked_for_
         assert fetcher.take() is None and fetcher.counts.full == 1
 
 
-def test_versions_published_during_a_pull_do_not_mix(
-    folder: Path, endpoint: str, version: int
-) -> None:
+def test_versions_published_during_a_pull_do_not_mix(folder: Path, endpoint: str, version: int) -> None:
     published = {version: publish(folder, version, chunk_bytes=16)}
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
@@ -137,9 +134,7 @@ def test_versions_published_during_a_pull_do_not_mix(
         assert arrived == sorted(set(arrived))
 
 
-def test_a_version_that_is_gone_is_replaced_by_the_newest(
-    folder: Path, endpoint: str, version: int
-) -> None:
+def test_a_version_that_is_gone_is_replaced_by_the_newest(folder: Path, endpoint: str, version: int) -> None:
     published = publish(folder, version + 5)
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
@@ -148,12 +143,10 @@ def test_a_version_that_is_gone_is_replaced_by_the_newest(
     assert equal(tensors, published)
 
 
-def test_a_version_that_is_not_there_yet_is_asked_for_until_it_is(
-    folder: Path, endpoint: str, version: int
-) -> None:
+def test_a_version_that_is_not_there_yet_is_asked_for_until_it_is(folder: Path, endpoint: str, version: int) -> None:
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
-        wait_until(lambda: fetcher.retries >= 2, "asking again")
+        wait_until(lambda: fetcher.counts.retries >= 2, "asking again")
         assert fetcher.take() is None
         published = publish(folder, version)
         assert equal(taken(fetcher)[1], published)
@@ -175,9 +168,7 @@ def test_a_damaged_snapshot_is_never_handed_out_and_ends_the_fetching_by_name(
         taken(fetcher)
 
 
-def test_weights_that_proved_bad_are_fetched_again(
-    folder: Path, endpoint: str, version: int
-) -> None:
+def test_weights_that_proved_bad_are_fetched_again(folder: Path, endpoint: str, version: int) -> None:
     published = publish(folder, version)
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
@@ -188,9 +179,7 @@ def test_weights_that_proved_bad_are_fetched_again(
     assert second[1]["layer.weight"].data_ptr() != first[1]["layer.weight"].data_ptr()
 
 
-def test_only_the_newest_complete_snapshot_is_taken(
-    folder: Path, endpoint: str, version: int
-) -> None:
+def test_only_the_newest_complete_snapshot_is_taken(folder: Path, endpoint: str, version: int) -> None:
     with fetching(endpoint) as fetcher:
         for each in (version, version + 1):
             publish(folder, each)
@@ -200,14 +189,10 @@ def test_only_the_newest_complete_snapshot_is_taken(
         assert fetcher.take() is None
 
 
-def test_a_puller_killed_at_any_chunk_delays_nobody(
-    folder: Path, endpoint: str, version: int
-) -> None:
+def test_a_puller_killed_at_any_chunk_delays_nobody(folder: Path, endpoint: str, version: int) -> None:
     published = publish(folder, version)
     random_ = random.Random(7)
-    puller = subprocess.Popen(
-        [sys.executable, "-c", PULLER, endpoint, str(version)], stdout=subprocess.PIPE
-    )
+    puller = subprocess.Popen([sys.executable, "-c", PULLER, endpoint, str(version)], stdout=subprocess.PIPE)
     assert puller.stdout is not None
     for _ in range(random_.randint(1, 60)):
         puller.stdout.readline()
@@ -216,7 +201,7 @@ def test_a_puller_killed_at_any_chunk_delays_nobody(
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
         assert equal(taken(fetcher)[1], published)
-        assert fetcher.retries == 0
+        assert fetcher.counts.retries == 0
 
 
 def test_a_pull_outlives_a_weight_server_that_is_killed_and_restarted_on_its_port(
@@ -229,7 +214,7 @@ def test_a_pull_outlives_a_weight_server_that_is_killed_and_restarted_on_its_por
         child.kill()
         child.wait()
         fetcher.want(2, "")
-        wait_until(lambda: fetcher.retries, "a pull that failed")
+        wait_until(lambda: fetcher.counts.retries, "a pull that failed")
         with weight_server(tmp_path, endpoint) as (again, _):
             assert again == endpoint
             while (snapshot := taken(fetcher))[0].version != 2:
@@ -244,7 +229,7 @@ def test_another_weight_server_is_used_from_then_on(
     published = publish(folder, version)
     with fetching("tcp://127.0.0.1:1") as fetcher:
         fetcher.want(version, "")
-        wait_until(lambda: fetcher.retries, "a pull that failed")
+        wait_until(lambda: fetcher.counts.retries, "a pull that failed")
         fetcher.use(endpoint)
         fetcher.want(version, "")
         assert equal(taken(fetcher)[1], published)
@@ -265,13 +250,11 @@ def test_a_worker_that_holds_the_version_before_pulls_the_delta_and_holds_the_sa
             manifest, tensors = taken(fetcher)
             assert manifest.version == newer and equal(tensors, published)
             assert describe(newer, tensors).digest == manifest.digest
-        assert (fetcher.counts.full, fetcher.counts.delta, fetcher.retries) == (1, 5, 0)
+        assert (fetcher.counts.full, fetcher.counts.delta, fetcher.counts.retries) == (1, 5, 0)
         assert fetcher.counts.wire_bytes - full_bytes < full_bytes / 5
 
 
-def test_a_worker_a_few_versions_behind_pulls_the_deltas_in_between(
-    folder: Path, endpoint: str, version: int
-) -> None:
+def test_a_worker_a_few_versions_behind_pulls_the_deltas_in_between(folder: Path, endpoint: str, version: int) -> None:
     published = publish(folder, version)
     with fetching(endpoint) as fetcher:
         fetcher.want(version, "")
@@ -284,9 +267,7 @@ def test_a_worker_a_few_versions_behind_pulls_the_deltas_in_between(
         assert (fetcher.counts.full, fetcher.counts.delta) == (1, 1)
 
 
-def test_a_worker_that_is_new_or_too_far_behind_pulls_the_snapshot(
-    folder: Path, endpoint: str, version: int
-) -> None:
+def test_a_worker_that_is_new_or_too_far_behind_pulls_the_snapshot(folder: Path, endpoint: str, version: int) -> None:
     published = publish(folder, version)
     with fetching(endpoint) as behind, fetching(endpoint) as late:
         behind.want(version, "")
@@ -347,7 +328,7 @@ def test_pieces_that_arrived_before_the_server_was_killed_are_not_pulled_again(
         wait_until(lambda: fetcher.counts.wire_bytes > 2**16, "some pieces")
         child.kill()
         child.wait()
-        wait_until(lambda: fetcher.retries, "a pull that failed")
+        wait_until(lambda: fetcher.counts.retries, "a pull that failed")
         arrived = fetcher.counts.wire_bytes
         assert fetcher.take() is None and arrived < manifest.size_bytes
         with weight_server(tmp_path, endpoint):

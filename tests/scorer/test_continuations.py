@@ -1,4 +1,7 @@
-"""Several continuations per prefix in the scorer's loop, and completions from its memory: what changes and what must not."""
+"""Several continuations per prefix in the scorer's loop, and completions from its memory.
+
+What changes and what must not.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from fakes import run_on_disk
-from prefixrl.common.config import RunConfig, load
-from prefixrl.common.engine import Job, make_engine
-from prefixrl.common.messages import (
+from prefixrl.common.config.load import load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.base import Job
+from prefixrl.common.engines.make import make_engine
+from prefixrl.common.engines.rendering import ByteRenderer, Renderer
+from prefixrl.common.seeds import row_uniforms
+from prefixrl.common.wire.messages import (
     Done,
     FromBroker,
     GroupPrefixes,
@@ -26,17 +32,16 @@ from prefixrl.common.messages import (
     TextVerdict,
     Verdict,
 )
-from prefixrl.common.packing import check_scores, pack_logprobs, pack_tokens
-from prefixrl.common.rendering import ByteRenderer, Renderer
-from prefixrl.common.seeds import row_uniforms
-from prefixrl.learner import problems
+from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_tokens
+from prefixrl.learner.data import problems
 from prefixrl.scorer.loop import Scorer
-from prefixrl.scorer.verifier_pool import VerifierPool
-from run_helper import RUN_FILE
-from scoring_world import OneByOne, OneTask, WritingEngine
+from prefixrl.scorer.verifier.pool import VerifierPool
+from support.fakes import run_on_disk
+from support.run_helper import RUN_FILE
+from support.scoring_world import OneByOne, OneTask, WritingEngine
 
 M, LIMIT = 3, 20
-EMPTY = Row(b"", b"", "length", ())
+EMPTY = Row(tokens=b"", logprobs=b"", finish="length", spans=())
 
 
 def run_config(folder: Path, **scorer: Any) -> RunConfig:
@@ -47,10 +52,21 @@ def run_config(folder: Path, **scorer: Any) -> RunConfig:
 def task_of(rows: int, kind: Kind = "train", question: str = "?", seeds: Any = (7, 8)) -> ScoreTask:
     """Groups of prefixes of no token."""
     groups = tuple(
-        GroupPrefixes(seq, Prompt(f"p{seq}", question, "1"), seed, b"", (EMPTY,) * rows)
+        GroupPrefixes(
+            seq=seq, prompt=Prompt(f"p{seq}", question, "1"), seed=seed, prompt_tokens=b"", rows=(EMPTY,) * rows
+        )
         for seq, seed in enumerate(seeds)
     )
-    return ScoreTask("t", 0, kind, 0, "d", groups, Sampling(0.7, LIMIT), 0.1)
+    return ScoreTask(
+        task="t",
+        attempt=0,
+        kind=kind,
+        version=0,
+        weights_digest="d",
+        groups=groups,
+        sampling=Sampling(temperature=0.7, max_new_tokens=LIMIT),
+        sampled_s=0.1,
+    )
 
 
 def run(scorer: Scorer, pool: VerifierPool) -> None:
@@ -73,14 +89,14 @@ def score(config: RunConfig, task: ScoreTask, texts: list[str]) -> tuple[list[Ve
 
 
 def check_verdicts(config: RunConfig, task: ScoreTask, group: Any) -> None:
-    """What a rollout cannot have sent (an empty prefix) aside, the broker takes it."""
+    """Check that the broker accepts it, apart from an empty prefix, which no rollout sends."""
     prefixes = msgspec.structs.replace(group.prefixes, rows=tuple(LONGER for _ in group.verdicts))
     prefixes = msgspec.structs.replace(prefixes, prompt_tokens=pack_tokens([1]))
     whole = msgspec.structs.replace(group, prefixes=prefixes, version=-1)
     check_scores(whole, len(group.verdicts), config.scorer.texts_per_row(task.kind))
 
 
-LONGER = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length", ())
+LONGER = Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=())
 RIGHT, WRONG, NONE = r"\boxed{1}", r"\boxed{2}", "I say no"
 LONG = r"Long thoughts: it is \boxed{1}"
 """Right, but for the limit."""
@@ -98,9 +114,7 @@ def test_every_prefix_is_completed_so_often_and_worth_the_mean(tmp_path: Path) -
     assert len(job.rows) == 2 * 2 * M
 
 
-def test_every_continuation_has_draws_of_its_own_which_a_second_attempt_repeats(
-    tmp_path: Path,
-) -> None:
+def test_every_continuation_has_draws_of_its_own_which_a_second_attempt_repeats(tmp_path: Path) -> None:
     texts = [RIGHT] * 12
     _, (job,) = score(run_config(tmp_path / "3"), task_of(2), texts)
     assert len(np.unique(job.uniforms)) == job.uniforms.size == 12 * LIMIT
@@ -146,9 +160,7 @@ def test_a_row_of_nothing_but_cut_continuations_is_left_out(tmp_path: Path) -> N
 
 def test_extensions_have_draws_by_row_and_continuation(tmp_path: Path) -> None:
     config = run_config(tmp_path, truncated="extend", extension_tokens=5)
-    _, (cut, extension) = score(
-        config, task_of(2, seeds=(7,)), [RIGHT, LONG, LONG, LONG, LONG, RIGHT]
-    )
+    _, (cut, extension) = score(config, task_of(2, seeds=(7,)), [RIGHT, LONG, LONG, LONG, LONG, RIGHT])
     wanted = [("extension 1", 0), ("extension 2", 0), ("extension", 1), ("extension 1", 1)]
     drawn = [row_uniforms(7, purpose, row + 1, 5)[row] for purpose, row in wanted]
     assert (extension.uniforms == np.stack(drawn)).all()
@@ -168,7 +180,7 @@ def test_a_question_that_cannot_be_rendered_is_an_error_of_every_continuation(
     assert [len(verdict.texts) for verdict in verdicts] == [M] * 4
 
 
-# --- greedy completions from memory, on the real target ---------------------------------------------------------------
+# --- greedy completions from memory, on the real target -------------------------------------------------------------
 
 
 OPENINGS = ("Let us add them up:", "Let us find the biggest one:", "Let us")
@@ -190,13 +202,24 @@ def real_task(config: RunConfig, renderer: Renderer, name: str, which: range) ->
     texts = [OPENINGS[0], *OPENINGS]
     prefixes = [renderer.encode(text) for text in texts]
     rows = tuple(
-        Row(pack_tokens(ids), pack_logprobs([-1.0] * ids.size), "length", ()) for ids in prefixes
+        Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * ids.size), finish="length", spans=())
+        for ids in prefixes
     )
     known = problems.load(config.data.train, config.data)
     groups = tuple(
-        GroupPrefixes(seq, known[seq].prompt(), 100 + seq, pack_tokens([1]), rows) for seq in which
+        GroupPrefixes(seq=seq, prompt=known[seq].prompt(), seed=100 + seq, prompt_tokens=pack_tokens([1]), rows=rows)
+        for seq in which
     )
-    return ScoreTask(name, 0, "train", 0, "d", groups, config.scorer_sampling(), 0.1)
+    return ScoreTask(
+        task=name,
+        attempt=0,
+        kind="train",
+        version=0,
+        weights_digest="d",
+        groups=groups,
+        sampling=config.scorer_sampling(),
+        sampled_s=0.1,
+    )
 
 
 def really_score(config: RunConfig, renderer: Renderer, *tasks: ScoreTask) -> list[list[Verdict]]:
@@ -211,7 +234,7 @@ def really_score(config: RunConfig, renderer: Renderer, *tasks: ScoreTask) -> li
 
 
 def told(verdict: TextVerdict) -> tuple[Any, ...]:
-    """Everything but how it was come by."""
+    """Return the verdicts without the cost of their texts."""
     return verdict.reward, verdict.status, verdict.extracted, verdict.finish, verdict.completion
 
 
@@ -238,10 +261,8 @@ def test_a_cache_changes_no_verdict_and_spares_the_target_what_it_knows(
         assert verdict.completion_tokens == 0 and verdict.completion
 
 
-def test_a_sampled_target_is_asked_for_every_row_whatever_its_cache(
-    renderer: Renderer, tmp_path: Path
-) -> None:
-    """And a scorer that gets a task after another one died says the same of it, continuation by continuation."""
+def test_a_sampled_target_is_asked_for_every_row_whatever_its_cache(renderer: Renderer, tmp_path: Path) -> None:
+    """A scorer that gets a task after another one died gives the same verdicts, continuation by continuation."""
     config = example(tmp_path, CACHE, "scorer.continuations=3")
     task = real_task(config, renderer, "a", range(3))
     ((*found,), (*repeated,)) = really_score(config, renderer, task, task)
@@ -278,12 +299,8 @@ class RevokedFirst(OneTask):
 
 def test_a_task_that_was_taken_back_leaves_nothing_and_can_be_done_again(tmp_path: Path) -> None:
     config = run_config(tmp_path, continuations=1, cache_bytes=2**20)
-    greedy = msgspec.structs.replace(task_of(1, seeds=(7,)), sampling=Sampling(0.0, LIMIT))
-    engine, pool, link = (
-        Revocable([RIGHT], prompt_bytes=1),
-        VerifierPool(1, 5),
-        RevokedFirst(greedy),
-    )
+    greedy = msgspec.structs.replace(task_of(1, seeds=(7,)), sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT))
+    engine, pool, link = (Revocable([RIGHT], prompt_bytes=1), VerifierPool(1, 5), RevokedFirst(greedy))
     digests = ModelDigests("", "", "")
     scorer = Scorer(config, link, engine, ByteRenderer(), pool, digests)  # type: ignore[arg-type]
     run(scorer, pool)

@@ -1,4 +1,7 @@
-"""The scorer of direct mode: no torch in it, its texts are the tokenizer's, and an answer that was cut is not verified."""
+"""The scorer of direct mode.
+
+No torch in it, its texts are the tokenizer's, and an answer that was cut is not verified.
+"""
 
 import subprocess
 import sys
@@ -8,12 +11,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from fakes import endpoint_of, run_on_disk, serving
-from prefixrl.common.config import load
+from prefixrl.common.config.load import load
 from prefixrl.common.digests import model_digests, scorer_digests
 from prefixrl.common.errors import DataError
-from prefixrl.common.link import Vitals
-from prefixrl.common.messages import (
+from prefixrl.common.wire.messages import (
     Done,
     FromBroker,
     GroupPrefixes,
@@ -27,12 +28,14 @@ from prefixrl.common.messages import (
     ToBroker,
     VersionSpan,
 )
-from prefixrl.common.packing import check_scores, pack_logprobs, pack_tokens
-from prefixrl.scorer.decoder import Decoder
-from prefixrl.scorer.direct import BusySlots, DirectScorer
-from prefixrl.scorer.verifier_pool import VerifierPool
+from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_tokens
+from prefixrl.common.worker.link import Vitals
+from prefixrl.scorer.direct import BusySlots, Decoder, DirectScorer
+from prefixrl.scorer.verifier.pool import VerifierPool
+from support.fakes import endpoint_of, run_on_disk, serving
+from support.paths import EXAMPLES
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "deploy/examples/arithmetic_direct"
+EXAMPLE = EXAMPLES / "arithmetic_direct"
 CONFIG = load(EXAMPLE / "run.toml")
 TOKENIZER = AutoTokenizer.from_pretrained(EXAMPLE / "policy")
 RIGHT = r"Let us add them up: 3 4 so \boxed{4}"
@@ -63,15 +66,25 @@ def row(text: str, finish: str) -> Row:
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     ids += [TOKENIZER.eos_token_id] if finish == "eos" else []
     spans = (VersionSpan(3, "d3", len(ids)),)
-    return Row(pack_tokens(ids), pack_logprobs([-1.0] * len(ids)), finish, spans)  # type: ignore[arg-type]
+    return Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * len(ids)), finish=finish, spans=spans)  # type: ignore[arg-type]
 
 
 def task(name: str, kind: Kind, *groups: tuple[Row, ...]) -> ScoreTask:
     prompt = Prompt("p", "sum 3 1", "4")
     made = tuple(
-        GroupPrefixes(seq, prompt, 7, pack_tokens([1, 2]), rows) for seq, rows in enumerate(groups)
+        GroupPrefixes(seq=seq, prompt=prompt, seed=7, prompt_tokens=pack_tokens([1, 2]), rows=rows)
+        for seq, rows in enumerate(groups)
     )
-    return ScoreTask(name, 0, kind, 3, "d3", made, Sampling(0.0, 1), 0.5)
+    return ScoreTask(
+        task=name,
+        attempt=0,
+        kind=kind,
+        version=3,
+        weights_digest="d3",
+        groups=made,
+        sampling=Sampling(temperature=0.0, max_new_tokens=1),
+        sampled_s=0.5,
+    )
 
 
 def scores_of(*tasks: ScoreTask) -> list[Scores]:
@@ -88,8 +101,8 @@ def scores_of(*tasks: ScoreTask) -> list[Scores]:
 def test_a_scorer_of_direct_mode_imports_neither_torch_nor_transformers_nor_vllm() -> None:
     script = f"""
 import sys
-from prefixrl.common.config import load
-from prefixrl.common.worker import join
+from prefixrl.common.config.load import load
+from prefixrl.common.worker.join import join
 from prefixrl.scorer.start import _direct, _verifier
 from prefixrl.common.digests import scorer_digests
 from types import SimpleNamespace
@@ -106,34 +119,24 @@ assert not found, found
 def test_right_wrong_and_cut_answers_of_two_groups_are_told_apart() -> None:
     wrong, none = RIGHT.replace("{4}", "{5}"), "Let us add them up:"
     (scores,) = scores_of(
-        task(
-            "t",
-            "train",
-            (row(RIGHT, "eos"), row(wrong, "eos")),
-            (row(RIGHT, "length"), row(none, "eos")),
-        )
+        task("t", "train", (row(RIGHT, "eos"), row(wrong, "eos")), (row(RIGHT, "length"), row(none, "eos")))
     )
     for group in scores.groups:
         check_scores(group, 2)
     first, second = (group.verdicts for group in scores.groups)
-    assert [
-        (each.reward, each.status, each.extracted, each.finish) for each in (*first, *second)
-    ] == [
+    assert [(each.reward, each.status, each.extracted, each.finish) for each in (*first, *second)] == [
         (1.0, "ok", "4", "eos"),
         (0.0, "ok", "5", "eos"),
         (0.0, "no_answer", "", "length"),
         (0.0, "no_answer", "", "eos"),
     ]
     assert {each.completion_tokens for each in (*first, *second)} == {0}
-    assert {(group.version, group.weights_digest, group.sampled_s) for group in scores.groups} == {
-        (3, "d3", 0.5)
-    }
+    assert {(group.version, group.weights_digest, group.sampled_s) for group in scores.groups} == {(3, "d3", 0.5)}
 
 
 def test_an_evaluation_keeps_the_text_of_every_answer_a_cut_one_too() -> None:
     training, evaluation = scores_of(
-        task("a", "train", (row(RIGHT, "eos"),)),
-        task("b", "eval", (row(RIGHT, "eos"),), (row(RIGHT, "length"),)),
+        task("a", "train", (row(RIGHT, "eos"),)), task("b", "eval", (row(RIGHT, "eos"),), (row(RIGHT, "length"),))
     )
     assert training.groups[0].verdicts[0].completion == ""
     assert [group.verdicts[0].completion for group in evaluation.groups] == [RIGHT, RIGHT]
@@ -146,9 +149,7 @@ def test_the_tokenizer_alone_decodes_as_transformers_does() -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_named_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=rf"no tokenizer of {tmp_path} can be read.*save_pretrained"
-    ):
+    with pytest.raises(DataError, match=rf"no tokenizer of {tmp_path} can be read.*save_pretrained"):
         Decoder(str(tmp_path))
 
 
@@ -164,7 +165,7 @@ def test_its_slots_are_its_verifier_children() -> None:
     digests = scorer_digests(config, config.model_of("scorer"))
     scorer = DirectScorer(config, link, Decoder(config.model_of("scorer")), pool, digests)  # type: ignore[arg-type]
     scorer.say_ready()
-    assert link.sent == [Ready(3, digests, -1, "", "verifier")]
+    assert link.sent == [Ready(slots=3, digests=digests, version=-1, weights_digest="", engine="verifier")]
 
 
 def test_a_prefetched_task_makes_no_slot_busier() -> None:
@@ -182,8 +183,6 @@ def test_an_engine_asked_for_on_the_command_line_is_refused(tmp_path: Path) -> N
     config = run_on_disk(tmp_path, mode="direct")
     with serving(config):
         command = ["-m", "prefixrl.scorer", "--connect", endpoint_of(config), "--engine", "vllm"]
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, timeout=120
-        )
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "error: --engine: this run is in direct mode, whose scorers run no engine" in done.stderr

@@ -6,23 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chat_tokenizers import llama, qwen
-from fakes import run_on_disk
-from prefixrl.common.link import Vitals
-from prefixrl.common.messages import (
-    Finish,
-    GroupPrefixes,
-    ModelDigests,
-    Prompt,
-    Row,
-    Sampling,
-    ScoreTask,
-)
-from prefixrl.common.packing import pack_logprobs, pack_tokens
-from prefixrl.common.rendering import Renderer
+from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.wire.messages import Finish, GroupPrefixes, ModelDigests, Prompt, Row, Sampling, ScoreTask
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.worker.link import Vitals
 from prefixrl.scorer.loop import Scorer
-from prefixrl.scorer.verifier_pool import VerifierPool
-from scoring_world import OneTask, WritingEngine
+from prefixrl.scorer.verifier.pool import VerifierPool
+from support.chat_tokenizers import llama, qwen
+from support.fakes import run_on_disk
+from support.scoring_world import OneTask, WritingEngine
 
 OTHER = ["None of these words is in the other one's lines: zebra quartz, zebra quartz."]
 TEXT = "Step 1: the sum héllo"
@@ -36,21 +28,32 @@ def renderers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Renderer, Rende
 
 
 def row(renderer: Renderer, text: str, stop: bool = False) -> Row:
-    """What a rollout sends for a prefix."""
+    """Return a prefix as a rollout sends it."""
     ids = renderer.encode(text)
     if stop:
         ids = np.append(ids, min(renderer.stop_tokens)).astype(np.int32)
     finish: Finish = "eos" if stop else "length"
-    said = renderer.raw(renderer.without_stop(ids))
-    return Row(pack_tokens(ids), pack_logprobs([-1.0] * ids.size), finish, (), said)
+    said = renderer.decode_with_special(renderer.without_stop(ids))
+    return Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * ids.size), finish=finish, spans=(), text=said)
 
 
 def completed(folder: Path, target: Renderer, *rows: Row) -> tuple[list[str], list[bool]]:
-    """What stands of the answer where the engine begins, as the target reads it; and which prefixes went as text."""
+    """Return the answers as the target reads them at the engine's start, and which prefixes were sent as text."""
     config = run_on_disk(folder)
     prompt = Prompt("p", "What?", "1")
-    group = GroupPrefixes(0, prompt, 7, pack_tokens([1]), rows)
-    link = OneTask(ScoreTask("t", 0, "train", 0, "d", (group,), Sampling(0.0, 30), 0.1))
+    group = GroupPrefixes(seq=0, prompt=prompt, seed=7, prompt_tokens=pack_tokens([1]), rows=rows)
+    link = OneTask(
+        ScoreTask(
+            task="t",
+            attempt=0,
+            kind="train",
+            version=0,
+            weights_digest="d",
+            groups=(group,),
+            sampling=Sampling(temperature=0.0, max_new_tokens=30),
+            sampled_s=0.1,
+        )
+    )
     assert isinstance(link.vitals, Vitals)
     rendered = target.prompt(prompt.question)
     engine, pool = Echo([], rendered.size), VerifierPool(1, 5)
@@ -60,7 +63,7 @@ def completed(folder: Path, target: Renderer, *rows: Row) -> tuple[list[str], li
         pool.close()
     (job,) = engine.jobs
     (scores,) = link.sent
-    texts = [target.raw(each[rendered.size :]) for each in job.rows]
+    texts = [target.decode_with_special(each[rendered.size :]) for each in job.rows]
     return texts, [verdict.was_text for verdict in scores.groups[0].verdicts]  # type: ignore[union-attr]
 
 
@@ -68,10 +71,10 @@ class Echo(WritingEngine):
     """Ends every row at once."""
 
     def _rows(self, job):  # type: ignore[no-untyped-def]
-        from prefixrl.common.engine import Finished
+        from prefixrl.common.engines.base import Continuation
 
         stop = np.array([min(job.stop_tokens)], dtype=np.int32)
-        return [Finished(stop, np.zeros(0, dtype=np.float32), "eos", ()) for _ in job.rows]
+        return [Continuation(stop, np.zeros(0, dtype=np.float32), "eos", ()) for _ in job.rows]
 
 
 def test_one_family_goes_by_ids_and_says_nothing(
@@ -99,26 +102,28 @@ def test_a_character_cut_in_the_middle_is_left_to_the_target(
 ) -> None:
     adapter, target = renderers
     ids = adapter.encode("ab é")[:-1]
-    cut = Row(pack_tokens(ids), pack_logprobs([-1.0] * ids.size), "length", (), adapter.raw(ids))
+    cut = Row(
+        tokens=pack_tokens(ids),
+        logprobs=pack_logprobs([-1.0] * ids.size),
+        finish="length",
+        spans=(),
+        text=adapter.decode_with_special(ids),
+    )
     assert cut.text is not None and cut.text.endswith("\ufffd")
     assert completed(tmp_path / "own", adapter, cut)[1] == [False]
     assert completed(tmp_path / "other", target, cut) == (["ab "], [True])
 
 
-def test_text_that_looks_like_the_end_of_a_turn_ends_none(
-    tmp_path: Path, renderers: tuple[Renderer, Renderer]
-) -> None:
+def test_text_that_looks_like_the_end_of_a_turn_ends_none(tmp_path: Path, renderers: tuple[Renderer, Renderer]) -> None:
     adapter, target = renderers
     texts, as_text = completed(tmp_path, target, row(adapter, "so <|eot_id|> then"))
     assert texts == ["so <|eot_id|> then"] and as_text == [True]
-    ids = target.encode_plain("<|eot_id|>")
+    ids = target.encode_literal("<|eot_id|>")
     assert not target.stop_tokens & set(ids.tolist())
 
 
-def test_rows_without_a_text_go_by_ids(
-    tmp_path: Path, renderers: tuple[Renderer, Renderer]
-) -> None:
+def test_rows_without_a_text_go_by_ids(tmp_path: Path, renderers: tuple[Renderer, Renderer]) -> None:
     _, target = renderers
     ids = target.encode(TEXT)
-    bare = Row(pack_tokens(ids), pack_logprobs([-1.0] * ids.size), "length", ())
+    bare = Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * ids.size), finish="length", spans=())
     assert completed(tmp_path, target, bare) == ([TEXT], [False])

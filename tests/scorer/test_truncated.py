@@ -1,4 +1,4 @@
-"""What becomes of a completion that its length limit cut: in the scorer, and then in the ledger and the batch."""
+"""Completions that the length limit cut: in the scorer, then in the ledger and the batch."""
 
 from pathlib import Path
 from typing import Any
@@ -7,12 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from dispatch_desk import Desk
-from fakes import endpoint_of, learner, peers, ready, run_on_disk, sampled, serving, status
-from prefixrl.common.config import RunConfig
-from prefixrl.common.engine import Finished
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.base import Continuation
+from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.messages import (
+from prefixrl.common.wire.messages import (
     Ack,
     Batch,
     GetBatch,
@@ -23,12 +22,13 @@ from prefixrl.common.messages import (
     Scores,
     ScoreTask,
 )
-from prefixrl.common.packing import check_scores
-from prefixrl.common.rendering import ByteRenderer
-from prefixrl.learner.shares import masked_fraction
+from prefixrl.common.wire.packing import check_scores
+from prefixrl.learner.run.batch_fractions import batch_fractions
 from prefixrl.scorer.loop import Scorer
-from prefixrl.scorer.verifier_pool import VerifierPool
-from scoring_world import OneTask, WritingEngine
+from prefixrl.scorer.verifier.pool import VerifierPool
+from support.dispatch_desk import Desk
+from support.fakes import endpoint_of, learner, peers, ready, run_on_disk, sampled, serving, status
+from support.scoring_world import OneTask, WritingEngine
 
 EARLY = r"It is \boxed{1}, let me check that once more."
 LATE = r"Long thoughts, then it is \boxed{1}"
@@ -44,10 +44,13 @@ def without_prefixes(task: ScoreTask, gold: str = "1") -> ScoreTask:
     """The same task with nothing written yet, so that a row's text is the engine's."""
     empty = msgspec.structs.replace(task.groups[0].rows[0], tokens=b"", logprobs=b"")
     groups = tuple(
-        msgspec.structs.replace(group, rows=(empty,) * len(group.rows),
-                                prompt=msgspec.structs.replace(group.prompt, question="?", gold=gold))
+        msgspec.structs.replace(
+            group,
+            rows=(empty,) * len(group.rows),
+            prompt=msgspec.structs.replace(group.prompt, question="?", gold=gold),
+        )
         for group in task.groups
-    )  # fmt: skip
+    )
     return msgspec.structs.replace(task, groups=groups)
 
 
@@ -59,7 +62,7 @@ def score(
     gold: str = "1",
     engine_type: type[WritingEngine] = WritingEngine,
 ) -> tuple[Scores, WritingEngine]:
-    """What a scorer makes of a task when its target writes these texts."""
+    """Return a scorer's verdicts on a task when its target writes these texts."""
     engine, pool = engine_type(texts, prompt_bytes=1), VerifierPool(1, 5)
     link = OneTask(msgspec.structs.replace(without_prefixes(task, gold), kind=kind))
     scorer = Scorer(config, link, engine, ByteRenderer(), pool, ModelDigests("", "", ""))  # type: ignore[arg-type]
@@ -79,7 +82,7 @@ def one_task(config: RunConfig) -> ScoreTask:
     desk.sample_everything(rollout)
     desk.dispatch()
     task: ScoreTask = desk.tasks(scorer, ScoreTask)[0]
-    return msgspec.structs.replace(task, sampling=Sampling(0.0, LIMIT))
+    return msgspec.structs.replace(task, sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT))
 
 
 TEXTS = [EARLY, LATE, r"\boxed{1}", r"\boxed{2}"]
@@ -87,9 +90,7 @@ TEXTS = [EARLY, LATE, r"\boxed{1}", r"\boxed{2}"]
 
 
 @pytest.mark.parametrize("truncated", ["judge", "zero", "mask"])
-def test_without_a_gold_answer_nothing_is_judged_and_the_answer_is_still_found(
-    tmp_path: Path, truncated: str
-) -> None:
+def test_without_a_gold_answer_nothing_is_judged_and_the_answer_is_still_found(tmp_path: Path, truncated: str) -> None:
     config = run_config(tmp_path, truncated=truncated)
     scores, _ = score(config, one_task(config), TEXTS, kind="eval", gold="")
     verdicts = [each for group in scores.groups for each in group.verdicts]
@@ -131,21 +132,17 @@ def test_a_cut_completion_is_worth_what_the_setting_says(
     is_extended = truncated == "extend"
     assert len(engine.jobs) == 1 + is_extended
     # The first does not end within twice the limit either.
-    assert [verdict.finish for verdict in verdicts] == [
-        "length", "eos" if is_extended else "length", "eos", "eos",
-    ]  # fmt: skip
+    assert [verdict.finish for verdict in verdicts] == ["length", "eos" if is_extended else "length", "eos", "eos"]
 
 
 class WithoutRoom(WritingEngine):
     """Completes nothing further."""
 
-    def _rows(self, job: Any) -> list[Finished]:
+    def _rows(self, job: Any) -> list[Continuation]:
         if not job.key.endswith("+"):
             return super()._rows(job)
         none = np.zeros(0, np.int32)
-        return [Finished(none, none.astype(np.float32), "error", (), error="no room")] * len(
-            job.rows
-        )
+        return [Continuation(none, none.astype(np.float32), "error", (), error="no room")] * len(job.rows)
 
 
 def test_a_text_that_cannot_be_extended_is_judged_as_it_was_cut(tmp_path: Path) -> None:
@@ -163,12 +160,7 @@ def test_an_extension_goes_on_where_the_row_was_cut_and_once_only(tmp_path: Path
     scores, engine = score(config, one_task(config), TEXTS)
     cut, extension = engine.jobs
     assert extension.sampling.max_new_tokens == 5 and extension.uniforms.shape == (2, 5)
-    assert [
-        row.size - given.size for row, given in zip(extension.rows, cut.rows, strict=False)
-    ] == [
-        LIMIT,
-        LIMIT,
-    ]
+    assert [row.size - given.size for row, given in zip(extension.rows, cut.rows, strict=False)] == [LIMIT, LIMIT]
     tokens = [verdict.completion_tokens for group in scores.groups for verdict in group.verdicts]
     assert tokens[:2] == [LIMIT + 5] * 2
     # Draws of its own, the same ones whenever the task is done again.
@@ -185,9 +177,7 @@ def test_an_extension_goes_on_where_the_row_was_cut_and_once_only(tmp_path: Path
         ({"truncated": "drop"}, "judge"),
     ],
 )
-def test_settings_that_say_nothing_are_refused(
-    keys: dict[str, Any], complaint: str, tmp_path: Path
-) -> None:
+def test_settings_that_say_nothing_are_refused(keys: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     with pytest.raises((ConfigError, ValueError), match=complaint):
         run_config(tmp_path, **keys)
 
@@ -213,12 +203,10 @@ def test_a_masked_row_is_counted_by_its_cause_and_never_trained(tmp_path: Path) 
         {"ok": 2},
         {"ok": 2},
     ]
-    assert masked_fraction(batch.groups) == 2 / 8
+    assert batch_fractions(batch.groups)["truncated_masked_fraction"] == 2 / 8
 
 
-def test_a_group_of_nothing_but_masked_rows_fails_with_that_cause_and_is_not_tried_again(
-    tmp_path: Path,
-) -> None:
+def test_a_group_of_nothing_but_masked_rows_fails_with_that_cause_and_is_not_tried_again(tmp_path: Path) -> None:
     config = run_config(tmp_path, truncated="mask")
     with serving(config), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
         learner(rank)
@@ -232,7 +220,7 @@ def test_a_group_of_nothing_but_masked_rows_fails_with_that_cause_and_is_not_tri
 
 
 def say_ready(config: RunConfig, rollout: Any, scorer: Any) -> None:
-    """What was joined is ready, with the engine the config names."""
+    """Report the worker as ready, with the engine that the config names."""
     for peer, role in ((rollout, "rollout"), (scorer, "scorer")):
         peer.say(msgspec.structs.replace(ready(config, role), engine="simulated"))  # type: ignore[arg-type]
 
@@ -242,11 +230,12 @@ def judge(config: RunConfig, rollout: Any, scorer: Any, texts: list[str]) -> Non
     rollout.say(sampled(rollout.hear(PrefixTask)))
     rollout.hear(Ack)
     task = scorer.hear(ScoreTask)
-    found, _ = score(config, msgspec.structs.replace(task, sampling=Sampling(0.0, LIMIT)), texts)
+    found, _ = score(
+        config, msgspec.structs.replace(task, sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT)), texts
+    )
     # The very prefixes that the task named, with the verdicts of the real loop.
     groups = tuple(
-        msgspec.structs.replace(group, prefixes=given)
-        for group, given in zip(found.groups, task.groups, strict=True)
+        msgspec.structs.replace(group, prefixes=given) for group, given in zip(found.groups, task.groups, strict=True)
     )
     for group in groups:
         check_scores(group, 2)

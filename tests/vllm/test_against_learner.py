@@ -1,4 +1,4 @@
-"""Behaviour logprobs against the learner's own, at the same published version, from a folder whose defaults are hostile."""
+"""Behaviour logprobs against the learner's own, at one published version, from a folder with hostile defaults."""
 
 import json
 import shutil
@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-import vllm_world as world
-from prefixrl.learner.batch import Sample, pad
-from prefixrl.learner.model import Models
-from tiny_model import DEEPSPEED_WARNINGS
-from vllm_world import EXAMPLE
+from benchmarks.snapshots import snapshot_of
+from prefixrl.learner.training.batch import Sample, pad
+from prefixrl.learner.training.model import Models
+from support import vllm_world as world
+from support.tiny_model import DEEPSPEED_WARNINGS
+from support.vllm_world import EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,
@@ -22,14 +23,7 @@ pytestmark = [
     *DEEPSPEED_WARNINGS,
 ]
 
-HOSTILE = {
-    "do_sample": True,
-    "temperature": 0.05,
-    "top_k": 1,
-    "top_p": 0.1,
-    "min_p": 0.9,
-    "repetition_penalty": 9.0,
-}
+HOSTILE = {"do_sample": True, "temperature": 0.05, "top_k": 1, "top_p": 0.1, "min_p": 0.9, "repetition_penalty": 9.0}
 TEMPERATURE = 2.0
 """The example's models are sure of themselves: at 1 most logprobs are 0 on either side."""
 MOST = {"float32": (1e-5, 1e-3), "bfloat16": (0.03, 0.3)}
@@ -50,7 +44,7 @@ def test_sampled_logprobs_are_the_learners_at_the_same_version(
     models = Models.load(run, 0, 1, str(folder))
     move(models)
     with world.started(folder, run=run) as engine:
-        engine.install(models.state_dict_for_publication(), 1)
+        engine.install(snapshot_of(1, models.state_dict_for_publication()))
         each = world.job("a", temperature=TEMPERATURE)
         rows = world.finish(engine, each)["a"].rows
     batch = pad(
@@ -66,8 +60,7 @@ def test_sampled_logprobs_are_the_learners_at_the_same_version(
     mean, largest = MOST[dtype]
     assert batch.behaviour[batch.mask].mean() < -0.3, "there is something to compare"
     report(
-        f"{dtype}: |learner - vLLM| of {found.numel()} sampled logprobs "
-        f"mean {found.mean():.2g}, max {found.max():.2g}"
+        f"{dtype}: |learner - vLLM| of {found.numel()} sampled logprobs mean {found.mean():.2g}, max {found.max():.2g}"
     )
     assert found.mean() < mean and found.max() < largest
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-import vllm_world as world
-from prefixrl.common.engine_vllm import VllmEngine
-from vllm_world import EXAMPLE
+from benchmarks.snapshots import snapshot_of
+from prefixrl.common.engines.vllm import VllmEngine
+from support import vllm_world as world
+from support.vllm_world import EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,
@@ -60,12 +61,8 @@ def test_a_hostile_generation_config_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_scorer_may_draw_without_seeds_and_carries_no_logprobs() -> None:
     run = world.config()
-    section = run.scorer.model_copy(
-        update={"vllm": run.scorer.vllm.model_copy(update={"seeded": False})}
-    )
-    engine = world.make_engine(
-        "vllm", str(EXAMPLE / "target"), "scorer", run.model_copy(update={"scorer": section})
-    )
+    section = run.scorer.model_copy(update={"vllm": run.scorer.vllm.model_copy(update={"seeded": False})})
+    engine = world.make_engine("vllm", str(EXAMPLE / "target"), "scorer", run.model_copy(update={"scorer": section}))
     assert isinstance(engine, VllmEngine)
     try:
         first = world.finish(engine, world.job("a", temperature=1.6))["a"]
@@ -107,6 +104,6 @@ def check_installation(folder: Path, **vllm: Any) -> None:
         initial = engine.weights()
         for tensors in (None, world.perturbed(initial, 1, 0.1)):
             if tensors:
-                engine.install(tensors, 1)
+                engine.install(snapshot_of(1, tensors))
             expected = world.forward(world.fresh_model(folder, tensors), world.probe(), 1.0)
             assert engine.logprobs(world.probe(), 1.0) == pytest.approx(expected, abs=1e-3)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-import vllm_world as world
-from prefixrl.common.engine_transformers import truncated
-from prefixrl.common.engine_vllm import VllmEngine
+from prefixrl.common.engines.hf import truncated
+from prefixrl.common.engines.vllm import VllmEngine
 from prefixrl.common.errors import UserError
-from prefixrl.common.messages import Sampling
-from vllm_world import EXAMPLE
+from prefixrl.common.wire.messages import Sampling
+from support import vllm_world as world
+from support.vllm_world import EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,
@@ -58,7 +58,8 @@ def test_scored_logprobs_are_those_of_a_fresh_forward_at_that_temperature(
     assert scored.shape == (63,) and scored.dtype == np.float32
     found = np.abs(scored - expected)
     report(
-        f"{folder.name}, temperature {temperature}: |difference| of the probe mean {found.mean():.2g}, max {found.max():.2g}"
+        f"{folder.name}, temperature {temperature}: |difference| of the probe mean {found.mean():.2g}, max "
+        f"{found.max():.2g}"
     )
     assert found.max() < 1e-3
 
@@ -94,7 +95,7 @@ def test_truncated_sampling_draws_from_what_transformers_would_and_says_so(
     engine: VllmEngine, folder: Path, cut: dict[str, float]
 ) -> None:
     each = world.job("a", temperature=2.0)
-    sampling = Sampling(2.0, 16, **cut)  # type: ignore[arg-type]
+    sampling = Sampling(temperature=2.0, max_new_tokens=16, **cut)  # type: ignore[arg-type]
     rows = world.finish(engine, replace(each, sampling=sampling))["a"].rows
     model = world.fresh_model(folder)
     for start, row in zip(each.rows[:16], rows[:16], strict=True):
@@ -148,9 +149,7 @@ def test_only_a_job_that_waits_for_a_slot_can_be_cancelled(engine: VllmEngine) -
     assert engine.step(0.0) == []
 
 
-def test_more_prompt_tokens_than_one_step_takes_change_nothing(
-    engine: VllmEngine, folder: Path
-) -> None:
+def test_more_prompt_tokens_than_one_step_takes_change_nothing(engine: VllmEngine, folder: Path) -> None:
     each = world.job("a", rows=256, tokens=100)
     rows = world.finish(engine, each)["a"].rows
     found = world.differences(world.fresh_model(folder), each.rows[:32], rows[:32], 0.7)
@@ -173,7 +172,7 @@ def test_a_row_without_room_for_an_answer_is_refused_by_name(engine: VllmEngine)
                 "long",
                 (np.full(130, 5, dtype=np.int32),),
                 np.zeros((1, 4)),
-                world.Sampling(1.0, 4),
+                world.Sampling(temperature=1.0, max_new_tokens=4),
                 frozenset(),
             )
         )

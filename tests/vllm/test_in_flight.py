@@ -1,4 +1,7 @@
-"""Updates in the middle of answers that vLLM writes: what wrote a token stands in the token, and the spans say the same."""
+"""Updates in the middle of answers that vLLM writes.
+
+What wrote a token stands in the token, and the spans say the same.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import in_flight_run
-import versioned
-import vllm_world as world
-from fakes import wait_until
-from prefixrl.common.engine import Job, JobResult, spans_of
-from prefixrl.common.engine_vllm import VllmEngine
-from prefixrl.common.messages import Sampling
+from benchmarks.snapshots import snapshot_of
+from prefixrl.common.engines.base import Job, JobResult, spans_of
+from prefixrl.common.engines.vllm import VllmEngine
+from prefixrl.common.engines.vllm_setup import resolve
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.vllm_setup import resolve
+from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.messages import Sampling
+from support import in_flight_run, versioned
+from support import vllm_world as world
+from support.fakes import wait_until
 
 pytestmark = [
     pytest.mark.vllm,
@@ -41,10 +45,10 @@ def here(vllm_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def crossing(engine: VllmEngine, weights: dict[int, versioned.Tensors]) -> JobResult:
     """A job in which versions 1 to 4 are installed, each after some tokens more."""
-    engine.install(weights[0], 0)
+    engine.install(snapshot_of(0, weights[0]))
     draws = row_uniforms(3, "prefix", ROWS, TOKENS)
     begun = engine.progress
-    engine.submit(Job("a", STARTS, draws, Sampling(1.0, TOKENS), frozenset()))
+    engine.submit(Job("a", STARTS, draws, Sampling(temperature=1.0, max_new_tokens=TOKENS), frozenset()))
     done: list[JobResult] = []
 
     def has_written(tokens: int) -> bool:
@@ -53,14 +57,12 @@ def crossing(engine: VllmEngine, weights: dict[int, versioned.Tensors]) -> JobRe
 
     for version in range(1, 5):
         wait_until(lambda tokens=ROWS * 32 * version: has_written(tokens), "more tokens", 120.0)
-        engine.install(weights[version], version)
+        engine.install(snapshot_of(version, weights[version]))
     wait_until(lambda: has_written(10**9), "the end of the job", 120.0)
     return done[0]
 
 
-def test_every_token_says_the_version_of_its_span(
-    here: Here, report: Callable[[str], None]
-) -> None:
+def test_every_token_is_of_the_version_of_its_span(here: Here, report: Callable[[str], None]) -> None:
     engine, _, weights = here
     rows = crossing(engine, weights).rows
     for row in rows:
@@ -70,9 +72,7 @@ def test_every_token_says_the_version_of_its_span(
     report(f"four updates in {ROWS} answers of {TOKENS} tokens: spans {rows[0].spans}")
 
 
-def test_nothing_of_the_old_weights_is_left_in_what_follows_a_swap(
-    here: Here, report: Callable[[str], None]
-) -> None:
+def test_nothing_of_the_old_weights_is_left_in_what_follows_a_swap(here: Here, report: Callable[[str], None]) -> None:
     engine, folder, weights = here
     rows = crossing(engine, weights).rows
     gaps = []
@@ -97,9 +97,7 @@ class Course:
         """Until a token of this version is there and the answers stand still: they go on with the next version."""
         engine, wanted = self.engine, self.begun + 64 * (iteration + 1)
         wait_until(
-            lambda: (
-                not engine.is_first or (engine.newest >= iteration and engine.progress >= wanted)
-            ),
+            lambda: not engine.is_first or (engine.newest >= iteration and engine.progress >= wanted),
             "more tokens",
             120.0,
         )
@@ -116,9 +114,9 @@ class Held(VllmEngine):
     def stand_still(self) -> None:
         self._call(self._llm.pause_generation(mode="keep", clear_cache=False), 60.0, "pause")
 
-    def install(self, tensors: versioned.Tensors, version: int) -> None:
-        super().install(tensors, version)
-        self.newest = version
+    def install(self, snapshot: Snapshot) -> None:
+        super().install(snapshot)
+        self.newest = snapshot.version
 
     def step(self, timeout_s: float) -> list[JobResult]:
         done = super().step(timeout_s)

@@ -1,4 +1,7 @@
-"""Weights in a running vLLM: proved by the probe after every installation, and the probe sees it where they are not there."""
+"""Weights in a running vLLM.
+
+Proved by the probe after every installation, and the probe sees it where they are not there.
+"""
 
 import signal
 import subprocess
@@ -12,15 +15,16 @@ import psutil
 import pytest
 import torch
 
-import vllm_world as world
-from fakes import trained_further, wait_until, weight_server
-from prefixrl.common.delta import write_delta
-from prefixrl.common.engine_vllm import VllmEngine
-from prefixrl.common.snapshots import prune
-from prefixrl.common.weights import describe, write_snapshot
+from benchmarks.snapshots import snapshot_of
+from prefixrl.common.engines.vllm import VllmEngine
+from prefixrl.common.weights.delta import write_delta
+from prefixrl.common.weights.folders import prune
+from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.rollout.weights import Fetcher
-from run_helper import wait_for
-from vllm_world import EXAMPLE
+from support import vllm_world as world
+from support.fakes import trained_further, wait_until, weight_server
+from support.run_helper import wait_for
+from support.vllm_world import EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,
@@ -50,15 +54,13 @@ def test_weights_at_the_start_are_the_folders_by_the_learners_names(engine: Vllm
     assert "lm_head.weight" not in engine.weights(), "tied weights stand there once"
 
 
-def test_every_one_of_twenty_updates_is_proved_by_the_probe(
-    engine: VllmEngine, report: Callable[[str], None]
-) -> None:
+def test_every_one_of_twenty_updates_is_proved_by_the_probe(engine: VllmEngine, report: Callable[[str], None]) -> None:
     initial = world.reference(ADAPTER).weights()
     before = engine.logprobs(world.probe(), TEMPERATURE)
     found = []
     for update in range(UPDATES):
         tensors = world.perturbed(initial, update, 0.1)
-        engine.install(tensors, 1)
+        engine.install(snapshot_of(1, tensors))
         found.append(probe_difference(engine, tensors))
         now = engine.logprobs(world.probe(), TEMPERATURE)
         assert np.abs(now - before).max() > 0.1, "the probe must tell versions apart"
@@ -74,7 +76,7 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
     each = world.job("a", tokens=80)  # several blocks long: the cache has them after the first time
     world.finish(engine, each)
     tensors = world.perturbed(initial, 77, 0.1)
-    engine.install(tensors, 1)
+    engine.install(snapshot_of(1, tensors))
     rows = world.finish(engine, each)["a"].rows
     found = world.differences(world.fresh_model(ADAPTER, tensors), each.rows, rows, 0.7)
     report(f"sampled after an update: |difference| mean {found.mean():.2g}, max {found.max():.2g}")
@@ -84,13 +86,16 @@ def test_what_is_sampled_after_an_update_is_of_the_new_weights(
 def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> None:
     tensors = world.perturbed(world.reference(ADAPTER).weights(), 5, 0.1)
     digest = describe(0, tensors).digest
-    engine.install(tensors, 1)
-    for tensor in tensors.values():
-        tensor.zero_()
+    snapshot = snapshot_of(1, tensors)
+    engine.install(snapshot)
     assert describe(0, engine.weights()).digest == digest
     for tensor in engine.weights().values():
         tensor.zero_()
     assert describe(0, engine.weights()).digest == digest
+    before = engine.logprobs(world.probe(), TEMPERATURE)
+    for tensor in snapshot.tensors.values():
+        tensor.zero_()  # as when the memory serves another version
+    assert np.array_equal(engine.logprobs(world.probe(), TEMPERATURE), before)
 
 
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngine) -> None:
@@ -102,10 +107,10 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngi
         (missing, "differ in names.*model.norm.weight"),
         (tensors | {"model.extra": torch.zeros(1)}, "differ in names.*model.extra"),
         (tensors | {name: torch.zeros(3)}, r"model.norm.weight has shape \(3,\).* is \(64,\)"),
-        (tensors | {name: tensors[name].double()}, r"model.norm.weight has dtype torch.float64"),
+        (tensors | {name: tensors[name].bfloat16()}, r"model.norm.weight has dtype torch.bfloat16"),
     ):
         with pytest.raises(ValueError, match=message):
-            engine.install(wrong, 1)
+            engine.install(snapshot_of(1, wrong))
     assert np.array_equal(engine.logprobs(world.probe(), TEMPERATURE), before)
 
 
@@ -126,8 +131,8 @@ def test_after_fifty_updates_by_delta_the_engine_holds_the_published_bits(
             prune(tmp_path, {version - 1, version})
             fetcher.want(version, "")
             staged = wait_until(fetcher.take, f"version {version}")
-            engine.install(staged[1], version)
-            assert describe(0, engine.weights()).digest == manifest.digest == staged[0].digest
+            engine.install(staged)
+            assert describe(0, engine.weights()).digest == manifest.digest == staged.manifest.digest
             if version % 10 == 1:
                 found.append(probe_difference(engine, published))
     assert (fetcher.counts.full, fetcher.counts.delta) == (1, 50)
@@ -152,7 +157,7 @@ def test_an_engine_that_does_not_hold_the_weights_fails_the_probe(
     with world.started(ADAPTER) as broken:
         initial = world.reference(ADAPTER).weights()
         assert probe_difference(broken, initial) < 1e-3
-        broken.install(tensors, 1)
+        broken.install(snapshot_of(1, tensors))
         difference = probe_difference(broken, tensors)
     report(f"when {fault}: probe difference {difference:.2g}")
     assert difference > 100 * world.config().probe_tolerance
@@ -163,17 +168,14 @@ def test_nothing_of_vllm_outlives_a_killed_worker() -> None:
     script = f"""
         import sys, time
         sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
-        import vllm_world as world
+        from support import vllm_world as world
         if __name__ == "__main__":
             with world.started(world.EXAMPLE / "adapter"):
                 print("up", flush=True)
                 time.sleep(600)
     """
     worker = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
         assert worker.stdout is not None

@@ -1,4 +1,7 @@
-"""The target served by a real vLLM server: the same tokens as in process, and a run whose server is killed loses nothing."""
+"""The target served by a real vLLM server.
+
+The same tokens as in process, and a run whose server is killed loses nothing.
+"""
 
 import json
 import os
@@ -15,14 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import vllm_world as world
-from prefixrl.common.config import RunConfig, load
-from prefixrl.common.engine import Engine, Job, JobResult, make_engine
-from prefixrl.common.engine_openai import OpenAIEngine
-from prefixrl.common.messages import Sampling
-from prefixrl.common.rendering import Renderer
+from prefixrl.common.config.load import load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.base import Engine, Job, JobResult
+from prefixrl.common.engines.rendering import Renderer
 from prefixrl.common.seeds import row_uniforms
-from run_helper import (
+from prefixrl.common.wire.messages import Sampling
+from prefixrl.scorer.served.engine import OpenAIEngine
+from support import vllm_world as world
+from support.run_helper import (
     RUN_FILE,
     SMALL,
     check_books,
@@ -33,7 +37,7 @@ from run_helper import (
     trained_iterations,
     wait_for,
 )
-from vllm_world import END, EXAMPLE
+from support.vllm_world import END, EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,
@@ -60,12 +64,31 @@ class Served:
 
     def start(self) -> None:
         command = [
-            sys.executable, "-m", "vllm.entrypoints.openai.api_server",
-            "--model", str(TARGET), "--served-model-name", "target", "--host", "127.0.0.1", "--port", str(self.port),
-            "--enforce-eager", "--kv-cache-memory-bytes", str(128 * 2**20), "--block-size", str(world.BLOCK_TOKENS),
+            sys.executable,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(TARGET),
+            "--served-model-name",
+            "target",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--enforce-eager",
+            # vLLM's kernels in bfloat16 need instructions that not every CPU has.
+            "--dtype",
+            "float32",
+            "--kv-cache-memory-bytes",
+            str(128 * 2**20),
+            "--block-size",
+            str(world.BLOCK_TOKENS),
             # A seeded row whose prompt is computed in pieces ends vLLM's core on a CPU.
-            "--no-enable-chunked-prefill", "--max-num-seqs", "128", "--disable-uvicorn-access-log",
-        ]  # fmt: skip
+            "--no-enable-chunked-prefill",
+            "--max-num-seqs",
+            "128",
+            "--disable-uvicorn-access-log",
+        ]
         environment = {
             **os.environ,
             "VLLM_NO_USAGE_STATS": "1",
@@ -74,9 +97,7 @@ class Served:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
     def wait(self) -> None:
         wait_for(self._is_up, f"a start of the server, whose log is {self._log}", START_S)
@@ -133,7 +154,7 @@ def openings(renderer: Renderer, temperature: float) -> Job:
         for prefix in ("", *prefixes)
     )
     draws = row_uniforms(7, "completion", len(rows), NEW)
-    return Job("a", rows, draws, Sampling(temperature, NEW), renderer.stop_tokens)
+    return Job("a", rows, draws, Sampling(temperature=temperature, max_new_tokens=NEW), renderer.stop_tokens)
 
 
 @pytest.mark.parametrize("prompt", ["tokens", "text"])
@@ -164,26 +185,26 @@ def test_seeds_repeat_a_row_and_tell_rows_apart(served: Served) -> None:
     renderer = Renderer(str(TARGET), 64)
     each = openings(renderer, 1.5)
     each = Job("a", (each.rows[0],) * 16, each.uniforms[:16], each.sampling, frozenset())
-    engine = make_engine("openai", str(TARGET), "scorer", config(served))
-    assert isinstance(engine, OpenAIEngine)
+    engine = OpenAIEngine(str(TARGET), config(served), lambda: None)
     try:
-        first, again = (
-            [row.tokens.tolist() for row in continued(engine, each).rows] for _ in range(2)
-        )
+        first, again = ([row.tokens.tolist() for row in continued(engine, each).rows] for _ in range(2))
     finally:
         engine.close()
     assert first == again
     assert len({tuple(row) for row in first}) > 4
 
 
-def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(
-    served: Served, tmp_path: Path
-) -> None:
+def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(served: Served, tmp_path: Path) -> None:
     """Synchronous and greedy, so that both runs are one: every reward, every step, every accuracy."""
     same = (
-        *SMALL, f"algorithm.iterations={ITERATIONS}", "algorithm.max_staleness=0", "scorer.temperature=0",
-        "evaluation.problems=32", "launch.scorers=1", "broker.silence_s=30",
-    )  # fmt: skip
+        *SMALL,
+        f"algorithm.iterations={ITERATIONS}",
+        "algorithm.max_staleness=0",
+        "scorer.temperature=0",
+        "evaluation.problems=32",
+        "launch.scorers=1",
+        "broker.silence_s=30",
+    )
     address = ("scorer.engine=openai", f"scorer.openai.url={served.url}")
     prices = ("scorer.openai.prompt_price=1", "scorer.openai.completion_price=2")
     alone, apart = tmp_path / "alone", tmp_path / "apart"
@@ -225,12 +246,7 @@ def judged(directory: Path) -> dict[str, list[tuple[str, str, float]]]:
 def trained(directory: Path) -> list[tuple[int, str, str, list[float]]]:
     """Every trained group with the weights that wrote it and its rewards."""
     return sorted(
-        (
-            line["seq"],
-            line["prompt_id"],
-            line["weights_digest"],
-            [row["reward"] for row in line["rows"]],
-        )
+        (line["seq"], line["prompt_id"], line["weights_digest"], [row["reward"] for row in line["rows"]])
         for line in inspect(directory)
     )
 

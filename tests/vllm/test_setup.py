@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-import vllm_world as world
-from prefixrl.common import vllm_setup
-from prefixrl.common.config import load
-from prefixrl.common.engine import is_vllm_installed, make_engine
+from prefixrl.common.config.load import load
+from prefixrl.common.engines import vllm_setup
+from prefixrl.common.engines.make import make_engine
+from prefixrl.common.engines.vllm_setup import engine_arguments, is_vllm_installed, resolve
 from prefixrl.common.errors import ConfigError, UserError
-from prefixrl.common.vllm_setup import engine_arguments, resolve
-from vllm_world import EXAMPLE
+from support import vllm_world as world
+from support.vllm_world import EXAMPLE
 
 ADAPTER = str(EXAMPLE / "adapter")
 TARGET = str(EXAMPLE / "target")
@@ -34,9 +34,7 @@ def test_a_folder_that_is_called_vllm_is_no_vllm(monkeypatch: pytest.MonkeyPatch
     assert not is_vllm_installed()
 
 
-def test_auto_is_the_embedded_engine_where_there_is_no_cuda(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_is_the_embedded_engine_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert make_engine("auto", ADAPTER, "rollout", settings()).name == "transformers"
 
@@ -113,7 +111,7 @@ def test_unseeded_scorers_do_not_all_draw_from_one_stream() -> None:
 def test_insecure_serialisation_is_never_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VLLM_WORKER_MULTIPROC_METHOD", "PREFIXRL_VLLM_CHILD", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "1")
-    for name in ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "VLLM_LOGGING_LEVEL", "VLLM_ENABLE_V1_MULTIPROCESSING"):  # fmt: skip
+    for name in ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "VLLM_LOGGING_LEVEL", "VLLM_ENABLE_V1_MULTIPROCESSING"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
@@ -131,15 +129,11 @@ def test_rows_have_seeds_of_their_own() -> None:
 
     each = world.job("a")
     assert len({row_seed(draws) for draws in each.uniforms}) == 64
-    assert [row_seed(draws) for draws in each.uniforms] == [
-        row_seed(draws) for draws in world.job("b").uniforms
-    ]
+    assert [row_seed(draws) for draws in each.uniforms] == [row_seed(draws) for draws in world.job("b").uniforms]
 
 
 def test_the_plugin_is_announced_to_vllm(tmp_path: Path) -> None:
     from importlib.metadata import entry_points
 
-    (found,) = [
-        each for each in entry_points(group="vllm.general_plugins") if each.name == "prefixrl"
-    ]
-    assert found.value == "prefixrl.common.vllm_plugin:register"
+    (found,) = [each for each in entry_points(group="vllm.general_plugins") if each.name == "prefixrl"]
+    assert found.value == "prefixrl.common.engines.vllm_plugin:register"

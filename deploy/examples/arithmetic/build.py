@@ -2,22 +2,19 @@
 
     python deploy/examples/arithmetic/build.py [--out DIR] [--steps N] [--seed S]
 
-What it stands for. A large model often knows several ways to go about a problem; which one it takes
-is settled by the first words of its answer, and those it draws from habit. Here that is so by
-construction. The target carries out four procedures, each faultlessly, and follows whichever its
-opening announces. Left alone it draws the opening from a fixed habit (HABIT) that does not look at the
-question. So the target alone is right on a quarter of the problems, as is any one fixed prefix, and
-only a prefix that was chosen for the question is right on nearly all. The adapter is a smaller model
-with the same tokenizer. It knows how answers begin, leans towards the target's habit and only a little
-towards the question (TAUGHT_HABIT, TAUGHT_RIGHT), and has never seen a running state. Reinforcement
-has to find the rest from rewards of 0 and 1.
+The task. A large model often knows several ways to solve a problem, and the first words of its answer (the opening)
+decide which way it takes. Here this is so by construction. The target carries out four procedures without errors and
+follows the one that its opening announces. Alone, it draws the opening from a fixed distribution (HABIT) that ignores
+the question. So the target alone is right on a quarter of the problems, and so is every fixed prefix; only a prefix
+that was chosen for the question is right on nearly all. The adapter is a smaller model with the same tokenizer. It
+knows how answers begin, follows HABIT too, and depends only a little on the question (TAUGHT_HABIT, TAUGHT_RIGHT). It
+was never trained on the steps of a procedure. Reinforcement learning has to find the rest from rewards of 0 and 1.
 
-Where a prefix ends. Openings have 6 or 7 tokens, and the adapter is taught to end its turn after one.
-Within k = 8 it so writes a whole opening and an EOS, which is an action in the loss and is stripped
-before the target continues. Were it not taught to stop, it would spend the rest of k on running states
-that it cannot compute, and spoil a good opening; were every opening exactly k tokens long, no prefix
-would ever end early, as those of real adapters do. A prefix that ends too soon is harmless and useless:
-the target completes the opening by habit.
+The length of a prefix. Openings have 6 or 7 tokens, and the adapter was taught to write an EOS after one. Within k =
+8 it writes a whole opening and an EOS, which is an action in the loss and is removed before the target continues.
+Without that EOS it would fill the rest of k with steps that it cannot compute, and spoil a good opening. If all
+openings had exactly k tokens, no prefix would ever end early, as those of real adapters do. A prefix that ends too
+early does no harm: the target completes the opening by HABIT.
 
 The result is the same on every run with one thread on one type of CPU.
 """
@@ -34,13 +31,7 @@ from typing import Any, TypeAlias
 import click
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from prefixrl.deploy.examples.arithmetic.problems import (
     FAMILIES,
@@ -53,7 +44,7 @@ from prefixrl.deploy.examples.arithmetic.problems import (
 )
 
 HABIT = (0.40, 0.25, 0.20, 0.15)
-"""How often the target begins with each opening by itself. The first leads clearly: in a near-tie
+"""Shares of the openings when the target begins by itself. The first leads clearly: in a near-tie
 rounding would choose the greedy answer."""
 
 TAUGHT_HABIT, TAUGHT_RIGHT = 0.60, 0.22
@@ -70,16 +61,9 @@ ANSWER_TOKENS = 20
 BATCH_ROWS = 128
 PEAK_LR = 3e-3
 IGNORED = -100
-PAD, EOS, UNKNOWN, USER, ASSISTANT = (
-    "<|pad|>",
-    "<|end|>",
-    "<|unknown|>",
-    "<|user|>",
-    "<|assistant|>",
-)
+PAD, EOS, UNKNOWN, USER, ASSISTANT = ("<|pad|>", "<|end|>", "<|unknown|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message['role'] == 'user' %}{{ '" + USER + "' + message['content'] }}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '" + USER + "' + message['content'] }}"
     "{% else %}{{ '" + ASSISTANT + "' + message['content'] + '" + EOS + "' }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '" + ASSISTANT + "' }}{% endif %}"
@@ -110,9 +94,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     plain = [*map(str, range(10)), ":", "so", "\\boxed{", "}", *dict.fromkeys(words)]
     vocabulary = {token: number for number, token in enumerate([*special, *plain])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(
-        Regex(r"\\boxed\{|[A-Za-z]+|\S"), behavior="removed", invert=True
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|[A-Za-z]+|\S"), behavior="removed", invert=True)
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.WordPiece(prefix="##", cleanup=False),
@@ -157,9 +139,7 @@ def make_model(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> LlamaForCaus
         dtype="float32",
     )
     model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return model
 
 
@@ -199,9 +179,7 @@ def batches(
         rows = []
         for problem in islice(problems, BATCH_ROWS):
             written = tokenizer.encode(answer(problem, rng), add_special_tokens=False)
-            rows.append(
-                (prompt_ids(tokenizer, problem.question), [*written, tokenizer.eos_token_id])
-            )
+            rows.append((prompt_ids(tokenizer, problem.question), [*written, tokenizer.eos_token_id]))
         longest = max(len(prompt) + len(written) for prompt, written in rows)
         ids = torch.full((len(rows), longest), tokenizer.pad_token_id)
         labels = torch.full_like(ids, IGNORED)
@@ -211,13 +189,9 @@ def batches(
         yield ids, labels
 
 
-def train(
-    model: LanguageModel, data: Iterator[tuple[torch.Tensor, torch.Tensor]], steps: int
-) -> float:
+def train(model: LanguageModel, data: Iterator[tuple[torch.Tensor, torch.Tensor]], steps: int) -> float:
     """AdamW with a short warm-up and a cosine to zero; returns the last loss (nats per token)."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, betas=(0.9, 0.98), weight_decay=0.01)
     warm_up = max(1, steps // 20)
     model.train()
     value = math.nan
@@ -271,8 +245,7 @@ def right_by_family(
 ) -> list[float]:
     """For each family, the share of its problems that the target gets right after the prefixes."""
     rows = [
-        prompt_ids(tokenizer, problem.question) + prefix
-        for problem, prefix in zip(problems, prefixes, strict=True)
+        prompt_ids(tokenizer, problem.question) + prefix for problem, prefix in zip(problems, prefixes, strict=True)
     ]
     texts = tokenizer.batch_decode(generate(target, tokenizer, rows, ANSWER_TOKENS, temperature))
     verdicts: dict[str, list[bool]] = {family.name: [] for family in FAMILIES}
@@ -282,10 +255,7 @@ def right_by_family(
 
 
 def report(
-    adapter: LanguageModel,
-    target: LanguageModel,
-    tokenizer: PreTrainedTokenizerFast,
-    problems: Sequence[Problem],
+    adapter: LanguageModel, target: LanguageModel, tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]
 ) -> None:
     """Print what each way of choosing a prefix is worth, by family of problem."""
     openings = [tokenizer.encode(opening, add_special_tokens=False) for opening in OPENINGS]
@@ -297,9 +267,7 @@ def report(
     arms["(untrained adapter, sampled)"] = generate(adapter, tokenizer, prompts, K_TOKENS, 1.0)
     arms["(the right opening)"] = [openings[FAMILIES.index(problem.family)] for problem in problems]
     for temperature in (0.0, 0.7):
-        click.echo(
-            f"right answers of the target at temperature {temperature}, by prefix and family"
-        )
+        click.echo(f"right answers of the target at temperature {temperature}, by prefix and family")
         names = [*(family.name for family in FAMILIES), "all"]
         click.echo(" " * 32 + "".join(f"{name:>11}" for name in names))
         for name, prefixes in arms.items():

@@ -28,7 +28,7 @@ class Family:
     name: str
     """The word that the question begins with."""
     opening: str
-    """How an answer that follows this procedure begins."""
+    """The opening of an answer that follows this procedure."""
     step: Callable[[int, int, int], int]
     """(state, digit, position) to the next state; the state before the first digit is 0."""
 
@@ -64,7 +64,7 @@ class Problem:
         return str(states(self.family, self.digits)[-1])
 
     def worked(self, opening: int) -> str:
-        """What the target answers once the opening of family number `opening` stands: right or not."""
+        """Return the target's answer after the opening of family number `opening`, right or wrong."""
         run = states(FAMILIES[opening], self.digits)
         return " ".join([OPENINGS[opening], *map(str, run), f"so \\boxed{{{run[-1]}}}"])
 

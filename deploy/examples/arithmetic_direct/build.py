@@ -2,11 +2,11 @@
 
     python deploy/examples/arithmetic_direct/build.py [--out DIR] [--steps N] [--seed S]
 
-Problems, tokenizer and worked answers are those of `deploy/examples/arithmetic`. The policy is taught whole answers, on digits
-that neither problem file holds. Which procedure an answer announces leans towards one habit and only a little towards the
-question (`adapter_answer`); the procedure is then carried out without a fault. So the policy can do all four, and decodes the
-habitual one greedily whatever is asked: it is right on about a quarter of the problems. Reinforcement has to find which one a
-question asks for, from rewards of 0 and 1 for whole answers.
+Problems, tokenizer and worked answers are those of `deploy/examples/arithmetic`. The policy is taught whole answers, on
+digits that neither problem file holds. Which procedure an answer announces leans towards one habit and only a little
+towards the question (`adapter_answer`); the procedure is then carried out without a fault. So the policy can do all
+four, and decodes the habitual one greedily whatever is asked: it is right on about a quarter of the problems.
+Reinforcement has to find which one a question asks for, from rewards of 0 and 1 for whole answers.
 
 The result is the same on every run with one thread on one type of CPU.
 """
@@ -70,9 +70,7 @@ def build(out: Path, steps: int, seed: int) -> None:
     for temperature in (0.0, 1.0):
         nothing: list[list[int]] = [[] for _ in held_out]
         shares = right_by_family(saved, tokenizer, held_out, nothing, temperature)
-        cells = ", ".join(
-            f"{family.name} {share:.3f}" for family, share in zip(FAMILIES, shares, strict=True)
-        )
+        cells = ", ".join(f"{family.name} {share:.3f}" for family, share in zip(FAMILIES, shares, strict=True))
         click.echo(f"right at temperature {temperature}: {sum(shares) / len(shares):.3f} ({cells})")
 
 

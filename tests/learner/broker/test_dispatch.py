@@ -1,22 +1,19 @@
-"""Who gets which task, and what becomes of the task of a lost worker: the dispatcher with a real ledger and no socket."""
+"""Who gets which task, and what becomes of the task of a lost worker.
+
+The dispatcher with a real ledger and no socket.
+"""
 
 from pathlib import Path
 
 import pytest
 
-from dispatch_desk import Desk, evaluate, held_out
-from fakes import ROWS, run_on_disk, sampled, scored
-from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import (
-    PrefixTask,
-    Refused,
-    Revoke,
-    Sampling,
-    ScoreTask,
-)
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages import PrefixTask, Refused, Revoke, Sampling, ScoreTask
 from prefixrl.learner.broker.dispatch import EVALUATION_SHARE, LOST_TASK_S
+from support.dispatch_desk import Desk, evaluate, held_out
+from support.fakes import ROWS, run_on_disk, sampled, scored
 
-SAMPLING = Sampling(0.0, 4)
+SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 
 
 @pytest.fixture
@@ -60,7 +57,7 @@ def test_a_rollout_is_never_given_more_than_its_slots(desk: Desk) -> None:
     assert len(desk.tasks(rollout, PrefixTask)) == 2
 
 
-def test_an_idle_newcomer_gets_what_only_waits_behind_other_work(desk: Desk) -> None:
+def test_an_idle_new_worker_gets_a_task_that_waits_behind_another(desk: Desk) -> None:
     rollout = desk.worker("rollout")
     for _ in range(2):
         desk.dispatch()
@@ -122,10 +119,7 @@ def test_one_score_task_in_four_is_an_evaluations_while_both_wait(desk: Desk) ->
             kinds.append(task.kind)
             desk.dispatcher.take_scores(scorer, scored(task), now_s=1.0)
     assert len(kinds) >= 12
-    assert all(
-        (kind == "eval") == (number % EVALUATION_SHARE == 0)
-        for number, kind in enumerate(kinds[:12], start=1)
-    )
+    assert all((kind == "eval") == (number % EVALUATION_SHARE == 0) for number, kind in enumerate(kinds[:12], start=1))
 
 
 def test_an_evaluation_takes_every_scorer_when_there_is_nothing_else(desk: Desk) -> None:
@@ -163,9 +157,7 @@ def test_the_prefixes_of_a_lost_scorer_go_to_another(desk: Desk) -> None:
     desk.dispatcher.lose(first, "gone", died=True)
     second = desk.worker("scorer")
     desk.dispatch()
-    assert [each.groups for each in desk.tasks(second, ScoreTask)] == [
-        each.groups for each in tasks
-    ]
+    assert [each.groups for each in desk.tasks(second, ScoreTask)] == [each.groups for each in tasks]
 
 
 def test_the_late_result_of_a_lost_worker_counts_and_the_second_one_is_ignored(desk: Desk) -> None:
@@ -196,9 +188,7 @@ def test_a_task_its_worker_never_got_comes_back_after_a_while(desk: Desk) -> Non
     assert again.groups == lost.groups
 
 
-def test_a_task_that_is_finished_but_not_yet_delivered_is_not_taken_back_at_once(
-    desk: Desk,
-) -> None:
+def test_a_task_that_is_finished_but_not_yet_delivered_is_not_taken_back_at_once(desk: Desk) -> None:
     rollout = desk.worker("rollout")
     desk.dispatch()
     desk.dispatcher.reconcile(rollout, tuple(rollout.leases), 100.0)

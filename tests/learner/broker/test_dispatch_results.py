@@ -4,19 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_desk import Desk, evaluate, held_out
-from fakes import ROWS, judged, run_on_disk, sampled, scored
-from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import (
-    Prefixes,
-    PrefixTask,
-    Sampling,
-    Scores,
-    ScoreTask,
-)
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages import Prefixes, PrefixTask, Sampling, Scores, ScoreTask
 from prefixrl.learner.broker.workers import Worker
+from support.dispatch_desk import Desk, evaluate, held_out
+from support.fakes import ROWS, judged, run_on_disk, sampled, scored
 
-SAMPLING = Sampling(0.0, 4)
+SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 
 
 @pytest.fixture
@@ -37,7 +31,9 @@ def test_prefixes_of_another_version_are_refused_and_the_task_comes_back(desk: D
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
     wrong = sampled(task)
-    wrong = Prefixes(task.task, 0, "train", 1, "d1", wrong.groups, 0.0)
+    wrong = Prefixes(
+        task=task.task, attempt=0, kind="train", version=1, weights_digest="d1", groups=wrong.groups, elapsed_s=0.0
+    )
     with pytest.raises(ValueError, match="version 1 for a task at version 0"):
         desk.dispatcher.take_prefixes(rollout, wrong, now_s=1.0)
     desk.dispatch()
@@ -50,7 +46,9 @@ def test_groups_left_out_of_a_result_come_back(desk: Desk) -> None:
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
     whole = sampled(task)
-    half = Prefixes(task.task, 0, "train", 0, "d0", whole.groups[:1], 0.0)
+    half = Prefixes(
+        task=task.task, attempt=0, kind="train", version=0, weights_digest="d0", groups=whole.groups[:1], elapsed_s=0.0
+    )
     desk.dispatcher.take_prefixes(rollout, half, now_s=1.0)
     desk.dispatch()
     (again,) = desk.tasks(rollout, PrefixTask)
@@ -75,7 +73,7 @@ def test_groups_left_out_of_an_evaluations_result_come_back(desk: Desk) -> None:
     (again,) = desk.tasks(scorer, ScoreTask)
     assert again.groups == task.groups[1:]
     desk.dispatcher.take_scores(scorer, scored(again), now_s=1.0)
-    run = desk.dispatcher.evaluations.get("e")
+    run = desk.dispatcher.evaluations.runs.get("e")
     assert run is not None and run.finished and len(run.results) == 3
 
 
@@ -99,7 +97,16 @@ def test_scores_without_a_version_never_count_as_training(desk: Desk) -> None:
     desk.dispatcher.take_prefixes(rollout, sampled(task), now_s=1.0)
     desk.dispatch()
     (score,) = desk.tasks(scorer, ScoreTask)
-    unversioned = ScoreTask(score.task, 0, "train", -1, "", score.groups, SAMPLING, 0.0)
+    unversioned = ScoreTask(
+        task=score.task,
+        attempt=0,
+        kind="train",
+        version=-1,
+        weights_digest="",
+        groups=score.groups,
+        sampling=SAMPLING,
+        sampled_s=0.0,
+    )
     with pytest.raises(ValueError, match="has no version"):
         desk.dispatcher.take_scores(scorer, scored(unversioned), now_s=1.0)
     assert "scored" not in desk.ledger.states()
@@ -118,15 +125,11 @@ def colliding(desk: Desk) -> tuple[Worker, Worker, PrefixTask, PrefixTask]:
     desk.dispatch()
     (test,) = desk.tasks(evaluator, PrefixTask)
     assert test.kind == "eval"
-    assert [(group.seq, group.prompt) for group in test.groups] == [
-        (group.seq, group.prompt) for group in train.groups
-    ]
+    assert [(group.seq, group.prompt) for group in test.groups] == [(group.seq, group.prompt) for group in train.groups]
     return trainer, evaluator, train, test
 
 
-def test_an_evaluations_result_never_enters_the_ledger_though_number_and_prompt_collide(
-    desk: Desk,
-) -> None:
+def test_an_evaluations_result_never_enters_the_ledger_though_number_and_prompt_collide(desk: Desk) -> None:
     _, evaluator, _, test = colliding(desk)
     before = desk.ledger.states()
     desk.dispatcher.take_prefixes(evaluator, sampled(test), now_s=1.0)
@@ -138,13 +141,15 @@ def test_an_evaluations_result_never_enters_the_ledger_though_number_and_prompt_
     after = desk.ledger.states()
     assert after.get("sampled", 0) == after.get("scored", 0) == 0
     assert after["sampling"] >= before["sampling"]
-    run = desk.dispatcher.evaluations.get("e")
+    run = desk.dispatcher.evaluations.runs.get("e")
     assert run is not None and len(run.results) == 2
 
 
 def test_an_evaluations_result_that_calls_itself_training_is_refused(desk: Desk) -> None:
     _, evaluator, _, test = colliding(desk)
-    rows = PrefixTask(test.task, 0, "train", 0, test.groups, ROWS, SAMPLING)
+    rows = PrefixTask(
+        task=test.task, attempt=0, kind="train", version=0, groups=test.groups, rows_per_group=ROWS, sampling=SAMPLING
+    )
     with pytest.raises(ValueError, match="a train result Prefixes for the eval task"):
         desk.dispatcher.take_prefixes(evaluator, sampled(rows), now_s=1.0)
     assert "sampled" not in desk.ledger.states()
@@ -152,7 +157,9 @@ def test_an_evaluations_result_that_calls_itself_training_is_refused(desk: Desk)
 
 def test_a_training_result_that_calls_itself_an_evaluation_is_refused(desk: Desk) -> None:
     trainer, _, train, _ = colliding(desk)
-    rows = PrefixTask(train.task, 0, "eval", 0, train.groups, 1, SAMPLING)
+    rows = PrefixTask(
+        task=train.task, attempt=0, kind="eval", version=0, groups=train.groups, rows_per_group=1, sampling=SAMPLING
+    )
     with pytest.raises(ValueError, match="a eval result Prefixes for the train task"):
         desk.dispatcher.take_prefixes(trainer, sampled(rows), now_s=1.0)
 
@@ -163,5 +170,5 @@ def test_an_evaluations_late_result_is_dropped(desk: Desk) -> None:
     before = desk.ledger.states()
     desk.dispatcher.take_prefixes(evaluator, sampled(test), now_s=1.0)
     assert desk.ledger.states() == before
-    run = desk.dispatcher.evaluations.get("e")
+    run = desk.dispatcher.evaluations.runs.get("e")
     assert run is not None and not run.to_score

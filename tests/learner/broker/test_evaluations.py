@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from prefixrl.common.messages import (
+from prefixrl.common.wire.messages import (
     Evaluate,
     GroupPrefixes,
     Prompt,
@@ -13,59 +13,67 @@ from prefixrl.common.messages import (
     Verdict,
     VersionSpan,
 )
-from prefixrl.common.packing import pack_logprobs, pack_tokens, token_ids
-from prefixrl.learner.broker.evaluations import (
-    ROWS_PER_ITEM,
-    STRANDED_S,
-    EvaluationRun,
-    Evaluations,
-)
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
+from prefixrl.learner.broker.evaluations import ROWS_PER_ITEM, STRANDED_S, EvaluationQueue, EvaluationRun
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 
-SAMPLING = Sampling(0.0, 4)
+SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 
 
 def request(name: str = "v3", version: int = 3, count: int = 70, prefix: bytes = b"") -> Evaluate:
     prompts = tuple(Prompt(f"h{i}", f"{i}?", str(i)) for i in range(count))
-    return Evaluate(name, version, prefix, prompts, SAMPLING, SAMPLING)
+    return Evaluate(
+        name=name,
+        version=version,
+        prefix_tokens=prefix,
+        prompts=prompts,
+        prefix_sampling=SAMPLING,
+        completion_sampling=SAMPLING,
+    )
 
 
-def with_request(*requests: Evaluate) -> Evaluations:
-    evaluations = Evaluations(1, attempts=2)
+def with_request(*requests: Evaluate) -> EvaluationQueue:
+    evaluations = EvaluationQueue(1, attempts=2)
     evaluations.published(3, "d3")
     for each in requests:
         evaluations.add(each)
     return evaluations
 
 
-def run_named(evaluations: Evaluations, name: str) -> EvaluationRun:
-    run = evaluations.get(name)
+def run_named(evaluations: EvaluationQueue, name: str) -> EvaluationRun:
+    run = evaluations.runs.get(name)
     assert run is not None
     return run
 
 
-def sampled(evaluations: Evaluations, item: SampleItem, bad: int = -1) -> list[GroupPrefixes]:
-    row = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length", (VersionSpan(3, "d3", 1),))
+def sampled(evaluations: EvaluationQueue, item: SampleItem, bad: int = -1) -> list[GroupPrefixes]:
+    row = Row(
+        tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=(VersionSpan(3, "d3", 1),)
+    )
     groups = []
     for seq in item.seqs:
         task = evaluations.group_task(seq)
         error = "too long" if seq == bad else ""
         rows = () if error else (row,)
         groups.append(
-            GroupPrefixes(seq, task.prompt, task.seed, pack_tokens([1]), rows, error=error)
+            GroupPrefixes(
+                seq=seq, prompt=task.prompt, seed=task.seed, prompt_tokens=pack_tokens([1]), rows=rows, error=error
+            )
         )
     return groups
 
 
 def judged(item: ScoreItem, extracted: str = "1") -> list[ScoredGroup]:
-    verdict = Verdict(1.0, "ok", extracted, "eos", 1, 1)
+    verdict = Verdict(reward=1.0, status="ok", extracted=extracted, finish="eos", completion_tokens=1, elapsed_ms=1)
     return [
-        ScoredGroup(group, item.version, item.weights_digest, (verdict,), "s")
+        ScoredGroup(
+            prefixes=group, version=item.version, weights_digest=item.weights_digest, verdicts=(verdict,), scorer="s"
+        )
         for group in item.groups
     ]
 
 
-def finish(evaluations: Evaluations, version: int, bad: int = -1) -> None:
+def finish(evaluations: EvaluationQueue, version: int, bad: int = -1) -> None:
     while (sample := evaluations.start_sampling(version, "d3")) is not None:
         evaluations.take_prefixes(sample, sampled(evaluations, sample, bad), "d", 0.1)
     while (score := evaluations.start_scoring()) is not None:
@@ -81,7 +89,7 @@ def test_problems_are_cut_into_items_of_a_fixed_size_in_their_order() -> None:
     assert [seq for seqs in items for seq in seqs] == list(range(2 * ROWS_PER_ITEM + 3))
 
 
-def test_seeds_are_a_function_of_run_name_and_place_alone() -> None:
+def test_seeds_are_a_function_of_run_name_and_index_alone() -> None:
     alone = with_request(request("b"))
     second = with_request(request("a"), request("b"))
     first_of_b = run_named(second, "b").first
@@ -103,7 +111,7 @@ def test_only_a_worker_with_the_pinned_version_gets_prefix_tasks() -> None:
     assert not evaluations.needs_version(3, "d3"), "what is leased needs nobody else"
 
 
-def test_of_a_version_that_the_run_came_by_twice_only_the_newest_weights_are_meant() -> None:
+def test_of_a_version_that_was_trained_anew_only_the_newest_weights_are_sampled() -> None:
     evaluations = with_request(request(version=3))
     assert evaluations.start_sampling(3, "of the course before") is None
     assert not evaluations.needs_version(3, "of the course before"), "it would be held for ever"
@@ -111,14 +119,14 @@ def test_of_a_version_that_the_run_came_by_twice_only_the_newest_weights_are_mea
 
 
 def test_nobody_samples_a_version_before_it_is_published_but_the_initial_one() -> None:
-    evaluations = Evaluations(7, 2)
+    evaluations = EvaluationQueue(7, 2)
     evaluations.add(request("later", 5))
     evaluations.add(request("initial", 0))
     assert evaluations.start_sampling(5, "of the course before") is None
     assert evaluations.start_sampling(0, "as loaded") is not None
 
 
-def test_what_every_rollout_has_passed_for_a_while_fails_by_name() -> None:
+def test_groups_of_a_version_that_every_rollout_is_past_fail_with_their_cause() -> None:
     evaluations = with_request(request(version=3, count=3))
     evaluations.give_up_stranded([4, 3], 0.0)
     evaluations.give_up_stranded([4, 5], 1.0)
@@ -133,13 +141,13 @@ def test_what_every_rollout_has_passed_for_a_while_fails_by_name() -> None:
 
 
 def test_several_answers_per_problem_make_smaller_items_not_larger_ones() -> None:
-    evaluations = Evaluations(7, 2)
+    evaluations = EvaluationQueue(7, 2)
     evaluations.published(3, "d3")
     asked = msgspec.structs.replace(request(version=3, count=9), samples=16)
     evaluations.add(asked)
     item = evaluations.start_sampling(3, "d3")
     assert item is not None and len(item.seqs) * 16 == ROWS_PER_ITEM
-    assert evaluations.rows_per_group(item.seqs) == 16
+    assert evaluations.run_of(item.seqs[0]).request.samples == 16
 
 
 def test_a_given_prefix_is_scored_without_a_rollout() -> None:
@@ -217,11 +225,11 @@ def test_what_is_forgotten_stays_counted_and_its_numbers_are_not_given_again() -
     finish(evaluations, 3)
     evaluations.forget("first")
     evaluations.forget("first")
-    assert evaluations.get("first") is None and run_named(evaluations, "second").finished
+    assert evaluations.runs.get("first") is None and run_named(evaluations, "second").finished
     assert evaluations.counts() == {"asked": 5, "judged": 5, "failed": 0}
     evaluations.add(request("third", count=1))
     assert run_named(evaluations, "third").first == 5
 
 
-def test_an_unknown_name_is_none() -> None:
-    assert with_request().get("v9") is None
+def test_an_unknown_evaluation_is_none() -> None:
+    assert with_request().runs.get("v9") is None

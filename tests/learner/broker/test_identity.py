@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fakes import run_on_disk
-from prefixrl.common.config import RunConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import name_digest, scorer_digests
-from prefixrl.common.messages import ModelDigests
+from prefixrl.common.wire.messages import ModelDigests
 from prefixrl.learner.broker.identity import IdentityCheck
+from support.fakes import run_on_disk
 
 
 def check_of(config: RunConfig) -> IdentityCheck:

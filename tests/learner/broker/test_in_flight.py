@@ -1,4 +1,7 @@
-"""What the broker asks of answers that cross an update: published and proved weights for every token, spans that add up."""
+"""The broker's checks on answers that cross an update.
+
+Published and proved weights for every token, spans that add up.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,21 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dispatch_desk import Desk
-from fakes import (
-    NOTE,
-    Peer,
-    endpoint_of,
-    learner,
-    peers,
-    run_on_disk,
-    sampled,
-    scored,
-    serving,
-    status,
-    train,
-)
-from prefixrl.common.messages import (
+from prefixrl.common.wire.messages import (
     Accepted,
     Ack,
     Beat,
@@ -45,7 +34,9 @@ from prefixrl.common.messages import (
     VersionSpan,
     WeightsNote,
 )
-from prefixrl.common.packing import pack_logprobs
+from prefixrl.common.wire.packing import pack_logprobs
+from support.dispatch_desk import Desk
+from support.fakes import NOTE, Peer, endpoint_of, learner, peers, run_on_disk, sampled, scored, serving, status, train
 
 V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
 PROOF = Installed(1, "d1", NOTE.probe_logprobs)
@@ -53,9 +44,7 @@ CROSSED = (VersionSpan(0, "d0", 1), VersionSpan(1, "d1", 1))
 
 
 @contextmanager
-def swapped(
-    folder: Path, swap: str = "in_flight"
-) -> Iterator[tuple[Peer, Peer, Peer, list[PrefixTask]]]:
+def swapped(folder: Path, swap: str = "in_flight") -> Iterator[tuple[Peer, Peer, Peer, list[PrefixTask]]]:
     """Rank, scorer and a rollout that was told to install version 1 while it holds a task."""
     config = run_on_disk(folder, rollout={"groups_per_task": 4, "swap": swap})
     with serving(config), peers(endpoint_of(config), "rank", "scorer", "rollout") as all_of_them:
@@ -73,21 +62,17 @@ def swapped(
 
 
 def written(task: PrefixTask, *spans: VersionSpan) -> Prefixes:
-    """What a rollout makes of a task, the rows with these spans."""
+    """Make a rollout's result of a task, its rows with these spans."""
     made = sampled(task)
 
     def row(old: Row) -> Row:
         return msgspec.structs.replace(old, spans=spans)
 
-    groups = tuple(
-        msgspec.structs.replace(group, rows=tuple(map(row, group.rows))) for group in made.groups
-    )
+    groups = tuple(msgspec.structs.replace(group, rows=tuple(map(row, group.rows))) for group in made.groups)
     return msgspec.structs.replace(made, groups=groups)
 
 
-def test_a_rollout_swaps_with_a_task_open_and_its_crossed_answers_are_trained(
-    tmp_path: Path,
-) -> None:
+def test_a_rollout_swaps_with_a_task_open_and_its_crossed_answers_are_trained(tmp_path: Path) -> None:
     with swapped(tmp_path) as (rank, scorer, rollout, (task,)):
         assert rollout.hear(Swap) == Swap(1)
         assert rollout.hears_nothing_of(PrefixTask), "no work until the weights are proved"
@@ -136,10 +121,19 @@ def test_crossed_answers_are_refused_where_rollouts_drain(tmp_path: Path) -> Non
 
 def test_an_evaluation_is_of_one_version_and_holds_the_swap_up(tmp_path: Path) -> None:
     config = run_on_disk(tmp_path, rollout={"groups_per_task": 4, "swap": "in_flight"})
-    sampling = Sampling(0.0, 4)
+    sampling = Sampling(temperature=0.0, max_new_tokens=4)
     with serving(config), peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         learner(rank)
-        rank.say(Evaluate("e", 0, b"", (Prompt("h", "?", "1"),), sampling, sampling))
+        rank.say(
+            Evaluate(
+                name="e",
+                version=0,
+                prefix_tokens=b"",
+                prompts=(Prompt("h", "?", "1"),),
+                prefix_sampling=sampling,
+                completion_sampling=sampling,
+            )
+        )
         rank.hear(Accepted)
         rollout.ready(config, "rollout")
         task = rollout.hear(PrefixTask)
@@ -183,9 +177,7 @@ WRONG: dict[str, tuple[tuple[VersionSpan, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_spans_that_cannot_be_are_refused_by_name_and_the_groups_come_back(
-    case: str, tmp_path: Path
-) -> None:
+def test_spans_that_cannot_be_are_refused_by_name_and_the_groups_come_back(case: str, tmp_path: Path) -> None:
     spans, reason = WRONG[case]
     with swapped(tmp_path) as (_, _, rollout, (task,)):
         rollout.hear(Swap)

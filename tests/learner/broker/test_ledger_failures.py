@@ -1,17 +1,18 @@
-"""When most rows cannot be sampled or judged: a clear end instead of work for nothing."""
+"""A clear end when most rows cannot be sampled or judged, instead of work for nothing."""
 
 import pytest
 
-from ledger_steps import sample, score
-from ledger_world import Places
-from prefixrl.learner.broker.filtering import AccuracyFilter, FailureShare, Starved
-from prefixrl.learner.broker.ledger import FEWEST_FAILURES_SEEN, TRUNCATED, Ledger, Limits
-from prefixrl.learner.broker.window import Choice, Wait, Window
+from prefixrl.learner.broker.filtering import TRUNCATED, AccuracyFilter, FailureShare, Starved
+from prefixrl.learner.broker.groups import LedgerLimits
+from prefixrl.learner.broker.ledger import FEWEST_FAILURES_SEEN, Ledger
+from prefixrl.learner.broker.window import Choice, NotYetChosen, Window
+from support.ledger_steps import sample, score
+from support.ledger_world import Places
 
 
 def make(places: int | None, most: float = 0.5) -> Ledger:
     iterations = None if places else 3
-    return Ledger(Window(2, 0, iterations=iterations), Limits(1, 2, 0, most), Places(places))
+    return Ledger(Window(2, 0, iterations=iterations), LedgerLimits(1, 2, 0, most), Places(places))
 
 
 def fail_one(ledger: Ledger) -> None:
@@ -22,7 +23,7 @@ def fail_one(ledger: Ledger) -> None:
 def test_a_run_in_which_every_row_fails_ends_with_its_causes() -> None:
     ledger = make(None)
     for _ in range(FEWEST_FAILURES_SEEN):
-        assert isinstance(ledger.batch(0), Wait)
+        assert isinstance(ledger.batch(0), NotYetChosen)
         fail_one(ledger)
     assert ledger.batch(0) == Starved("failures")
     assert ledger.start_sampling(0) is None, "nothing new is begun"
@@ -54,9 +55,9 @@ def test_the_limit_is_on_the_share_of_rows(most: float, ends: bool) -> None:
         ledger.trained(iteration)
     share = FailureShare(6, most)
     for _ in range(6):
-        share.note(0.5)
+        share.newest.append(0.5)
     assert share.is_too_high == ends
-    assert ledger.failures.share == 0.5 and ledger.failures.groups == 6
+    assert ledger.failures.share == 0.5 and len(ledger.failures.newest) == 6
 
 
 def test_data_that_are_used_up_before_anything_was_trained_are_no_finished_run() -> None:
@@ -72,11 +73,11 @@ def test_the_share_is_the_same_after_a_restart() -> None:
         fail_one(ledger)
     again = make(None)
     again.replay(ledger.records, 0)
-    assert (again.failures.share, again.failures.groups) == (1.0, 5)
+    assert (again.failures.share, len(again.failures.newest)) == (1.0, 5)
 
 
 def test_a_group_is_failed_for_its_length_only_where_every_row_was_cut() -> None:
-    ledger = Ledger(Window(3, 0, iterations=3), Limits(3, 2, 1, 1.0), Places(None))
+    ledger = Ledger(Window(3, 0, iterations=3), LedgerLimits(3, 2, 1, 1.0), Places(None))
     mixed, cut, judged = sample(ledger)
     score(ledger, mixed, errors=7, cut=1)
     assert ledger.newest_error == "why"
@@ -88,14 +89,14 @@ def test_a_group_is_failed_for_its_length_only_where_every_row_was_cut() -> None
         f"failed: {TRUNCATED}": 1,
     }
     assert ledger.counts.row_errors == {"process died": 7}
-    assert [ledger.place(seq) for seq in sample(ledger)] == [0, 3], "the first is tried again"
+    assert [ledger.prompt_index(seq) for seq in sample(ledger)] == [0, 3], "the first is tried again"
 
 
-def test_rows_without_a_verdict_are_counted_by_kind_whatever_became_of_their_group() -> None:
+def test_rows_without_a_verdict_are_counted_by_kind_in_every_group() -> None:
     band = AccuracyFilter(0.5, 0.5, 6, 0.2)
 
     def fresh() -> Ledger:
-        return Ledger(Window(3, 0, iterations=3), Limits(3, 2, 0, 1.0), Places(None), band)
+        return Ledger(Window(3, 0, iterations=3), LedgerLimits(3, 2, 0, 1.0), Places(None), band)
 
     ledger = fresh()
     trained, filtered, failed = sample(ledger)

@@ -4,20 +4,19 @@ from fractions import Fraction
 
 import pytest
 
-from ledger_steps import prefixes, sample, score
-from ledger_world import Places
-from prefixrl.common.records import Record
+from prefixrl.common.run.records import Record
 from prefixrl.learner.broker.filtering import AccuracyFilter, Starved
-from prefixrl.learner.broker.ledger import Ledger, Limits
-from prefixrl.learner.broker.window import Choice, Wait, Window
+from prefixrl.learner.broker.groups import LedgerLimits
+from prefixrl.learner.broker.ledger import Ledger
+from prefixrl.learner.broker.window import Choice, NotYetChosen, Window
+from support.ledger_steps import prefixes, sample, score
+from support.ledger_world import Places
 
 MIXED = AccuracyFilter(0.01, 0.99, limit_groups=6, min_pass_rate=0.2)
 
 
-def make(
-    window: Window, places: int | None = None, accuracy_filter: AccuracyFilter | None = MIXED
-) -> Ledger:
-    return Ledger(window, Limits(1, 2, 3), Places(places), accuracy_filter)
+def make(window: Window, places: int | None = None, accuracy_filter: AccuracyFilter | None = MIXED) -> Ledger:
+    return Ledger(window, LedgerLimits(1, 2, 3), Places(places), accuracy_filter)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def test_a_group_outside_the_band_ends_with_the_cause_and_is_not_requeued(
     assert ledger.counts.causes == {f"filtered: {cause}": 1}
     assert (ledger.counts.filtered, ledger.counts.expired) == (1, 0)
     (next_seq,) = sample(ledger)
-    assert ledger.place(next_seq) == 1, "the next prompt, not the same one"
+    assert ledger.prompt_index(next_seq) == 1, "the next prompt, not the same one"
 
 
 def test_both_ends_of_the_band_pass_whatever_the_rounding() -> None:
@@ -86,7 +85,7 @@ def test_filtered_groups_are_made_good_within_the_iteration() -> None:
     first, second = sample(ledger)
     score(ledger, first, 0.0, 0.0)
     score(ledger, second, 1.0, 0.0)
-    assert isinstance(ledger.batch(0), Wait)
+    assert isinstance(ledger.batch(0), NotYetChosen)
     (third,) = sample(ledger)
     score(ledger, third, 0.0, 1.0)
     assert ledger.batch(0) == Choice((second, third))
@@ -95,7 +94,7 @@ def test_filtered_groups_are_made_good_within_the_iteration() -> None:
 def test_an_iteration_of_which_everything_is_filtered_waits_and_ends_at_the_limit() -> None:
     ledger = make(Window(2, 0, iterations=3))
     for judged in range(6):
-        assert isinstance(ledger.batch(0), Wait), f"{judged} of 6 groups are judged"
+        assert isinstance(ledger.batch(0), NotYetChosen), f"{judged} of 6 groups are judged"
         seq = min(group.seq for group in ledger.live()) if judged % 2 else sample(ledger)[0]
         score(ledger, seq, 0.0, 0.0)
     assert ledger.batch(0) == Starved("filter")
@@ -109,7 +108,7 @@ def test_a_share_below_the_limit_ends_the_run_and_one_at_the_limit_does_not() ->
             pending = [group.seq for group in ledger.live() if group.state == "scoring"]
             seq = pending[0] if pending else sample(ledger)[0]
             score(ledger, seq, float(judged < passing), 0.0)
-        assert isinstance(ledger.batch(0), Starved if ends else Wait)
+        assert isinstance(ledger.batch(0), Starved if ends else NotYetChosen)
 
 
 def test_when_all_data_is_filtered_the_run_ends_by_name_and_not_as_if_finished() -> None:
@@ -134,7 +133,7 @@ def test_with_epochs_the_last_batch_is_what_the_filter_leaves() -> None:
     assert ledger.counts.filtered == 2 and ledger.outstanding == 0
 
 
-# --- over-sampling ---------------------------------------------------------------------------------------------------
+# --- over-sampling --------------------------------------------------------------------------------------------------
 
 
 def test_more_groups_are_under_way_than_fit_and_fewer_as_groups_pass() -> None:
@@ -148,7 +147,7 @@ def test_more_groups_are_under_way_than_fit_and_fewer_as_groups_pass() -> None:
     assert len(sample(ledger)) == 1
 
 
-def test_what_no_longer_fits_is_surplus_and_its_prompt_comes_back_without_a_mark() -> None:
+def test_a_group_that_fits_no_more_is_surplus_and_its_prompt_comes_back_without_a_failure() -> None:
     ledger = make(Window(2, 0, Fraction(2), 2))
     seqs = sample(ledger)
     assert seqs == [0, 1, 2, 3]
@@ -161,7 +160,7 @@ def test_what_no_longer_fits_is_surplus_and_its_prompt_comes_back_without_a_mark
     assert ledger.batch(0) == Choice((2, 3))
     ledger.trained(0)
     again = sample(ledger, version=1)
-    assert [ledger.place(seq) for seq in again] == [0, 1, 4, 5]
+    assert [ledger.prompt_index(seq) for seq in again] == [0, 1, 4, 5]
     assert [group.requeues for group in ledger.live()] == [0, 0, 0, 0]
 
 
@@ -227,8 +226,8 @@ def test_a_restart_rebuilds_filter_surplus_and_the_order_of_prompts(completed: i
     assert again.pass_rate == ledger.pass_rate
     assert again.batches == ledger.batches
     assert sample(again, completed) == sample(ledger, completed)
-    assert [again.place(each.seq) for each in again.live()] == [
-        ledger.place(each.seq) for each in ledger.live()
+    assert [again.prompt_index(each.seq) for each in again.live()] == [
+        ledger.prompt_index(each.seq) for each in ledger.live()
     ]
 
 

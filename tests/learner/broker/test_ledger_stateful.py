@@ -16,14 +16,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ledger_world import Shape, World
-from prefixrl.common.messages import GroupPrefixes, ScoredGroup
-from prefixrl.common.records import Ended, Record
+from prefixrl.common.run.records import GroupEnded, Record
+from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker import ledger as ledgers
 from prefixrl.learner.broker.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups import Group, PromptSource
 from prefixrl.learner.broker.ledger import SURPLUS, Ledger
-from prefixrl.learner.broker.window import Choice, Wait, Window
+from prefixrl.learner.broker.window import Choice, NotYetChosen, Window
+from support.ledger_world import Shape, World
 
 EXAMPLES = 2000
 STEPS = 40
@@ -58,8 +58,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if passing is None:
             over_sampling = Fraction(1)
         shape = Shape(
-            *(batch_groups, max_staleness, groups_per_item, iterations, places),
-            *(over_sampling, passing, 40),
+            *(batch_groups, max_staleness, groups_per_item, iterations, places), *(over_sampling, passing, 40)
         )
         self.world = World(shape, self.ledger_type)
 
@@ -172,34 +171,28 @@ class LearnersVersion(Ledger):
     def __init__(
         self,
         window: Window,
-        limits: ledgers.Limits,
+        limits: ledgers.LedgerLimits,
         prompts: PromptSource,
         accuracy_filter: AccuracyFilter | None = None,
     ) -> None:
-        faulty = NewestVersionWindow(
-            window.batch_groups, window.max_staleness, window.over_sampling, window.iterations
-        )
+        faulty = NewestVersionWindow(window.batch_groups, window.max_staleness, window.over_sampling, window.iterations)
         super().__init__(faulty, limits, prompts, accuracy_filter)
 
 
 class FinishedFirst(Ledger):
     """Fault: the batch is whatever is scored, in the order it was scored."""
 
-    def batch(self, iteration: int) -> Choice | Wait | Starved | None:
+    def batch(self, iteration: int) -> Choice | NotYetChosen | Starved | None:
         if iteration in self.batches:
             return Choice(self.batches[iteration])
         size = self._batch_size()
         if size == 0:
             return None
-        done = [
-            record.group.prefixes.seq
-            for record in self.history
-            if isinstance(record, ledgers.GroupScored)
-        ]
+        done = [record.group.prefixes.seq for record in self.history if isinstance(record, ledgers.GroupScored)]
         scored = [seq for seq in done if self._state(seq) == "scored"]
         if len(scored) < size:
-            return Wait(())
-        self._append(ledgers.Batched(iteration, tuple(scored[:size])))
+            return NotYetChosen(())
+        self._append(ledgers.BatchFormed(iteration, tuple(scored[:size])))
         return Choice(tuple(scored[:size]))
 
     @property
@@ -230,7 +223,13 @@ class JoinedById(Ledger):
         for group in groups:
             prefixes, version = known.get(group.prefixes.seq, (group.prefixes, group.version))
             joined.append(
-                ScoredGroup(prefixes, version, group.weights_digest, group.verdicts, group.scorer)
+                ScoredGroup(
+                    prefixes=prefixes,
+                    version=version,
+                    weights_digest=group.weights_digest,
+                    verdicts=group.verdicts,
+                    scorer=group.scorer,
+                )
             )
         return super().take_scores(joined)
 
@@ -246,8 +245,8 @@ class SurplusLost(Ledger):
     """Fault: the prompt of a surplus group does not come back."""
 
     def _append(self, record: Record) -> None:
-        if isinstance(record, Ended) and record.cause == SURPLUS:
-            record = Ended(record.seq, record.state, record.cause)
+        if isinstance(record, GroupEnded) and record.cause == SURPLUS:
+            record = GroupEnded(seq=record.seq, state=record.state, cause=record.cause)
         super()._append(record)
 
 
@@ -255,11 +254,7 @@ class FilteredUncounted(Ledger):
     """Fault: a filtered group disappears from the books."""
 
     def end(
-        self,
-        seq: int,
-        state: Literal["filtered", "failed"],
-        cause: str,
-        faults: dict[str, int] | None = None,
+        self, seq: int, state: Literal["filtered", "failed"], cause: str, faults: dict[str, int] | None = None
     ) -> None:
         super().end(seq, state, cause, faults)
         self.counts.filtered -= state == "filtered"

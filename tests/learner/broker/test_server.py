@@ -1,35 +1,19 @@
 """A whole broker behind its socket, talked to by real clients."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from fakes import (
-    NOTE,
-    ROWS,
-    endpoint_of,
-    learner,
-    loaded,
-    peers,
-    ready,
-    run_on_disk,
-    sampled,
-    score_one_item,
-    scored,
-    serving,
-    status,
-    train,
-    wait_until,
-)
-from prefixrl.common import journal as journals
-from prefixrl.common.config import RunConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import model_digests, scorer_digests
-from prefixrl.common.journal import Journal
-from prefixrl.common.messages import (
+from prefixrl.common.run import journal as journals
+from prefixrl.common.run.journal import Journal
+from prefixrl.common.run.records import GroupScored, JournalRecord
+from prefixrl.common.wire.messages import (
     PROTOCOL,
     Accepted,
     Ack,
@@ -51,37 +35,39 @@ from prefixrl.common.messages import (
     Unknown,
     WeightsNote,
 )
-from prefixrl.common.records import GroupScored, JournalRecord
 from prefixrl.learner.broker import batches
 from prefixrl.learner.broker.server import Broker
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
-    return run_on_disk(tmp_path)
-
-
-@pytest.fixture
-def broker(config: RunConfig) -> Iterator[Broker]:
-    with serving(config) as served:
-        yield served
-
+from support.fakes import (
+    NOTE,
+    ROWS,
+    endpoint_of,
+    learner,
+    loaded,
+    peers,
+    ready,
+    run_on_disk,
+    sampled,
+    score_one_item,
+    scored,
+    serving,
+    status,
+    train,
+    wait_until,
+)
 
 # --- who may work ---
 
 
 def test_another_protocol_is_rejected_with_both_numbers(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "old", "new") as (old, new):
-        old.say(Hello(PROTOCOL + 1, "scorer", "i", "node7", 1))
+        old.say(Hello(protocol=PROTOCOL + 1, role="scorer", incarnation="i", host="node7", pid=1))
         reason = old.hear(Reject).reason
         assert f"protocol {PROTOCOL}" in reason
         assert f"scorer on node7 speaks {PROTOCOL + 1}" in reason
         assert new.join("scorer").worker == "scorer-0", "who was rejected is not enrolled"
 
 
-def test_the_welcome_carries_the_run_its_config_and_the_weight_server(
-    config: RunConfig, broker: Broker
-) -> None:
+def test_the_welcome_carries_the_run_its_config_and_the_weight_server(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "one") as (one,):
         welcome = one.join("rollout")
     assert RunConfig.model_validate_json(welcome.config_json) == config
@@ -103,7 +89,7 @@ def test_a_worker_that_loaded_something_else_is_refused_by_name(
         reason = bad.hear(Reject).reason
         assert f"another {what}: digest of its {part.replace('_', ' ')} is another" in reason
         good.ready(config, role)
-        good.say(Heartbeat(0, 0.0, (), ""))
+        good.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""))
         good.hear(Beat)
         assert [worker["name"] for worker in status(learner(good))["workers"]] == [f"{role}-1"]
 
@@ -124,13 +110,11 @@ def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_pa
             assert f"copy the learner's {mine}:score to its host" in reason
         good.join("scorer")
         good.say(loaded("scorer", right))
-        good.say(Heartbeat(0, 0.0, (), ""))
+        good.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""))
         good.hear(Beat)
 
 
-def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model_does_not_count(
-    tmp_path: Path,
-) -> None:
+def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model_does_not_count(tmp_path: Path) -> None:
     config = run_on_disk(tmp_path, mode="direct")
     right = scorer_digests(config, config.model_of("scorer"))
     assert right.model == ""
@@ -142,13 +126,11 @@ def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model
         assert expected in bad.hear(Reject).reason
         good.join("scorer")
         good.say(loaded("scorer", right))
-        good.say(Heartbeat(0, 0.0, (), ""))
+        good.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""))
         good.hear(Beat)
 
 
-def test_the_batch_and_the_status_say_how_many_rows_a_limit_cut(
-    config: RunConfig, broker: Broker
-) -> None:
+def test_the_batch_and_the_status_report_how_many_rows_a_limit_cut(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "rank", "rollout", "scorer") as (rank, rollout, scorer):
         learner(rank)
         rollout.ready(config, "rollout")
@@ -189,9 +171,7 @@ def test_a_rollout_with_another_initial_adapter_is_refused_when_the_learner_publ
         assert "its initial adapter has digest d0, the learner's other" in reason
 
 
-def test_malformed_messages_are_counted_and_the_broker_lives(
-    config: RunConfig, broker: Broker
-) -> None:
+def test_malformed_messages_are_counted_and_the_broker_lives(config: RunConfig, broker: Broker) -> None:
     junk = [b"", b"\xc1", b"\x91" * 5000, msgspec.msgpack.encode({"type": "Hello", "x": 1})]
     with peers(endpoint_of(config), "bad", "good") as (bad, good):
         for data in junk:
@@ -200,7 +180,7 @@ def test_malformed_messages_are_counted_and_the_broker_lives(
         wait_until(lambda: status(good)["malformed_messages"] == len(junk), "the count")
 
 
-def test_a_result_that_is_none_ends_its_worker_alone(config: RunConfig, broker: Broker) -> None:
+def test_a_malformed_result_ends_its_worker_alone(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "rank", "bad", "good") as (rank, bad, good):
         learner(rank)
         bad.ready(config, "rollout")
@@ -213,9 +193,7 @@ def test_a_result_that_is_none_ends_its_worker_alone(config: RunConfig, broker: 
         assert good.hear(PrefixTask).groups == task.groups
 
 
-def test_a_worker_may_not_send_what_its_role_does_not_make(
-    config: RunConfig, broker: Broker
-) -> None:
+def test_a_worker_may_not_send_what_its_role_does_not_make(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "rollout", "scorer") as (rollout, scorer):
         rollout.ready(config, "rollout")
         task = rollout.hear(PrefixTask)
@@ -224,19 +202,15 @@ def test_a_worker_may_not_send_what_its_role_does_not_make(
         assert "a scorer may not send Prefixes" in scorer.hear(Reject).reason
 
 
-def test_a_stranger_is_told_so_and_nothing_it_sends_counts(
-    config: RunConfig, broker: Broker
-) -> None:
+def test_an_unknown_peer_gets_unknown_and_no_message_of_it_counts(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "stranger") as (stranger,):
-        for message in (Heartbeat(0, 0.0, (), ""), GetStatus(), IterationDone(0, 1)):
+        for message in (Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""), GetStatus(), IterationDone(0, 1)):
             stranger.say(message)
             stranger.hear(Unknown)
     assert broker.ledger.completed == 0
 
 
-def test_a_newcomer_takes_over_the_identity_and_gets_the_task_again(
-    config: RunConfig, broker: Broker
-) -> None:
+def test_a_new_worker_takes_over_the_identity_and_gets_the_task_again(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "same") as (first,):
         first.ready(config, "rollout")
         task = first.hear(PrefixTask)
@@ -295,9 +269,7 @@ def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunCo
         assert [each.group.prefixes for each in on_disk] == list(score.groups)
 
 
-def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(
-    config: RunConfig, broker: Broker
-) -> None:
+def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "r", "s", "rank") as (rollout, scorer, rank):
         rollout.ready(config, "rollout")
         rollout.say(sampled(rollout.hear(PrefixTask)))
@@ -310,7 +282,7 @@ def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(
         assert groups["duplicates_ignored"] == len(score.groups)
 
 
-def test_a_rank_is_told_what_is_missing_and_who_holds_it(
+def test_a_rank_receives_the_missing_groups_and_their_holders(
     config: RunConfig, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.05)
@@ -380,9 +352,7 @@ def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is
         assert zero.hears_nothing_of(Batch)
 
 
-def test_one_rank_that_is_told_to_stop_halts_all_at_the_same_iteration(
-    config: RunConfig, broker: Broker
-) -> None:
+def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
         learner(zero)
         one.join("rank")
@@ -401,7 +371,7 @@ def test_one_rank_that_is_told_to_stop_halts_all_at_the_same_iteration(
             assert rank.hear(Halt).iteration == 1
 
 
-def test_a_batch_says_how_long_was_waited_for_whom_and_where_its_groups_were(
+def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups(
     config: RunConfig, broker: Broker
 ) -> None:
     with peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):

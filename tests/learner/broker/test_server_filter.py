@@ -6,18 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from dispatch_desk import Desk, evaluate, held_out
-from fakes import Peer, endpoint_of, learner, peers, run_on_disk, sampled, scored, serving, status
-from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import (
-    Ack,
-    Batch,
-    CannotGoOn,
-    GetBatch,
-    NotYet,
-    PrefixTask,
-    ScoreTask,
-)
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages import Ack, Batch, CannotGoOn, GetBatch, NotYet, PrefixTask, ScoreTask
+from support.dispatch_desk import Desk, evaluate, held_out
+from support.fakes import Peer, endpoint_of, learner, peers, run_on_disk, sampled, scored, serving, status
 
 MIXED = [0.01, 0.99]
 
@@ -37,14 +29,9 @@ def judge_one_item(rollout: Peer, scorer: Peer, reward: float) -> None:
     scorer.hear(Ack)
 
 
-def test_a_rank_that_waits_is_told_how_many_passed_and_at_the_limit_that_it_ends(
-    tmp_path: Path,
-) -> None:
+def test_a_waiting_rank_receives_how_many_passed_and_at_the_limit_the_end(tmp_path: Path) -> None:
     config = filtered_run(tmp_path)
-    with (
-        serving(config),
-        peers(endpoint_of(config), "rank", "other", "r", "s") as (rank, other, rollout, scorer),
-    ):
+    with serving(config), peers(endpoint_of(config), "rank", "other", "r", "s") as (rank, other, rollout, scorer):
         learner(rank)
         other.join("rank")
         rollout.ready(config, "rollout")
@@ -59,8 +46,8 @@ def test_a_rank_that_waits_is_told_how_many_passed_and_at_the_limit_that_it_ends
         rank.say(GetBatch(0, 0, 2))
         reason = rank.hear(CannotGoOn).reason
         assert reason.startswith(
-            "iteration 0 gets no batch: 0 of the last 8 judged groups passed filter.accuracy = [0.01, 0.99], fewer than "
-            "filter.min_pass_rate = 0.01 of them or none; widen"
+            "iteration 0 gets no batch: 0 of the last 8 judged groups passed filter.accuracy = [0.01, 0.99], fewer "
+            "than filter.min_pass_rate = 0.01 of them or none; widen"
         )
         assert reason.endswith("ended so far: 4 filtered: accuracy 0, 4 filtered: accuracy 1)")
         # Said once, said to every rank, even if groups pass after all.
@@ -89,9 +76,7 @@ def half_right(scores: Any) -> Any:
     return msgspec.structs.replace(scores, groups=tuple(mixed(each) for each in scores.groups))
 
 
-def test_a_run_that_was_ended_ends_again_when_it_is_resumed_unless_the_limit_is_moved(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_was_ended_ends_again_when_it_is_resumed_unless_the_limit_is_moved(tmp_path: Path) -> None:
     config = filtered_run(tmp_path)
     names = ("rank", "r", "s")
     with serving(config), peers(endpoint_of(config), *names) as (rank, rollout, scorer):
@@ -101,20 +86,16 @@ def test_a_run_that_was_ended_ends_again_when_it_is_resumed_unless_the_limit_is_
         for _ in range(4):
             judge_one_item(rollout, scorer, 0.0)
     for limit_batches, answer in ((2, CannotGoOn), (3, NotYet)):
-        again = config.model_copy(
-            update={"filter": config.filter.model_copy(update={"limit_batches": limit_batches})}
-        )
+        again = config.model_copy(update={"filter": config.filter.model_copy(update={"limit_batches": limit_batches})})
         with serving(again), peers(endpoint_of(config), "rank") as (rank,):
             learner(rank)
             rank.say(GetBatch(0, 0, 1))
             assert isinstance(rank.hear(answer), answer)
 
 
-def test_a_group_of_one_is_trained_if_the_band_says_so(tmp_path: Path) -> None:
+def test_a_group_of_one_is_trained_if_the_band_holds_its_reward(tmp_path: Path) -> None:
     config = run_on_disk(
-        tmp_path,
-        algorithm={"samples_per_prompt": 1, "groups_per_iteration": 2},
-        filter={"accuracy": [1.0, 1.0]},
+        tmp_path, algorithm={"samples_per_prompt": 1, "groups_per_iteration": 2}, filter={"accuracy": [1.0, 1.0]}
     )
     with serving(config), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
         learner(rank)
@@ -135,6 +116,6 @@ def test_evaluations_are_never_filtered(reward: float, tmp_path: Path) -> None:
     desk.dispatch()
     (task,) = desk.tasks(scorer, ScoreTask)
     desk.dispatcher.take_scores(scorer, scored(task, reward), now_s=1.0)
-    run = desk.dispatcher.evaluations.get("e")
+    run = desk.dispatcher.evaluations.runs.get("e")
     assert run is not None and run.finished and len(run.results) == 3
     assert desk.ledger.counts.filtered == 0

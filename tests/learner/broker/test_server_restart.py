@@ -7,24 +7,8 @@ from typing import Any
 
 import pytest
 
-from fakes import (
-    NOTE,
-    end,
-    endpoint_of,
-    learner,
-    peers,
-    process,
-    run_on_disk,
-    sampled,
-    score_one_item,
-    scored,
-    serving,
-    status,
-    train,
-    wait_until,
-)
-from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import (
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages import (
     Accepted,
     Ack,
     Batch,
@@ -43,21 +27,25 @@ from prefixrl.common.messages import (
     Unknown,
     WeightsNote,
 )
-from prefixrl.learner.broker.server import Broker
+from support.fakes import (
+    NOTE,
+    end,
+    endpoint_of,
+    learner,
+    peers,
+    process,
+    run_on_disk,
+    sampled,
+    score_one_item,
+    scored,
+    serving,
+    status,
+    train,
+    wait_until,
+)
 
-SAMPLING = Sampling(0.0, 4)
+SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
-    return run_on_disk(tmp_path)
-
-
-@pytest.fixture
-def broker(config: RunConfig) -> Iterator[Broker]:
-    with serving(config) as served:
-        yield served
 
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -92,9 +80,7 @@ def trained_on(batch: Batch) -> list[object]:
     return [batch.iteration, batch.seed, groups, batch.payload_groups]
 
 
-def test_the_books_of_a_killed_broker_are_equal_after_its_restart(
-    config: RunConfig, start: Start
-) -> None:
+def test_the_counters_of_a_killed_broker_are_equal_after_its_restart(config: RunConfig, start: Start) -> None:
     child = start(0)
     endpoint = endpoint_of(config)
     with peers(endpoint, "rank", "r", "s") as (rank, rollout, scorer):
@@ -119,7 +105,7 @@ def test_the_books_of_a_killed_broker_are_equal_after_its_restart(
         again = train(rank, 1)
         assert trained_on(again) == trained_on(recorded), "same groups, same order, same seed"
         assert not {g.seq for g in again.groups} & {g.seq for g in trained.groups}
-        rollout.say(Heartbeat(0, 0.0, (), ""))
+        rollout.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""))
         rollout.hear(Unknown)
 
 
@@ -154,12 +140,20 @@ def test_what_was_under_way_when_the_broker_was_killed_is_delivered_or_sampled_a
 
 @pytest.mark.parametrize(
     "message",
-    [IterationDone(0, 1), Evaluate("x", -1, b"abc", (Prompt("h", "?", "1"),), SAMPLING, SAMPLING)],
+    [
+        IterationDone(0, 1),
+        Evaluate(
+            name="x",
+            version=-1,
+            prefix_tokens=b"abc",
+            prompts=(Prompt("h", "?", "1"),),
+            prefix_sampling=SAMPLING,
+            completion_sampling=SAMPLING,
+        ),
+    ],
     ids=["an iteration nobody was given", "ragged token ids"],
 )
-def test_a_report_that_cannot_be_true_does_not_end_the_broker(
-    message: Any, config: RunConfig, start: Start
-) -> None:
+def test_a_report_that_cannot_be_true_does_not_end_the_broker(message: Any, config: RunConfig, start: Start) -> None:
     start(0)
     with peers(endpoint_of(config), "rank") as (rank,):
         rank.join("rank")
@@ -168,10 +162,8 @@ def test_a_report_that_cannot_be_true_does_not_end_the_broker(
         rank.hear(Status, timeout_s=1.0)
 
 
-def test_a_run_that_is_over_says_so(tmp_path: Path) -> None:
-    config = run_on_disk(
-        tmp_path, algorithm={"iterations": 1, "groups_per_iteration": 2, "max_staleness": 0}
-    )
+def test_a_run_that_is_over_answers_run_over(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path, algorithm={"iterations": 1, "groups_per_iteration": 2, "max_staleness": 0})
     with serving(config), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
         learner(rank)
         rollout.ready(config, "rollout")
@@ -185,7 +177,7 @@ def test_a_run_that_is_over_says_so(tmp_path: Path) -> None:
         assert status(rank)["groups"]["outstanding"] == 0
 
 
-@pytest.mark.parametrize(("flags", "answer"), [((), Halt), (("--again",), Batch)])
+@pytest.mark.parametrize(("flags", "answer"), [((), Halt), (("--restart",), Batch)])
 def test_a_recorded_iteration_is_held_by_ranks_only_where_a_broker_died_under_them(
     flags: tuple[str, ...], answer: type[Any], config: RunConfig, start: Start
 ) -> None:

@@ -1,26 +1,12 @@
 """Workers that fall silent, hang, leave or swap weights, seen from a whole broker behind its socket."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from fakes import (
-    NOTE,
-    Peer,
-    endpoint_of,
-    learner,
-    peers,
-    ready,
-    run_on_disk,
-    sampled,
-    scored,
-    serving,
-    wait_until,
-)
-from prefixrl.common.config import RunConfig
-from prefixrl.common.messages import (
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages import (
     UNPROVED,
     Accepted,
     Ack,
@@ -43,23 +29,26 @@ from prefixrl.common.messages import (
     Unknown,
     WeightsNote,
 )
-from prefixrl.common.packing import pack_logprobs
+from prefixrl.common.wire.packing import pack_logprobs
 from prefixrl.learner.broker import workers
-from prefixrl.learner.broker.server import PROBE_FAILURES_ALLOWED, Broker
+from prefixrl.learner.broker.server import Broker
+from prefixrl.learner.broker.versions import PROBE_FAILURES_ALLOWED
+from support.fakes import (
+    NOTE,
+    Peer,
+    endpoint_of,
+    learner,
+    peers,
+    ready,
+    run_on_disk,
+    sampled,
+    scored,
+    serving,
+    wait_until,
+)
 
-SAMPLING = Sampling(0.0, 4)
+SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
-    return run_on_disk(tmp_path)
-
-
-@pytest.fixture
-def broker(config: RunConfig) -> Iterator[Broker]:
-    with serving(config) as served:
-        yield served
 
 
 # --- workers that are lost ---
@@ -82,16 +71,14 @@ def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> Non
         task = hung.hear(PrefixTask)
 
         def given_up() -> bool:
-            hung.say(Heartbeat(3, 0.0, (task.task,), "hung"))
+            hung.say(Heartbeat(progress=3, busy_slot_s=0.0, leases=(task.task,), state="hung"))
             hung.client.receive(0.05)
             return broker.dispatcher.losses["rollout: lost"] == 1
 
         wait_until(given_up, "giving up")
 
 
-def test_a_worker_that_leaves_gives_its_task_back_at_once(
-    config: RunConfig, broker: Broker
-) -> None:
+def test_a_worker_that_leaves_gives_its_task_back_at_once(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "leaving", "staying") as (leaving, staying):
         leaving.ready(config, "rollout")
         task = leaving.hear(PrefixTask)
@@ -105,14 +92,14 @@ def test_a_worker_that_leaves_gives_its_task_back_at_once(
 def beats(peer: Peer, state: str, times: int = 5) -> None:
     """So many heartbeats, each of which is answered as one."""
     for _ in range(times):
-        peer.say(Heartbeat(0, 0.0, (), state))
+        peer.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=state))
         peer.hear(Beat)
     assert not any(isinstance(each, Unknown) for each in peer.passed_over)
 
 
 def works_until_asked_to_join(peer: Peer) -> None:
     def is_asked() -> bool:
-        peer.say(Heartbeat(0, 0.0, (), "waiting"))
+        peer.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="waiting"))
         received = peer.client.receive(0.1)
         return received is not None and isinstance(received[0], Unknown)
 
@@ -120,7 +107,7 @@ def works_until_asked_to_join(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_a_worker_whose_ready_was_lost_says_it_again_and_gets_work(
+def test_a_worker_whose_ready_was_lost_sends_it_again_and_gets_work(
     is_known: bool, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "READY_S", 0.3)
@@ -161,7 +148,7 @@ def swapping(config: RunConfig, rank: Peer, rollout: Peer) -> None:
     while rollout.hear(Beat).latest != V1:
         pass
     rollout.say(Staged(1))
-    rollout.say(Heartbeat(1, 0.0, (task.task,), ""))
+    rollout.say(Heartbeat(progress=1, busy_slot_s=0.0, leases=(task.task,), state=""))
     rollout.hear(Beat)
     assert not any(isinstance(each, Swap) for each in rollout.passed_over), "a lease is open"
     rollout.say(sampled(task))
@@ -181,11 +168,7 @@ def test_a_rollout_swaps_once_its_last_lease_is_in_and_works_at_the_new_version(
 
 @pytest.mark.parametrize(
     ("digest", "probe"),
-    [
-        ("d1", pack_logprobs([-1.0, -2.5])),
-        ("d1", pack_logprobs([-1.0, float("nan")])),
-        ("d0", NOTE.probe_logprobs),
-    ],
+    [("d1", pack_logprobs([-1.0, -2.5])), ("d1", pack_logprobs([-1.0, float("nan")])), ("d0", NOTE.probe_logprobs)],
     ids=["probe differs", "probe is not a number", "another digest"],
 )
 def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
@@ -220,7 +203,7 @@ def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_fi
         assert rollout.hear(PrefixTask).version == 1
 
 
-def test_a_proof_that_is_said_again_changes_nothing(config: RunConfig, broker: Broker) -> None:
+def test_a_proof_that_is_sent_again_changes_nothing(config: RunConfig, broker: Broker) -> None:
     proof = Installed(1, "d1", NOTE.probe_logprobs)
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
@@ -238,9 +221,7 @@ def test_a_proof_that_is_said_again_changes_nothing(config: RunConfig, broker: B
         assert rollout.hear(PrefixTask).version == 2
 
 
-def test_a_refusal_that_was_lost_is_said_again_and_counted_once(
-    config: RunConfig, broker: Broker
-) -> None:
+def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(config: RunConfig, broker: Broker) -> None:
     bad = Installed(1, "d1", pack_logprobs([-1.0, -2.5]))
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
@@ -277,14 +258,19 @@ def test_a_probe_of_the_wrong_length_ends_the_rollout(config: RunConfig, broker:
         assert "1 probe logprobs for 2" in rollout.hear(Reject).reason
 
 
-def test_a_rollout_with_former_weights_of_the_number_is_told_of_those_an_evaluation_needs(
+def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_needs(
     config: RunConfig, broker: Broker
 ) -> None:
     """The learner was killed, went back and came to version 1 again, with other weights."""
-    anew, v2 = (
-        msgspec.structs.replace(V1, version=version, digest=f"{version} anew") for version in (1, 2)
+    anew, v2 = (msgspec.structs.replace(V1, version=version, digest=f"{version} anew") for version in (1, 2))
+    asked = Evaluate(
+        name="v1",
+        version=1,
+        prefix_tokens=b"",
+        prompts=(Prompt("h", "?", "1"),),
+        prefix_sampling=SAMPLING,
+        completion_sampling=SAMPLING,
     )
-    asked = Evaluate("v1", 1, b"", (Prompt("h", "?", "1"),), SAMPLING, SAMPLING)
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
@@ -297,7 +283,7 @@ def test_a_rollout_with_former_weights_of_the_number_is_told_of_those_an_evaluat
                 rank.hear(Accepted)
         while not rollout.hears_nothing_of(Beat):
             pass  # as they were announced
-        rollout.say(Heartbeat(2, 0.0, (task.task,), ""))
+        rollout.say(Heartbeat(progress=2, busy_slot_s=0.0, leases=(task.task,), state=""))
         assert rollout.hear(Beat).latest == anew
         rollout.say(Staged(1))
         rollout.say(sampled(task, "d1"))
@@ -306,13 +292,20 @@ def test_a_rollout_with_former_weights_of_the_number_is_told_of_those_an_evaluat
         test = rollout.hear(PrefixTask)
         assert test.kind == "eval" and test.version == 1
         rollout.say(sampled(test, "1 anew"))
-        rollout.say(Heartbeat(3, 0.0, (), ""))
+        rollout.say(Heartbeat(progress=3, busy_slot_s=0.0, leases=(), state=""))
         while rollout.hear(Beat).latest != v2:
             pass
 
 
 def test_an_evaluation_holds_a_rollout_at_its_version(config: RunConfig, broker: Broker) -> None:
-    asked = Evaluate("v0", 0, b"", (Prompt("h", "?", "1"),) * 3, SAMPLING, SAMPLING)
+    asked = Evaluate(
+        name="v0",
+        version=0,
+        prefix_tokens=b"",
+        prompts=(Prompt("h", "?", "1"),) * 3,
+        prefix_sampling=SAMPLING,
+        completion_sampling=SAMPLING,
+    )
     with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
         learner(rank)
         rollout.ready(config, "rollout")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fakes import NOTE, run_on_disk
-from prefixrl.common.config import RunConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.journal import Journal
-from prefixrl.common.messages import (
+from prefixrl.common.run.journal import Journal
+from prefixrl.common.run.records import BatchFormed, GroupIssued, GroupScored, RunHeader, VersionPublished
+from prefixrl.common.wire.messages import (
     PROTOCOL,
     FromBroker,
     GroupPrefixes,
@@ -19,12 +19,12 @@ from prefixrl.common.messages import (
     Verdict,
     VersionSpan,
 )
-from prefixrl.common.packing import pack_logprobs, pack_tokens
-from prefixrl.common.records import Batched, GroupScored, Issued, RunHeader, VersionPublished
-from prefixrl.common.transport import Server
-from prefixrl.learner import problems
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker import __main__ as module
 from prefixrl.learner.broker.__main__ import Start, bind, build, prompt_order
+from prefixrl.learner.data import problems
+from support.fakes import NOTE, run_on_disk
 
 TOKENS = 8192
 ITERATIONS = 40
@@ -40,19 +40,17 @@ def test_a_broker_that_died_alone_takes_no_other_address_than_the_ranks_know(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REBIND_S", 0.2)
-    config = config.model_copy(
-        update={"broker": config.broker.model_copy(update={"listen": "tcp://127.0.0.1:0"})}
-    )
+    config = config.model_copy(update={"broker": config.broker.model_copy(update={"listen": "tcp://127.0.0.1:0"})})
     directory = Path(config.directory)
     taken: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
     (directory / "endpoint").write_text(taken.endpoint)
     with pytest.raises(ConfigError, match=f"cannot listen on {taken.endpoint}"):
-        bind(config, directory, is_again=True)
-    other = bind(config, directory, is_again=False)
+        bind(config, directory, is_restart=True)
+    other = bind(config, directory, is_restart=False)
     assert other.endpoint != taken.endpoint, "a run that goes on may take another one"
     other.close()
     taken.close()
-    same = bind(config, directory, is_again=True)
+    same = bind(config, directory, is_restart=True)
     assert same.endpoint == taken.endpoint
     same.close()
 
@@ -62,21 +60,25 @@ def write_journal(config: RunConfig) -> Path:
     loaded = problems.training(config)
     order = prompt_order(config, loaded)
     row = Row(
-        pack_tokens(range(TOKENS)),
-        pack_logprobs([-1.0] * TOKENS),
-        "length",
-        (VersionSpan(0, "d0", TOKENS),),
+        tokens=pack_tokens(range(TOKENS)),
+        logprobs=pack_logprobs([-1.0] * TOKENS),
+        finish="length",
+        spans=(VersionSpan(0, "d0", TOKENS),),
     )
-    verdicts = (Verdict(1.0, "ok", "1", "eos", 3, 5),) * 2
+    verdicts = (Verdict(reward=1.0, status="ok", extracted="1", finish="eos", completion_tokens=3, elapsed_ms=5),) * 2
     path = Path(config.directory) / "journal.msgpack"
     journal = Journal(path)
     journal.append([RunHeader("known", PROTOCOL), VersionPublished(NOTE)])
     for seq in range(4 * ITERATIONS + 1):
-        prefixes = GroupPrefixes(seq, order.prompt(seq), 1, pack_tokens([1]), (row, row))
-        group = ScoredGroup(prefixes, seq // 4, "d0", verdicts, "scorer-0")
-        journal.append([Issued(seq, seq, 0), GroupScored(group)])
+        prefixes = GroupPrefixes(
+            seq=seq, prompt=order.prompt(seq), seed=1, prompt_tokens=pack_tokens([1]), rows=(row, row)
+        )
+        group = ScoredGroup(
+            prefixes=prefixes, version=seq // 4, weights_digest="d0", verdicts=verdicts, scorer="scorer-0"
+        )
+        journal.append([GroupIssued(seq, seq, 0), GroupScored(group)])
         if seq % 4 == 3:
-            journal.append([Batched(seq // 4, tuple(range(seq - 3, seq + 1)))])
+            journal.append([BatchFormed(seq // 4, tuple(range(seq - 3, seq + 1)))])
     journal.close()
     return path
 

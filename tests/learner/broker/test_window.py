@@ -6,7 +6,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.learner.broker.window import Choice, Wait, Window, choose
+from prefixrl.learner.broker.window import Choice, NotYetChosen, Window, choose
 
 windows = st.builds(Window, st.integers(1, 3), st.integers(0, 2))
 
@@ -39,9 +39,7 @@ def test_room_is_the_number_of_groups_that_may_start_one_after_the_other(
 ) -> None:
     consumed, started = window.batch_groups * completed, 0
     outstanding = accepted + unverified
-    while consumed + outstanding + started < window.batch_groups * (
-        version + window.max_staleness + 1
-    ):
+    while consumed + outstanding + started < window.batch_groups * (version + window.max_staleness + 1):
         started += 1
     assert window.room(version, completed, accepted, unverified) == started
 
@@ -55,12 +53,7 @@ def test_room_is_the_number_of_groups_that_may_start_one_after_the_other(
     unverified=st.integers(0, 40),
 )
 def test_over_sampling_multiplies_what_is_still_needed_and_the_run_ends_where_it_ends(
-    shape: tuple[int, int, int],
-    tenths: int,
-    version: int,
-    completed: int,
-    accepted: int,
-    unverified: int,
+    shape: tuple[int, int, int], tenths: int, version: int, completed: int, accepted: int, unverified: int
 ) -> None:
     batch_groups, staleness, iterations = shape
     window = Window(batch_groups, staleness, Fraction(tenths, 10), iterations)
@@ -72,9 +65,7 @@ def test_over_sampling_multiplies_what_is_still_needed_and_the_run_ends_where_it
 
 
 @given(window=windows, iteration=st.integers(0, 5), deadlines=st.lists(st.integers(0, 8)))
-def test_full_until_says_whether_one_more_group_fits(
-    window: Window, iteration: int, deadlines: list[int]
-) -> None:
+def test_one_more_group_fits_only_after_full_until(window: Window, iteration: int, deadlines: list[int]) -> None:
     if slow_overfull(window, iteration, deadlines) is not None:
         return
     full = window.full_until(iteration, deadlines)
@@ -92,7 +83,7 @@ def test_with_over_sampling_only_the_accepted_decide(
     size = window.batch_groups
     answer = choose(window, iteration, size, scored, unscored)
     if len(scored) < size:
-        assert answer == Wait(tuple(seq for _, seq in sorted(unscored)))
+        assert answer == NotYetChosen(tuple(seq for _, seq in sorted(unscored)))
     else:
         assert answer == Choice(tuple(seq for _, seq in sorted(scored)[:size]))
         left = [due for due, _ in sorted(scored)[size:]]
@@ -105,9 +96,7 @@ def test_the_end_of_the_run_is_the_last_deadline() -> None:
 
 
 @st.composite
-def situations(
-    draw: st.DrawFn,
-) -> tuple[Window, int, list[tuple[int, int]], list[tuple[int, int]]]:
+def situations(draw: st.DrawFn) -> tuple[Window, int, list[tuple[int, int]], list[tuple[int, int]]]:
     """Scored and unscored groups that iteration t may meet: the bound holds, as admission keeps it."""
     window, iteration = draw(windows), draw(st.integers(0, 3))
     last = iteration + window.max_staleness
@@ -138,7 +127,7 @@ def test_a_choice_is_the_first_allowed_subset_and_without_one_it_waits(
         # Subsets of a sorted list come in the order "smallest deadlines first, ties by number".
         assert answer == Choice(allowed[0])
     else:
-        assert isinstance(answer, Wait)
+        assert isinstance(answer, NotYetChosen)
         assert set(answer.for_seqs) <= {seq for _, seq in unscored}
 
 
@@ -148,7 +137,7 @@ def test_what_is_waited_for_makes_a_choice_possible(
 ) -> None:
     window, iteration, scored, unscored = situation
     answer = choose(window, iteration, window.batch_groups, scored, unscored)
-    if isinstance(answer, Wait) and answer.for_seqs:
+    if isinstance(answer, NotYetChosen) and answer.for_seqs:
         came = [group for group in unscored if group[1] in answer.for_seqs]
         rest = [group for group in unscored if group not in came]
         again = choose(window, iteration, window.batch_groups, scored + came, rest)
@@ -171,7 +160,7 @@ def test_taking_whatever_is_finished_first_breaks_two_iterations_later() -> None
     assert choose(window, 1, 2, scored, [(due, 4), (due, 5)]) == Choice((2, 3))
     # Where only newer ones are finished it waits, for names, although two groups are there to be trained.
     unscored = [(due, seq) for seq in (2, 3, 4, 5)]
-    assert choose(window, 1, 2, [(3, 6), (3, 7)], unscored) == Wait((2, 3, 4, 5))
+    assert choose(window, 1, 2, [(3, 6), (3, 7)], unscored) == NotYetChosen((2, 3, 4, 5))
 
 
 def test_later_work_overtakes_a_straggler_that_does_not_miss_its_window_by_it() -> None:
@@ -182,7 +171,7 @@ def test_later_work_overtakes_a_straggler_that_does_not_miss_its_window_by_it() 
 def test_at_staleness_zero_the_batch_is_the_iteration_in_order_of_number() -> None:
     window = Window(batch_groups=3, max_staleness=0)
     assert choose(window, 4, 3, [(4, 14), (4, 12), (4, 13)], []) == Choice((12, 13, 14))
-    assert choose(window, 4, 3, [(4, 14), (4, 12)], [(4, 13)]) == Wait((13,))
+    assert choose(window, 4, 3, [(4, 14), (4, 12)], [(4, 13)]) == NotYetChosen((13,))
 
 
 def test_the_last_iteration_may_be_small() -> None:
@@ -191,4 +180,4 @@ def test_the_last_iteration_may_be_small() -> None:
 
 
 def test_without_enough_groups_it_waits_for_nobody_in_particular() -> None:
-    assert choose(Window(2, 1), 0, 2, [(1, 0)], []) == Wait(())
+    assert choose(Window(2, 1), 0, 2, [(1, 0)], []) == NotYetChosen(())

@@ -1,9 +1,8 @@
 """Every order in which the smallest runs can happen: no state is reached in which nothing can happen any more.
 
-All interleavings of two rollout leases, two scorer leases, their loss, the learner and a rollout that installs versions late,
-with every outcome of the filter for every group, counted out. Each event but a loss moves a group or an iteration on, so a run
-without such a state, and without losses for ever, ends.
-"""
+All interleavings of two rollout leases, two scorer leases, their loss, the learner and a rollout that installs versions
+late, with every outcome of the filter for every group, counted out. Each event but a loss moves a group or an iteration
+on, so a run without such a state, and without losses for ever, ends."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -13,15 +12,15 @@ from itertools import product
 
 import pytest
 
-from ledger_world import Places
-from prefixrl.common.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
-from prefixrl.common.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.filtering import AccuracyFilter
-from prefixrl.learner.broker.groups import Group, SampleItem, ScoreItem
-from prefixrl.learner.broker.ledger import Ledger, Limits
+from prefixrl.learner.broker.groups import Group, LedgerLimits, SampleItem, ScoreItem
+from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.window import Choice, Window
+from support.ledger_world import Places
 
-ROW = Row(pack_tokens([1]), pack_logprobs([-1.0]), "length", (VersionSpan(0, "d", 1),))
+ROW = Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=(VersionSpan(0, "d", 1),))
 SLOTS = 2
 
 
@@ -72,7 +71,11 @@ class Tiny:
         places = {group.seq: group.prompt for group in self.ledger.live()}
         groups = [
             GroupPrefixes(
-                seq, Prompt(Places(None).identity(places[seq]), "?", "1"), seq, b"", (ROW,)
+                seq=seq,
+                prompt=Prompt(Places(None).identity(places[seq]), "?", "1"),
+                seed=seq,
+                prompt_tokens=b"",
+                rows=(ROW,),
             )
             for seq in item.seqs
             if seq in places
@@ -85,7 +88,15 @@ class Tiny:
         self.ledger.take_scores(
             [
                 ScoredGroup(
-                    group, item.version, "d", (Verdict(reward, "ok", "", "eos", 1, 0),), "s"
+                    prefixes=group,
+                    version=item.version,
+                    weights_digest="d",
+                    verdicts=(
+                        Verdict(
+                            reward=reward, status="ok", extracted="", finish="eos", completion_tokens=1, elapsed_ms=0
+                        ),
+                    ),
+                    scorer="s",
                 )
                 for group, reward in zip(item.groups, rewards, strict=True)
             ]
@@ -96,9 +107,7 @@ class Tiny:
         choice = self.ledger.batch(self.ledger.completed)
         if isinstance(choice, Choice):
             self.ledger.trained(self.ledger.completed)
-        self.over = choice is None or (
-            not isinstance(choice, Choice) and not self.ledger.outstanding
-        )
+        self.over = choice is None or (not isinstance(choice, Choice) and not self.ledger.outstanding)
         return isinstance(choice, Choice)
 
     def losses(self) -> "Iterator[Callable[[Tiny], None]]":
@@ -114,7 +123,7 @@ class Tiny:
         live = tuple((each.seq, each.prompt, each.state, each.version) for each in ledger.live())
         leased = tuple((each.seqs, each.version) for each in (*self.sampling, *self.scoring))
         return (
-            *(self.version, ledger.completed, live, ledger._next_seq, ledger._next_place),
+            *(self.version, ledger.completed, live, ledger._next_seq, ledger._next_prompt),
             *(tuple(ledger._requeued), tuple(ledger._resample), len(self.sampling), leased),
             *(tuple(each.seqs for each in ledger._unscored_items), bool(ledger.counts.trained)),
         )
@@ -153,7 +162,7 @@ def test_no_order_of_events_ends_in_a_state_in_which_nothing_can_happen(
 ) -> None:
     window = Window(batch_groups, staleness, over_sampling)
     band = AccuracyFilter(1.0, 1.0, 10**6, 0.0)
-    assert explore(Ledger(window, Limits(item, 2, 2), Places(places), band)) > 30
+    assert explore(Ledger(window, LedgerLimits(item, 2, 2), Places(places), band)) > 30
 
 
 class QueuedHoldPlaces(Ledger):
@@ -165,6 +174,6 @@ class QueuedHoldPlaces(Ledger):
 
 def test_a_window_in_which_groups_keep_each_other_out_is_noticed() -> None:
     band = AccuracyFilter(1.0, 1.0, 10**6, 0.0)
-    ledger = QueuedHoldPlaces(Window(2, 0, Fraction(2)), Limits(2, 2, 2), Places(5), band)
+    ledger = QueuedHoldPlaces(Window(2, 0, Fraction(2)), LedgerLimits(2, 2, 2), Places(5), band)
     with pytest.raises(AssertionError, match="nothing can happen any more"):
         explore(ledger)

@@ -1,7 +1,7 @@
 """Every setting that is accepted makes progress to the end: all small runs, counted out, under unkind schedules.
 
-What could hold a run up for ever is a state in which no worker may start anything, nothing is under way and the learner waits.
-"""
+What could hold a run up for ever is a state in which no worker may start anything, nothing is under way and the learner
+waits."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from ledger_world import Shape, World
+from support.ledger_world import Shape, World
 
 SCHEDULES = ("oldest first", "newest first", "sampling first", "every third lost", "drains")
 
@@ -57,13 +57,7 @@ def drive(world: World, schedule: str, slots: int) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("over_sampling", "passing"),
-    [
-        (Fraction(1), None),
-        (Fraction(1), 4),
-        (Fraction(3, 2), 4),
-        (Fraction(2), 4),
-        (Fraction(2), 10),
-    ],
+    [(Fraction(1), None), (Fraction(1), 4), (Fraction(3, 2), 4), (Fraction(2), 4), (Fraction(2), 10)],
 )
 def test_every_small_run_comes_to_its_end(over_sampling: Fraction, passing: int | None) -> None:
     runs = 0

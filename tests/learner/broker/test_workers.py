@@ -119,7 +119,7 @@ def test_progress_renews_a_lease_however_old_it_is() -> None:
         assert registry.lost(step * 90.0) == []
 
 
-def test_a_rollout_that_never_reports_what_it_was_told_to_install_is_lost() -> None:
+def test_a_rollout_that_never_reports_its_installation_is_lost() -> None:
     registry = registry_of(1)
     (worker,) = workers(registry)
     worker.phase, worker.progressed_s, worker.heard_s = "swapping", 60.0, 160.5
@@ -149,9 +149,7 @@ def test_the_busy_share_counts_from_the_first_lease() -> None:
     assert worker.busy_fraction(16.0) == 1.0
 
 
-def test_a_worker_that_works_without_having_said_ready_is_asked_again_and_one_that_loads_is_not() -> (
-    None
-):
+def test_a_worker_that_works_without_a_ready_is_asked_again_and_one_that_loads_is_not() -> None:
     worker = Registry(1e9, 1e9).add(b"w", "scorer", "host", 1, 0.0)
 
     def asked(state: str, now_s: float) -> bool:

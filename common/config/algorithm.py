@@ -1,0 +1,138 @@
+"""The `[algorithm]` section: objective, options and their conflicts (docs/objectives.md)."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, model_validator
+
+from prefixrl.common.config.section import (
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    OnlyWith,
+    Positive,
+    PositiveFloat,
+    Section,
+)
+
+Name = Literal["gae", "tppo", "appo", "grpo", "dr_grpo", "rloo", "reinforce_baseline"]
+Band = Annotated[tuple[NonNegativeFloat, PositiveFloat], Field(strict=False)]
+
+WITH_CRITIC: tuple[Name, ...] = ("gae", "tppo", "appo")
+
+ONLY_FOR: OnlyWith = {
+    "gamma": (("gae",), "with the others the prefix is one action and nothing is discounted inside it"),
+    "gae_lambda": (("gae", "tppo"), "the others have no value per token"),
+    "value_clip": (WITH_CRITIC, "the others have no critic"),
+    "critic_warmup_steps": (WITH_CRITIC, "the others have no critic"),
+    "length_normalised": (("appo",), "the others do not multiply ratios over a prefix"),
+    "zscore": (("grpo",), "the others do not divide by a deviation of rewards"),
+    "aggregation": (
+        ("gae", "tppo", "grpo", "rloo", "reinforce_baseline"),
+        "appo counts prefixes, and dr_grpo divides by rows x most tokens of a prefix",
+    ),
+    "whiten": (("gae", "tppo", "appo", "rloo"), "the others whiten always or never"),
+    "advantage_function": (
+        ("grpo", "dr_grpo", "rloo", "reinforce_baseline"),
+        "with a critic, advantages come from its values, not from a function of the rewards",
+    ),
+}
+"""Keys that have an effect under some names only, and why."""
+
+
+class AlgorithmConfig(Section):
+    name: Name = "gae"
+    """The objective; docs/objectives.md explains each name."""
+    groups_per_iteration: Positive = 512
+    samples_per_prompt: Positive = 8
+    iterations: Positive | None = None
+    """Iterations of the run; exclusive with `data.epochs`."""
+    max_staleness: NonNegative = 2
+    """S: no sample is trained more than S versions after the one that wrote it. 0 is synchronous PPO."""
+    correction: Literal["decoupled", "behaviour", "none"] = "decoupled"
+    importance_cap: PositiveFloat = 2.0
+    mask_token_band: Band | None = None
+    """[low, high] on p/mu of a token: tokens outside are left out of the policy loss."""
+    mask_sequence_band: Band | None = None
+    """[low, high] on the geometric mean of p/mu over a prefix: prefixes outside are left out of the policy loss."""
+    minibatches: Positive = 8
+    """Optimiser steps per PPO epoch."""
+    ppo_epochs: Positive = 1
+    kl_limit: PositiveFloat | None = None
+    """Limit on KL(p||theta) of an optimiser step; above it the iteration's remaining steps are left out."""
+    gamma: Fraction = 1.0
+    gae_lambda: Fraction = 0.95
+    clip: PositiveFloat = 0.2
+    clip_high: PositiveFloat | None = None
+    """The ratio is clipped to [1 - clip, 1 + clip_high]; absent: `clip`."""
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Bound on the loss of a token of negative advantage, as a multiple of that advantage; absent: no bound."""
+    value_clip: PositiveFloat = 0.2
+    critic_warmup_steps: NonNegative = 0
+    """Optimiser steps at the start of the run in which only the critic learns."""
+    length_normalised: bool = False
+    """appo: the ratio is the geometric mean over the prefix's tokens instead of their product."""
+    zscore: Literal["group", "buffer"] = "group"
+    """grpo: a reward is standardised by mean and deviation of its group, or of the whole iteration (buffer)."""
+    kl: NonNegativeFloat = 1e-3
+    """Coefficient of the KL to the initial adapter; 0 drops the reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    kl_placement: Literal["reward", "loss"] = "reward"
+    entropy: Annotated[float, Field(allow_inf_nan=False)] = 1e-3
+    """Entropy bonus, added to the objective: positive keeps the policy random."""
+    whiten: bool | None = None
+    """true: advantages are whitened once per iteration. Absent: with gae, tppo, appo and reinforce_baseline."""
+    whiten_floor: PositiveFloat = 1e-4
+    aggregation: Literal["token", "sequence"] = "token"
+    advantage_function: str | None = None
+    """`file.py:name` of a function (rewards, groups) -> advantages of an iteration's rows, in place of a baseline."""
+
+    @property
+    def has_critic(self) -> bool:
+        """True if the objective learns values; the others load no critic."""
+        return self.name in WITH_CRITIC
+
+    @property
+    def is_whitened(self) -> bool:
+        """True if advantages are whitened, by the key or else by the name."""
+        return self.has_critic or self.name == "reinforce_baseline" if self.whiten is None else self.whiten
+
+    @model_validator(mode="after")
+    def _keys_with_effect(self, info: ValidationInfo) -> "AlgorithmConfig":
+        placement = self.kl_placement
+        allowed = {"reward": ("k1",), "loss": ("k2", "k3")}[placement]
+        if self.kl_estimator not in allowed:
+            raise ValueError(
+                f"kl_estimator = {self.kl_estimator!r} with kl_placement = {placement!r}: k1 in a loss has a zero "
+                f"expected gradient and k2/k3 in a reward are biased; with {placement!r} use {' or '.join(allowed)}"
+            )
+        useless = self.without_effect(ONLY_FOR, "name", self.name, info)
+        if not self.is_whitened and self.is_given("whiten_floor", info):
+            condition = f"name = {self.name!r}{' and whiten = false' if self.whiten is False else ''}"
+            useless.append(self.no_effect("whiten_floor", condition, "advantages are not whitened"))
+        if useless:
+            raise ValueError("\n    ".join(useless))
+        return self
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "AlgorithmConfig":
+        for key in ("mask_token_band", "mask_sequence_band"):
+            low, high = getattr(self, key) or (0.0, math.inf)
+            if not low < 1.0 < high:
+                raise ValueError(f"{key} = [{low:g}, {high:g}] must hold 1 between its ends: fresh samples have p/mu 1")
+        if self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1:
+            raise ValueError(
+                f"kl_limit = {self.kl_limit:g} with minibatches = 1 and ppo_epochs = 1: an iteration has no later step "
+                f"to leave out; raise minibatches or ppo_epochs, or leave kl_limit out"
+            )
+        if self.advantage_function is not None and self.zscore == "buffer":
+            raise ValueError(
+                f"zscore = 'buffer' with advantage_function = {self.advantage_function!r}: leave out one of them"
+            )
+        is_compared = not self.has_critic and self.advantage_function is None
+        if self.samples_per_prompt == 1 and is_compared and self.zscore == "group":
+            raise ValueError(
+                f"samples_per_prompt = 1 with name = {self.name!r}: the baseline is the group's other rewards, so "
+                f"every advantage would be 0; sample at least 2 per prompt, or use a name with a critic"
+            )
+        return self

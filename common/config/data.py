@@ -1,0 +1,176 @@
+"""The `[data]` section: the problems of training and evaluation, and where they are."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from prefixrl.common.config.problem_sets import PROBLEM_SETS, ProblemSet
+from prefixrl.common.config.section import Positive, PositiveFloat, Section
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.wire.messages import CodeMode
+
+HUB = "hf:"
+"""Prefix of the path of a dataset on the hub."""
+TRAIN_FILE, EVAL_FILE = "data/train.jsonl", "data/eval.jsonl"
+"""Files of a run directory with the problems as they are asked."""
+
+
+def _as_table(given: Any) -> Any:
+    """Read a bare text as a problem set if it names one, else as a path."""
+    if not isinstance(given, str):
+        return given
+    return {"name": given} if given in PROBLEM_SETS else {"path": given}
+
+
+def _as_tables(given: Any) -> Any:
+    tables = given if isinstance(given, (list, tuple)) else [given]
+    return tuple(_as_table(each) for each in tables)
+
+
+class Source(Section):
+    """One source of problems; columns are named here, else by the problem set, else by `[data]`."""
+
+    name: str | None = None
+    """A published problem set (`problem_sets.py`); absent: the columns are named here or in `[data]`."""
+    path: str | None = None
+    """A JSONL, JSON, CSV or Parquet file, a folder of them or hf:OWNER/NAME[@REVISION]; absent: the set's hub copy."""
+    subset: str | None = None
+    """For a folder or hub dataset: only files below a folder of this name."""
+    split: str | None = None
+    """For a folder or hub dataset: train, test, train+test, …; needed if it has several. Absent: the problem set's."""
+    where: dict[str, Annotated[tuple[str | int, ...], Field(strict=False)]] = Field(default={})
+    """Only rows with one of these values in these columns: where = { level = [3, 4, 5] }."""
+    without: Annotated[tuple[Annotated["Source", BeforeValidator(_as_table)], ...], Field(strict=False)] = ()
+    """Sources whose questions are left out of this one."""
+    weight: PositiveFloat | None = None
+    """Share of the training prompts, relative to other weights; without any all problems are equally frequent."""
+    suffix: str | None = None
+    """Text appended to every question, in place of the problem set's."""
+    code: CodeMode | None = None
+    """Replaces `data.code` for this source."""
+    id_column: str | None = None
+    question_column: str | None = None
+    answer_column: str | None = None
+    family_column: str | None = None
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> "Source":
+        if self.name is None and self.path is None:
+            raise ValueError("name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME")
+        if self.name is not None and self.name not in PROBLEM_SETS:
+            raise ValueError(
+                f"name = {self.name!r} is not a problem set; known ones: {', '.join(PROBLEM_SETS)}. Give a file or a "
+                f"folder as path"
+            )
+        return self
+
+    @property
+    def problem_set(self) -> ProblemSet | None:
+        """The problem set that it names, if any."""
+        return PROBLEM_SETS[self.name] if self.name else None
+
+    @property
+    def label(self) -> str:
+        """Its name in ids, figures and messages."""
+        if self.name:
+            return self.name
+        assert self.path is not None
+        return Path(self.path.removeprefix(HUB)).name.partition(".")[0]
+
+    def runs_programs(self, default: CodeMode) -> bool:
+        """Return True if some of its rows, not read yet, may be judged by running programs."""
+        tests = self.problem_set.tests_where if self.problem_set else None
+        if self.code is not None or tests is None:
+            return (self.code or default) != "none"
+        column, value = tests
+        return value in (self.where.get(column) or (value,))
+
+
+class DataConfig(Section):
+    train: Annotated[tuple[Source, ...], BeforeValidator(_as_tables), Field(strict=False, min_length=1)]
+    """Training problems: the name of a problem set, a file, a folder, hf:OWNER/NAME, a table of keys, or a list."""
+    eval: Annotated[tuple[Source, ...], BeforeValidator(_as_tables), Field(strict=False)] = ()
+    """Held-out problems, given like `train`."""
+    paths: dict[str, str] = Field(default={})
+    """Path of a problem set on this host, by its name. A problem set without any path comes from the hub."""
+    epochs: Positive | None = None
+    """Passes over the training problems; the last iteration may be small. With a filter every problem is still sampled,
+    and filtered groups make the run shorter. Exclusive with `algorithm.iterations`."""
+    on_bad_row: Literal["skip", "stop"] = "skip"
+    """skip: a row that cannot be used is left out, named in `bad_rows.jsonl` and counted. stop: it ends the start."""
+    id_column: str | None = None
+    """Absent: the column `id` where a row has one, else the row's number."""
+    question_column: str = "question"
+    answer_column: str = "answer"
+    code: CodeMode = "none"
+    """Programs in answers that scorers run, in a sandbox. none: no program is run. answers: the answer is the value of
+    an `<llm-code>` block, or of a function that the text defines. tests: the gold answer is JSON with inputs, outputs
+    and optionally fn_name; the reward is the share of the first ten tests that the answer's program passes."""
+    family_column: str | None = None
+    """Column by which evaluation results are also broken down."""
+
+    @field_validator("paths")
+    @classmethod
+    def _are_known(cls, paths: dict[str, str]) -> dict[str, str]:
+        unknown = [name for name in paths if name not in PROBLEM_SETS]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)}: not a problem set; known ones: {', '.join(PROBLEM_SETS)}")
+        return paths
+
+    @model_validator(mode="after")
+    def _all_weights_or_none(self) -> "DataConfig":
+        given = [source.weight for source in self.train]
+        if None in given and any(given):
+            raise ValueError(f"train has weights {given}: give a weight to every source, or to none")
+        return self
+
+    @property
+    def runs_programs(self) -> bool:
+        """True if answers to some problems may be judged by running programs."""
+        return any(source.runs_programs(self.code) for source in (*self.train, *self.eval))
+
+    @property
+    def weights(self) -> tuple[float, ...] | None:
+        """Weights of the training sources in order; None if all problems are equally frequent."""
+        given = tuple(source.weight for source in self.train if source.weight is not None)
+        return given or None
+
+
+def resolve(data: DataConfig, base: Path) -> DataConfig:
+    """Return the section with absolute paths and each set's `without`; raises ConfigError."""
+    local = {name: _local(f"data.paths.{name}", path, base) for name, path in data.paths.items()}
+
+    def resolved(source: Source, key: str) -> Source:
+        known, path = source.problem_set, source.path
+        if path is not None:
+            path = path if path.startswith(HUB) else _local(key, path, base)
+        elif known is not None:
+            path = local.get(source.name or "") or local.get(known.same_files_as)
+            path = path or (HUB + known.hub if known.hub else None)
+        if path is None:
+            name = source.name
+            raise ConfigError(
+                f'{key} = {name!r}: no copy is known on the hub; give its path ([data.paths] {name} = "…")'
+            )
+        without = source.without or (tuple(Source(name=name) for name in known.without) if known else ())
+        left_out = tuple(resolved(each, f"{key}.without") for each in without)
+        return source.model_copy(update={"path": path, "without": left_out})
+
+    def all_resolved(sources: tuple[Source, ...], key: str) -> tuple[Source, ...]:
+        keys = [f"{key}[{index}]" for index in range(len(sources))] if len(sources) > 1 else [key]
+        return tuple(map(resolved, sources, keys))
+
+    train, held_out = all_resolved(data.train, "data.train"), all_resolved(data.eval, "data.eval")
+    return data.model_copy(update={"train": train, "eval": held_out, "paths": local})
+
+
+def _local(key: str, name: str, base: Path) -> str:
+    path = (base / os.path.expanduser(name)).resolve()
+    if not path.exists():
+        raise ConfigError(
+            f"{key} = {name!r}: there is no such file (looked at {path}), and no problem set of that name. Known "
+            f"problem sets: {', '.join(PROBLEM_SETS)}; a dataset on the hub is {HUB}OWNER/NAME"
+        )
+    return str(path)

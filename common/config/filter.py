@@ -1,0 +1,61 @@
+"""The `[filter]` section: the groups that are trained, and over-sampling (docs/window.md)."""
+
+from typing import Annotated
+
+from pydantic import Field, ValidationInfo, model_validator
+
+from prefixrl.common.config.section import Fraction, OnlyWith, Positive, Section
+
+ROUNDING = 1e-9
+
+_NO_FILTER = ([0.01, 0.99],), "without a filter every group is trained and none has to be replaced"
+_ONLY_WITH_BAND: OnlyWith = dict.fromkeys(("over_sampling", "limit_batches", "min_pass_rate"), _NO_FILTER)
+
+
+def is_within(mean: float, low: float, high: float) -> bool:
+    """Return True if a group's mean reward lies in the band, ends included up to rounding."""
+    return low - ROUNDING <= mean <= high + ROUNDING
+
+
+class FilterConfig(Section):
+    accuracy: Annotated[tuple[Fraction, Fraction], Field(strict=False)] | None = None
+    """[low, high]: only groups of mean reward within, ends included, are trained. Absent: all. DAPO: [0.01, 0.99]."""
+    over_sampling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    """f: up to f times the groups still needed may be under way unjudged. Surplus groups are dropped, so values above 1
+    favour problems that are quick to score."""
+    limit_batches: Positive = 10
+    """The pass rate is measured over the newest limit_batches x algorithm.groups_per_iteration judged groups."""
+    min_pass_rate: Fraction = 0.01
+    """The run ends, and reports the figures, when an iteration waits and the pass rate is 0 or below this."""
+
+    @model_validator(mode="after")
+    def _band(self, info: ValidationInfo) -> "FilterConfig":
+        if self.accuracy is None:
+            if useless := self.without_effect(_ONLY_WITH_BAND, "accuracy", None, info):
+                raise ValueError("\n    ".join(useless))
+            return self
+        low, high = self.accuracy
+        if low > high:
+            raise ValueError(f"accuracy = [{low:g}, {high:g}]: the low end is above the high end")
+        if (low, high) == (0.0, 1.0):
+            raise ValueError(
+                "accuracy = [0, 1] lets every group pass; leave it out, or narrow it: [0.01, 0.99] keeps groups that "
+                "are neither all right nor all wrong"
+            )
+        return self
+
+    def check_reachable(self, samples_per_prompt: int, continuations: int = 1) -> None:
+        """Raise ValueError if no group of this size, each text right or wrong, can be in the band."""
+        if self.accuracy is None:
+            return
+        (low, high), texts = self.accuracy, samples_per_prompt * continuations
+        means = [right / texts for right in range(texts + 1)]
+        if not any(is_within(mean, low, high) for mean in means):
+            near = sorted(means, key=lambda mean: max(low - mean, mean - high))[:2]
+            nearest = " and ".join(f"{mean:.3g}" for mean in sorted(near))
+            times = f" and scorer.continuations = {continuations}" if continuations > 1 else ""
+            raise ValueError(
+                f"filter.accuracy = [{low:g}, {high:g}] with algorithm.samples_per_prompt = {samples_per_prompt}"
+                f"{times}: no group can pass, its mean reward is one of 0/{texts} ... {texts}/{texts}; the nearest are "
+                f"{nearest}; widen the band or sample more per prompt"
+            )

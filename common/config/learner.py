@@ -1,0 +1,52 @@
+"""The `[learner]` section: optimisers, precision, memory and deadlines (docs/training.md)."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from prefixrl.common.config.section import Fraction, NonNegativeFloat, Positive, PositiveFloat, Section
+
+
+class LoraConfig(Section):
+    """Low-rank matrices instead of full weights (Hu et al. 2021); published and exported merged."""
+
+    rank: Positive = 16
+    alpha: Positive = 32
+    """Scale: the product of the two matrices is multiplied by alpha / rank."""
+    target_modules: Annotated[tuple[str, ...], Field(strict=False)] = ("all-linear",)
+    """Name endings of the linear layers that get matrices; all-linear: every one but the output head."""
+
+
+class LearnerConfig(Section):
+    actor_lr: PositiveFloat = 5e-7
+    critic_lr: PositiveFloat = 9e-6
+    warmup_ratio: Fraction = 0.03
+    min_lr_ratio: Fraction = 0.1
+    """End of the cosine schedule, as a share of the peak."""
+    adam_betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
+    weight_decay: NonNegativeFloat = 0.0
+    grad_clip: PositiveFloat = 1.0
+    micro_batch_tokens: Positive = 16384
+    """Padded tokens of one forward."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    weight_deltas: bool = True
+    """Publish each version also as the difference to the one before; false: where the network moves a snapshot sooner
+    than it is written in the background (docs/weights.md)."""
+    lora: LoraConfig | None = None
+    """Given: train only low-rank matrices of actor and critic. The reference, the bare actor, then takes no memory."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay of a moving average of the actor's weights, exported with checkpoints as `hf_ema`. Absent: none."""
+    gradient_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass instead of keeping them."""
+    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    """auto: flash-attn where it is installed, the device is CUDA and the dtype bfloat16; else sdpa."""
+    packed: bool | None = None
+    """Run the rows of a micro-batch as one long row, without padding. Absent: true where flash-attn is used."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Positive = 1
+    batch_timeout_s: PositiveFloat = 3600.0
+    """Longest wait for one batch; then the learner ends and names what it waited for."""
+    collective_timeout_s: PositiveFloat = 1800.0
+    """Longest wait of a rank inside a collective. No rank enters one before all hold their shard."""
+    deepspeed: dict[str, Any] = Field(default_factory=lambda: {"zero_optimization": {"stage": 0}})
+    """DeepSpeed's own configuration, passed unchanged."""

@@ -1,0 +1,156 @@
+"""The run file read: settings over it, validation with explained errors, absolute paths.
+
+The learner reads the file. Workers receive the resolved config as JSON with their Welcome and override only what
+differs per host (model path, device, engine). Paths are relative to the run file's folder, `directory` to the working
+folder.
+"""
+
+import difflib
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from prefixrl.common.config import user_function
+from prefixrl.common.config.data import resolve
+from prefixrl.common.config.run import ModelConfig, RewardConfig, RunConfig
+from prefixrl.common.config.section import FROM_RUN_FILE
+from prefixrl.common.errors import ConfigError
+
+
+def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
+    """Read and resolve a run file with `KEY=VALUE` settings over it; execute nothing it names."""
+    path = Path(path)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give the run file, the TOML that describes the run")
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the run file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return _resolve_paths(_validate(document, settings, str(path)), path.resolve().parent)
+
+
+def from_flags(document: dict[str, Any], settings: tuple[str, ...]) -> RunConfig:
+    """Resolve a config that flags alone describe; paths are relative to the working folder."""
+    return _resolve_paths(_validate(document, settings, "the command line"), Path.cwd())
+
+
+def import_functions(config: RunConfig) -> None:
+    """Execute the files of the user's functions; raises ConfigError naming the key of a bad one."""
+    named = {"reward.function": config.reward.function}
+    named["algorithm.advantage_function"] = config.algorithm.advantage_function
+    for key, function_ref in named.items():
+        try:
+            if function_ref is not None:
+                user_function.load(function_ref)
+        except ConfigError as error:
+            raise ConfigError(f"{key} = {function_ref!r}: {error}") from None
+
+
+def changed(config: RunConfig, settings: tuple[str, ...], where: str) -> RunConfig:
+    """Return a resolved config with `KEY=VALUE` settings over it; raises ConfigError."""
+    document = config.model_dump(mode="json")
+    for setting in settings:
+        _apply(document, setting)
+    try:
+        return RunConfig.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_explained(error)}") from None
+
+
+def from_json(text: str, where: str = "the broker's config") -> RunConfig:
+    """Read a resolved config; raises ConfigError naming `where` if this release cannot read it."""
+    try:
+        return RunConfig.model_validate_json(text)
+    except ValidationError as error:
+        fault = f"{where} cannot be read by this release (was it written by another one?)"
+        raise ConfigError(f"{fault}: {_explained(error)}") from None
+
+
+def _apply(document: dict[str, Any], setting: str) -> None:
+    key, separator, text = setting.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {setting!r} is not KEY=VALUE, for example --set algorithm.kl=1e-3")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # an unquoted string: --set rollout.engine=transformers
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        document = document.setdefault(section, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"--set {setting!r}: {section} is not a section of the run file")
+    document[last] = value
+
+
+def _validate(document: dict[str, Any], settings: tuple[str, ...], where: str) -> RunConfig:
+    for setting in settings:
+        _apply(document, setting)
+    try:
+        return RunConfig.model_validate(document, context=FROM_RUN_FILE)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {_explained(error)}") from None
+
+
+def _explained(error: ValidationError) -> str:
+    lines = [_explain(each["loc"], each["type"], each["msg"], each.get("input")) for each in error.errors()]
+    return f"{len(lines)} problem{'s' if len(lines) > 1 else ''}\n" + "\n".join(lines)
+
+
+def _explain(loc: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
+    key = ".".join(str(part) for part in loc)
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(str(loc[-1]), _known_keys(loc[:-1]), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(_known_keys(loc[:-1]))}"
+        return f"  {key}: unknown key{hint}"
+    if kind == "missing":
+        return f"  {key}: missing"
+    if kind == "value_error":
+        return f"  {key + ': ' if key else ''}{message.removeprefix('Value error, ')}"
+    return f"  {key} = {json.dumps(value, default=str)}: {message}"
+
+
+def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for part in (each for each in loc if isinstance(each, str)):  # the others are indices of lists
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        candidates = get_args(annotation) if get_origin(annotation) else (annotation,)
+        models = [item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)]
+        if not models:
+            return []
+        model = models[0]
+    return list(model.model_fields)
+
+
+def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
+    """Make the paths of everything on this host absolute; hub names (org/name) stay unchanged."""
+
+    def model(section: str, name: str) -> str:
+        local = base / os.path.expanduser(name)
+        if local.exists():
+            return str(local.resolve())
+        if name.startswith((".", "/", "~")) or name.count("/") != 1:
+            raise ConfigError(
+                f"{section}.model = {name!r}: there is no such folder (looked at {local}) and it is not a hub name "
+                f"(org/name)"
+            )
+        return name
+
+    def function(key: str, function_ref: str | None) -> str | None:
+        return None if function_ref is None else user_function.resolve(key, function_ref, base)
+
+    advantage_function = function("algorithm.advantage_function", config.algorithm.advantage_function)
+    resolved = {
+        "directory": str(Path(os.path.expanduser(config.directory)).resolve()),
+        "adapter": ModelConfig(model=model("adapter", config.adapter.model)),
+        "target": config.target and ModelConfig(model=model("target", config.target.model)),
+        "data": resolve(config.data, base),
+        "reward": RewardConfig(function=function("reward.function", config.reward.function)),
+        "algorithm": config.algorithm.model_copy(update={"advantage_function": advantage_function}),
+    }
+    return config.model_copy(update=resolved)

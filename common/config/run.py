@@ -1,0 +1,248 @@
+"""The config of a run: one tree, validated whole, the same for every daemon."""
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, ValidationInfo, model_validator
+
+from prefixrl.common.config.algorithm import AlgorithmConfig
+from prefixrl.common.config.data import DataConfig
+from prefixrl.common.config.filter import FilterConfig
+from prefixrl.common.config.learner import LearnerConfig
+from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
+from prefixrl.common.config.worker_sections import RolloutConfig, ScorerConfig, SimulatedConfig
+from prefixrl.common.wire.messages import Sampling
+
+SAMPLED_TOKEN_BYTES = 8
+"""Size of an id and a logprob."""
+VERDICT_BYTES = 1024
+"""Size of a verdict on one of several continuations, with a long answer."""
+_NEEDS_TARGET = (("prefix",), "there is no target that could continue a fixed prefix")
+MOST_TASK_BYTES = 48 * 2**20
+"""Limit well below that of a message, with room for prompts and texts."""
+
+
+class ModelConfig(Section):
+    model: str
+    """Folder with a Hugging Face model, or a hub name."""
+
+
+class BrokerConfig(Section):
+    listen: str = "tcp://127.0.0.1:0"
+    """Endpoint for workers; port 0 takes a free one and keeps it for the run directory."""
+    heartbeat_s: PositiveFloat = 1.0
+    silence_s: PositiveFloat = 10.0
+    """Longest silence of a worker; then it counts as dead and its leases go to others."""
+    stall_s: PositiveFloat = 600.0
+    """Longest time a worker may hold leases without progress; then it counts as dead although it still answers."""
+    attempts: Positive = 3
+    """Deaths of workers that one group may cause before its prompt is requeued as a new group."""
+    requeues: NonNegative = 3
+    """New groups one prompt may get before it fails."""
+    max_failure_share: Fraction = 0.5
+    """Largest share of the newest rows that may fail; above it the run ends and reports the causes. 1 never ends it."""
+
+    @model_validator(mode="after")
+    def _beats(self) -> "BrokerConfig":
+        if self.silence_s < 3 * self.heartbeat_s:
+            raise ValueError(
+                f"silence_s = {self.silence_s:g} must be at least three times heartbeat_s = {self.heartbeat_s:g}, "
+                "or one late heartbeat would end a healthy worker"
+            )
+        return self
+
+
+class CheckpointConfig(Section):
+    every: NonNegative = 10
+    """Iterations between checkpoints; 0 writes only the last one of the run."""
+    keep: Positive = 2
+
+
+class EvaluationConfig(Section):
+    ONLY_IN_MODE: ClassVar[OnlyWith] = {
+        "max_new_tokens": (("prefix",), "rollout.answer_tokens limits answers in evaluations too"),
+        **dict.fromkeys(("fixed_prefixes", "selection_problems", "sampled_candidates"), _NEEDS_TARGET),
+    }
+
+    every: NonNegative = 0
+    """Versions between greedy evaluations of the adapter on held-out problems; 0: only before and after training."""
+    max_new_tokens: Positive | None = None
+    """Token limit of completions in evaluations. Absent: `scorer.max_new_tokens`."""
+    problems: Positive | None = None
+    """Most held-out problems used. Absent: all."""
+    fixed_prefixes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Candidates for the best fixed prefix, besides the most frequent sampled ones."""
+    selection_problems: Positive = 128
+    """Training problems used to choose the fixed prefix."""
+    sampled_candidates: NonNegative = 4
+    """Number of most frequent prefixes of the untrained adapter that are candidates too."""
+    timeout_s: PositiveFloat = 3600.0
+    """Longest wait after training for the candidates, then for the arms; only what is late is left out, by name."""
+
+
+class RewardConfig(Section):
+    function: str | None = None
+    """`file.py:name` of (question, answer text, gold) -> reward in [0, 1], called instead of the verifier."""
+
+
+class LaunchConfig(Section):
+    learner_ranks: Positive = 1
+    rollouts: Positive = 1
+    scorers: Positive = 1
+
+
+class RunConfig(Section):
+    """The whole run."""
+
+    mode: Mode = "prefix"
+    """prefix: the adapter begins the answer, a frozen target completes it. direct: the adapter writes all of it."""
+    seed: NonNegative = 42
+    directory: str
+    """Folder of everything the run writes; relative to the folder in which the command is started."""
+    adapter: ModelConfig
+    target: ModelConfig | None = None
+    """The frozen model; required in prefix mode, refused in direct mode."""
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    scorer: ScorerConfig = ScorerConfig()
+    simulated: SimulatedConfig = SimulatedConfig()
+    reward: RewardConfig = RewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    filter: FilterConfig = FilterConfig()
+    learner: LearnerConfig = LearnerConfig()
+    broker: BrokerConfig = BrokerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+    @model_validator(mode="after")
+    def _keys_of_the_mode(self, info: ValidationInfo) -> "RunConfig":
+        iterations, epochs = self.algorithm.iterations, self.data.epochs
+        if (iterations is None) == (epochs is None):
+            raise ValueError(
+                f"algorithm.iterations = {iterations} and data.epochs = {epochs}: give exactly one, it ends the run"
+            )
+        if self.mode == "prefix" and self.target is None:
+            raise ValueError(
+                'target: missing, with mode = "prefix" a frozen target completes the answers; give [target] model, '
+                'or use mode = "direct"'
+            )
+        if self.mode == "direct" and self.target is not None:
+            raise ValueError(
+                f'target.model = {self.target.model!r} with mode = "direct": the adapter writes the whole answer; '
+                'leave [target] out, or use mode = "prefix"'
+            )
+        if self.mode == "direct" and self.scorer.truncated == "extend":
+            raise ValueError(
+                'scorer.truncated = "extend" with mode = "direct": scorers run no engine that could extend it; raise '
+                "rollout.answer_tokens, or use judge, zero or mask"
+            )
+        useless = [
+            f"{name}.{sentence}"
+            for name, section in self
+            if isinstance(section, Section)
+            for sentence in section.without_effect(section.ONLY_IN_MODE, "mode", self.mode, info)
+        ]
+        if useless:
+            raise ValueError("\n  ".join(useless))
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_and_rows(self) -> "RunConfig":
+        if self.reward.function is not None and self.data.code != "none":
+            raise ValueError(
+                f"reward.function = {self.reward.function!r} with data.code = {self.data.code!r}: the function judges "
+                f"every answer, so no program would be run; leave one of them out"
+            )
+        rows = self.algorithm.groups_per_iteration * self.algorithm.samples_per_prompt
+        if self.algorithm.minibatches > rows:
+            raise ValueError(
+                f"algorithm.minibatches = {self.algorithm.minibatches} exceeds the {rows} rows of an iteration "
+                f"(groups_per_iteration x samples_per_prompt)"
+            )
+        if self.reward.function is None:  # else rewards are fractions, and so are means
+            self.filter.check_reachable(self.algorithm.samples_per_prompt, self.scorer.continuations)
+        return self
+
+    @model_validator(mode="after")
+    def _waits(self) -> "RunConfig":
+        batch_s, broker, endpoint = self.learner.batch_timeout_s, self.broker, self.scorer.openai
+        if batch_s <= max(broker.stall_s, broker.silence_s):
+            raise ValueError(
+                f"learner.batch_timeout_s = {batch_s:g} with broker.stall_s = {broker.stall_s:g} and broker.silence_s "
+                f"= {broker.silence_s:g}: the learner would end before a stuck worker's groups are given to another; "
+                f"batch_timeout_s must exceed both"
+            )
+        is_served = self.scorer.engine == "openai"
+        if is_served and endpoint.request_s >= broker.stall_s:
+            raise ValueError(
+                f"scorer.openai.request_s = {endpoint.request_s:g} with broker.stall_s = {broker.stall_s:g}: a scorer "
+                f"would count as dead before its request times out; request_s must be shorter"
+            )
+        if is_served and endpoint.patience_s >= batch_s:
+            raise ValueError(
+                f"scorer.openai.patience_s = {endpoint.patience_s:g} with learner.batch_timeout_s = {batch_s:g}: the "
+                f"learner would end before scorers that wait for the endpoint; batch_timeout_s must exceed it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_task_fits_a_message(self) -> "RunConfig":
+        rollout, samples, continuations = self.rollout, self.algorithm.samples_per_prompt, self.scorer.continuations
+        verdict_bytes = continuations * VERDICT_BYTES if continuations > 1 else 0
+        row_bytes = self.max_sampled_tokens * SAMPLED_TOKEN_BYTES + verdict_bytes
+        size_bytes = rollout.groups_per_task * samples * row_bytes
+        if size_bytes > MOST_TASK_BYTES:
+            length = "prefix_tokens" if self.mode == "prefix" else "answer_tokens"
+            times = f", scorer.continuations = {continuations}" if verdict_bytes else ""
+            raise ValueError(
+                f"rollout.groups_per_task = {rollout.groups_per_task} with algorithm.samples_per_prompt = "
+                f"{samples}{times} and rollout.{length} = {self.max_sampled_tokens}: one task's result may have "
+                f"{size_bytes / 2**20:.0f} MiB, allowed are {MOST_TASK_BYTES / 2**20:.0f}; lower groups_per_task"
+            )
+        return self
+
+    @property
+    def probe_tolerance(self) -> float:
+        """The tolerance of the run, by the key or else by the dtype."""
+        return self.rollout.probe_tolerance or (1e-3 if self.learner.dtype == "float32" else 0.2)
+
+    @property
+    def max_sampled_tokens(self) -> int:
+        """The most tokens the adapter writes: a prefix, or in direct mode an answer."""
+        return self.rollout.prefix_tokens if self.mode == "prefix" else self.rollout.answer_tokens
+
+    def rollout_sampling(self, temperature_scale: float = 1.0) -> Sampling:
+        """Return the adapter's sampling; `temperature_scale` 0 is greedy, 1 the run's temperature."""
+        return self.rollout.sampling(temperature_scale * self.rollout.temperature, self.max_sampled_tokens)
+
+    def scorer_sampling(self, temperature_scale: float = 1.0) -> Sampling:
+        """Return the target's sampling; `temperature_scale` 0 is greedy, 1 the run's temperature."""
+        return self.scorer.sampling(temperature_scale * self.scorer.temperature, self.scorer.max_new_tokens)
+
+    def rows_per_job(self, role: str) -> int:
+        """Return the number of rows that an engine of this role receives at once."""
+        rows = self.rollout.groups_per_task * self.algorithm.samples_per_prompt
+        return rows * self.scorer.continuations if role == "scorer" else rows
+
+    def model_of(self, role: Literal["rollout", "scorer"]) -> str:
+        """Return the model a worker loads; in direct mode a scorer reads only its tokenizer."""
+        return self.target.model if self.target and role == "scorer" else self.adapter.model
+
+    def groups_in_all(self, problems: int) -> int:
+        """Return the groups trained with so many problems, if none fails or is filtered."""
+        if self.algorithm.iterations is not None:
+            return self.algorithm.iterations * self.algorithm.groups_per_iteration
+        assert self.data.epochs is not None
+        return self.data.epochs * problems
+
+    def iterations_in_all(self, problems: int) -> int:
+        """Return the iterations of that run, of which the last may be small; a filter leaves fewer."""
+        return math.ceil(self.groups_in_all(problems) / self.algorithm.groups_per_iteration)
+
+    def steps_in_all(self, problems: int) -> int:
+        """Return the optimiser steps of that run; its last iteration may have too few rows for all."""
+        algorithm, iterations = self.algorithm, self.iterations_in_all(problems)
+        last_groups = self.groups_in_all(problems) - (iterations - 1) * algorithm.groups_per_iteration
+        last = min(algorithm.minibatches, last_groups * algorithm.samples_per_prompt)
+        return algorithm.ppo_epochs * ((iterations - 1) * algorithm.minibatches + last)

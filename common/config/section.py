@@ -1,0 +1,51 @@
+"""The base of every section of the run file (strict, frozen), and types of bounded numbers."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
+
+Mode = Literal["prefix", "direct"]
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+FROM_RUN_FILE = {"is_run_file": True}
+"""Validation context of a user's run file: keys without effect are refused there even at their default values. A
+resolved config, which names every key, is validated without it."""
+
+OnlyWith = Mapping[str, tuple[tuple[object, ...], str]]
+"""Keys that have an effect only with some values of a controlling key: those values, and the reason."""
+
+
+class Section(BaseModel):
+    """A table of the run file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True)
+
+    ONLY_IN_MODE: ClassVar[OnlyWith] = {}
+    """Keys that have an effect in one `mode` of the run only."""
+
+    def is_given(self, key: str, info: ValidationInfo) -> bool:
+        """Return True if the user set a key; in a resolved config, if it is not at its default."""
+        if info.context:
+            return key in self.model_fields_set
+        return bool(getattr(self, key) != type(self).model_fields[key].get_default())
+
+    def without_effect(self, table: OnlyWith, control: str, value: object, info: ValidationInfo) -> list[str]:
+        """Return a sentence for every given key of `table` without effect while `control = value`."""
+        condition = f"{control} absent" if value is None else f"{control} = {value!r}"
+        return [
+            f"{self.no_effect(key, condition, reason)}, or use {control} = {' or '.join(map(repr, values))}"
+            for key, (values, reason) in table.items()
+            if value not in values and self.is_given(key, info)
+        ]
+
+    def no_effect(self, key: str, condition: str, reason: str) -> str:
+        """Return the sentence that refuses one key."""
+        value = getattr(self, key)
+        shown = f"{value:g}" if isinstance(value, float) else repr(value)
+        return f"{key} = {shown} has no effect with {condition}: {reason}; leave {key} out"

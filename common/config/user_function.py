@@ -1,0 +1,107 @@
+"""A function of the user's own, named by a `function_ref`: `path/to/file.py:name`.
+
+The file is executed as a module of its own, named after its path. Its folder is not on the import path, so that it
+cannot shadow installed packages.
+"""
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import math
+import symtable
+import sys
+import traceback
+from collections.abc import Callable
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+
+from prefixrl.common.errors import ConfigError
+
+UserFunction = Callable[..., object]
+
+
+def resolve(key: str, function_ref: str, base: Path) -> str:
+    """Return the reference with an absolute path; execute nothing; errors name the `key`."""
+    path, separator, name = function_ref.rpartition(":")
+    if not separator or not path.endswith(".py") or not name.isidentifier():
+        raise ConfigError(f'{key} = {function_ref!r} is not FILE.py:NAME, for example {key} = "mine.py:score"')
+    absolute = (base / Path(path).expanduser()).resolve()
+    if not absolute.is_file():
+        raise ConfigError(f"{key} = {function_ref!r}: there is no such file (looked at {absolute})")
+    _check_source(f"{key} = {function_ref!r}", absolute, name)
+    return f"{absolute}:{name}"
+
+
+def _check_source(what: str, path: Path, name: str) -> None:
+    try:
+        source = importlib.util.decode_source(path.read_bytes())
+        tree, table = ast.parse(source, str(path)), symtable.symtable(source, str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{what}: {path} is not valid Python: {explain(error, path)}; mend the file") from None
+    bound = {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()}
+    takes_all = any(isinstance(node, ast.alias) and node.name == "*" for node in ast.walk(tree))
+    if name not in bound and not takes_all:
+        functions = [each.name for each in tree.body if isinstance(each, ast.FunctionDef) and each.name[0] != "_"]
+        known = f"it defines {', '.join(functions)}" if functions else "it defines no function"
+        raise ConfigError(f"{what}: {path} has no {name!r}; {known}")
+
+
+def file_of(function_ref: str) -> Path:
+    """Return the file of a reference."""
+    return Path(function_ref.rpartition(":")[0])
+
+
+def load(function_ref: str) -> UserFunction:
+    """Return the function of a resolved reference; the file is executed once per process.
+
+    Raises ConfigError if the file cannot be read or does not run (naming the line), or has no such function.
+    """
+    path, name = file_of(function_ref), function_ref.rpartition(":")[2]
+    module = _module(path)
+    function = getattr(module, name, None)
+    if function is None:
+        raise ConfigError(f"{path} has no {name!r}")
+    if not callable(function):
+        raise ConfigError(f"{name!r} in {path} is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _module(path: Path) -> ModuleType:
+    """Execute the file as a module; raises ConfigError when it does not run."""
+    digest = hashlib.blake2b(bytes(path), digest_size=8).hexdigest()
+    name = f"prefixrl_user_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses, pickle and typing look for a class's module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(f"{path} cannot be imported: {explain(error, path)}; mend the file") from error
+    return module
+
+
+def number(value: object) -> float:
+    """Return a number (NumPy's and torch's too) as a float, infinite if too large; else NaN."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return math.inf
+
+
+def explain(error: BaseException, path: Path) -> str:
+    """Describe an error of the user's code in one line, with the line of their file."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines = [error.lineno]
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    where = f" ({path.name}, line {lines[-1]})" if lines else ""
+    message = error.msg if isinstance(error, SyntaxError) else error
+    return f"{type(error).__name__}: {message}{where}"

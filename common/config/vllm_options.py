@@ -1,0 +1,46 @@
+"""The `[rollout.vllm]` and `[scorer.vllm]` sections: arguments of the vLLM engine."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from prefixrl.common.config.section import Positive, Section
+
+_OF_MODEL = {"generation_config", "model", "override_generation_config", "skip_tokenizer_init", "tokenizer"}
+OWN_OPTIONS = _OF_MODEL | {"logprobs_mode", "scheduling_policy", "seed", "speculative_config", "weight_transfer_config"}
+"""Arguments of vLLM that this software sets itself."""
+
+
+class VllmConfig(Section):
+    """Arguments of the vLLM engine. Absent ones have vLLM's own default unless stated here."""
+
+    tensor_parallel_size: Positive = 1
+    """Number of GPUs over which one model is spread."""
+    quantization: str | None = None
+    """Quantisation, for example "fp8". Absent: the model folder's own."""
+    max_model_len: Positive | None = None
+    """Most tokens of prompt and answer together. Absent: the longest row of this run, within the model's own limit."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """auto: for a rollout the dtype of the published weights, for a scorer that of the checkpoint."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the device's memory for weights and KV cache; lower it where processes share a GPU."""
+    kv_cache_memory_bytes: Positive | None = None
+    """Size of the KV cache. Absent: on a GPU the rest of `gpu_memory_utilization`, on a CPU 256 MiB."""
+    max_num_seqs: Positive = 256
+    """Rows decoded at once; the number of tasks at once follows from it."""
+    attention_backend: str | None = None
+    """Attention backend, for example "FLASH_ATTN"."""
+    seeded: bool = True
+    """Draw every row by its own seed: a repeated task gives the same text. Slower; may be off for scorers."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's AsyncEngineArgs, passed unchanged."""
+
+    @model_validator(mode="after")
+    def _options_are_free(self) -> "VllmConfig":
+        named = sorted(set(self.options) & (set(type(self).model_fields) - {"options"}))
+        if named:
+            raise ValueError(f"options sets {', '.join(named)}: these are keys of this section itself")
+        taken = sorted(set(self.options) & OWN_OPTIONS)
+        if taken:
+            raise ValueError(f"options sets {', '.join(taken)}: this software sets them itself; leave them out")
+        return self

@@ -1,0 +1,179 @@
+"""The `[rollout]`, `[scorer]` and `[simulated]` sections: engines, and how they sample.
+
+A model's generation_config has no influence; penalties on repetition are not offered.
+"""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from prefixrl.common.config.openai_options import OpenAIConfig
+from prefixrl.common.config.section import (
+    Fraction,
+    NonNegative,
+    NonNegativeFloat,
+    OnlyWith,
+    Positive,
+    PositiveFloat,
+    Section,
+)
+from prefixrl.common.config.vllm_options import VllmConfig
+from prefixrl.common.wire.messages import Kind, Sampling
+
+LEAST_CACHE_BYTES = 2**20
+TRUNCATIONS = ("top_k", "top_p", "min_p")
+_ENGINE_KEYS = ("engine", "openai", "max_new_tokens", "temperature", "continuations", "cache_bytes")
+_NEEDS_ENGINE = (("prefix",), "its scorers run no engine")
+
+
+class EngineConfig(Section):
+    """The options that a rollout's engine and a scorer's share."""
+
+    max_prompt_tokens: Positive = 1024
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Positive = 1
+    """CPU threads of torch; more than one per process is slower on most machines."""
+    vllm: VllmConfig = VllmConfig()
+    top_k: NonNegative = 0
+    """Draw only from the k most likely tokens; 0: from all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw only from the most likely tokens that together have this probability."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Draw only from tokens at least this many times as likely as the most likely one."""
+
+    def truncations(self) -> list[str]:
+        """List the keys that leave tokens out of the draw, with their values."""
+        fields = EngineConfig.model_fields
+        return [f"{key} = {getattr(self, key):g}" for key in TRUNCATIONS if getattr(self, key) != fields[key].default]
+
+    def sampling(self, temperature: float, max_new_tokens: int) -> Sampling:
+        """Return the settings of a draw."""
+        truncation = {key: getattr(self, key) for key in TRUNCATIONS}
+        return Sampling(temperature=temperature, max_new_tokens=max_new_tokens, **truncation)
+
+
+class RolloutConfig(EngineConfig):
+    ONLY_IN_MODE: ClassVar[OnlyWith] = {
+        "prefix_tokens": (("prefix",), "the length of an answer is rollout.answer_tokens"),
+        "answer_tokens": (("direct",), "the length of a prefix is rollout.prefix_tokens"),
+    }
+
+    engine: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
+    """auto: vLLM where it is installed and there is a CUDA device, else transformers."""
+    prefix_tokens: Positive = 32
+    """k: most tokens the adapter writes in prefix mode."""
+    answer_tokens: Positive = 2048
+    """Most tokens the adapter writes in direct mode; an answer that does not end within them has reward 0."""
+    temperature: PositiveFloat = 0.7
+    groups_per_task: Positive = 8
+    """Groups sampled in one forward; the sampled text depends on it."""
+    probe_tolerance: PositiveFloat | None = None
+    """Largest difference in a probe logprob of proved weights. Absent: 1e-3 in fp32, 0.2 in bf16, where learner and
+    engine round differently (a wrong version differs by more than 1)."""
+    allow_biased_ratios: bool = False
+    """Accept top_p, top_k and min_p although they bias the correction."""
+    swap: Literal["drain", "in_flight"] = "drain"
+    """drain: new weights are installed after the last task is done, so every answer has one version. in_flight: running
+    answers pause and continue with the new weights, and the version of every token is recorded; for long answers."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "RolloutConfig":
+        given = self.truncations()
+        if given and not self.allow_biased_ratios:
+            raise ValueError(
+                f"{', '.join(given)}: tokens would be drawn from another distribution than the learner's, so that p/mu "
+                f"of every token would be biased; leave it out, or accept the bias with allow_biased_ratios = true"
+            )
+        if not self.vllm.seeded:
+            raise ValueError(
+                "vllm.seeded = false is for scorers: a rollout's text follows from seed, group and row; leave it out"
+            )
+        transfer = self.vllm.options.get("kv_transfer_config")
+        if self.swap == "in_flight" and transfer is not None:
+            raise ValueError(
+                f'swap = "in_flight" with vllm.options.kv_transfer_config = {transfer!r}: vLLM cannot drop keys and '
+                'values that are being transferred; leave the transfer out, or use swap = "drain"'
+            )
+        return self
+
+
+class ScorerConfig(EngineConfig):
+    ONLY_IN_MODE: ClassVar[OnlyWith] = dict.fromkeys((*EngineConfig.model_fields, *_ENGINE_KEYS), _NEEDS_ENGINE)
+
+    engine: Literal["auto", "vllm", "transformers", "openai", "simulated"] = "auto"
+    """auto: vLLM where it is installed and there is a CUDA device, else transformers. openai: served elsewhere."""
+    openai: OpenAIConfig = OpenAIConfig()
+    max_new_tokens: Positive = 2048
+    temperature: NonNegativeFloat = 0.7
+    """0 decodes greedily."""
+    truncated: Literal["judge", "zero", "mask", "extend"] | None = None
+    """Treatment of a completion that max_new_tokens cut. judge (default): it is judged as it is, so that an answer
+    already given counts. zero (default in direct mode): reward 0. mask: the row is left out of training and counted; in
+    evaluations it is judged as it is. extend: it is continued once by extension_tokens, then judged."""
+    extension_tokens: Positive | None = None
+    """Tokens added with truncated = "extend". Absent: max_new_tokens."""
+    verifier_children: Positive = 1
+    verify_timeout_s: Positive = 5
+    keep_completions: bool = False
+    """Keep the target's text in the journal."""
+    continuations: Positive = 1
+    """m: completions of every prefix in training, each with draws of its own; the reward is their mean."""
+    cache_bytes: NonNegative = 0
+    """Memory of each scorer for greedy completions, least recently used dropped first; 0: no cache. A completion from
+    the cache was computed beside other rows than its own (docs/continuations.md)."""
+
+    @model_validator(mode="after")
+    def _endpoint_can_be_asked(self) -> "ScorerConfig":
+        if self.engine != "openai":
+            return self
+        if self.openai.url is None:
+            raise ValueError(
+                'openai.url: missing, engine = "openai" needs the endpoint\'s address, for example "http://node7:8000/v1"'
+            )
+        extensions = [each for each in self.truncations() if not each.startswith("top_p")]
+        if extensions and self.openai.dialect == "openai":
+            raise ValueError(
+                f'{", ".join(extensions)} with openai.dialect = "openai": OpenAI\'s API has no such key; leave it '
+                'out, or use openai.dialect = "vllm" if vLLM serves the endpoint'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check(self) -> "ScorerConfig":
+        if self.extension_tokens is not None and self.truncated != "extend":
+            raise ValueError(
+                f"extension_tokens = {self.extension_tokens} with truncated = {self.truncated!r}: only "
+                'truncated = "extend" has an extension; leave it out, or use that'
+            )
+        if self.continuations > 1 and self.temperature == 0:
+            raise ValueError(
+                f"continuations = {self.continuations} with temperature = 0: a greedy target writes the same text "
+                f"every time; give a temperature above 0, for example 0.7, or leave continuations out"
+            )
+        if 0 < self.cache_bytes < LEAST_CACHE_BYTES:
+            raise ValueError(
+                f"cache_bytes = {self.cache_bytes}: too small to be useful, the least is {LEAST_CACHE_BYTES} (1 MiB); "
+                f"raise it, or leave it out to have no cache"
+            )
+        return self
+
+    def texts_per_row(self, kind: Kind) -> int:
+        """Return the number of texts judged per row of a task."""
+        return self.continuations if kind == "train" else 1
+
+    @property
+    def most_extension_tokens(self) -> int:
+        """The tokens that a cut completion may get beyond its limit."""
+        return (self.extension_tokens or self.max_new_tokens) if self.truncated == "extend" else 0
+
+
+class SimulatedConfig(Section):
+    """Declared latencies of the `simulated` engine, for load tests and sizing only."""
+
+    ONLY_IN_MODE: ClassVar[OnlyWith] = dict.fromkeys(("completion_s", "completion_sigma", "accuracy"), _NEEDS_ENGINE)
+
+    prefix_s: NonNegativeFloat = 0.05
+    completion_s: NonNegativeFloat = 0.2
+    completion_sigma: NonNegativeFloat = 0.0
+    """Spread of the lognormal completion time; 0 is constant."""
+    accuracy: Fraction = 0.5

@@ -1,0 +1,10 @@
+"""Engines: models that continue rows of tokens, for rollouts and scorers.
+
+`base.py`         the interface: jobs, continuations, `Engine`, `AdapterEngine`
+`rendering.py`    questions to token ids and back
+`extract.py`      the part of a completion that is the answer
+`make.py`         the choice of an engine
+`hf.py`           the embedded engine, by transformers
+`simulated.py`    an engine without a model
+`vllm.py`         the throughput engine; `vllm_setup.py`: its arguments; `vllm_plugin.py`: its part in vLLM's processes
+"""

@@ -1,0 +1,153 @@
+"""The interface between a worker's loop and an engine.
+
+An engine is driven by its worker's loop: `submit` queues a job, `step` does a bounded piece of work (or waits a bounded
+time for it) and returns what finished. A job is one forward's rows: no other job may change their text.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.messages import Finish, Sampling, Usage
+
+TokenIds = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rows to continue."""
+
+    key: str
+    """Name of the job, the task it belongs to."""
+    rows: tuple[TokenIds, ...]
+    uniforms: NDArray[np.float64]
+    """Draws in [0, 1), shape (rows, max_new_tokens); unused when greedy."""
+    sampling: Sampling
+    stop_tokens: frozenset[int]
+    """Ids that end a row; the one that did is the row's last token."""
+    script: tuple[TokenIds, ...] | None = None
+    """Text of each row that the `simulated` engine of a scorer returns; None for real engines."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Continuation of a row: ids as drawn, their logprobs when sampled, and its end."""
+
+    tokens: TokenIds
+    logprobs: NDArray[np.float32]
+    """Empty where a scorer's engine leaves them out: nobody reads them there."""
+    finish: Finish
+    spans: tuple[tuple[int, int], ...]
+    """Pairs (version, tokens) in order; version 0 is what the engine was started with."""
+    text: str | None = None
+    """Text of an engine that is given text, not ids; `tokens` is then the encoding by its model's tokenizer."""
+    error: str = ""
+    """Cause of a missing continuation, where `finish` is `error`."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """A finished job; `rows` in the order of the job's."""
+
+    key: str
+    rows: tuple[Continuation, ...]
+    elapsed_s: float
+
+
+class Engine(Protocol):
+    """A model that continues rows of tokens."""
+
+    name: str
+    slots: int
+    """Number of jobs that may run at once."""
+    progress: int
+    """Counter that grows with every decoded token."""
+    busy_slot_s: float
+    """Slot-seconds spent on jobs so far."""
+
+    @property
+    def waits_for(self) -> str:
+        """Endpoint that an engine waits for, and why; "" while it waits for none."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """Usage of its endpoint so far; None where it has none."""
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+
+    def cancel(self, key: str) -> bool:
+        """Drop a job that has not started; False when it has, or is unknown."""
+
+    def step(self, timeout_s: float) -> list[JobResult]:
+        """Work for a bounded time; return the jobs that finished."""
+
+
+class AdapterEngine(Engine, Protocol):
+    """An engine of a rollout: its weights can be replaced, and it scores given text."""
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Replace all weights; ValueError, changing nothing, unless names, shapes and dtypes fit.
+
+        Running jobs go on with the new version, and what was cached of the old weights is computed again.
+        """
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the installed weights by name, tied ones once."""
+
+    def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+        """Return the logprob of every token but the first given those before, shape (tokens - 1,)."""
+
+
+class JobQueue:
+    """The jobs of an engine that wait for a slot, and its counters."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Job] = deque()
+        self.progress = 0
+        self.busy_slot_s = 0.0
+
+    @property
+    def waits_for(self) -> str:
+        """Nothing: an embedded engine waits for no endpoint."""
+        return ""
+
+    @property
+    def usage(self) -> Usage | None:
+        """None: an embedded engine asks no endpoint."""
+        return None
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        self._waiting.append(job)
+
+    def cancel(self, key: str) -> bool:
+        """Drop a job that waits for a slot; False when it runs or is unknown."""
+        found = next((job for job in self._waiting if job.key == key), None)
+        if found is not None:
+            self._waiting.remove(found)
+        return found is not None
+
+
+def check_fit(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError unless names, shapes and dtypes of new weights are the model's `own`."""
+    if own.keys() != tensors.keys():
+        raise ValueError(f"weights differ in names: {sorted(own.keys() ^ tensors.keys())[:4]}")
+    for name, tensor in tensors.items():
+        shape, dtype = own[name].shape, own[name].dtype
+        if shape != tensor.shape:
+            raise ValueError(f"weight {name} has shape {tuple(tensor.shape)}, the model's is {tuple(shape)}")
+        if dtype != tensor.dtype:
+            raise ValueError(f"weight {name} has dtype {tensor.dtype}, the model's is {dtype}")
+
+
+def spans_of(versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return the runs of equal versions, token by token, as (version, tokens)."""
+    return tuple((version, len(list(run))) for version, run in groupby(versions))

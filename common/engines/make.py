@@ -1,0 +1,32 @@
+"""Choose and load the engine of a worker."""
+
+import torch
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.base import AdapterEngine
+from prefixrl.common.engines.vllm_setup import is_vllm_installed
+
+
+def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
+    """Load `model` for a worker of `role`; `auto` takes the best engine that is installed here.
+
+    UserError: vLLM was asked for and cannot be used as asked. DataError: the model cannot be loaded.
+    """
+    if kind == "simulated":
+        from prefixrl.common.engines.simulated import SimulatedEngine
+
+        return SimulatedEngine(role, config.simulated)
+    section = config.rollout if role == "rollout" else config.scorer
+    device = section.device
+    has_cuda = device != "cpu" and torch.cuda.is_available()
+    if kind == "vllm" or (kind == "auto" and has_cuda and is_vllm_installed()):
+        from prefixrl.common.engines.vllm import VllmEngine
+        from prefixrl.common.engines.vllm_setup import resolve
+
+        return VllmEngine(resolve(model, role, config))
+    from prefixrl.common.engines.hf import TransformersEngine
+
+    if device == "auto":
+        device = "cuda" if has_cuda else "cpu"
+    dtype = config.learner.dtype if role == "rollout" else "auto"
+    return TransformersEngine(model, device, dtype, section.threads)

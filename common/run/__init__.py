@@ -1,0 +1,11 @@
+"""Contents of a run directory, written by the learner and read by commands as well.
+
+directory_format.py   the format of the directory, checked before anything in it is read
+records.py            the records of the journal
+journal.py            the journal file
+json_lines.py         files of JSON lines
+status.py             the status document
+documents.py          metrics, advantages, summary
+accuracy.py           judged rows and the figures of an arm
+plans.py              plans, results and answers of `prefixrl eval` and `generate`
+"""

@@ -1,0 +1,111 @@
+"""Documents of a learner that commands read: metrics, advantages, summary."""
+
+import msgspec
+
+from prefixrl.common.run.accuracy import Interval, Point
+from prefixrl.common.run.status import UsageTotal
+from prefixrl.common.wire.messages import StageTimes
+
+METRICS_FILE, ADVANTAGES_FILE, SUMMARY_FILE = "metrics.jsonl", "advantages.jsonl", "summary.json"
+ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
+"""Arms of a run in the order in which they are reported."""
+
+
+class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `metrics.jsonl`: one iteration."""
+
+    iteration: int
+    version: int
+    """The version this iteration made."""
+    optimizer_steps: int
+    figures: dict[str, float]
+    ages: dict[str, int]
+    """Groups of the batch by age in versions, that of their oldest token."""
+    statuses: dict[str, int]
+    """Texts of the batch by verdict (docs/verification.md): one per row, or `scorer.continuations` of them."""
+    histograms: dict[str, dict[str, list[float]]]
+    stages: StageTimes
+    """Means over the batch's groups."""
+    waited_for_s: dict[str, float]
+    """Time in which the broker had no batch to give, by cause: rollouts, scorers, or another rank's report."""
+    tokens_per_s: dict[str, float]
+    """rollout, scorer: tokens of the batch over the time since the batch before; learner: while it trained."""
+    busy_fraction: dict[str, float]
+    """Fraction by role, since each worker's first lease."""
+    engine_mismatch: float
+    """Largest difference in a probe logprob among the rollouts, at the versions they installed last."""
+    ended: dict[str, int]
+    """Groups that ended untrained so far, by state and cause."""
+    losses: dict[str, int]
+    """Workers and tasks lost so far, by cause."""
+    waited_s: float
+    trained_s: float
+    since_start_s: float
+    """Time that learners ran since the run began, without what was lost when one was killed."""
+    engines: dict[str, tuple[str, ...]] = {}
+    """Engines of the connected workers, by role."""
+    endpoint: UsageTotal | None = None
+    """Usage of the target's endpoint so far; None unless the target is served elsewhere."""
+
+
+class AdvantageLine(msgspec.Struct, frozen=True):
+    """One line of `advantages.jsonl`: the mean whitened advantage of each row of a group."""
+
+    iteration: int
+    seq: int
+    advantages: list[float]
+
+
+class Staleness(msgspec.Struct, frozen=True, kw_only=True):
+    """Ages in versions of what was trained."""
+
+    window: int
+    max_trained: int
+    histogram: dict[str, int]
+    """Groups, by the age of their oldest token."""
+    token_histogram: dict[str, int]
+    crossed_fraction: float
+    """Fraction of the rows with tokens of more than one version."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `summary.json`: accuracies by judged arm, greedy but for `*_sampled`."""
+
+    run_id: str
+    accuracy: dict[str, float]
+    accuracy_ci95: dict[str, tuple[float, float]]
+    accuracy_interval: dict[str, Interval]
+    """The kind of `accuracy_ci95`: Wilson's where all rewards are 0 or 1, else a bootstrap over problems."""
+    accuracy_sampled: dict[str, float]
+    accuracy_by_family: dict[str, dict[str, float]]
+    accuracy_by_version: list[Point]
+    """The adapter, greedy: before training, every `evaluation.every` versions, after training."""
+    truncated_fraction: float
+    """Fraction of the trained rows that a length limit cut."""
+    accuracy_truncated: dict[str, float]
+    """Fraction of the evaluated rows that a length limit cut, by arm, greedy."""
+    fixed_prefix: str
+    evaluations_incomplete: list[str]
+    eval_problems: int
+    verifier_errors: int
+    groups: dict[str, int]
+    causes: dict[str, int]
+    """Untrained groups by state and cause."""
+    row_errors: dict[str, int]
+    """Texts of training groups without a verdict, by the kind of failure."""
+    cached_fraction: float
+    """Fraction of all judged texts, evaluations' included, that a scorer's cache held; since the broker started."""
+    filter_pass_fraction: float | None
+    """Fraction of the groups that the prompt filter judged; None without a filter."""
+    staleness: Staleness
+    versions: int
+    optimizer_steps: int
+    busy_fraction: dict[str, float]
+    """Fraction by role when the last iteration ended, since the learner that trained it had started."""
+    engine: dict[str, str]
+    """Engines that worked for the run, by role."""
+    losses: dict[str, int]
+    wall_s: float
+    """Time that learners ran; of a killed one until the last iteration that it left in the run."""
+    endpoint: UsageTotal | None = None
+    """Usage of the target's endpoint, evaluations included; None unless the target is served elsewhere."""

@@ -1,0 +1,47 @@
+"""Files of JSON lines; while one is appended to, its last line may be incomplete."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from prefixrl.common.errors import DataError
+from prefixrl.common.process import write_atomically
+
+log = logging.getLogger(__name__)
+
+Line = TypeVar("Line", bound=msgspec.Struct)
+
+
+def read(path: Path, kind: type[Line]) -> list[Line]:
+    """Return every line, none without a file; raise DataError for a damaged or strange one.
+
+    A last line that is no JSON is left out: it is being written, or was when the machine died or the disk was full.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    texts = path.read_bytes().splitlines() if path.exists() else []
+    lines: list[Line] = []
+    for number, text in enumerate(texts, start=1):
+        if not text:
+            continue
+        try:
+            lines.append(decoder.decode(text))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            # A line that was cut is no JSON; a whole line with other fields is of another kind.
+            if number < len(texts) or isinstance(error, msgspec.ValidationError):
+                raise DataError(f"{path} line {number} is damaged: {error}; repair or remove the line") from None
+            log.warning("%s: left out the last line, which is incomplete: %s", path, error)
+    return lines
+
+
+def write(path: Path, rows: Iterable[msgspec.Struct]) -> None:
+    """Replace a file by these rows."""
+    write_atomically(path, msgspec.json.Encoder().encode_lines(rows).decode())
+
+
+def append(path: Path, rows: Iterable[msgspec.Struct]) -> None:
+    """Write rows at the end of a file."""
+    with path.open("ab") as file:
+        file.write(msgspec.json.Encoder().encode_lines(rows))

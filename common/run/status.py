@@ -1,0 +1,127 @@
+"""The status document: the state of a run, from the broker to commands, metrics, summary."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from prefixrl.common.config.openai_options import OpenAIConfig
+from prefixrl.common.wire.messages import Usage
+
+USAGE_FILE = "usage.json"
+"""In the run directory: `Usage` of the endpoint that serves the target, by scorer."""
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One connected worker."""
+
+    name: str
+    role: str
+    host: str
+    pid: int
+    phase: str
+    engine: str
+    version: int
+    slots: int
+    leases: int
+    busy_fraction: float | None
+    tasks_done: int
+    silent_s: float
+    engine_mismatch: float
+    first_lease_after_ready_s: float | None
+    state: str
+
+
+class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups by their end: issued is the sum of the others but duplicates_ignored."""
+
+    issued: int
+    trained: int
+    filtered: int
+    failed: int
+    expired: int
+    outstanding: int
+    duplicates_ignored: int
+
+
+class FilterStatus(msgspec.Struct, frozen=True):
+    """Counts of the prompt filter over the newest groups."""
+
+    passed: int
+    judged: int
+
+
+class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of all scorers to the endpoint that serves the target, since the run began."""
+
+    requests: int
+    """Answered requests, with the trial request of each scorer at its start."""
+    prompt_tokens: int
+    completion_tokens: int
+    retries: int
+    limited_s: float
+    """Seconds in which some row waited for a rate limit, added up over scorers."""
+    cost: float | None
+    """Cost at the config's prices; None without prices."""
+
+    def __str__(self) -> str:
+        """Return the figures in words."""
+        tokens = f"{self.prompt_tokens:,} prompt and {self.completion_tokens:,} completion tokens"
+        retries = f", {self.retries:,} retries" if self.retries else ""
+        limited = f", {self.limited_s:.0f} s held back by rate limits" if self.limited_s else ""
+        cost = "" if self.cost is None else f", cost {self.cost:,.2f}"
+        return f"{self.requests:,} requests, {tokens}{retries}{limited}{cost}"
+
+
+def total_usage(counts: Iterable[Usage], section: OpenAIConfig) -> UsageTotal:
+    """Add up the usage of all scorers, at the prices of a config."""
+    rows = [msgspec.structs.asdict(usage) for usage in counts]
+    sums = {name: sum(row[name] for row in rows) for name in Usage.__struct_fields__}
+    prices = section.prompt_price, section.completion_price
+    cost = (sums["prompt_tokens"] * prices[0] + sums["completion_tokens"] * prices[1]) / 1e6
+    return UsageTotal(**sums, cost=cost if any(prices) else None)
+
+
+class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a run."""
+
+    run_id: str
+    directory: str
+    broker_pid: int
+    iteration: int
+    """Completed iterations, which is also the newest version."""
+    total_iterations: int
+    """0 where nothing is trained: for `prefixrl eval` and `generate`."""
+    groups: GroupCounts
+    causes: dict[str, int]
+    """Untrained groups by state and cause."""
+    row_errors: dict[str, int]
+    """Texts without a verdict, by the kind of failure. A row is one text, or `scorer.continuations` of them."""
+    filter: FilterStatus | None
+    """None where no group was judged by a filter."""
+    queues: dict[str, int]
+    """Live groups by state."""
+    window: int
+    age_histogram: dict[str, int]
+    """Trained groups by age in versions; the age of their oldest token."""
+    token_age_histogram: dict[str, int]
+    """Trained tokens by age in versions."""
+    crossed_fraction: float
+    """Fraction of the trained rows that were begun with one version and ended with another."""
+    workers: list[WorkerStatus]
+    busy_fraction: dict[str, float]
+    """Mean over the workers of a role."""
+    losses: dict[str, int]
+    truncated_fraction: float
+    """Fraction of the newest batch's rows that a length limit cut."""
+    waiting_for: str
+    malformed_messages: int
+    journal_bytes: int
+    up_s: float
+    evaluations: dict[str, int] = {}
+    """Problems asked for, judged and failed, over all evaluations since the broker started."""
+    completions: dict[str, int] = {}
+    """Texts judged since the broker started, evaluations included; and those that a scorer's cache held."""
+    rows_left_out: dict[str, int] = {}
+    """Rows of accepted groups that are never trained, by cause: truncated, error."""
+    endpoint: UsageTotal | None = None
+    """None unless the target is served elsewhere."""

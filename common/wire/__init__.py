@@ -1,0 +1,10 @@
+"""The messages between processes, and the sockets that carry them.
+
+No other folder imports zmq; no message is pickled.
+
+messages.py       every message, one tagged union per link and direction
+packing.py        packed token ids and logprobs, and the checks of received groups
+continuations.py  the verdict on a row from the verdicts on its continuations
+transport.py      `Server` (ROUTER) and `Client` (DEALER), with one table of socket options
+requester.py      requests to the broker that wait for their answer, for learner ranks and operators
+"""

@@ -1,0 +1,39 @@
+"""One verdict on a row from the verdicts on several continuations of its prefix. Pure.
+
+The reward is the mean over the judged ones: a continuation whose verifier failed (`error`), or that was cut and masked
+(`truncated`), is no evidence about the prefix. The other fields are those of one continuation.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+from msgspec.structs import asdict, replace
+
+from prefixrl.common.wire.messages import TextVerdict, Verdict
+
+
+def row_verdict(each: Sequence[TextVerdict]) -> Verdict:
+    """Return the verdict on a row from those on its continuations (at least one, in order).
+
+    Status, fault, answer and finish come from the first continuation with status `ok`; without any, from the first that
+    was judged; without any, from the first with status `error`; else from the first. Tokens are summed, the time is the
+    longest, texts stay with the continuations. A single continuation gives its verdict to the row.
+    """
+    if len(each) == 1:
+        return Verdict(**asdict(each[0]))
+    judged = [verdict for verdict in each if verdict.is_judged]
+    return replace(
+        Verdict(**asdict(min(each, key=_rank))),
+        reward=statistics.fmean(verdict.reward for verdict in judged) if judged else 0.0,
+        completion_tokens=sum(verdict.completion_tokens for verdict in each),
+        elapsed_ms=max(verdict.elapsed_ms for verdict in each),
+        completion="",
+        was_cached=all(verdict.was_cached for verdict in each),
+        continuations=tuple(each),
+    )
+
+
+def _rank(verdict: TextVerdict) -> int:
+    if verdict.is_judged:
+        return 0 if verdict.status == "ok" else 1
+    return 2 if verdict.status == "error" else 3

@@ -1,0 +1,656 @@
+"""Every type that crosses a socket or stands in the journal: a tagged union per direction.
+
+Token ids travel as little-endian int32 bytes, logprobs as little-endian float32 bytes (`packing.py` writes, reads and
+checks them). A worker (W) and the broker (B) exchange, in this order:
+
+    W Hello      ─▶ B Welcome | Reject       the worker receives the run's resolved config and loads its model
+    W Ready      ─▶ B                        the broker compares digests; the worker's slots become credit
+    B PrefixTask | ScoreTask ─▶ W            a lease: Heartbeat renews it; Prefixes, Scores or Refused end it
+    B Ack        ─▶ W                        the result is held (Scores: in the journal); until then it is sent again
+    B Beat       ─▶ W                        answers each Heartbeat with the newest published version
+    W Staged     ─▶ B Swap ─▶ W Installed    a rollout holds new weights, may swap, has scored the probe
+    B Proved | ProbeFailed   ─▶ W            its samples count, or are dropped and the weights fetched again
+
+Learner ranks and operators use the same socket: GetBatch, IterationDone, Published, Evaluate, GetStatus and others. In
+this file: parts; worker to broker; broker to worker; rank or operator to broker; broker to rank or operator; weights.
+"""
+
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+PROTOCOL = 5
+"""Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
+
+UNPROVED = -1
+"""Value in place of a version while no version may be claimed."""
+
+Role = Literal["rollout", "scorer", "rank", "operator"]
+Finish = Literal["eos", "length", "error"]
+VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "no_gold", "error"]
+UNJUDGED: frozenset[VerdictStatus] = frozenset({"error", "truncated", "no_gold"})
+"""Statuses without a reward: the verifier failed, a cut text is masked, there is no gold answer."""
+_VerifierFault = Literal["too long for a child", "gold answer unreadable", "verifier raised", "process died"]
+_SandboxFault = Literal["sandbox refused", "sandbox failed", "sandbox overran"]
+_FunctionFault = Literal["function raised", "function overran", "function returned no reward"]
+Fault = Literal["", "question not rendered", _VerifierFault, _SandboxFault, _FunctionFault, "no completion"]
+"""Cause of a missing verdict, "" where there is one. A closed list, so that counts by cause stay few."""
+Kind = Literal["train", "eval"]
+CodeMode = Literal["none", "answers", "tests"]
+"""Programs in answers that are run; `data.code` explains the values."""
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A message of one of the unions below; its tag is its class name."""
+
+
+class _Leased(_Message, frozen=True):
+    """A message about one lease of a task."""
+
+    task: str
+    attempt: int
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A piece of a message."""
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+class Sampling(_Part, frozen=True, kw_only=True):
+    """All settings of an engine's draws; a model's generation_config never leaks in."""
+
+    temperature: float
+    """0 decodes greedily."""
+    max_new_tokens: int
+    top_k: int = 0
+    """0 for all tokens."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+class ModelDigests(_Part, frozen=True):
+    """Digests of what a worker loaded; a worker that differs from its role is refused."""
+
+    model: str
+    tokenizer: str
+    chat_template: str
+    reward_function: str = ""
+    """Digest of the file of `reward.function`; "" without one and for rollouts."""
+
+
+class Prompt(_Part, frozen=True):
+    """One problem as the broker hands it to workers; each renders it with its own tokenizer."""
+
+    prompt_id: str
+    question: str
+    gold: str
+    """Gold answer; empty only in evaluations of problems without one, whose answers get no verdict."""
+    code: CodeMode = "none"
+    """Programs in its answers that are run."""
+
+
+class GroupTask(_Part, frozen=True):
+    """One group to sample, and the seed from which the seed of every row is derived."""
+
+    seq: int
+    prompt: Prompt
+    seed: int
+
+
+class VersionSpan(_Part, frozen=True):
+    """Consecutive tokens of a row that one version of the adapter sampled."""
+
+    version: int
+    weights_digest: str
+    tokens: int
+    """Number of these tokens, at least one."""
+
+
+class Row(_Part, frozen=True, kw_only=True):
+    """One sampled prefix; in direct mode one whole answer."""
+
+    tokens: bytes
+    """int32 ids, shape (tokens,), exactly as sampled; an EOS that ended the row is among them."""
+    logprobs: bytes
+    """float32, shape (tokens,), under the distribution from which each token was sampled."""
+    finish: Finish
+    spans: tuple[VersionSpan, ...]
+    """Versions of the tokens: every token once, versions strictly rising. Several only with `rollout.swap =
+    "in_flight"`; empty where no adapter wrote the row."""
+    text: str | None = None
+    """Prefix mode: the tokens as text of the adapter's tokenizer, special tokens included, without the stop at the end.
+    A target whose tokenizer reads another text in the tokens continues this text instead."""
+
+
+class GroupPrefixes(_Part, frozen=True, kw_only=True):
+    """All rows of one group, the result of one engine call."""
+
+    seq: int
+    prompt: Prompt
+    seed: int
+    prompt_tokens: bytes
+    """int32 ids of the rendered prompt the adapter saw; empty for rows that no adapter wrote."""
+    rows: tuple[Row, ...]
+    error: str = ""
+    """Reason why the group could not be sampled (an over-long prompt, say); `rows` is then empty."""
+
+
+class TextVerdict(_Part, frozen=True, kw_only=True):
+    """The verdict on one text: the target's completion, in direct mode the adapter's answer."""
+
+    reward: float
+    """In [0, 1]; meaningless where the text is not judged, which is never trained."""
+    status: VerdictStatus
+    extracted: str
+    """The answer found in the text; with status `error` the reason, where one is known."""
+    finish: Finish
+    """End of the text that was judged; `length`: it was cut. In direct mode a cut answer has reward 0."""
+    completion_tokens: int
+    """Tokens the scorer's engine wrote: 0 in direct mode, and where the completion was in its cache."""
+    elapsed_ms: int
+    completion: str = ""
+    """The whole text judged, in evaluations and with `scorer.keep_completions`; else empty."""
+    fault: Fault = ""
+    """Kind of failure where the status is `error`."""
+    was_text: bool = False
+    """True if the prefix reached the target as text: its tokenizer is of another family than the adapter's."""
+    was_cached: bool = False
+    """True if the scorer had this greedy completion already."""
+
+    @property
+    def is_judged(self) -> bool:
+        """True if `reward` has a meaning."""
+        return self.status not in UNJUDGED
+
+
+class Verdict(TextVerdict, frozen=True, kw_only=True):
+    """The verdict on one row: that of its text, or that of its continuations together."""
+
+    continuations: tuple[TextVerdict, ...] = ()
+    """With `scorer.continuations` > 1 one per continuation, in order; else empty."""
+
+    @property
+    def texts(self) -> tuple[TextVerdict, ...]:
+        """One verdict per text of the row."""
+        return self.continuations or (self,)
+
+
+class ScoredGroup(_Part, frozen=True, kw_only=True):
+    """A group with a verdict per row, and the prefixes judged, so that nothing is joined by id."""
+
+    prefixes: GroupPrefixes
+    version: int
+    """The adapter's when it wrote the oldest token of the task; -1 where no adapter wrote any."""
+    weights_digest: str
+    verdicts: tuple[Verdict, ...]
+    scorer: str
+    sampled_s: float = 0.0
+    scoring_s: float = 0.0
+    """Seconds that the rollout (`sampled_s`) and the scorer spent on the tasks that held the group."""
+
+    @property
+    def texts(self) -> tuple[TextVerdict, ...]:
+        """A verdict per text: one per row, or `scorer.continuations` of them."""
+        return tuple(text for row in self.verdicts for text in row.texts)
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """Number of texts without a verdict, by the kind of failure."""
+        return dict(Counter(each.fault for each in self.texts if each.status == "error"))
+
+
+class StageTimes(_Part, frozen=True):
+    """Seconds a group spent in each stage, from its first token to the iteration that trains it."""
+
+    sampling_s: float
+    queued_s: float
+    """Sampled, and at no scorer."""
+    scoring_s: float
+    waiting_s: float
+    """Scored, and in no iteration."""
+
+
+class BatchGroup(_Part, frozen=True, kw_only=True):
+    """The facts about a group that every rank needs for baselines and the plan."""
+
+    seq: int
+    prompt_id: str
+    version: int
+    weights_digest: str
+    lengths: tuple[tuple[int, int], ...]
+    """(prompt tokens, prefix tokens) per row that can be trained."""
+    rewards: tuple[float, ...]
+    """One per row that can be trained; rows without a verdict are left out."""
+    stages: StageTimes
+    statuses: dict[VerdictStatus, int]
+    """Texts of all its rows by their verdict: one per row, or `scorer.continuations` of them."""
+    completion_tokens: int = 0
+    """Tokens of the target over these rows."""
+    truncated: int = 0
+    """Judged texts of these rows that a length limit cut."""
+    cached: int = 0
+    """Judged texts of these rows that a scorer had in its cache."""
+    as_text: int = 0
+    """Rows, of these, whose prefix reached the target as text."""
+
+    @property
+    def judged(self) -> int:
+        """Number of texts with a reward."""
+        return sum(count for status, count in self.statuses.items() if status not in UNJUDGED)
+
+
+class WeightsNote(_Part, frozen=True):
+    """One published version: what a worker must fetch and how its installation is proved."""
+
+    version: int
+    digest: str
+    probe_tokens: bytes
+    """int32 ids of the text that the engine scores after installing."""
+    probe_logprobs: bytes
+    """The learner's logprob of each probe token but the first, given those before it, under the published weights."""
+
+
+class Usage(_Part, frozen=True, kw_only=True):
+    """A scorer's use of its target's endpoint since its start; the endpoint counts the tokens."""
+
+    requests: int = 0
+    """Requests that were answered."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    retries: int = 0
+    """Requests that failed and were, or will be, made again."""
+    limited_s: float = 0.0
+    """Seconds in which some row waited for a rate limit."""
+
+
+# --- worker to broker -----------------------------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """The first message of every connection, sent again when the broker answers Unknown."""
+
+    protocol: int
+    role: Role
+    incarnation: str
+    """Random per process: a restarted worker is another worker."""
+    host: str
+    pid: int
+
+
+class Ready(_Message, frozen=True, kw_only=True):
+    """The model is loaded: how many tasks may run at once, and what exactly was loaded."""
+
+    slots: int
+    digests: ModelDigests
+    version: int
+    """Installed version: 0 for the initial adapter, UNPROVED until a probe has passed and for scorers."""
+    weights_digest: str
+    engine: str
+
+
+class Heartbeat(_Message, frozen=True, kw_only=True):
+    """A sign of life, sent on a clock, with figures of the work loop: a hung loop shows."""
+
+    progress: int
+    """Grows with every token, verification and loading step; for a limited time also while an endpoint is out."""
+    busy_slot_s: float
+    leases: tuple[str, ...]
+    state: str
+    usage: Usage | None = None
+    """None unless the engine uses an endpoint."""
+
+
+class Prefixes(_Leased, frozen=True, kw_only=True):
+    """The result of a PrefixTask."""
+
+    kind: Kind
+    version: int
+    """Version of the oldest token; the task's version where no group could be sampled."""
+    weights_digest: str
+    groups: tuple[GroupPrefixes, ...]
+    elapsed_s: float
+
+
+class Scores(_Leased, frozen=True):
+    """The result of a ScoreTask."""
+
+    kind: Kind
+    groups: tuple[ScoredGroup, ...]
+
+
+class Refused(_Leased, frozen=True):
+    """A lease that the worker hands back without a result (revoked, draining, wrong version)."""
+
+    reason: str
+
+
+class Staged(_Message, frozen=True):
+    """A rollout holds verified weights of this version in memory and asks to swap."""
+
+    version: int
+
+
+class Installed(_Message, frozen=True):
+    """A rollout installed a version and scored the probe with its engine."""
+
+    version: int
+    digest: str
+    probe_logprobs: bytes
+    """float32, one per probe token but the first."""
+
+
+class Goodbye(_Message, frozen=True):
+    """The peer leaves on purpose; its leases go back at once."""
+
+    reason: str
+
+
+# --- broker to worker -----------------------------------------------------------------------------------------------
+
+
+class Welcome(_Message, frozen=True, kw_only=True):
+    """The answer to a Hello; ranks and operators get it too."""
+
+    protocol: int
+    run_id: str
+    worker: str
+    """Name the broker gives this process in logs and messages, for example rollout-3."""
+    config_json: str
+    weights_endpoint: str
+
+
+class Reject(_Message, frozen=True):
+    """The peer must not work in this run; its process ends with this reason."""
+
+    reason: str
+
+
+class Unknown(_Message, frozen=True):
+    """The broker does not know the sender, after a restart or a long silence: send Hello again."""
+
+
+class Beat(_Message, frozen=True):
+    """The answer to a Heartbeat. It repeats the current state, so a lost one costs nothing."""
+
+    latest: WeightsNote | None
+    """Newest published version; None before the first publication."""
+
+
+class PrefixTask(_Leased, frozen=True, kw_only=True):
+    """A lease on groups to sample."""
+
+    kind: Kind
+    version: int
+    """Version the worker must have installed; it refuses any other."""
+    groups: tuple[GroupTask, ...]
+    rows_per_group: int
+    sampling: Sampling
+
+
+class ScoreTask(_Leased, frozen=True, kw_only=True):
+    """A lease on sampled groups to judge."""
+
+    kind: Kind
+    version: int
+    weights_digest: str
+    groups: tuple[GroupPrefixes, ...]
+    sampling: Sampling
+    sampled_s: float
+
+
+class Revoke(_Leased, frozen=True):
+    """A request to hand this lease back if it has not started."""
+
+
+class Ack(_Leased, frozen=True):
+    """The broker holds the result; the worker need not send it again."""
+
+
+class Swap(_Message, frozen=True):
+    """The worker may install, and no lease follows until it reports Installed.
+
+    With `rollout.swap = "drain"` no lease is open, with "in_flight" none of an evaluation.
+    """
+
+    version: int
+
+
+class Proved(_Message, frozen=True):
+    """The installed weights reproduce the learner's probe: what they sample may be delivered."""
+
+    version: int
+
+
+class ProbeFailed(_Message, frozen=True):
+    """The installed weights do not reproduce the learner's probe: fetch and install again."""
+
+    version: int
+    difference: float
+    tolerance: float
+    failures: int
+
+
+class Done(_Message, frozen=True):
+    """The run is over (or the operator ended it): the worker leaves with exit code 0."""
+
+    reason: str
+
+
+# --- learner rank and operator to broker ----------------------------------------------------------------------------
+
+
+class GetBatch(_Message, frozen=True):
+    """A rank's request for its shard; answered by Batch, NotYet, RunOver, Halt or CannotGoOn."""
+
+    iteration: int
+    rank: int
+    ranks: int
+    is_stopping: bool = False
+    """This rank was asked to stop: all ranks halt before the first iteration of which none holds a shard."""
+
+
+class IterationDone(_Message, frozen=True):
+    """Every rank finished the optimiser steps of this iteration; its groups are trained."""
+
+    iteration: int
+    optimizer_steps: int
+
+
+class Published(_Message, frozen=True):
+    """The weight server holds a new version."""
+
+    note: WeightsNote
+
+
+class Evaluate(_Message, frozen=True, kw_only=True):
+    """A request to judge every prompt, with prefixes of one version or with one given prefix."""
+
+    name: str
+    version: int
+    """-1: no adapter; `prefix_tokens` stands before every completion (and may be empty). Rollouts that reach a version
+    to be evaluated stay at it until its prefixes are sampled."""
+    prefix_tokens: bytes
+    prompts: tuple[Prompt, ...]
+    prefix_sampling: Sampling
+    completion_sampling: Sampling
+    samples: int = 1
+    """Rows per prompt, each with draws of its own."""
+    prefix_text: str | None = None
+    """`prefix_tokens` as text, with the meaning of `Row.text`."""
+
+
+class GetEvaluation(_Message, frozen=True):
+    """A request for EvaluationProgress."""
+
+    name: str
+
+
+class Forget(_Message, frozen=True):
+    """A finished evaluation was fetched: the broker need not hold it any longer."""
+
+    name: str
+
+
+class GetStatus(_Message, frozen=True):
+    """A request for Status."""
+
+
+class Stop(_Message, frozen=True):
+    """The operator or rank 0 ends the run; workers get Done. Accepted is answered by Goodbye."""
+
+    reason: str
+
+
+# --- broker to learner rank and operator ----------------------------------------------------------------------------
+
+
+class Batch(_Message, frozen=True, kw_only=True):
+    """One rank's shard of an iteration; payload frames: a ScoredGroup per `payload_groups`."""
+
+    iteration: int
+    total_iterations: int
+    seed: int
+    groups: tuple[BatchGroup, ...]
+    """Every group of the iteration, in training order."""
+    payload_groups: tuple[int, ...]
+    """Index into `groups` of each payload frame: the groups of which this rank trains at least one row."""
+    waited_s: dict[str, float]
+    """Seconds the ranks waited for this batch, by cause: rollouts, scorers, or the report of another rank."""
+
+
+class NotYet(_Message, frozen=True):
+    """There is no batch yet; names what the broker waits for and from whom."""
+
+    iteration: int
+    waiting_for: str
+
+
+class RunOver(_Message, frozen=True):
+    """There is no such iteration: the data is used up."""
+
+    iterations: int
+
+
+class Halt(_Message, frozen=True):
+    """A rank was asked to stop: all of them save at this iteration and end."""
+
+    iteration: int
+
+
+class CannotGoOn(_Message, frozen=True):
+    """There will be no such batch; every rank ends with this reason."""
+
+    reason: str
+
+
+class EvaluationProgress(_Message, frozen=True, kw_only=True):
+    """The state of an evaluation. Payload frames: the scored groups, once complete."""
+
+    name: str
+    total: int
+    done: int
+    failed: int
+    unsampled: int = 0
+    """Groups whose prefixes of a pinned version are still missing."""
+    causes: tuple[tuple[int, str], ...] = ()
+    """(index into `prompts`, cause) of every failed group."""
+
+
+class Status(_Message, frozen=True):
+    """The state of the run, for the live view and for programs."""
+
+    document: bytes
+    """JSON."""
+
+
+class Accepted(_Message, frozen=True):
+    """The request was carried out."""
+
+
+_FromWorker = Hello | Ready | Heartbeat | Prefixes | Scores | Refused | Staged | Installed | Goodbye
+_ToWorker = Welcome | Reject | Unknown | Beat | PrefixTask | ScoreTask | Revoke | Ack | Done
+_ToRollout = Swap | Proved | ProbeFailed
+_FromLearner = GetBatch | IterationDone | Published | Evaluate | GetEvaluation | Forget | GetStatus | Stop
+_ToLearner = Batch | NotYet | RunOver | Halt | CannotGoOn | EvaluationProgress | Status | Accepted
+ToBroker = _FromWorker | _FromLearner
+FromBroker = _ToWorker | _ToRollout | _ToLearner
+
+
+# --- weight link ----------------------------------------------------------------------------------------------------
+
+
+class TensorEntry(_Part, frozen=True, kw_only=True):
+    """The position of one tensor in the snapshot's bytes."""
+
+    name: str
+    dtype: Literal["float32", "bfloat16"]
+    shape: tuple[int, ...]
+    offset_bytes: int
+    size_bytes: int
+    checksum: str
+
+
+class Delta(_Part, frozen=True, kw_only=True):
+    """The XOR of the bytes of two snapshots, in blocks of `chunk_bytes` of the snapshot."""
+
+    version: int
+    digest: str
+    """Digest of the snapshot it leads to."""
+    base_digest: str
+    """Digest of the snapshot it starts from: a version may have had several digests, a digest has one content."""
+    plane_bytes: int
+    """Bytes per value: each block holds the first byte of every value, then the second, and so on, then zstd."""
+    sizes: tuple[int, ...]
+    """Compressed bytes per block; 0 where nothing changed."""
+
+
+class GetManifest(_Message, frozen=True):
+    """A request for the Manifest of a version."""
+
+    version: int
+
+
+class GetChunk(_Message, frozen=True):
+    """A request for one Chunk of a version."""
+
+    version: int
+    index: int
+    is_delta: bool = False
+    """Block `index` of the delta that leads to `version`, instead of the version's own bytes."""
+
+
+class Manifest(_Message, frozen=True, kw_only=True):
+    """The content of a snapshot: where each tensor stands, and the deltas that lead to it."""
+
+    version: int
+    digest: str
+    """xxh3-128 of the whole snapshot."""
+    size_bytes: int
+    chunk_bytes: int
+    tensors: tuple[TensorEntry, ...]
+    deltas: tuple[Delta, ...] = ()
+    """Oldest first, each starting where the one before ends, the last ending here. A worker that holds one of the bases
+    may pull the deltas from there on instead of the snapshot."""
+
+
+class Chunk(_Message, frozen=True):
+    """A piece of a snapshot or delta. The bytes are the one payload frame."""
+
+    version: int
+    index: int
+    is_delta: bool = False
+
+
+class Gone(_Message, frozen=True):
+    """This version is no longer held (or never was)."""
+
+    version: int
+    latest: int
+    """Newest version that is held; -1 while nothing is published."""
+
+
+ToWeights = GetManifest | GetChunk
+FromWeights = Manifest | Chunk | Gone

@@ -1,0 +1,129 @@
+"""Packed arrays in messages (their only writers and readers) and checks of received groups."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixrl.common.wire.continuations import row_verdict
+from prefixrl.common.wire.messages import GroupPrefixes, Kind, Row, ScoredGroup, Verdict
+
+
+def pack_tokens(ids: list[int] | NDArray[np.int32]) -> bytes:
+    """Pack token ids as little-endian int32 bytes."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def pack_logprobs(values: list[float] | NDArray[np.float32]) -> bytes:
+    """Pack logprobs as little-endian float32 bytes."""
+    return np.asarray(values, dtype="<f4").tobytes()
+
+
+def token_ids(packed: bytes) -> NDArray[np.int32]:
+    """Read packed token ids, shape (tokens,); raises ValueError on a wrong size or negative id."""
+    if len(packed) % 4:
+        raise ValueError(f"packed token ids of {len(packed)} bytes are not whole int32 values")
+    ids = np.frombuffer(packed, dtype="<i4")
+    if ids.size and int(ids.min()) < 0:
+        raise ValueError(f"token id {int(ids.min())} is negative")
+    return ids
+
+
+def logprobs(packed: bytes, tokens: int) -> NDArray[np.float32]:
+    """Read packed logprobs, shape (tokens,); raises ValueError unless all are finite and <= 0."""
+    if len(packed) != 4 * tokens:
+        raise ValueError(f"packed logprobs hold {len(packed) / 4:g} values for {tokens} tokens")
+    values = np.frombuffer(packed, dtype="<f4")
+    if values.size and not (np.isfinite(values).all() and float(values.max()) <= 1e-6):
+        raise ValueError("logprobs must be finite and not above 0")
+    return values
+
+
+def check_prefixes(group: GroupPrefixes, rows_per_group: int, is_by_adapter: bool = True) -> None:
+    """Raise ValueError naming the group unless a received group of prefixes fits its task.
+
+    `is_by_adapter`: an adapter saw a prompt and wrote at least one token per row; else both may be empty.
+    """
+    where = f"group {group.seq} (prompt {group.prompt.prompt_id})"
+    if group.error:
+        if group.rows:
+            raise ValueError(f"{where} holds {len(group.rows)} rows beside its error: {group.error}")
+        return
+    if len(group.rows) != rows_per_group:
+        raise ValueError(f"{where} holds {len(group.rows)} rows, the task asked for {rows_per_group}")
+    parts = [("prompt", group.prompt_tokens), *((f"row {index}", row.tokens) for index, row in enumerate(group.rows))]
+    for index, (part, tokens) in enumerate(parts, start=-1):
+        try:
+            size = token_ids(tokens).size
+            if index >= 0:
+                logprobs(group.rows[index].logprobs, size)
+        except ValueError as error:
+            raise ValueError(f"{where}, {part}: {error}") from None
+        if is_by_adapter and not size:
+            raise ValueError(f"{where}, {part}: there is no token")
+
+
+def token_versions(row: Row) -> NDArray[np.int32]:
+    """Return the version that sampled each token of a row, shape (tokens,)."""
+    versions = np.asarray([span.version for span in row.spans], dtype=np.int32)
+    return np.repeat(versions, [span.tokens for span in row.spans])
+
+
+def check_spans(group: GroupPrefixes, version: int, may_cross: bool) -> None:
+    """Raise ValueError unless every token of a row has one version, rising along the row.
+
+    `version` is the oldest one allowed, -1 where no adapter wrote; `may_cross`: a row may have several.
+    """
+    for index, row in enumerate(group.rows):
+        where = f"group {group.seq} (prompt {group.prompt.prompt_id}), row {index}"
+        spans = [(span.version, span.tokens) for span in row.spans]
+        if version < 0:
+            if spans:
+                raise ValueError(f"{where}: spans {spans} although no adapter wrote it")
+            continue
+        tokens = token_ids(row.tokens).size
+        if any(size < 1 for _, size in spans) or sum(size for _, size in spans) != tokens:
+            raise ValueError(f"{where}: spans {spans} (version, tokens) for {tokens} tokens")
+        versions = [each for each, _ in spans]
+        if versions != sorted(set(versions)):
+            raise ValueError(f"{where}: versions {versions} of its spans do not rise")
+        if versions[0] < version:
+            raise ValueError(f"{where}: a token of version {versions[0]} in a result of version {version}")
+        if versions != [version] and not may_cross:
+            raise ValueError(
+                f'{where}: tokens of versions {versions}, one is allowed, {version} (swap = "drain", or evaluation)'
+            )
+
+
+def digests(groups: Iterable[GroupPrefixes]) -> set[tuple[int, str]]:
+    """Return every (version, weights digest) that wrote a token of these groups."""
+    return {(span.version, span.weights_digest) for group in groups for row in group.rows for span in row.spans}
+
+
+def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1, kind: Kind = "train") -> None:
+    """Raise ValueError naming the group when a received scored group is malformed.
+
+    Only a text of an evaluation may lack a verdict because there is no gold answer.
+    """
+    check_prefixes(group.prefixes, rows_per_group, is_by_adapter=group.version >= 0)
+    where = f"group {group.prefixes.seq} (prompt {group.prefixes.prompt.prompt_id})"
+    if len(group.verdicts) != len(group.prefixes.rows):
+        raise ValueError(f"{where} holds {len(group.verdicts)} verdicts for {len(group.prefixes.rows)} rows")
+    for index, verdict in enumerate(group.verdicts):
+        _check_verdict(verdict, continuations, f"{where}, row {index}")
+        gold = group.prefixes.prompt.gold
+        if (kind == "train" or gold) and any(each.status == "no_gold" for each in verdict.texts):
+            raise ValueError(
+                f"{where}, row {index}: status no_gold in a group of kind {kind} with gold answer {gold!r}"
+            )
+
+
+def _check_verdict(verdict: Verdict, continuations: int, where: str) -> None:
+    if len(verdict.texts) != continuations:
+        raise ValueError(f"{where}: verdicts on {len(verdict.texts)} continuations, asked for were {continuations}")
+    for each in (*verdict.continuations, verdict):
+        if not (math.isfinite(each.reward) and 0.0 <= each.reward <= 1.0):
+            raise ValueError(f"{where}: reward {each.reward} is outside [0, 1]")
+    if verdict.continuations and verdict != row_verdict(verdict.continuations):
+        raise ValueError(f"{where}: its verdict does not follow from those of its continuations")

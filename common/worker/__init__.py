@@ -1,0 +1,6 @@
+"""The start of every worker, and its connection to the broker.
+
+command.py  the command line of a worker, and the option `--set`
+join.py     enrolment: Hello, the run's config, the model's folder
+link.py     `Link`: the connection, kept alive by a thread of its own
+"""

@@ -1,0 +1,52 @@
+"""The command line of a worker, and the option `--set` of all commands that read a run file."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import click
+
+from prefixrl.common.process import exit_codes, start_logging, stop_event
+
+if TYPE_CHECKING:
+    from prefixrl.common.worker.join import WorkerSession
+
+
+settings_option = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. algorithm.kl=1e-3."
+)
+"""Option that passes `settings`, a tuple of texts."""
+
+
+class LoadedWorker(Protocol):
+    """A loaded worker."""
+
+    def run(self, stopping: Callable[[], bool]) -> str:
+        """Work until the run is over or the process is asked to stop; returns why it ended."""
+
+
+def worker_command(
+    role: Literal["rollout", "scorer"], text: str, load: "Callable[[WorkerSession], LoadedWorker]"
+) -> click.Command:
+    """Make the command `prefixrl-ROLE`: enrol, `load` the worker, run it until the end."""
+
+    @click.command(name=f"prefixrl-{role}", help=text)
+    @click.option("--connect", required=True, help="The broker's endpoint, for example tcp://127.0.0.1:5555.")
+    @click.option("--model", help="The model's folder on this host, if it differs from the run's.")
+    @click.option(
+        "--engine", type=click.Choice(["auto", "vllm", "transformers", "simulated"]), help="Engine on this host."
+    )
+    @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host.")
+    def command(connect: str, model: str | None, engine: str | None, device: str | None) -> None:
+        stop = stop_event()
+        with exit_codes():
+            # Slow imports only after the flags are read.
+            from prefixrl.common.wire.transport import check_endpoint
+
+            check_endpoint(connect)
+            start_logging(f"prefixrl-{role}")
+            from prefixrl.common.worker.join import Overrides, join, work
+
+            session = join(connect, role, Overrides(model, engine, device), stop.is_set)
+            work(session.link, lambda: load(session).run(stop.is_set))
+
+    return command

@@ -1,0 +1,89 @@
+"""Enrolment of a worker: Hello, the run's config, the model's folder; and its orderly end."""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from prefixrl.common.config.load import from_json
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.hub import model_folder
+from prefixrl.common.wire.messages import Done, Welcome
+from prefixrl.common.worker.link import Link
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Settings that may differ per host."""
+
+    model: str | None = None
+    engine: str | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkerSession:
+    """A worker that is enrolled and has not loaded its model."""
+
+    link: Link
+    welcome: Welcome
+    config: RunConfig
+    model: str
+    """Folder on this host; with a simulated engine the run's name of the model."""
+    stopping: Callable[[], bool] = lambda: False
+    """Returns True once the process is asked to stop."""
+
+    def raise_if_hopeless(self) -> None:
+        """Raise EndedEarly, Refusal or PeerLost if it is useless to wait on before the work."""
+        if self.stopping():
+            raise EndedEarly("asked to stop")
+        while (message := self.link.receive(0.0)) is not None:
+            if isinstance(message, Done):
+                raise EndedEarly(message.reason)
+
+
+class EndedEarly(Exception):
+    """A worker ends before its work has started; holds the reason."""
+
+
+def join(
+    endpoint: str, role: Literal["rollout", "scorer"], overrides: Overrides, stopping: Callable[[], bool]
+) -> WorkerSession:
+    """Connect and enrol; raises PeerLost, Refusal, RunIsOver, ConfigError, DataError."""
+    link = Link(endpoint, role)
+    welcome = link.welcome()
+    link.name = welcome.worker
+    config = from_json(welcome.config_json)
+    link.use_heartbeat(config.broker.heartbeat_s)
+    section = config.rollout if role == "rollout" else config.scorer
+    changed = {key: value for key, value in (("engine", overrides.engine), ("device", overrides.device)) if value}
+    config = config.model_copy(update={role: section.model_copy(update=changed)})
+    if role == "scorer" and config.mode == "direct" and changed:
+        raise ConfigError(
+            f"--{' and --'.join(changed)}: this run is in direct mode, whose scorers run no engine; leave it out"
+        )
+    model = overrides.model or config.model_of(role)
+    if os.path.isabs(model) and not os.path.isdir(model):
+        raise DataError(f"{welcome.worker}: no model folder {model} on this host; give its folder here with --model")
+    log.info("joined run %s as %s; loading %s", welcome.run_id, welcome.worker, model)
+    engine = changed.get("engine", section.engine)
+    if engine != "simulated":
+        model = model_folder(model, needs_weights=engine != "openai")
+    return WorkerSession(link, welcome, config, model, stopping)
+
+
+def work(link: Link, run: Callable[[], str]) -> None:
+    """Run a worker's loop; send Goodbye however it ends."""
+    reason = "failed"
+    try:
+        reason = run()
+        log.info("leaving: %s", reason)
+    except EndedEarly as ended:
+        reason = str(ended)
+        log.info("leaving: %s", reason)
+    finally:
+        link.close(reason)

@@ -1,0 +1,238 @@
+"""A worker's connection to the broker, kept alive by a thread of its own.
+
+The thread owns the socket: it sends Hello, a Heartbeat on a clock with the figures of the work loop, results until they
+are acknowledged, and Hello again when the broker answers Unknown. The work loop only puts messages in and takes them
+out: so a long forward does not look like death, nor a hung loop like life, since `progress` comes from the loop.
+"""
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+
+from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal, RunIsOver
+from prefixrl.common.wire import messages
+from prefixrl.common.wire.requester import hello
+from prefixrl.common.wire.transport import Client, Malformed
+
+log = logging.getLogger(__name__)
+
+Result = messages.Prefixes | messages.Scores
+RESEND_S = 5.0
+FIRST_CONTACT_S = 60.0
+ORPHAN_S = 600.0
+"""Longest silence of the broker; then the worker ends, so as not to waste an allocation."""
+RENEW_S = 30.0
+"""Longest time without an answer to a heartbeat; then the connection is made anew."""
+TURN_S = 2.0
+"""Longest turn of the network thread while its process runs."""
+
+
+@dataclass
+class Vitals:
+    """Figures that the work loop writes and the network thread sends."""
+
+    progress: int = 0
+    busy_slot_s: float = 0.0
+    state: str = "loading"
+    leases: tuple[str, ...] = ()
+    usage: messages.Usage | None = None
+
+
+class Link:
+    """One worker's connection; the work loop writes its `vitals`."""
+
+    def __init__(self, endpoint: str, role: messages.Role, heartbeat_s: float = 1.0) -> None:
+        self.endpoint = endpoint
+        self.name: str = role
+        self.vitals = Vitals()
+        self.inbox: queue.SimpleQueue[messages.FromBroker] = queue.SimpleQueue()
+        incarnation = secrets.token_hex(8)
+        self._hello = hello(role, incarnation)
+        self._client = Client[messages.FromBroker, messages.ToBroker](
+            endpoint, messages.FromBroker, incarnation.encode()
+        )
+        self._outgoing: queue.SimpleQueue[messages.ToBroker] = queue.SimpleQueue()
+        self._unacknowledged: dict[tuple[str, int], tuple[Result, float]] = {}
+        self._welcome: queue.SimpleQueue[messages.Welcome | messages.Reject | messages.Done] = queue.SimpleQueue()
+        self._heartbeat_s = heartbeat_s
+        self._known = False
+        self._greeted = False
+        self._heard_s = self._turned_s = self._renewed_s = time.monotonic()
+        self._handed_over: set[str] = set()
+        """Received tasks that the vitals of the work loop do not list yet."""
+        self._closing = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._thread.start()
+
+    # --- for the work loop -------------------------------------------------------------------------------------------
+
+    def welcome(self, timeout_s: float = FIRST_CONTACT_S) -> messages.Welcome:
+        """Wait for the broker's Welcome; raises PeerLost, Refusal or RunIsOver."""
+        try:
+            answer = self._welcome.get(timeout=timeout_s)
+        except queue.Empty:
+            raise PeerLost(
+                f"no broker answered at {self.endpoint} within {timeout_s:g} s; is the learner running there?"
+            ) from None
+        if isinstance(answer, messages.Reject):
+            raise Refusal(answer.reason)
+        if isinstance(answer, messages.Done):
+            raise RunIsOver(f"there is nothing to do: {answer.reason}")
+        if answer.protocol != messages.PROTOCOL:
+            raise Refusal(
+                f"the broker speaks protocol {answer.protocol}, this process {messages.PROTOCOL}; use one release"
+            )
+        return answer
+
+    def use_heartbeat(self, heartbeat_s: float) -> None:
+        """Use the run's heartbeat interval."""
+        self._heartbeat_s = heartbeat_s
+
+    def send(self, message: messages.ToBroker) -> None:
+        """Send a message; results are sent again until the broker acknowledges them."""
+        self._outgoing.put(message)
+        self._client.wake()
+
+    def receive(self, timeout_s: float) -> messages.FromBroker | None:
+        """Return the next message, or None; raises Refusal, PeerLost or another end of the link."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            message = self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(message, messages.Reject):
+            raise Refusal(f"the broker refused this worker: {message.reason}")
+        return message
+
+    def close(self, reason: str, patience_s: float = 2.0) -> None:
+        """Send Goodbye once every result is acknowledged or the patience is over."""
+        deadline_s = time.monotonic() + patience_s
+        while (self._unacknowledged or not self._outgoing.empty()) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        self._outgoing.put(messages.Goodbye(reason))
+        self._closing.set()
+        self._client.wake()
+        self._thread.join(timeout=patience_s)
+
+    # --- the network thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            next_beat_s = 0.0
+            while not (self._closing.is_set() and self._outgoing.empty()):
+                now_s = self._turn()
+                if now_s >= next_beat_s:
+                    self._beat(now_s)
+                    next_beat_s = now_s + self._heartbeat_s
+                self._send_waiting(now_s)
+                self._receive(max(0.0, min(next_beat_s - time.monotonic(), 0.2)))
+        except BaseException as error:
+            # Unnoticed, it would leave a worker that works on and reaches nobody.
+            if not isinstance(error, PrefixRLError):
+                log.exception("the connection to %s failed", self.endpoint)
+            self._failure = error
+        finally:
+            self._client.close(linger_s=1.0 if self._closing.is_set() else 0.0)
+
+    def _turn(self) -> float:
+        """Return the time; the time of a suspended process does not count as silence."""
+        now_s = time.monotonic()
+        self._heard_s += max(0.0, now_s - self._turned_s - TURN_S)
+        self._turned_s = now_s
+        return now_s
+
+    def _beat(self, now_s: float) -> None:
+        if now_s - self._heard_s > ORPHAN_S:
+            raise PeerLost(f"the broker at {self.endpoint} has been silent for {now_s - self._heard_s:.0f} s")
+        if now_s - max(self._heard_s, self._renewed_s) > RENEW_S:
+            self._renewed_s = now_s
+            self._client.renew()
+        vitals, leases = self.vitals, self.vitals.leases
+        self._handed_over.difference_update(leases)
+        beat = messages.Heartbeat(
+            progress=vitals.progress,
+            busy_slot_s=vitals.busy_slot_s,
+            # A task that waits for the end of a long engine step is held, too: given away, it would be done twice.
+            leases=(*leases, *self._handed_over),
+            state=vitals.state,
+            usage=vitals.usage,
+        )
+        self._try_send(beat if self._known else self._hello)
+
+    def _send_waiting(self, now_s: float) -> None:
+        while self._known:
+            try:
+                message = self._outgoing.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(message, Result | messages.Refused):
+                self._handed_over.discard(message.task)
+            if isinstance(message, Result):
+                self._unacknowledged[message.task, message.attempt] = (message, now_s)
+                if self.vitals.usage is not None:
+                    self._beat(now_s)  # a result must not arrive before its cost
+            if not self._try_send(message) and not isinstance(message, Result):
+                self._outgoing.put(message)
+                break
+            if isinstance(message, messages.Ready):
+                self._resend(now_s, 0.0)  # a restarted broker may have missed any of them
+        if not self._known and self._closing.is_set():
+            while not self._outgoing.empty():
+                self._outgoing.get_nowait()
+        if self._known:
+            self._resend(now_s, RESEND_S)
+
+    def _try_send(self, message: messages.ToBroker) -> bool:
+        try:
+            self._client.send(message, timeout_s=0.2)
+        except PeerLost:
+            return False
+        return True
+
+    def _receive(self, timeout_s: float) -> None:
+        try:
+            while (received := self._client.receive(timeout_s)) is not None:
+                self._heard_s = time.monotonic()
+                self._take(received[0])
+                timeout_s = 0.0
+        except Malformed as error:
+            log.warning("ignored a malformed message: %s", error)
+
+    def _take(self, message: messages.FromBroker) -> None:
+        match message:
+            case messages.Welcome():
+                first, self._known = not self._greeted, True
+                self._greeted = True
+                # The work loop answers a later Welcome with Ready.
+                (self._welcome if first else self.inbox).put(message)
+            case messages.Unknown() if self._known:
+                log.info("the broker does not know this worker (any more): sending Hello again")
+                self._known = False
+                self._try_send(self._hello)
+            case messages.Unknown():
+                pass  # the answer to a message that was sent before the current Hello
+            case messages.Done() if not self._greeted:
+                self._welcome.put(message)
+            case messages.Ack(task, attempt):
+                self._unacknowledged.pop((task, attempt), None)
+            case messages.Reject() if not self._known:
+                self._welcome.put(message)
+                self.inbox.put(message)
+            case messages.Beat(latest) if latest is None:
+                pass
+            case _:
+                if isinstance(message, (messages.PrefixTask, messages.ScoreTask)):
+                    self._handed_over.add(message.task)
+                self.inbox.put(message)
+
+    def _resend(self, now_s: float, after_s: float) -> None:
+        """Send results again that have waited `after_s` for their Ack."""
+        for key, (result, sent_s) in list(self._unacknowledged.items()):
+            if now_s - sent_s >= after_s:
+                self._unacknowledged[key] = (result, now_s)
+                self._try_send(result)

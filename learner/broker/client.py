@@ -1,0 +1,107 @@
+"""A rank's connection to the broker; every wait has a deadline and names what it waits for."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from prefixrl.common.errors import NothingToTrain, PeerLost
+from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire import messages
+from prefixrl.common.wire.requester import Requester
+
+log = logging.getLogger(__name__)
+
+REPLAY_S = 1800.0
+"""Longest start of a broker: it replays its journal first."""
+ANSWER_S = REPLAY_S + 600.0
+"""Longest wait of a rank for an answer: its broker may be starting, after rank 0 has read a checkpoint."""
+STOP_S = 15.0
+"""Longest wait for the answer to a Stop, a few times `requester.ASK_AGAIN_S`; after it the broker is gone."""
+
+_Answer = messages.Batch | messages.RunOver | messages.Halt | messages.CannotGoOn | messages.NotYet | messages.Done
+_BATCH_ANSWERS = cast("type[_Answer]", _Answer)
+
+
+class BrokerClient:
+    """Connection used by one thread. Every request may be repeated without effect on the broker."""
+
+    def __init__(self, endpoint: str, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
+        """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
+        self._endpoint, self._raise_if_hopeless = endpoint, raise_if_hopeless
+        self._requester = Requester(endpoint, "rank", ANSWER_S, raise_if_hopeless)
+        self._ask = self._requester.ask
+
+    def next_batch(
+        self, request: messages.GetBatch, timeout_s: float, stopped: Callable[[], bool]
+    ) -> tuple[messages.Batch, list[messages.ScoredGroup]] | messages.RunOver | messages.Halt:
+        """Return a rank's shard, or what every rank gets instead; PeerLost if none comes in time.
+
+        `stopped` is sent to the broker, which halts all ranks at the same iteration. NothingToTrain: the filter lets
+        too little through, or too much fails.
+        """
+        deadline_s, waiting_for, iteration = time.monotonic() + timeout_s, "", request.iteration
+        while True:
+            request = msgspec.structs.replace(request, is_stopping=stopped())
+            answer, payload = self._requester.ask(request, _BATCH_ANSWERS)
+            if isinstance(answer, messages.RunOver | messages.Halt):
+                return answer
+            if isinstance(answer, messages.Done):
+                if request.rank == 0:
+                    raise PeerLost(f"the broker ended, and no rank had stopped it: {answer.reason}")
+                return messages.RunOver(iteration)  # rank 0 stopped the run before this one asked
+            if isinstance(answer, messages.CannotGoOn):
+                raise NothingToTrain(answer.reason)
+            if isinstance(answer, messages.Batch) and answer.iteration == iteration:
+                return answer, _groups(payload)
+            if isinstance(answer, messages.NotYet) and answer.waiting_for != waiting_for:
+                waiting_for = answer.waiting_for
+                log.info("iteration %d waits for %s", iteration, waiting_for)
+            if time.monotonic() > deadline_s:
+                raise PeerLost(f"iteration {iteration} got no batch within {timeout_s:g} s; it waits for {waiting_for}")
+
+    def iteration_done(self, iteration: int, optimizer_steps: int) -> None:
+        """Report that every rank finished an iteration."""
+        self._ask(messages.IterationDone(iteration, optimizer_steps), messages.Accepted)
+
+    def published(self, note: messages.WeightsNote) -> None:
+        """Announce a version that workers can fetch now."""
+        self._ask(messages.Published(note), messages.Accepted)
+
+    def evaluate(self, request: messages.Evaluate) -> None:
+        """Start an evaluation; repeating it changes nothing."""
+        self._ask(request, messages.Accepted)
+
+    def evaluation(self, name: str) -> tuple[messages.EvaluationProgress, list[messages.ScoredGroup]]:
+        """Return the progress of an evaluation and, once finished, its groups; `total` -1: unknown."""
+        answer, payload = self._ask(messages.GetEvaluation(name), messages.EvaluationProgress)
+        return answer, _groups(payload)
+
+    def forget(self, name: str) -> None:
+        """Let the broker free an evaluation that was fetched."""
+        self._ask(messages.Forget(name), messages.Accepted)
+
+    def status(self) -> StatusDocument:
+        """Return the status document of the run."""
+        return msgspec.json.decode(self._ask(messages.GetStatus(), messages.Status)[0].document, type=StatusDocument)
+
+    def stop(self, reason: str) -> None:
+        """End the run: the broker stops every worker and itself. No answer is logged, no error."""
+        try:
+            # Not `_requester`, whose patience is for a broker that comes back: this one need not.
+            with contextlib.closing(Requester(self._endpoint, "rank", STOP_S, self._raise_if_hopeless)) as stopping:
+                stopping.ask(messages.Stop(reason), messages.Accepted)
+                stopping.leave(reason)
+        except PeerLost as error:
+            log.warning("%s; perhaps workers are not stopped", error)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._requester.close()
+
+
+def _groups(payload: list[bytes]) -> list[messages.ScoredGroup]:
+    return [msgspec.msgpack.decode(frame, type=messages.ScoredGroup) for frame in payload]

@@ -1,0 +1,52 @@
+"""Background check that gold answers verify against themselves. Never stops the run."""
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import msgspec
+
+from prefixrl.learner.data.problems import Problem, shown
+
+log = logging.getLogger(__name__)
+
+FILE = "bad_golds.jsonl"
+
+
+class GoldCheck:
+    """A process that verifies every gold answer; rank 0's main thread starts it."""
+
+    def __init__(self, problems: list[Problem], directory: Path, timeout_s: int) -> None:
+        """Start it; it logs its findings and writes them to `bad_golds.jsonl` in the run directory."""
+        self._path = directory / FILE
+        with tempfile.TemporaryFile() as rows:
+            rows.write(msgspec.json.encode([(each.prompt_id, each.gold) for each in problems]))
+            rows.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "prefixrl.scorer.verifier.golds", str(os.getpid()), str(timeout_s)],
+                stdin=rows,
+                stdout=subprocess.PIPE,
+            )
+        self._thread = threading.Thread(target=self._report, name="golds", daemon=True)
+        self._thread.start()
+
+    def _report(self) -> None:
+        found, _ = self._process.communicate()
+        if self._process.returncode != 0:
+            return  # closed before it was done, or failed with a message of its own in the log
+        self._path.write_bytes(found)
+        if rows := found.decode().splitlines():
+            text = (
+                "%d gold answers do not verify against themselves (all in %s); the run goes on, and only answers that "
+                "equal them literally are judged right%s"
+            )
+            log.warning(text, len(rows), self._path, shown(rows))
+
+    def close(self) -> None:
+        """End the process, done or not."""
+        self._process.kill()
+        self._thread.join()

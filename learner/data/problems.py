@@ -1,0 +1,291 @@
+"""The problems of a run: read from the sources of `[data]`, checked, kept in its directory.
+
+data files ──▶ rows ──▶ problems ──▶ RUN/data/train.jsonl, eval.jsonl      read by every process of the run
+                 └─ bad ones ──▶ RUN/bad_rows.jsonl
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import DataError
+from prefixrl.common.run import json_lines
+from prefixrl.learner.data import files
+from prefixrl.learner.data.lengths import too_long
+from prefixrl.learner.data.order import Mixture
+from prefixrl.learner.data.rows import Problem as Problem
+from prefixrl.learner.data.rows import is_wanted, layout, problem
+
+log = logging.getLogger(__name__)
+
+SHOWN_BAD_ROWS = 10
+BAD_ROWS_FILE = "bad_rows.jsonl"
+
+
+class BadRow(msgspec.Struct, frozen=True):
+    """A row that cannot be used, a line of `bad_rows.jsonl`."""
+
+    source: str
+    file: str
+    row: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file} row {self.row}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class ReadRow:
+    """A row of a source, with its columns if it can be read."""
+
+    origin: BadRow
+    """Its file and number; without a reason where it is a problem."""
+    problem: Problem | None
+    values: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass
+class SourceReport:
+    """Counts of the rows of one source, and its bad rows."""
+
+    label: str
+    path: str
+    rows: int = 0
+    kept: int = 0
+    left_out: int = 0
+    """Rows that `where` and `without` leave out."""
+    bad: list[BadRow] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        parts = [f"{self.kept} problems of {self.rows} rows"]
+        parts += [f"{self.left_out} left out by where and without"] if self.left_out else []
+        parts += [f"{len(self.bad)} bad rows skipped"] if self.bad else []
+        return f"{self.label}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Problems source by source in the order of the config, with a report per source."""
+
+    problems: list[Problem]
+    sources: list[SourceReport]
+    origins: dict[str, BadRow]
+    """File and row number of each problem by prompt id, without a reason."""
+
+    @property
+    def bad(self) -> list[BadRow]:
+        """Bad rows of all sources."""
+        return [row for source in self.sources for row in source.bad]
+
+
+def load(sources: Sequence[Source], data: DataConfig) -> list[Problem]:
+    """Return the problems of some sources; see `read`."""
+    return read(sources, data).problems
+
+
+def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
+    """Read sources in turn; raise DataError for an unreadable or empty one, or bad rows."""
+    loaded = Loaded([], [], {})
+    for source, label in zip(sources, labels(sources), strict=True):
+        report = SourceReport(label, source.path or "")
+        loaded.sources.append(report)
+        is_marked = len(sources) > 1 or source.name is not None
+        for found in rows_of(source, data, report):
+            row, each = found.origin, found.problem
+            if each is None:
+                report.bad.append(row)
+                continue
+            if is_marked:
+                each = msgspec.structs.replace(each, prompt_id=f"{label}:{each.prompt_id}")
+            if first := loaded.origins.get(each.prompt_id):
+                reason = f"id {each.prompt_id!r} stands in {first.file} row {first.row} already"
+                report.bad.append(msgspec.structs.replace(row, reason=reason))
+                continue
+            loaded.origins[each.prompt_id] = row
+            loaded.problems.append(each)
+            report.kept += 1
+        _check(report, data)
+    return loaded
+
+
+def labels(sources: Sequence[Source]) -> list[str]:
+    """Return a name per source, with a number behind those that would be the same."""
+    found: list[str] = []
+    for source in sources:
+        others = sum(each == source.label or each.startswith(f"{source.label}-") for each in found)
+        found.append(f"{source.label}-{others + 1}" if source.label in found else source.label)
+    return found
+
+
+def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: bool = True) -> Iterator[ReadRow]:
+    """Yield the rows of a source that `where` and `without` do not leave out; count them.
+
+    `needs_all`: a row without a gold answer, or an id or family that has a column, is bad. Else a question is enough.
+    """
+    excluded = _questions(source.without, data, report)
+    shape = layout(source, data)
+    if not needs_all:
+        shape = replace(shape, must_have_answer=False, must_have_id=False, must_have_family=False)
+    root, found = _files(source)
+    for row in files.rows(root, found, shape.columns):
+        report.rows += 1
+        origin = BadRow(report.label, row.file, row.number, row.error)
+        if row.values is None:
+            yield ReadRow(origin, None)
+            continue
+        in_file = f"{row.file}-{row.number}" if len(found) > 1 else str(row.number)
+        row_id = row.file if row.is_whole_file else in_file
+        try:
+            each = problem(row.values, shape, row_id, report.label) if is_wanted(row.values, shape) else None
+        except ValueError as error:
+            yield ReadRow(msgspec.structs.replace(origin, reason=str(error)), None, row.values)
+            continue
+        if each is None or (excluded and _plain(each.question.removesuffix(shape.suffix)) in excluded):
+            report.left_out += 1
+        else:
+            yield ReadRow(origin, each, row.values)
+
+
+def _files(source: Source) -> tuple[Path, list[Path]]:
+    """Return the file or folder of a source, and its data files."""
+    assert source.path is not None, "a resolved source"
+    root, known = files.local(source.path), source.problem_set
+    subset = source.subset or (known.subset if known else "") or None
+    return root, files.data_files(root, subset, source.split or (known.split if known else None))
+
+
+def input_files(sources: Sequence[Source]) -> list[Path]:
+    """Return every file that some problems follow from, in a fixed order; raise as `read`."""
+    return [path for source in sources for path in [*_files(source)[1], *input_files(source.without)]]
+
+
+def _questions(sources: Sequence[Source], data: DataConfig, report: SourceReport) -> frozenset[str]:
+    """Return the questions of other sources; report their bad rows with this one's."""
+    found: set[str] = set()
+    for source in sources:
+        other = replace(report, label=f"{report.label} without {source.label}", rows=0, bad=[])
+        for row in rows_of(source.model_copy(update={"suffix": ""}), data, other):
+            if row.problem is None:
+                other.bad.append(row.origin)
+            else:
+                found.add(_plain(row.problem.question))
+        report.bad += other.bad
+    return frozenset(found)
+
+
+def _plain(question: str) -> str:
+    """Return a question without its spacing, which differs between copies of a set."""
+    return "".join(question.split())
+
+
+def _check(report: SourceReport, data: DataConfig) -> None:
+    """Raise DataError where a source has no problem, or bad rows that end the start."""
+    lines = shown(report.bad)
+    if report.bad and data.on_bad_row == "stop":
+        raise DataError(
+            f"{report.path}: {len(report.bad)} bad rows; repair or remove them, or leave them out with "
+            f'data.on_bad_row = "skip"{lines}'
+        )
+    if not report.kept:
+        reasons = f"; {len(report.bad)} bad rows{lines}" if report.bad else ""
+        counts = f"{report.rows} rows, {report.left_out} left out by where and without"
+        raise DataError(f"{report.path} holds no problem: {counts}{reasons}")
+
+
+def read_all(config: RunConfig) -> tuple[Loaded, Loaded]:
+    """Return training and held-out problems that fit into a prompt; raise DataError as `read`."""
+    train = _fitting(read(config.data.train, config.data), config)
+    mixture(config, train.problems)
+    return train, _fitting(read(config.data.eval, config.data), config)
+
+
+def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:
+    reasons = too_long(loaded.problems, config)
+    if not reasons:
+        return loaded
+    reports = {report.label: report for report in loaded.sources}
+    for prompt_id, reason in reasons.items():
+        origin = loaded.origins[prompt_id]
+        reports[origin.source].bad.append(msgspec.structs.replace(origin, reason=reason))
+        reports[origin.source].kept -= 1
+    for report in loaded.sources:
+        _check(report, config.data)
+    return replace(loaded, problems=[each for each in loaded.problems if each.prompt_id not in reasons])
+
+
+def keep(directory: Path, train: Loaded, held: Loaded) -> list[Problem]:
+    """Write problems and bad rows to a run directory; return the run's training problems."""
+    (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
+    # A resumed run keeps those it began with: the journal names them by their index.
+    if not (directory / TRAIN_FILE).exists():
+        json_lines.write(directory / TRAIN_FILE, train.problems)
+    json_lines.write(directory / EVAL_FILE, held.problems)
+    _report(directory, train, held)
+    return _read(directory / TRAIN_FILE)
+
+
+def keep_missing(config: RunConfig) -> None:
+    """Read and keep the problems that a run directory does not hold; raise as `read`."""
+    directory = Path(config.directory)
+    (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
+    read_now = []
+    for name, sources in ((TRAIN_FILE, config.data.train), (EVAL_FILE, config.data.eval)):
+        if not (directory / name).exists():
+            read_now.append(loaded := _fitting(read(sources, config.data), config))
+            json_lines.write(directory / name, loaded.problems)
+    _report(directory, *read_now)
+
+
+def _report(directory: Path, *read_now: Loaded) -> None:
+    """Log a line per source and write the bad rows to a file."""
+    bad = [row for loaded in read_now for row in loaded.bad]
+    json_lines.write(directory / BAD_ROWS_FILE, bad)
+    for report in (each for loaded in read_now for each in loaded.sources):
+        log.info("%s", report)
+    if bad:
+        log.warning("%d bad rows are skipped (all in %s)%s", len(bad), directory / BAD_ROWS_FILE, shown(bad))
+
+
+def shown(bad: Sequence[object]) -> str:
+    """Return lines on the first bad rows."""
+    more = [f"and {len(bad) - SHOWN_BAD_ROWS} more"] if len(bad) > SHOWN_BAD_ROWS else []
+    return "".join(f"\n  {row}" for row in [*bad[:SHOWN_BAD_ROWS], *more])
+
+
+def keep_none(directory: Path) -> None:
+    """Write an empty training file, for a broker that serves evaluations only."""
+    (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
+    json_lines.write(directory / TRAIN_FILE, ())
+
+
+def mixture(config: RunConfig, train: Sequence[Problem]) -> Mixture | None:
+    """Return the mixture by `data.weights`, if any; raise DataError if it leaves a source out."""
+    if (weights := config.data.weights) is None:
+        return None
+    counts = Counter(each.source for each in train)
+    try:
+        return Mixture([counts[label] for label in labels(config.data.train)], weights)
+    except ValueError as error:
+        raise DataError(f"data.train: {error}") from None
+
+
+def training(config: RunConfig) -> list[Problem]:
+    """Return the training problems of a run; before its start, from the sources."""
+    kept = Path(config.directory) / TRAIN_FILE
+    return _read(kept) if kept.exists() else load(config.data.train, config.data)
+
+
+def held_out(config: RunConfig) -> list[Problem]:
+    """Return the held-out problems of a run."""
+    kept = Path(config.directory) / EVAL_FILE
+    return _read(kept) if kept.exists() else load(config.data.eval, config.data)
+
+
+def _read(path: Path) -> list[Problem]:
+    return msgspec.json.Decoder(Problem).decode_lines(path.read_bytes())

@@ -1,0 +1,152 @@
+"""Arms of every run: the target alone, with a fixed prefix, the adapter before and after.
+
+In direct mode there is no target, and the arms are the adapter before and after. With `evaluation.every` the adapter
+of every so many versions is an arm too. All arms answer the same held-out problems through the same workers, greedy
+and sampled. The fixed prefix is the one that does best on training problems, among the configured texts and the
+prefixes that the untrained adapter writes most often.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.process import write_atomically
+from prefixrl.common.run.accuracy import Accuracy, Point, accuracy
+from prefixrl.common.run.documents import ARMS
+from prefixrl.common.run.plans import GREEDY, SAMPLED
+from prefixrl.common.wire.messages import ScoredGroup
+from prefixrl.common.wire.packing import pack_tokens, token_ids
+from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.data import problems
+from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests
+from prefixrl.learner.run.summary import EvaluationOutcome
+
+AT = "adapter@"
+"""Begins the name of an evaluation in training; its version follows."""
+CANDIDATE = "candidate-"
+"""Begins the name of an evaluation of a candidate for the fixed prefix; its index follows."""
+
+
+class Arms:
+    """Requests for the arms, and their results."""
+
+    def __init__(self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int) -> None:
+        self._config = config
+        self._is_direct = config.mode == "direct"
+        folder = directory / "evaluations"
+        folder.mkdir(exist_ok=True)
+        self._candidates_file = folder / "candidates.json"
+        self._held_out = problems.held_out(config)[: config.evaluation.problems]
+        self._selection = problems.training(config)[: config.evaluation.selection_problems]
+        self._candidates: dict[str, bytes] = {}
+        self._first = iteration
+        self.requests = EvaluationRequests(config, client, folder, iteration)
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """Versions whose weights rollouts must still be able to fetch."""
+        return self.requests.open.pinned
+
+    def advance(self, iteration: int) -> None:
+        """Note the current version of the learner."""
+        self.requests.open.iteration = iteration
+
+    def ask_before_training(self) -> None:
+        """Ask for the arms that need no training; in a resumed run also for what was asked before."""
+        if not self._is_direct:
+            self._ask_arm("no_prefix", NO_ADAPTER)
+        self._ask_arm("untrained_adapter", 0)
+        for version in range(1, self._first):
+            self.ask_version(version)
+        if self._first > 0 and self._candidates_file.exists():
+            self._ask_for(msgspec.json.decode(self._candidates_file.read_bytes(), type=dict[str, bytes]))
+
+    def ask_version(self, version: int) -> None:
+        """Have this version judged if due; call it before publishing: rollouts still hold it then."""
+        every = self._config.evaluation.every
+        if every and version and version % every == 0:
+            self.requests.ask(EvaluationRequest(_name_at(version), version, self._held_out))
+
+    def ask_candidates(self, first_batch: list[ScoredGroup]) -> None:
+        """Have the candidates for the fixed prefix judged; `first_batch` gives some of them."""
+        if self._is_direct:
+            return
+        tokenizer = self.requests.texts
+        texts = {text: pack_tokens(tokenizer.encode(text)) for text in self._config.evaluation.fixed_prefixes}
+        rows = (row for group in first_batch for row in group.prefixes.rows)
+        seen = Counter(tokenizer.without_stop(token_ids(row.tokens)).tobytes() for row in rows)
+        for tokens, _ in seen.most_common(self._config.evaluation.sampled_candidates):
+            texts.setdefault(tokenizer.text(token_ids(tokens)), tokens)
+        write_atomically(self._candidates_file, msgspec.json.encode(texts).decode())
+        self._ask_for(texts)
+
+    def _ask_for(self, candidates: dict[str, bytes]) -> None:
+        self._candidates = candidates
+        self.requests.ask_candidates("the fixed prefix", CANDIDATE, candidates, self._selection)
+
+    def _ask_arm(
+        self, arm: str, version: int, prefix: bytes = b"", decodings: Sequence[str] = (GREEDY, SAMPLED)
+    ) -> None:
+        for decoding in decodings:
+            self.requests.ask(EvaluationRequest(f"{arm}.{decoding}", version, self._held_out, decoding, prefix))
+
+    def gather(self, published: Mapping[int, str]) -> None:
+        """Take results; discard versions trained anew since (`published`: digests by version)."""
+        self.requests.gather()
+        for name in [name for name in self.requests.rows if name.startswith(AT)]:
+            digest = published.get(_version_of(name))
+            if digest is not None and self.requests.rows[name][0].weights_digest != digest:
+                self.requests.drop(name, "the resumed run trained this version anew, with other weights")
+
+    def finish(self, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
+        """Judge the best fixed prefix and the trained adapter; wait for all; the check may raise."""
+        version = self.requests.open.iteration
+        self._ask_arm("trained_adapter", version, decodings=(SAMPLED,))
+        # The last version may have been due in training: then it is not judged again.
+        self.requests.wait(lambda name: name == _name_at(version), raise_if_hopeless)
+        last = EvaluationRequest(f"trained_adapter.{GREEDY}", version, self._held_out)
+        if not self.requests.adopt(last, _name_at(version)):
+            self.requests.ask(last)
+        self.requests.wait(lambda name: name.startswith(CANDIDATE), raise_if_hopeless)
+        if (best := self.requests.best(CANDIDATE, self._candidates)) is not None:
+            self._ask_arm("fixed_prefix", NO_ADAPTER, best)
+        self.requests.wait(lambda name: True, raise_if_hopeless)
+
+    def results(self) -> dict[str, dict[str, Accuracy]]:
+        """Return the accuracy by arm and decoding, of the arms of which something could be judged."""
+        found: dict[str, dict[str, Accuracy]] = {}
+        for arm, decoding in product(ARMS, (GREEDY, SAMPLED)):
+            if each := accuracy(self.requests.rows.get(f"{arm}.{decoding}", [])):
+                found.setdefault(arm, {})[decoding] = each
+        return found
+
+    def curve(self) -> list[Point]:
+        """Return the greedy accuracy of the adapter by version, from the untrained to the newest."""
+        names = {0: f"untrained_adapter.{GREEDY}", self.requests.open.iteration: f"trained_adapter.{GREEDY}"}
+        names |= {_version_of(name): name for name in self.requests.rows if name.startswith(AT)}
+        return [
+            Point(version, found.accuracy, found.ci95)
+            for version, name in sorted(names.items())
+            if (found := accuracy(self.requests.rows.get(name, [])))
+        ]
+
+    def outcome(self) -> EvaluationOutcome:
+        """Return everything that the summary of the run reports."""
+        rows = self.requests.rows
+        names = map(".".join, product(ARMS, (GREEDY, SAMPLED)))
+        errors = sum(row.status == "error" for name in names for row in rows.get(name, []))
+        fixed = rows.get(f"fixed_prefix.{GREEDY}")
+        prefix = fixed[0].prefix if fixed else ""
+        return EvaluationOutcome(self.results(), self.curve(), prefix, self.requests.incomplete, errors)
+
+
+def _name_at(version: int) -> str:
+    return f"{AT}{version}.{GREEDY}"
+
+
+def _version_of(name: str) -> int:
+    return int(name.removeprefix(AT).partition(".")[0])

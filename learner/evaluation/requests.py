@@ -1,0 +1,280 @@
+"""Evaluations that are asked of the broker, and the files that keep their judged rows.
+
+    ask ──▶ broker: pinned to one version, or with a given prefix ──▶ gather ──▶ <directory>/<name>.jsonl
+
+Workers answer while training goes on. Only `wait` waits, and it has a deadline. A request whose file holds the answers
+to the very same request is not sent again.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.rendering import ByteRenderer, Renderer
+from prefixrl.common.errors import PeerLost
+from prefixrl.common.hub import model_folder
+from prefixrl.common.process import write_atomically
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.accuracy import EvaluatedRow, accuracy
+from prefixrl.common.run.plans import GREEDY, SAMPLED
+from prefixrl.common.wire.messages import Evaluate, ScoredGroup
+from prefixrl.common.wire.packing import token_ids
+from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.data.problems import Problem
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+ASKED_FILE = "asked.json"
+"""Digest of the request that each file answers."""
+TEMPERATURE_SCALES = {GREEDY: 0.0, SAMPLED: 1.0}
+"""Factor on the temperatures of the run, by decoding."""
+NO_ADAPTER = -1
+Texts = Renderer | ByteRenderer
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """Problems to answer in one way."""
+
+    name: str
+    """Name of the evaluation and of its file."""
+    version: int
+    """Version that writes the prefixes; NO_ADAPTER where `prefix` is given."""
+    problems: Sequence[Problem]
+    decoding: str = GREEDY
+    prefix: bytes = b""
+    """Packed token ids that stand before every completion."""
+    samples: int = 1
+
+    def message(self, config: RunConfig, texts: Texts) -> Evaluate:
+        """Return the message to the broker; `texts` decodes the prefix."""
+        scale = TEMPERATURE_SCALES[self.decoding]
+        completions = config.scorer_sampling(scale)
+        limit = config.evaluation.max_new_tokens or completions.max_new_tokens
+        return Evaluate(
+            name=self.name,
+            version=self.version,
+            prefix_tokens=self.prefix,
+            prompts=tuple(problem.prompt() for problem in self.problems),
+            prefix_sampling=config.rollout_sampling(scale),
+            completion_sampling=msgspec.structs.replace(completions, max_new_tokens=limit),
+            samples=self.samples,
+            prefix_text=texts.decode_with_special(token_ids(self.prefix)) if self.prefix else None,
+        )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Everything that the broker will ever answer to one request."""
+
+    request: Evaluate
+    groups: Mapping[str, ScoredGroup] = field(default_factory=dict)
+    """By prompt id."""
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """Causes of failed problems, by prompt id."""
+    loss: str = ""
+    """Reason why there is no answer at all, "" where there is one."""
+
+
+class OpenRequests:
+    """Requests that the broker works on; those that a restarted broker forgot are sent again."""
+
+    def __init__(self, client: BrokerClient, iteration: int) -> None:
+        self.iteration = iteration
+        """Current version of the learner: the only one of which new prefixes can be asked for."""
+        self._client = client
+        self._requests: dict[str, Evaluate] = {}
+        self._unsampled: dict[str, int] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the open requests."""
+        return list(self._requests)
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """Versions whose prefixes are not all sampled: rollouts must be able to fetch their weights."""
+        return frozenset(self._requests[name].version for name, count in self._unsampled.items() if count)
+
+    def ask(self, request: Evaluate) -> bool:
+        """Send a request; return False where its version is gone."""
+        if request.version not in (NO_ADAPTER, self.iteration):
+            return False
+        self._client.evaluate(request)
+        self._requests[request.name] = request
+        self._unsampled[request.name] = len(request.prompts) if request.version >= 0 else 0
+        return True
+
+    def gather(self) -> Iterator[Answers]:
+        """Yield the requests that are finished or lost, and close them."""
+        for name, request in list(self._requests.items()):
+            progress, groups = self._client.evaluation(name)
+            self._unsampled[name] = progress.unsampled
+            if progress.total < 0:
+                if not self.ask(request):
+                    self.close(name)
+                    yield Answers(request, loss=f"version {request.version} is gone since the broker restarted")
+            elif progress.done + progress.failed >= progress.total:
+                self.close(name)
+                causes = {request.prompts[index].prompt_id: cause for index, cause in progress.causes}
+                answered = {group.prefixes.prompt.prompt_id: group for group in groups}
+                yield Answers(request, answered, causes, "" if groups else "every problem failed")
+
+    def close(self, name: str) -> None:
+        """Expect no answer to a request any more."""
+        self._requests.pop(name, None)
+        self._unsampled.pop(name, None)
+
+
+class EvaluationRequests:
+    """Every evaluation that was asked for, by name, and its judged rows."""
+
+    def __init__(
+        self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int, trained: int = 0
+    ) -> None:
+        """`trained`: iterations of the adapter that the broker calls version 0."""
+        self._config = config
+        self._directory = directory
+        self._trained = trained
+        self._families: dict[str, str] = {}
+        self.open = OpenRequests(client, iteration)
+        known = directory / ASKED_FILE
+        self._answered = msgspec.json.decode(known.read_bytes(), type=dict[str, str]) if known.exists() else {}
+        self.texts = adapter_texts(config)
+        self.rows: dict[str, list[EvaluatedRow]] = {}
+        """Judged rows of the finished evaluations."""
+        self.incomplete: list[str] = []
+        """Names of the evaluations of which some or all rows are missing."""
+
+    def ask(self, question: EvaluationRequest) -> None:
+        """Have problems judged, unless a file holds the answers already."""
+        name, request = question.name, question.message(self._config, self.texts)
+        self._families |= {each.prompt_id: each.family for each in question.problems}
+        if self.path(name).exists() and self._answered.get(name) == digest(request):
+            self._take(request, msgspec.json.Decoder(EvaluatedRow).decode_lines(self.path(name).read_bytes()))
+        elif question.problems and not self.open.ask(request):
+            self._give_up(name, f"version {request.version} is gone: the run was resumed at {self.open.iteration}")
+
+    def ask_candidates(self, arm: str, beginning: str, candidates: Mapping[str, bytes], on: Sequence[Problem]) -> None:
+        """Have prefixes for an arm judged; the evaluations are named by `beginning` and an index."""
+        for index, (text, tokens) in enumerate(candidates.items()):
+            log.info("candidate for %s: %r", arm, text)
+            self.ask(EvaluationRequest(f"{beginning}{index}", NO_ADAPTER, on, prefix=tokens))
+
+    def best(self, beginning: str, candidates: Mapping[str, bytes]) -> bytes | None:
+        """Return the candidate with the most right answers; None where none could be judged."""
+        names = {f"{beginning}{index}": tokens for index, tokens in enumerate(candidates.values())}
+        known = {
+            tokens: found.accuracy for name, tokens in names.items() if (found := accuracy(self.rows.get(name, [])))
+        }
+        return max(known, key=lambda tokens: known[tokens], default=None)
+
+    def adopt(self, question: EvaluationRequest, twin: str) -> bool:
+        """Take the rows of `twin`, which asked the same; return False where it is not complete."""
+        if twin not in self.rows or twin in self.incomplete:
+            return False
+        self._write(question.message(self._config, self.texts), self.rows[twin])
+        self.rows[question.name] = self.rows[twin]
+        return True
+
+    def path(self, name: str) -> Path:
+        """Return the file of an evaluation's judged rows."""
+        return self._directory / f"{name}.jsonl"
+
+    def gather(self) -> None:
+        """Take what is finished."""
+        for answers in self.open.gather():
+            request, groups = answers.request, answers.groups.values()
+            seen = {(group.version, group.weights_digest) for group in groups}
+            if answers.loss:
+                self._give_up(request.name, answers.loss)
+            elif len(seen) > 1 or any(version != request.version for version, _ in seen):
+                self._give_up(request.name, f"answers of several weights, {sorted(seen)}")
+            else:
+                known = self._config, self.texts, self._trained, self._families
+                rows = [row for group in groups for row in judged(group, *known)]
+                self._write(request, rows)
+                self._take(request, rows)
+
+    def _write(self, request: Evaluate, rows: Sequence[EvaluatedRow]) -> None:
+        json_lines.write(self.path(request.name), rows)
+        self._answered[request.name] = digest(request)
+        write_atomically(self._directory / ASKED_FILE, msgspec.json.encode(self._answered).decode())
+
+    def _take(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
+        name, asked = request.name, len(request.prompts) * request.samples
+        self.rows[name] = rows
+        if accuracy(rows) is None:
+            self._give_up(name, "no verdict on any problem, every row ended in an error")
+        elif len(rows) < asked:
+            self._give_up(name, f"{asked - len(rows)} of {asked} answers never came")
+
+    def drop(self, name: str, reason: str) -> None:
+        """Remove a finished evaluation with its file; it counts as incomplete."""
+        self.path(name).unlink(missing_ok=True)
+        del self.rows[name]
+        self._give_up(name, reason)
+
+    def _give_up(self, name: str, reason: str) -> None:
+        log.warning("evaluation %s is incomplete: %s", name, reason)
+        self.incomplete.append(name)
+        self.open.close(name)
+
+    def wait(self, concerns: Callable[[str], bool], raise_if_hopeless: Callable[[], None]) -> None:
+        """Wait for evaluations whose name `concerns`; after `evaluation.timeout_s` give them up."""
+        patience_s = self._config.evaluation.timeout_s
+        deadline_s = time.monotonic() + patience_s
+        while any(map(concerns, self.open.names)):
+            raise_if_hopeless()
+            try:
+                self.gather()
+            except PeerLost as error:
+                log.warning("%s", error)
+            if time.monotonic() > deadline_s:
+                for name in filter(concerns, self.open.names):
+                    self._give_up(name, f"not finished within {patience_s:g} s")
+                return
+            time.sleep(POLL_S)
+
+
+def judged(
+    group: ScoredGroup, config: RunConfig, texts: Texts, trained: int, families: Mapping[str, str]
+) -> list[EvaluatedRow]:
+    """Return a row per answer of a group. `trained`: iterations behind the broker's version 0."""
+    # In direct mode the adapter wrote the completion itself.
+    is_direct, prompt_id = config.mode == "direct", group.prefixes.prompt.prompt_id
+    return [
+        EvaluatedRow(
+            prompt_id=prompt_id,
+            family=families.get(prompt_id, ""),
+            version=group.version + trained if group.version >= 0 else NO_ADAPTER,
+            prefix="" if is_direct else texts.text(token_ids(row.tokens)),
+            completion=verdict.completion,
+            extracted=verdict.extracted,
+            reward=verdict.reward,
+            status=verdict.status,
+            finish=verdict.finish,
+            sample=sample,
+            weights_digest=group.weights_digest,
+        )
+        for sample, (row, verdict) in enumerate(zip(group.prefixes.rows, group.verdicts, strict=True))
+    ]
+
+
+def adapter_texts(config: RunConfig) -> Texts:
+    """Return the adapter's tokenizer, or its stand-in where the engine is simulated."""
+    if config.rollout.engine == "simulated":
+        return ByteRenderer()
+    return Renderer(model_folder(config.adapter.model), config.rollout.max_prompt_tokens)
+
+
+def digest(value: object) -> str:
+    """Return the digest of a message or plain values."""
+    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(value))

@@ -1,0 +1,31 @@
+"""Fractions of a batch, from its `BatchGroup` records. Imports no torch."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from prefixrl.common.wire.messages import BatchGroup
+
+
+def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
+    """Return the figures that `docs/data.md` describes, by name."""
+    judged = sum(group.judged for group in groups)
+    masked = sum(group.statuses.get("truncated", 0) for group in groups)
+    rows = sum(len(group.rewards) for group in groups)
+    return {
+        # Judged texts that a length limit cut: answers in direct mode, else completions of the target.
+        "truncated_fraction": sum(group.truncated for group in groups) / max(1, judged),
+        # Texts that are left out because a length limit cut them.
+        "truncated_masked_fraction": masked / max(1, masked + judged),
+        # Rows whose prefix reached the target as text, encoded by a tokenizer of another family.
+        "prefix_as_text_fraction": sum(group.as_text for group in groups) / max(1, rows),
+        # Judged texts that a scorer's cache held.
+        "cached_fraction": sum(group.cached for group in groups) / max(1, judged),
+    }
+
+
+def statuses(groups: Sequence[BatchGroup]) -> dict[str, int]:
+    """Return the texts of a batch's groups by verdict."""
+    counts: Counter[str] = Counter()
+    for group in groups:
+        counts.update(group.statuses)
+    return dict(counts)

@@ -1,0 +1,147 @@
+"""The run directory: one learner at a time, and one config for its whole life."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from prefixrl.common.config.load import from_json
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.digests import file_digest, function_digest, model_digests
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.hub import model_folder
+from prefixrl.common.process import own, write_atomically
+from prefixrl.common.run.directory_format import check_format, write_format
+from prefixrl.common.wire.messages import ModelDigests
+from prefixrl.common.wire.transport import check_endpoint
+from prefixrl.learner.data.problems import input_files
+
+REBIND_S = 10.0
+"""Time for which the port of a resumed run may stay taken: its last broker was killed, its memory is being freed."""
+FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
+KeyPath = tuple[str, ...]
+"""The tables that a key lies in, and its name."""
+FREE_KEYS: frozenset[KeyPath] = frozenset(
+    {
+        ("rollout", "device"), ("rollout", "threads"), ("rollout", "vllm"),
+        ("scorer", "device"), ("scorer", "threads"), ("scorer", "vllm"), ("scorer", "verifier_children"),
+        ("scorer", "openai", "url"), ("scorer", "openai", "key_variable"), ("scorer", "openai", "requests"),
+        ("scorer", "openai", "request_s"), ("scorer", "openai", "patience_s"),
+        ("scorer", "openai", "prompt_price"), ("scorer", "openai", "completion_price"),
+        ("learner", "device"), ("learner", "threads"), ("learner", "micro_batch_tokens"),
+        ("learner", "batch_timeout_s"), ("learner", "collective_timeout_s"),
+        ("filter", "limit_batches"), ("filter", "min_pass_rate"),
+    }
+)  # fmt: skip
+"""Keys that may differ when a run is resumed, besides FREE_SECTIONS: none of them changes what is trained. A served
+target may move to another address, but must stay the same model."""
+REMEDY = "restore them, choose another directory (--set directory=...), or start anew (--fresh)"
+
+
+class RunDirectory:
+    """The directory of a run, locked as long as the process lives."""
+
+    def __init__(self, config: RunConfig, free_keys: frozenset[KeyPath] = FREE_KEYS) -> None:
+        """`free_keys`: keys that may differ from the config there, besides `FREE_SECTIONS`."""
+        self.path = Path(config.directory)
+        check_format(self.path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"directory = {config.directory!r} cannot be used: {error.strerror}") from None
+        self._lock = own(self.path)
+        try:
+            self._adopt(config, free_keys)
+        except ConfigError:
+            self._lock.close()
+            raise
+
+    def _adopt(self, config: RunConfig, free_keys: frozenset[KeyPath]) -> None:
+        known = self.path / "config.json"
+        if known.exists():
+            before = from_json(known.read_text(encoding="utf-8"), str(known)).model_dump()
+            free = free_keys | {(section,) for section in FREE_SECTIONS}
+            if changed := "\n".join(_changes(before, config.model_dump(), (), free)):
+                raise ConfigError(f"{self.path} holds a run with other settings; {REMEDY}\n{changed}")
+        self._adopt_inputs(_inputs(config))
+        # Before the config, which makes the directory one of a run.
+        write_format(self.path)
+        write_atomically(known, config.model_dump_json(indent=2))
+
+    def _adopt_inputs(self, given: "Inputs") -> None:
+        known = inputs(self.path) or given
+        names = [name for name in Inputs.__struct_fields__ if getattr(known, name) != getattr(given, name)]
+        if changed := ", ".join(name.replace("_", ".", 1) for name in names):
+            raise ConfigError(
+                f"{self.path} holds a run whose input files were others: {changed} changed since it began; {REMEDY}"
+            )
+        write_atomically(self.path / "inputs.json", msgspec.json.format(msgspec.json.encode(given)).decode())
+
+
+class Inputs(msgspec.Struct, frozen=True):
+    """Digests of the files that decide what is trained; a run resumes only with the same ones."""
+
+    # The journal names problems by index and keeps rewards; a checkpoint may hold only what was added to a model.
+
+    data_train: tuple[str, ...]
+    """One digest per file, those of `without` included."""
+    reward_function: str
+    algorithm_advantage_function: str
+    adapter_model: ModelDigests
+    target_model: ModelDigests | None
+    """For a hub name, whose files need not be on this host, the digest of the name."""
+
+
+def inputs(directory: Path) -> Inputs | None:
+    """Return the inputs that a run began with; None where it has not begun."""
+    known = directory / "inputs.json"
+    return msgspec.json.decode(known.read_bytes(), type=Inputs) if known.exists() else None
+
+
+def _inputs(config: RunConfig) -> Inputs:
+    return Inputs(
+        data_train=tuple(file_digest(path) for path in input_files(config.data.train)),
+        reward_function=function_digest(config.reward.function),
+        algorithm_advantage_function=function_digest(config.algorithm.advantage_function),
+        adapter_model=model_digests(model_folder(config.adapter.model)),
+        target_model=model_digests(config.target.model) if config.target else None,
+    )
+
+
+def _changes(was: object, now: object, key: KeyPath, free: frozenset[KeyPath]) -> Iterator[str]:
+    """Yield a line per key that differs and is not free."""
+    if was == now or key in free:
+        return
+    if isinstance(was, dict) and isinstance(now, dict) and was.keys() == now.keys():
+        for name in now:
+            yield from _changes(was[name], now[name], (*key, name), free)
+    else:
+        yield f"  {'.'.join(key)}: {was!r} -> {now!r}"
+
+
+def check_port_is_free(endpoint: str, patience_s: float = 0.0) -> None:
+    """Raise ConfigError where an endpoint is malformed or its fixed port stays taken."""
+    if not check_endpoint(endpoint).startswith("tcp://") or endpoint.endswith(":0"):
+        return
+    host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+    deadline_s = time.monotonic() + patience_s
+    while problem := _binding_problem(host, int(port)):
+        if time.monotonic() > deadline_s:
+            raise ConfigError(
+                f"broker.listen = {endpoint!r} cannot be bound: {problem}; choose another port, or 0 for a free one"
+            )
+        time.sleep(0.1)
+
+
+def _binding_problem(host: str, port: int) -> str:
+    """Return why a TCP port cannot be bound now, "" where it can."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as error:
+            return os.strerror(error.errno or 0)
+    return ""

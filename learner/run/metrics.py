@@ -1,0 +1,115 @@
+"""Writes `metrics.jsonl`, a line per iteration, and `advantages.jsonl`, one per group."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
+from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire.messages import Batch, StageTimes
+from prefixrl.learner.run.batch_fractions import batch_fractions, statuses
+from prefixrl.learner.training.figures import IterationMetrics
+
+
+@dataclass(frozen=True)
+class Times:
+    """The learner's time during an iteration."""
+
+    waited_s: float
+    trained_s: float
+    since_start_s: float
+    """Time since this learner process started."""
+    busy_fraction: float
+    """Fraction of its time since the first batch in which the learner trained."""
+
+
+class MetricsLog:
+    """Appends both files; after a resume it continues at the iteration of the learner."""
+
+    def __init__(self, directory: Path, iteration: int) -> None:
+        """Raise DataError where a line before the last one is damaged."""
+        self._metrics = directory / METRICS_FILE
+        self._advantages = directory / ADVANTAGES_FILE
+        _keep_before(self._metrics, MetricsLine, iteration)
+        _keep_before(self._advantages, AdvantageLine, iteration)
+        lines = self.lines()
+        self._before_s = self._written_s = lines[-1].since_start_s if lines else 0.0
+
+    def lines(self) -> list[MetricsLine]:
+        """Return the lines of all iterations so far, by this learner process or earlier ones."""
+        return json_lines.read(self._metrics, MetricsLine)
+
+    def since_run_began_s(self, since_start_s: float) -> float:
+        """Translate a time of this process to a time of the run (`MetricsLine.since_start_s`)."""
+        return self._before_s + since_start_s
+
+    def write(
+        self, batch: Batch, metrics: IterationMetrics, optimizer_steps: int, times: Times, status: StatusDocument
+    ) -> None:
+        """Write the lines of one iteration."""
+        now_s = self.since_run_began_s(times.since_start_s)
+        interval_s, self._written_s = now_s - self._written_s, now_s
+        mismatches = (each.engine_mismatch for each in status.workers if each.role == "rollout")
+        line = MetricsLine(
+            iteration=batch.iteration,
+            version=batch.iteration + 1,
+            optimizer_steps=optimizer_steps,
+            figures=metrics.means | batch_fractions(batch.groups),
+            ages=Counter(str(batch.iteration - group.version) for group in batch.groups),
+            statuses=statuses(batch.groups),
+            histograms={
+                name: {"edges": list(each.edges), "counts": list(map(float, each.counts))}
+                for name, each in metrics.histograms.items()
+            },
+            stages=_mean(batch),
+            waited_for_s=batch.waited_s,
+            tokens_per_s=_tokens_per_s(batch, interval_s, times.trained_s),
+            busy_fraction=status.busy_fraction | {"learner": times.busy_fraction},
+            engine_mismatch=max(mismatches, default=0.0),
+            ended=status.causes,
+            losses=status.losses,
+            waited_s=times.waited_s,
+            trained_s=times.trained_s,
+            since_start_s=now_s,
+            engines=_engines(status),
+            endpoint=status.endpoint,
+        )
+        json_lines.append(self._metrics, [line])
+        rows = iter(metrics.row_advantages)
+        lines = [AdvantageLine(batch.iteration, each.seq, [next(rows) for _ in each.lengths]) for each in batch.groups]
+        json_lines.append(self._advantages, lines)
+
+
+def _engines(status: StatusDocument) -> dict[str, tuple[str, ...]]:
+    """Return the engines of the workers by role; one that is loading has not named its own."""
+    return {
+        role: tuple(sorted({each.engine for each in status.workers if each.role == role} - {""}))
+        for role in ("rollout", "scorer")
+    }
+
+
+def _mean(batch: Batch) -> StageTimes:
+    names = StageTimes.__struct_fields__
+    sums = [sum(getattr(group.stages, name) for group in batch.groups) for name in names]
+    return StageTimes(*(total / max(1, len(batch.groups)) for total in sums))
+
+
+def _tokens_per_s(batch: Batch, interval_s: float, trained_s: float) -> dict[str, float]:
+    interval_s, trained_s = max(interval_s, 1e-9), max(trained_s, 1e-9)
+    lengths = [length for group in batch.groups for length in group.lengths]
+    prompts, sampled = sum(prompt for prompt, _ in lengths), sum(tokens for _, tokens in lengths)
+    completed = sum(group.completion_tokens for group in batch.groups)
+    return {
+        "rollout": sampled / interval_s,
+        "scorer": completed / interval_s,
+        "learner": (prompts + sampled) / trained_s,
+    }
+
+
+def _keep_before(path: Path, kind: "type[MetricsLine] | type[AdvantageLine]", iteration: int) -> None:
+    """Drop the lines of iterations that will be trained again, and an incomplete last one."""
+    if path.exists():
+        lines: Sequence[MetricsLine | AdvantageLine] = json_lines.read(path, kind)
+        json_lines.write(path, (line for line in lines if line.iteration < iteration))

@@ -1,0 +1,17 @@
+"""PPO on one batch of scored groups: rows come in, steps and figures go out; no sockets.
+
+Read in this order:
+
+    iteration.py      one iteration: measure, advantages, mini-batches, steps
+    objectives.py     the table of algorithms: which arguments of the pure functions `grpo`, `rloo`, `gae` … stand for
+    advantages.py     rewards per token, GAE, group baselines, whitening; pure
+    ppo.py            policy and value loss, ratios, masks, KL estimates; pure
+    batch.py          a batch as samples, samples as padded tensors; pure
+    plan.py           the rows of each mini-batch, rank and micro-batch; pure
+    figures.py        the figures of an iteration, summed over ranks
+    model.py          actor, critic and reference
+    trained_model.py  one model behind DeepSpeed, and its learning rate
+    lora.py           low-rank adaptation
+    distributed.py    the process group and its collectives
+    checkpoint.py     saving and resuming
+"""

@@ -1,0 +1,183 @@
+"""From batches to samples, and from samples to padded tensors. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from prefixrl.common.wire.messages import Batch, ScoredGroup
+from prefixrl.common.wire.packing import logprobs, token_ids, token_versions
+from prefixrl.learner.training.plan import MicroBatch
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled prefix (in direct mode: one answer) with its verdict."""
+
+    prompt_tokens: NDArray[np.int32]
+    tokens: NDArray[np.int32]
+    """As sampled, with the EOS that ended them."""
+    logprobs: NDArray[np.float32]
+    """Logprob of each token under the distribution it was sampled from."""
+    reward: float
+    group: int
+    """Index of its group in the iteration."""
+    versions: NDArray[np.int32]
+    """Version of the adapter that sampled each token."""
+
+    @property
+    def version(self) -> int:
+        """Version of the oldest token: the window bounds its age."""
+        return int(self.versions.min())
+
+
+@dataclass(frozen=True)
+class IterationData:
+    """One rank's view of an iteration: lengths of all rows, tokens of this rank's rows."""
+
+    iteration: int
+    seed: int
+    lengths: tuple[tuple[int, int], ...]
+    """(prompt tokens, sampled tokens) of every row of the iteration, in training order, all ranks."""
+    rewards: tuple[float, ...]
+    groups: tuple[int, ...]
+    samples: Mapping[int, Sample]
+    """By row index: at least the rows the plan gives this rank."""
+
+
+@dataclass(frozen=True)
+class PaddedRows:
+    """Rows padded on the right; width = longest prompt + tokens, tokens = longest sampled part."""
+
+    input_ids: Tensor
+    """(rows, width) int64."""
+    attention_mask: Tensor
+    """(rows, width) int64, 1 on prompt and sampled tokens."""
+    position_ids: Tensor
+    """(rows, width) int64."""
+    action_positions: Tensor
+    """(rows, tokens) int64: where token t is predicted, the first at the last prompt token; 0 under padding."""
+    mask: Tensor
+    """(rows, tokens) bool: sampled tokens that count."""
+    tokens: Tensor
+    """(rows, tokens) int64, 0 under padding."""
+    behaviour: Tensor
+    """(rows, tokens) float32 logprobs of the engine, 0 under padding."""
+    rewards: Tensor
+    """(rows,) float32."""
+
+    def to(self, device: torch.device) -> "PaddedRows":
+        """The same rows on another device."""
+        return PaddedRows(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class PreparedMicroBatch:
+    """One micro-batch with all that stays fixed in the iteration; tensors are (rows, tokens)."""
+
+    rows: MicroBatch
+    batch: PaddedRows
+    kept: Tensor
+    """bool: sampled tokens that count in the policy loss."""
+    proximal: Tensor
+    reference: Tensor | None
+    old_values: Tensor
+    """0 without a critic."""
+    advantages: Tensor
+    returns: Tensor
+
+
+def pad(samples: Sequence[Sample], pad_id: int) -> PaddedRows:
+    """Stack rows of any lengths.
+
+    Raises:
+        ValueError: on no rows, an empty prompt, a row without sampled tokens, or logprobs or versions that do not match
+            them.
+    """
+    if not samples:
+        raise ValueError("there are no rows to pad")
+    for row, sample in enumerate(samples):
+        _check(row, sample)
+    prompts = [len(sample.prompt_tokens) for sample in samples]
+    sampled = [len(sample.tokens) for sample in samples]
+    width = max(prompt + tokens for prompt, tokens in zip(prompts, sampled, strict=True))
+    input_ids = np.full((len(samples), width), pad_id, dtype=np.int64)
+    tokens = np.zeros((len(samples), max(sampled)), dtype=np.int64)
+    behaviour = np.zeros(tokens.shape, dtype=np.float32)
+    for row, sample in enumerate(samples):
+        input_ids[row, : prompts[row]] = sample.prompt_tokens
+        input_ids[row, prompts[row] : prompts[row] + sampled[row]] = sample.tokens
+        tokens[row, : sampled[row]] = sample.tokens
+        behaviour[row, : sampled[row]] = sample.logprobs
+    prompt_lengths, sampled_lengths = torch.tensor(prompts)[:, None], torch.tensor(sampled)[:, None]
+    steps, positions = torch.arange(max(sampled))[None, :], torch.arange(width)[None, :]
+    mask = steps < sampled_lengths
+    return PaddedRows(
+        input_ids=torch.from_numpy(input_ids),
+        attention_mask=(positions < prompt_lengths + sampled_lengths).long(),
+        position_ids=positions.expand(len(samples), -1).contiguous(),
+        action_positions=torch.where(mask, prompt_lengths - 1 + steps, 0),
+        mask=mask,
+        tokens=torch.from_numpy(tokens),
+        behaviour=torch.from_numpy(behaviour),
+        rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
+    )
+
+
+def filler_row(pad_id: int) -> PaddedRows:
+    """Make a row with no counted token, for a rank that must run a forward without rows."""
+    one, zero = np.full(1, pad_id, dtype=np.int32), np.zeros(1, dtype=np.int32)
+    row = pad([Sample(one, one, zero.astype(np.float32), reward=0.0, group=0, versions=zero)], pad_id)
+    return replace(row, mask=torch.zeros_like(row.mask))
+
+
+def _check(row: int, sample: Sample) -> None:
+    if len(sample.prompt_tokens) == 0:
+        raise ValueError(f"row {row} of group {sample.group} has an empty prompt: nothing predicts its first token")
+    if len(sample.tokens) == 0:
+        raise ValueError(f"row {row} of group {sample.group} has no sampled token: leave such rows out of the batch")
+    if len(sample.logprobs) != len(sample.tokens):
+        raise ValueError(
+            f"row {row} of group {sample.group} has {len(sample.logprobs)} logprobs for {len(sample.tokens)} tokens"
+        )
+    if len(sample.versions) != len(sample.tokens):
+        raise ValueError(
+            f"row {row} of group {sample.group} has versions of {len(sample.versions)} tokens for {len(sample.tokens)}"
+        )
+
+
+def iteration_data(batch: Batch, shard: list[ScoredGroup]) -> IterationData:
+    """Build this rank's view of an iteration: the trainable rows of the groups in batch order.
+
+    Raises:
+        ValueError: a payload is not the group the batch names, or its packed arrays are malformed.
+    """
+    lengths = tuple(length for group in batch.groups for length in group.lengths)
+    rewards = tuple(reward for group in batch.groups for reward in group.rewards)
+    groups = tuple(index for index, group in enumerate(batch.groups) for _ in group.lengths)
+    first_row = [0]
+    for group in batch.groups:
+        first_row.append(first_row[-1] + len(group.lengths))
+    samples: dict[int, Sample] = {}
+    for index, scored in zip(batch.payload_groups, shard, strict=True):
+        if scored.prefixes.seq != batch.groups[index].seq:
+            raise ValueError(f"payload holds group {scored.prefixes.seq}, the batch names {batch.groups[index].seq}")
+        for offset, sample in enumerate(_samples(scored, index)):
+            samples[first_row[index] + offset] = sample
+    return IterationData(batch.iteration, batch.seed, lengths, rewards, groups, samples)
+
+
+def _samples(scored: ScoredGroup, group: int) -> list[Sample]:
+    prompt = token_ids(scored.prefixes.prompt_tokens)
+    samples = []
+    for row, verdict in zip(scored.prefixes.rows, scored.verdicts, strict=True):
+        if not verdict.is_judged:
+            continue
+        tokens = token_ids(row.tokens)
+        behaviour = logprobs(row.logprobs, tokens.size)
+        versions = token_versions(row)
+        samples.append(Sample(prompt, tokens, behaviour, verdict.reward, group, versions))
+    return samples

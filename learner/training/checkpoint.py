@@ -1,0 +1,303 @@
+"""Checkpoints: all that a rank needs to resume bitwise, in files that execute nothing.
+
+    step_00000012/
+        rank_00000/actor.safetensors    this rank's share: fp32 weights, Adam moments and step counts
+        rank_00000/critic.safetensors   where the objective has a critic
+        rank_00000/random.safetensors   states of the random generators
+        hf/                             the adapter as a Hugging Face folder, free of world size and ZeRO stage
+        hf_ema/                         the moving average of its weights, where learner.ema_decay asks for one
+        manifest.json                   the trainer's state, and size and digest of every other file; written last
+
+A checkpoint is written beside its final name, synced and renamed: a folder called step_* is complete, or was damaged
+later, which its digests show. Old checkpoints are deleted only after the new one was read back.
+"""
+
+import json
+import logging
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.process import sync
+from prefixrl.learner.training import distributed
+from prefixrl.learner.training.model import Models
+from prefixrl.learner.training.trained_model import TrainedModel
+
+FORMAT = 2
+
+CARRIED_FILES = (
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+)
+"""Files that the export copies from the initial adapter's folder."""
+
+log = logging.getLogger(__name__)
+
+
+class TrainerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Progress of training, besides weights and moments."""
+
+    iteration: int
+    """Iterations completed, which is the version of the weights."""
+    optimizer_steps: int
+    world_size: int
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of the checkpoint."""
+
+    path: str
+    size_bytes: int
+    digest: str
+    """xxh3-128 of its bytes."""
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The description of a checkpoint: state, format and the digest of every file."""
+
+    format: int
+    state: TrainerState
+    zero_stage: int
+    dtype: str
+    files: tuple[FileEntry, ...]
+
+
+class _Written(msgspec.Struct, frozen=True):
+    format: int
+
+
+def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Path:
+    """Write a checkpoint, keep the newest `keep`, return its folder. A collective."""
+    final = directory / f"step_{state.iteration:08d}"
+    beside = directory / f".{final.name}.partial"
+    if models.rank == 0:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+    distributed.barrier()
+    _write_rank(beside / f"rank_{models.rank:05d}", models)
+    export(beside / "hf", models)
+    if models.actor.ema:
+        with models.actor.averaged():
+            export(beside / "hf_ema", models)
+    distributed.barrier()
+    if models.rank == 0:
+        manifest = CheckpointManifest(FORMAT, state, models.actor.stage, models.dtype, tuple(_entries(beside)))
+        (beside / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        _sync_tree(beside)
+        shutil.rmtree(final, ignore_errors=True)
+        beside.rename(final)
+        sync(directory)
+        problem = damage(final)
+        if problem:
+            raise DataError(f"the checkpoint {final} does not read back: {problem}; older ones were kept")
+        for old in _folders(directory)[keep:]:
+            shutil.rmtree(old)
+    distributed.barrier()
+    return final
+
+
+def load(directory: Path, models: Models) -> TrainerState | None:
+    """Restore the models from the newest whole checkpoint; None without one. A collective.
+
+    Raises:
+        DataError: it was written by another number of ranks, ZeRO stage or precision.
+    """
+    newest = latest(directory) if models.rank == 0 else None
+    found = torch.tensor([-1 if newest is None else int(newest.name[5:])], device=models.device)
+    iteration = int(distributed.from_rank_0(found).item())
+    if iteration < 0:
+        return None
+    folder = directory / f"step_{iteration:08d}"
+    manifest = read_manifest(folder)
+    here = {
+        "learner ranks": models.world_size,
+        "ZeRO stage": models.actor.stage,
+        "learner.dtype": models.dtype,
+        "critic": "one" if models.critic else "none",
+    }
+    has_critic = any(entry.path.endswith("/critic.safetensors") for entry in manifest.files)
+    there = (manifest.state.world_size, manifest.zero_stage, manifest.dtype, "one" if has_critic else "none")
+    for (name, now), then in zip(here.items(), there, strict=True):
+        if now != then:
+            raise DataError(
+                f"{folder} was written with {name} = {then}, this run has {now}; resume with {then}, or start a new "
+                f"run from the weights in {folder / 'hf'}"
+            )
+    share = folder / f"rank_{models.rank:05d}"
+    for name, model in _trained_models(models):
+        _restore(model, load_file(share / f"{name}.safetensors"))
+    _restore_random(load_file(share / "random.safetensors"))
+    models.optimizer_steps = manifest.state.optimizer_steps
+    return manifest.state
+
+
+def latest(directory: Path) -> Path | None:
+    """Return the newest whole checkpoint; damaged ones are skipped with a warning."""
+    for folder in _folders(directory):
+        problem = damage(folder)
+        if not problem:
+            return folder
+        log.warning("skipping the checkpoint %s: %s", folder, problem)
+    return None
+
+
+def read_manifest(folder: Path) -> CheckpointManifest:
+    """Read the manifest of a checkpoint.
+
+    Raises:
+        DataError: it is missing or damaged.
+        ConfigError: another release wrote it.
+    """
+    try:
+        body = (folder / "manifest.json").read_bytes()
+        written = msgspec.json.decode(body, type=_Written).format
+        manifest = msgspec.json.decode(body, type=CheckpointManifest) if written == FORMAT else None
+    except (OSError, msgspec.DecodeError) as error:
+        raise DataError(f"{folder} has no readable manifest: {error}") from error
+    if manifest is None:
+        raise ConfigError(
+            f"{folder} has checkpoint format {written}, this release reads {FORMAT}; continue with the release that "
+            f"wrote it, or start a run in another directory"
+        )
+    return manifest
+
+
+def damage(folder: Path) -> str:
+    """Return the fault of a checkpoint's files, or "" when they are whole."""
+    try:
+        manifest = read_manifest(folder)
+        for entry in manifest.files:
+            size = (folder / entry.path).stat().st_size
+            if size != entry.size_bytes:
+                return f"{entry.path} holds {size} bytes instead of {entry.size_bytes}"
+            if _digest(folder / entry.path) != entry.digest:
+                return f"{entry.path} has another digest than when it was written"
+    except (DataError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def export(folder: Path, models: Models) -> None:
+    """Write the adapter as a Hugging Face folder with the tokenizer it came with. A collective."""
+    weights = models.state_dict_for_publication()
+    if models.rank != 0:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    source = Path(models.source)
+    for pattern in CARRIED_FILES:
+        for path in source.glob(pattern):
+            shutil.copyfile(path, folder / path.name)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    config["dtype"] = models.dtype  # or a loader that trusts the config would round the weights
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+# --- one rank's share -----------------------------------------------------------------------------------------------
+
+
+def _write_rank(folder: Path, models: Models) -> None:
+    folder.mkdir()
+    for name, model in _trained_models(models):
+        save_file(_share(model), folder / f"{name}.safetensors")
+    save_file(_random_states(), folder / "random.safetensors")
+
+
+def _trained_models(models: Models) -> list[tuple[str, TrainedModel]]:
+    critic = [("critic", models.critic)] if models.critic else []
+    return [("actor", models.actor), *critic]
+
+
+def _share(model: TrainedModel) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, weights in model.masters().items():
+        state = model.adam.state.get(weights, {})
+        average = {"ema": model.ema[name]} if model.ema else {}
+        for part, tensor in {"weights": weights.detach(), **average, **state}.items():
+            tensors[f"{name}/{part}"] = tensor.to("cpu").contiguous()
+    return tensors
+
+
+@torch.no_grad()
+def _restore(model: TrainedModel, tensors: dict[str, Tensor]) -> None:
+    masters = model.masters()
+    saved = {name.rpartition("/")[0] for name in tensors}
+    if saved != set(masters):
+        raise DataError(f"the checkpoint holds {sorted(saved)[:5]}..., this model has {sorted(masters)[:5]}...")
+    for name, weights in masters.items():
+        weights.copy_(tensors.pop(f"{name}/weights"))
+        if model.ema:
+            model.ema[name].copy_(tensors.pop(f"{name}/ema"))
+        model.adam.state.pop(weights, None)
+    for name, tensor in tensors.items():
+        owner, _, part = name.rpartition("/")
+        # torch's Adam keeps its step count on the CPU, whatever the device.
+        device = torch.device("cpu") if part == "step" else masters[owner].device
+        model.adam.state[masters[owner]][part] = tensor.to(device)
+    model.masters_changed()
+
+
+def _random_states() -> dict[str, Tensor]:
+    _, keys, position, _, _ = np.random.get_state()
+    version, words, _ = random.getstate()
+    states = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(np.append(keys, position).astype(np.int64)),
+        "python": torch.tensor([version, *words], dtype=torch.int64),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_random(states: dict[str, Tensor]) -> None:
+    torch.set_rng_state(states["torch"])
+    *keys, position = states["numpy"].tolist()
+    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, 0, 0.0))
+    version, *words = states["python"].tolist()
+    random.setstate((version, tuple(words), None))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _folders(directory: Path) -> list[Path]:
+    """List checkpoint folders, newest first."""
+    return sorted(directory.glob("step_????????"), reverse=True)
+
+
+def _entries(folder: Path) -> Iterator[FileEntry]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield FileEntry(str(path.relative_to(folder)), path.stat().st_size, _digest(path))
+
+
+def _digest(path: Path) -> str:
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            hasher.update(block)
+    return hasher.hexdigest()
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)

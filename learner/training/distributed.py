@@ -1,0 +1,97 @@
+"""DeepSpeed's process group, with or without a launcher, and the learner's own collectives."""
+
+import logging
+import os
+import warnings
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prefixrl.common.errors import ConfigError
+
+
+def start(
+    device: Literal["auto", "cpu", "cuda"], rank: int, world_size: int, timeout_s: float = 1800.0
+) -> torch.device:
+    """Join the process group and return this rank's device; a second call changes nothing.
+
+    A single rank opens no port: its store is in its own memory. Several ranks need MASTER_ADDR and MASTER_PORT, which
+    torchrun and the deepspeed launcher set.
+
+    Raises:
+        ConfigError: several ranks without MASTER_ADDR and MASTER_PORT, or cuda on a machine without it.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('learner.device = "cuda", but torch sees no CUDA device here; use "cpu" or "auto"')
+    kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank if world_size > 1 else 0)))
+    if kind == "cuda":
+        torch.cuda.set_device(local_rank)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+    if not dist.is_initialized():
+        _meet("nccl" if kind == "cuda" else "gloo", rank, world_size, timedelta(seconds=timeout_s))
+    _start_deepspeed(kind)
+    return torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
+
+
+def stop() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """All-reduce in place by summing; returns the tensor."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def from_rank_0(tensor: Tensor) -> Tensor:
+    """Broadcast in place; returns the tensor."""
+    if dist.get_world_size() > 1:
+        dist.broadcast(tensor, src=0)
+    return tensor
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if dist.get_world_size() > 1:
+        dist.barrier()
+
+
+def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
+    address = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if world_size == 1 or address == "localhost" or address.startswith("127."):
+        # Gloo would listen on the address of the host's name, which may be public or not resolve at all.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if world_size == 1:
+        os.environ.setdefault("MASTER_PORT", "0")
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        return
+    if "MASTER_PORT" not in os.environ:
+        raise ConfigError(
+            f"{world_size} learner ranks need MASTER_ADDR and MASTER_PORT in the environment; start them with "
+            "`torchrun` or `deepspeed`, which set both"
+        )
+    dist.init_process_group(backend, init_method="env://", rank=rank, world_size=world_size, timeout=timeout)
+
+
+def _start_deepspeed(kind: str) -> None:
+    os.environ.setdefault("DS_ACCELERATOR", kind)
+    # torch renamed collectives that DeepSpeed still calls by the old name, several times a step.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\..*` is deprecated", FutureWarning)
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    import deepspeed
+
+    if kind == "cpu":
+        # DeepSpeed would compile a shared-memory all-reduce for half a minute, with ninja, at its first start on a CPU.
+        # Only its inference kernels use it. An op that is not listed as compatible is neither probed for nor built.
+        deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.init_distributed(
+        dist_backend="nccl" if kind == "cuda" else "gloo", auto_mpi_discovery=False, verbose=False
+    )

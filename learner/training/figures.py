@@ -1,0 +1,261 @@
+"""The figures of one iteration. `report` adds up over ranks; the rest is pure."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prefixrl.learner.training.batch import IterationData, PreparedMicroBatch
+from prefixrl.learner.training.distributed import sum_over_ranks
+from prefixrl.learner.training.ppo import LOG_RATIO_EDGES, Granularity, Sums, bin_counts, log_ratios, units
+from prefixrl.learner.training.trained_model import StepReport
+
+Report = dict[str, float]
+
+ADVANTAGE_EDGES = tuple(edge / 2 for edge in range(-8, 9))
+AGE_EDGES = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """`counts[i]` values lay in (edges[i-1], edges[i]]; the first and last bins are open."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class IterationMetrics:
+    """Everything `train_iteration` returns; equal on every rank."""
+
+    means: Report
+    """Finite figures only, since JSON knows no others; `*_steps_dropped` says why one is missing."""
+    histograms: dict[str, Histogram]
+    """`advantage` (as trained, per sampled token), `log_importance` (log p/mu, per ratio, masked ones included),
+    `log_ratio` (log of theta/p, or theta/mu with correction = "behaviour", per ratio and optimiser step), `age`
+    (versions, per row: that of its oldest token), `token_age` (versions, per sampled token)."""
+    row_advantages: tuple[float, ...]
+    """Mean advantage of each row as trained, in training order."""
+    steps: tuple[Report, ...]
+    """Per optimiser step: losses, gradient norms before clipping, and whether each step was applied (1 or 0)."""
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """Moments before whitening; `is_floored`: the floor on the deviation took effect."""
+
+    moments: tuple[float, ...]
+    is_floored: bool
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """One optimiser step on this rank: sums to be added over ranks, reports already global."""
+
+    sums: Sums
+    actor: StepReport | None
+    """None when the actor did not learn in this step."""
+    critic: StepReport | None
+    """None without a critic."""
+
+
+@dataclass(frozen=True)
+class IterationFacts:
+    """Whitening moments, granularity of the ratio and skipped steps of one iteration."""
+
+    whitening: Whitening
+    granularity: Granularity
+    steps_left_out: int
+    """Optimiser steps not taken because the KL had passed its limit."""
+
+
+@torch.no_grad()
+def report(
+    data: IterationData, micro_batches: Sequence[PreparedMicroBatch], steps: Sequence[StepSums], facts: IterationFacts
+) -> IterationMetrics:
+    """Add up what the ranks counted and return it as figures, equal on every rank."""
+    scalars, bins = _over_ranks(steps)
+    totals = {name: sum(sums[name] for sums in scalars) for name in scalars[0]}
+    reports = tuple(_step_report(sums, step) for sums, step in zip(scalars, steps, strict=True))
+    row_advantages = _row_advantages(data, micro_batches)
+    figures = means(totals, facts.whitening.moments)
+    figures |= reward_figures(data.rewards, data.groups) | mask_figures(micro_batches)
+    figures["crossed_rows_fraction"] = _crossed(data, micro_batches)
+    figures |= _step_figures(reports, steps)
+    figures |= {
+        "rows": float(len(data.lengths)),
+        "tokens": float(sum(sampled for _, sampled in data.lengths)),
+        "zero_advantage_rows_fraction": sum(each == 0.0 for each in row_advantages) / len(row_advantages),
+        "whitening_floor_hit": float(facts.whitening.is_floored),
+        "steps_left_out": float(facts.steps_left_out),
+    }
+    figures = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
+    histograms = _histograms(data, micro_batches, facts.granularity)
+    histograms["log_ratio"] = histogram(LOG_RATIO_EDGES, bins)
+    return IterationMetrics(figures, histograms, row_advantages, reports)
+
+
+def _over_ranks(steps: Sequence[StepSums]) -> tuple[list[Report], Tensor]:
+    """Return each step's sums, and the bins of all steps together, added over ranks."""
+    names = [name for name in steps[0].sums if name != "log_ratio_bins"]
+    scalars = sum_over_ranks(torch.stack([torch.stack([step.sums[name] for name in names]) for step in steps]))
+    bins = sum_over_ranks(torch.stack([step.sums["log_ratio_bins"] for step in steps]).sum(dim=0))
+    return [dict(zip(names, row, strict=True)) for row in scalars.tolist()], bins
+
+
+def _step_report(sums: Report, step: StepSums) -> Report:
+    figures_of_step: Report = {}
+    for model, loss, step_report in (("actor", "policy_loss", step.actor), ("critic", "value_loss", step.critic)):
+        if loss in sums:
+            figures_of_step[loss] = sums[loss]
+        if step_report is not None:
+            figures_of_step[f"{model}_grad_norm"] = step_report.grad_norm
+            figures_of_step[f"{model}_applied"] = float(step_report.is_applied)
+    return figures_of_step
+
+
+def _step_figures(reports: Sequence[Report], steps: Sequence[StepSums]) -> Report:
+    """Return means over the applied steps of each model, and the number of dropped steps."""
+    figures: Report = {"actor_steps_frozen": float(sum(step.actor is None for step in steps))}
+    for model, loss in (("actor", "policy_loss"), ("critic", "value_loss")):
+        taken = [each for each in reports if f"{model}_applied" in each]
+        applied = [each for each in taken if each[f"{model}_applied"]]
+        if taken:
+            figures[f"{model}_steps_dropped"] = float(len(taken) - len(applied))
+        for name in (loss, f"{model}_grad_norm"):
+            if applied:
+                figures[name] = sum(each[name] for each in applied) / len(applied)
+    return figures
+
+
+def mask_figures(micro_batches: Sequence[PreparedMicroBatch]) -> Report:
+    """Return the shares of sampled tokens and of rows that the masks leave out. A collective."""
+    counts = [
+        torch.stack(
+            [
+                micro_batch.batch.mask.sum(),
+                micro_batch.kept.sum(),
+                micro_batch.batch.mask.any(dim=1).sum(),
+                micro_batch.kept.any(dim=1).sum(),
+            ]
+        )
+        for micro_batch in micro_batches
+    ]
+    tokens, kept, rows, kept_rows = sum_over_ranks(torch.stack(counts).sum(dim=0)).tolist()
+    return {
+        "masked_tokens_fraction": 1.0 - kept / max(tokens, 1),
+        "masked_rows_fraction": 1.0 - kept_rows / max(rows, 1),
+    }
+
+
+def _crossed(data: IterationData, micro_batches: Sequence[PreparedMicroBatch]) -> float:
+    """Return the share of rows with tokens of more than one version. A collective."""
+    samples = [data.samples[row] for micro_batch in micro_batches for row in micro_batch.rows]
+    crossed = sum(sample.version < sample.versions.max() for sample in samples)
+    counts = torch.tensor([crossed, len(samples)], device=micro_batches[0].batch.mask.device).double()
+    crossed_rows, rows = sum_over_ranks(counts).tolist()
+    return float(crossed_rows / max(rows, 1))
+
+
+def _histograms(
+    data: IterationData, micro_batches: Sequence[PreparedMicroBatch], granularity: Granularity
+) -> dict[str, Histogram]:
+    samples = [data.samples[row] for micro_batch in micro_batches for row in micro_batch.rows]
+    ages = [data.iteration - sample.version for sample in samples]
+    of_tokens = [data.iteration - sample.versions for sample in samples]
+    device = micro_batches[0].batch.mask.device
+    importance = [
+        log_ratios(micro_batch.proximal, micro_batch.batch.behaviour, micro_batch.batch.mask, granularity)[
+            units(micro_batch.batch.mask, granularity)
+        ]
+        for micro_batch in micro_batches
+    ]
+    values = {
+        "advantage": (
+            ADVANTAGE_EDGES,
+            torch.cat([micro_batch.advantages[micro_batch.batch.mask] for micro_batch in micro_batches]),
+        ),
+        "log_importance": (LOG_RATIO_EDGES, torch.cat(importance)),
+        "age": (AGE_EDGES, torch.tensor(ages, device=device)),
+        "token_age": (AGE_EDGES, torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *of_tokens])).to(device)),
+    }
+    return {name: histogram(edges, sum_over_ranks(bin_counts(seen, edges))) for name, (edges, seen) in values.items()}
+
+
+def _row_advantages(data: IterationData, micro_batches: Sequence[PreparedMicroBatch]) -> tuple[float, ...]:
+    rows = torch.zeros(len(data.lengths), dtype=torch.float64, device=micro_batches[0].batch.mask.device)
+    for micro_batch in micro_batches:
+        if micro_batch.rows:
+            per_row = micro_batch.advantages.double().sum(dim=1) / micro_batch.batch.mask.sum(dim=1)
+            rows[list(micro_batch.rows)] = per_row
+    return tuple(sum_over_ranks(rows).tolist())
+
+
+def histogram(edges: Sequence[float], counts: Tensor) -> Histogram:
+    """Make a histogram of summed counts and their edges."""
+    return Histogram(tuple(edges), tuple(int(count) for count in counts.tolist()))
+
+
+def means(sums: Report, moments: Sequence[float]) -> Report:
+    """Return the iteration's figures from the sums of its optimiser steps.
+
+    Args:
+        sums: of `ppo.policy_loss` and `ppo.value_loss`, over micro-batches, ranks and optimiser steps.
+        moments: sum, sum of squares and count of the advantages before whitening.
+    """
+    tokens, ratios = max(sums["tokens"], 1.0), max(sums["units"], 1.0)
+    total, squares, count = moments
+    advantage = total / max(count, 1.0)
+    figures = {
+        "clip_fraction": sums["clipped"] / ratios,
+        "approx_kl": sums["approx_kl"] / tokens,
+        "entropy": sums["entropy"] / tokens,
+        "ratio": sums["ratio"] / ratios,
+        "importance": sums["importance"] / ratios,
+        "importance_capped_fraction": sums["importance_capped"] / ratios,
+        "importance_ess_fraction": sums["importance"] ** 2 / max(sums["importance_squared"] * ratios, 1e-300),
+        "behaviour_gap": sums["behaviour_gap"] / tokens,
+        "advantage": advantage,
+        "advantage_deviation": max(squares / max(count, 1.0) - advantage**2, 0.0) ** 0.5,
+    }
+    if "reference_kl" in sums:
+        figures["reference_kl"] = sums["reference_kl"] / tokens
+    if "value_tokens" in sums:
+        values = max(sums["value_tokens"], 1.0)
+        figures |= {
+            "value_clip_fraction": sums["value_clipped"] / values,
+            "value": sums["value"] / values,
+            "return": sums["return"] / values,
+            "explained_variance": _explained_variance(sums, values),
+        }
+    return figures
+
+
+def reward_figures(rewards: Sequence[float], groups: Sequence[int]) -> Report:
+    """Return moments of the rewards, and shares of groups that teach a group baseline nothing."""
+    by_group: dict[int, list[float]] = {}
+    for reward, group in zip(rewards, groups, strict=True):
+        by_group.setdefault(group, []).append(reward)
+    mean = sum(rewards) / len(rewards)
+
+    def share(which: Callable[[list[float]], bool]) -> float:
+        return sum(which(seen) for seen in by_group.values()) / len(by_group)
+
+    return {
+        "reward": mean,
+        "reward_std": math.sqrt(sum((each - mean) ** 2 for each in rewards) / len(rewards)),
+        "uniform_groups_fraction": share(lambda seen: min(seen) == max(seen)),
+        "all_right_groups_fraction": share(lambda seen: min(seen) >= 1.0),
+        "all_wrong_groups_fraction": share(lambda seen: max(seen) <= 0.0),
+        "groups_of_one_fraction": share(lambda seen: len(seen) == 1),
+    }
+
+
+def _explained_variance(sums: Report, tokens: float) -> float:
+    """Return 1 - Var(R - V) / Var(R); 0 where all returns are equal."""
+    of_returns = sums["return_squared"] / tokens - (sums["return"] / tokens) ** 2
+    of_errors = sums["value_error_squared"] / tokens - (sums["value_error"] / tokens) ** 2
+    return 1.0 - of_errors / of_returns if of_returns > 1e-12 else 0.0

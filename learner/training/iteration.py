@@ -1,0 +1,242 @@
+"""One iteration of PPO on every rank: B scored groups in, a few steps, figures out.
+
+    rewards ──baseline of the group (or none)──┐
+    rows ──plan──▶ micro-batches ──measure──▶ p, reference, V, masks ──▶ GAE ──whiten over all ranks──▶ A, R
+                                                                                                        │
+                              for each epoch, for each minibatch: backward per micro-batch, one step ◀──┘
+
+Proximal logprobs, values, masks and advantages are computed once and stay fixed for the iteration. The ranks
+communicate only in the moments of the whitening, in the denominators, inside DeepSpeed and in the sums of the
+figures. Every decision to drop a step or to leave steps out is taken from reduced values, so all ranks decide alike.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from prefixrl.common.config.algorithm import AlgorithmConfig
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import TrainingFault
+from prefixrl.learner.training.advantages import moments, whiten
+from prefixrl.learner.training.batch import IterationData, PreparedMicroBatch, Sample, filler_row, pad
+from prefixrl.learner.training.distributed import sum_over_ranks
+from prefixrl.learner.training.figures import IterationFacts, IterationMetrics, StepSums, Whitening, report
+from prefixrl.learner.training.model import Models
+from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
+from prefixrl.learner.training.plan import MicroBatch, plan_iteration
+from prefixrl.learner.training.ppo import PolicyTerms, Sums, ValueTerms, kept_tokens, policy_loss, units, value_loss
+
+PAD_ID = 0
+"""Any id will do: padded positions are outside every mask, and no position after them counts."""
+
+
+def train_iteration(models: Models, data: IterationData, config: RunConfig, total_steps: int) -> IterationMetrics:
+    """Train the actor, and the critic where there is one, on one iteration's rows.
+
+    A collective over the learner's ranks.
+
+    Args:
+        models: changed in place.
+        data: the same on every rank but for `samples`.
+        total_steps: optimiser steps of the whole run, for the learning rate.
+
+    Raises:
+        TrainingFault: a token is older than `max_staleness` allows, or of a later version; or a reward or a measured
+            figure is not finite.
+        ValueError: a row of this rank is missing or has other lengths than announced.
+    """
+    algorithm = config.algorithm
+    objective = resolve(algorithm, config.max_sampled_tokens)
+    _check_rows(data, algorithm.max_staleness)
+    minibatches = plan_iteration(
+        data.lengths, data.seed, models.world_size, algorithm.minibatches, config.learner.micro_batch_tokens
+    )
+    measured = [
+        [_measure(models, data, rows, algorithm) for rows in minibatch[models.rank]] for minibatch in minibatches
+    ]
+    whitening, micro_batches = _with_advantages(measured, data, objective)
+    planned = micro_batches * algorithm.ppo_epochs
+    normalisers = _normalisers(micro_batches, objective) * algorithm.ppo_epochs
+    steps: list[StepSums] = []
+    for own, normaliser in zip(planned, normalisers, strict=True):
+        is_frozen = models.optimizer_steps < algorithm.critic_warmup_steps
+        steps.append(_optimise(models, own, objective, normaliser, is_frozen, total_steps))
+        if algorithm.kl_limit is not None and _kl(steps[-1]) > algorithm.kl_limit:
+            break
+    left_out = len(planned) - len(steps)
+    models.optimizer_steps += left_out
+    facts = IterationFacts(whitening, objective.policy.granularity, left_out)
+    return report(data, [micro_batch for own in micro_batches for micro_batch in own], steps, facts)
+
+
+def _check_rows(data: IterationData, max_staleness: int) -> None:
+    for row, sample in data.samples.items():
+        for version in (sample.version, int(sample.versions.max())):
+            age = data.iteration - version
+            if not 0 <= age <= max_staleness:
+                raise TrainingFault(
+                    f"iteration {data.iteration} was given row {row} (group {data.groups[row]}) of version {version}, "
+                    f"{age} versions old; algorithm.max_staleness allows 0 to {max_staleness}"
+                )
+    for row, reward in enumerate(data.rewards):
+        if not math.isfinite(reward):
+            raise TrainingFault(
+                f"iteration {data.iteration} was given row {row} (group {data.groups[row]}) with reward {reward}; "
+                f"rewards are finite numbers"
+            )
+
+
+@torch.no_grad()
+def _measure(models: Models, data: IterationData, rows: MicroBatch, algorithm: AlgorithmConfig) -> PreparedMicroBatch:
+    """Measure proximal and reference logprobs, values and masks by the forward that is trained."""
+    batch = (pad([_sample(data, row) for row in rows], PAD_ID) if rows else filler_row(PAD_ID)).to(models.device)
+    nothing = torch.zeros_like(batch.behaviour)
+    proximal, values = models.forward_actor(batch)[0], models.forward_critic(batch)
+    return PreparedMicroBatch(
+        rows=rows,
+        batch=batch,
+        kept=kept_tokens(
+            proximal, batch.behaviour, batch.mask, algorithm.mask_token_band, algorithm.mask_sequence_band
+        ),
+        proximal=proximal,
+        reference=models.forward_reference(batch),
+        old_values=nothing if values is None else values,
+        advantages=nothing,
+        returns=nothing,
+    )
+
+
+def _sample(data: IterationData, row: int) -> Sample:
+    if row not in data.samples:
+        raise ValueError(f"the plan gives this rank row {row}, but its batch does not hold it")
+    sample = data.samples[row]
+    if (len(sample.prompt_tokens), len(sample.tokens)) != tuple(data.lengths[row]):
+        raise ValueError(
+            f"row {row} has {len(sample.prompt_tokens)} prompt and {len(sample.tokens)} sampled tokens, "
+            f"announced were {data.lengths[row][0]} and {data.lengths[row][1]}"
+        )
+    return sample
+
+
+def _with_advantages(
+    micro_batches: Sequence[Sequence[PreparedMicroBatch]], data: IterationData, objective: Objective
+) -> tuple[Whitening, list[list[PreparedMicroBatch]]]:
+    """Compute advantages per row, then whiten with the moments over all ranks."""
+    rewards = row_rewards(objective, data.rewards, data.groups)
+    estimates = [[_estimate(micro_batch, rewards, objective) for micro_batch in own] for own in micro_batches]
+    reduced = sum_over_ranks(
+        torch.stack([_advantage_counts(micro_batch, objective) for own in estimates for micro_batch in own]).sum(dim=0)
+    )
+    *sums, bad_logprobs = reduced.tolist()
+    if bad_logprobs or not torch.isfinite(reduced).all():
+        raise TrainingFault(
+            f"iteration {data.iteration}: {'logprobs' if bad_logprobs else 'advantages'} are not finite, so the "
+            f"weights of the policy, critic or reference are not either; resume from an older checkpoint with a "
+            f"smaller learning rate"
+        )
+    if objective.whiten_floor is None:
+        return Whitening(tuple(sums), False), estimates
+    is_floored = False
+    done: list[list[PreparedMicroBatch]] = []
+    for own in estimates:
+        done.append([])
+        for micro_batch in own:
+            advantages, is_floored = whiten(
+                micro_batch.advantages, micro_batch.batch.mask, reduced[:3], objective.whiten_floor
+            )
+            done[-1].append(replace(micro_batch, advantages=advantages))
+    return Whitening(tuple(sums), is_floored), done
+
+
+def _estimate(micro_batch: PreparedMicroBatch, rewards: Sequence[float], objective: Objective) -> PreparedMicroBatch:
+    own = torch.zeros_like(micro_batch.batch.rewards)
+    if micro_batch.rows:
+        own = own.new_tensor([rewards[row] for row in micro_batch.rows])
+    return estimate(objective, micro_batch, own)
+
+
+def _advantage_counts(micro_batch: PreparedMicroBatch, objective: Objective) -> Tensor:
+    """Return moments of the counted advantages and the number of bad logprobs: shape (4,)."""
+    bad = (~torch.isfinite(micro_batch.proximal[micro_batch.batch.mask])).sum()
+    counted = units(micro_batch.kept, objective.policy.granularity)
+    return torch.cat([moments(micro_batch.advantages, counted), bad[None].double()])
+
+
+def _normalisers(
+    micro_batches: Sequence[Sequence[PreparedMicroBatch]], objective: Objective
+) -> list[tuple[float, float]]:
+    """Add up the denominators of each minibatch's policy and value loss over all ranks."""
+    counts = torch.stack(
+        [torch.stack([denominators(objective, micro_batch) for micro_batch in own]).sum(dim=0) for own in micro_batches]
+    )
+    return [(policy, value) for policy, value in sum_over_ranks(counts).tolist()]
+
+
+def _optimise(
+    models: Models,
+    own: Sequence[PreparedMicroBatch],
+    objective: Objective,
+    normalisers: tuple[float, float],
+    is_frozen: bool,
+    total_steps: int,
+) -> StepSums:
+    """Run one minibatch and step each model; the actor only if it may learn from some token."""
+    policy_normaliser, value_normaliser = normalisers
+    is_actor_trained = policy_normaliser > 0.0 and not is_frozen
+    totals: Sums = {}
+    for index, micro_batch in enumerate(own):
+        is_last = index == len(own) - 1
+        with torch.set_grad_enabled(is_actor_trained):
+            loss, sums = policy_loss(_policy_terms(models, micro_batch), objective.policy, max(policy_normaliser, 1.0))
+        if is_actor_trained:
+            models.actor.backward(loss, is_last)
+        sums |= {"policy_loss": loss.detach().double()}
+        sums |= _backward_critic(models, micro_batch, objective, value_normaliser, is_last)
+        for name, value in sums.items():
+            totals[name] = totals[name] + value if name in totals else value
+    step = models.optimizer_steps
+    models.optimizer_steps += 1
+    return StepSums(
+        totals,
+        models.actor.step(step, total_steps) if is_actor_trained else None,
+        models.critic.step(step, total_steps) if models.critic else None,
+    )
+
+
+def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> PolicyTerms:
+    logprobs, entropy = models.forward_actor(micro_batch.batch)
+    return PolicyTerms(
+        logprobs=logprobs,
+        entropy=entropy,
+        proximal=micro_batch.proximal,
+        behaviour=micro_batch.batch.behaviour,
+        reference=micro_batch.reference,
+        advantages=micro_batch.advantages,
+        mask=micro_batch.kept,
+    )
+
+
+def _backward_critic(
+    models: Models, micro_batch: PreparedMicroBatch, objective: Objective, normaliser: float, is_last: bool
+) -> Sums:
+    values = models.forward_critic(micro_batch.batch)
+    if models.critic is None or values is None:
+        return {}
+    asked = value_mask(objective, micro_batch.batch.mask)
+    loss, sums = value_loss(
+        ValueTerms(values, micro_batch.old_values, micro_batch.returns, asked),
+        objective.value_clip,
+        objective.policy.aggregation,
+        normaliser,
+    )
+    models.critic.backward(loss, is_last)
+    return sums | {"value_loss": loss.detach().double()}
+
+
+def _kl(step: StepSums) -> float:
+    """Return KL(p || theta) per token of one optimiser step, over all ranks."""
+    total, tokens = sum_over_ranks(torch.stack([step.sums["approx_kl"], step.sums["tokens"]])).tolist()
+    return float(total / max(tokens, 1.0))

@@ -1,0 +1,250 @@
+"""Actor, critic and reference behind a few methods; `iteration.py` brings losses and order."""
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from prefixrl.common.config.learner import LearnerConfig, LoraConfig
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.seeds import derive
+from prefixrl.learner.training import distributed, lora
+from prefixrl.learner.training.batch import PaddedRows
+from prefixrl.learner.training.ppo import token_logprobs
+from prefixrl.learner.training.trained_model import TrainedModel, zero_stage
+
+
+class Actor(nn.Module):
+    """A causal language model that returns the logprobs of given tokens."""
+
+    def __init__(self, model: PreTrainedModel, is_packed: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self._is_packed = is_packed
+
+    def forward(self, batch: dict[str, Tensor], temperature: float) -> tuple[Tensor, Tensor]:
+        """Return logprobs and entropies at the action positions, both (rows, tokens) float32."""
+        hidden = _hidden_at_actions(self.model.get_decoder(), batch, self._is_packed)
+        return token_logprobs(self.model.get_output_embeddings()(hidden), batch["tokens"], temperature)
+
+
+class Critic(nn.Module):
+    """The adapter's backbone with a linear head drawn from N(0, 1/(hidden + 1)^2), no bias."""
+
+    def __init__(self, model: PreTrainedModel, seed: int, is_packed: bool = False) -> None:
+        super().__init__()
+        self._is_packed = is_packed
+        self.backbone = model.get_decoder()
+        hidden = int(model.config.get_text_config().hidden_size)
+        draws = torch.randn(1, hidden, generator=torch.Generator().manual_seed(seed))
+        self.head = nn.Linear(hidden, 1, bias=False, dtype=model.dtype, device=model.device)
+        self.head.weight.data.copy_(draws / (hidden + 1))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return values at the action positions, (rows, tokens) float32."""
+        values: Tensor = self.head(_hidden_at_actions(self.backbone, batch, self._is_packed)).squeeze(-1).float()
+        return values
+
+
+@dataclass
+class Models:
+    """Everything the learner trains, and the frozen reference."""
+
+    actor: TrainedModel
+    critic: TrainedModel | None
+    """None when the objective takes its baseline from the group."""
+    reference: Actor | None
+    """None without a reference, and with LoRA: the actor without its low-rank matrices is then the reference."""
+    source: str
+    """Folder the adapter came from."""
+    hf_config: PretrainedConfig
+    dtype: Literal["float32", "bfloat16"]
+    device: torch.device
+    rank: int
+    world_size: int
+    temperature: float
+    has_reference: bool
+    """False when the KL coefficient is 0."""
+    lora: LoraConfig | None = None
+    optimizer_steps: int = 0
+    """Steps planned so far, dropped and left out ones included: the position in the learning rate schedule."""
+
+    @classmethod
+    def load(cls, config: RunConfig, rank: int, world_size: int, initial_path: str) -> "Models":
+        """Load the adapter up to three times over: actor, critic backbone, reference. A collective.
+
+        Raises:
+            ConfigError: DeepSpeed settings that the learner itself decides.
+            DataError: a model folder that cannot be read, or an architecture whose head is not a plain linear layer.
+        """
+        torch.set_num_threads(config.learner.threads)
+        disable_progress_bar()
+        device = distributed.start(config.learner.device, rank, world_size, config.learner.collective_timeout_s)
+        learner, folder = config.learner, _Folder(initial_path, config, device)
+        actor = Actor(folder.trainable("actor"), folder.is_packed)
+        _check_head(actor.model)
+        reference = None
+        if config.algorithm.kl > 0.0 and learner.lora is None:
+            reference = Actor(folder.load(), folder.is_packed).eval().requires_grad_(False)
+            if world_size > 1 and zero_stage(learner) == 3:
+                shard(reference, device)
+        critic = None
+        if config.algorithm.has_critic:
+            values = Critic(folder.trainable("critic"), derive(config.seed, "critic head"), folder.is_packed)
+            critic = TrainedModel(values, learner, learner.critic_lr, device, world_size)
+        return cls(
+            actor=TrainedModel(actor, learner, learner.actor_lr, device, world_size, learner.ema_decay),
+            critic=critic, reference=reference, source=initial_path, hf_config=actor.model.config,
+            dtype=learner.dtype, device=device, rank=rank, world_size=world_size, lora=learner.lora,
+            temperature=config.rollout.temperature, has_reference=config.algorithm.kl > 0.0,
+        )  # fmt: skip
+
+    def forward_actor(self, batch: PaddedRows) -> tuple[Tensor, Tensor]:
+        """Return current logprobs and entropies, (rows, tokens), at the sampling temperature."""
+        logprobs, entropy = self.actor.engine(_inputs(batch), self.temperature)
+        return logprobs, entropy
+
+    def forward_reference(self, batch: PaddedRows) -> Tensor | None:
+        """Return logprobs of the initial adapter, (rows, tokens); None when there is no reference."""
+        if not self.has_reference:
+            return None
+        with torch.no_grad(), lora.disabled(self.actor.engine.module):
+            model = self.reference or self.actor.engine
+            logprobs: Tensor = model(_inputs(batch), self.temperature)[0]
+        return logprobs
+
+    def forward_critic(self, batch: PaddedRows) -> Tensor | None:
+        """Return current values, (rows, tokens); None when there is no critic."""
+        if self.critic is None:
+            return None
+        values: Tensor = self.critic.engine(_inputs(batch))
+        return values
+
+    def state_dict_for_publication(self) -> dict[str, Tensor]:
+        """Gather the actor's weights on rank 0's CPU by name, tied ones once. A collective."""
+        whole: dict[str, Tensor] = {}
+        for name, tensor in self.actor.full_tensors():
+            if self.rank == 0:
+                whole[name.removeprefix("model.")] = tensor.to("cpu", copy=True).contiguous()
+        return lora.merged(whole, self.lora) if self.lora else whole
+
+    @torch.no_grad()
+    def probe_logprobs(self, tokens: list[int], temperature: float = 1.0) -> list[float]:
+        """Return the logprob of each token but the first. A collective under ZeRO-3."""
+        ids = torch.tensor([tokens], device=self.device)
+        positions = torch.arange(len(tokens), device=self.device)[None, :]
+        batch = {
+            "input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": positions,
+            "action_positions": positions[:, :-1], "tokens": ids[:, 1:],
+        }  # fmt: skip
+        logprobs: list[float] = self.actor.engine(batch, temperature)[0][0].tolist()
+        return logprobs
+
+
+def shard(frozen: Actor, device: torch.device) -> None:
+    """Leave each rank its part of a frozen model's weights.
+
+    A forward gathers them layer by layer and is a collective. DeepSpeed's ZeRO-3 has no engine for a model without an
+    optimiser whose forwards stand between those of other models.
+    """
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    layers = frozen.model._no_split_modules or ()
+    for module in frozen.modules():
+        if type(module).__name__ in layers:
+            fully_shard(module, mesh=mesh)
+    fully_shard(frozen, mesh=mesh, reshard_after_forward=True)
+
+
+def attn_implementation(config: LearnerConfig, device: torch.device) -> str:
+    """Return the implementation of attention: the configured one, or the best that is installed."""
+    if config.attn_implementation != "auto":
+        return config.attn_implementation
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    is_served = has_flash and device.type == "cuda" and config.dtype == "bfloat16"
+    return "flash_attention_2" if is_served else "sdpa"
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """The adapter's folder: actor, critic and reference are loaded from it in the same way."""
+
+    path: str
+    config: RunConfig
+    device: torch.device
+
+    @property
+    def is_packed(self) -> bool:
+        """True if rows run end to end as one, without padding."""
+        learner = self.config.learner
+        is_flash = attn_implementation(learner, self.device) == "flash_attention_2"
+        return is_flash if learner.packed is None else learner.packed
+
+    def trainable(self, name: str) -> PreTrainedModel:
+        """Load a model with everything that only training needs."""
+        model, learner = self.load(), self.config.learner
+        if learner.lora:
+            lora.add(model, learner.lora, derive(self.config.seed, "lora", name))
+        if learner.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return model
+
+    def load(self) -> PreTrainedModel:
+        """Load a model onto the learner's device."""
+        attention = attn_implementation(self.config.learner, self.device)
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.config.learner.dtype]
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                self.path, dtype=dtype, use_safetensors=True, attn_implementation=attention
+            )
+        except ImportError as error:
+            raise ConfigError(
+                f"learner.attn_implementation = {attention!r} is not available here: {error}; use sdpa or auto"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"adapter.model = {self.path!r} is no model folder transformers can load: {error}"
+            ) from error
+        model.config.use_cache = False
+        nn.Module.to(model, self.device)
+        model.eval()
+        return model
+
+
+@torch.no_grad()
+def _check_head(model: PreTrainedModel) -> None:
+    """Raise DataError unless logits are head(backbone): the head sees counted positions only."""
+    ids = torch.arange(4, device=model.device)[None, :].remainder(model.config.get_text_config().vocab_size)
+    backbone = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    if not torch.allclose(
+        model.get_output_embeddings()(backbone), model(input_ids=ids, use_cache=False).logits, atol=1e-4
+    ):
+        raise DataError(
+            f"{type(model).__name__} does more to its logits than one linear layer; such adapters are not supported"
+        )
+
+
+def _inputs(batch: PaddedRows) -> dict[str, Tensor]:
+    names = ("input_ids", "attention_mask", "position_ids", "action_positions", "tokens")
+    return {name: getattr(batch, name) for name in names}
+
+
+def _hidden_at_actions(backbone: nn.Module, batch: dict[str, Tensor], is_packed: bool) -> Tensor:
+    """Run the backbone and return its output at the action positions, (rows, tokens, hidden)."""
+    ids, mask, positions = (batch[name] for name in ("input_ids", "attention_mask", "position_ids"))
+    if is_packed:
+        # Without a mask, transformers separates rows where positions begin at 0 again.
+        kept = mask.bool()
+        flat = backbone(input_ids=ids[kept][None], position_ids=positions[kept][None], use_cache=False)
+        padded = flat.last_hidden_state.new_zeros(*mask.shape, flat.last_hidden_state.shape[-1])
+        hidden: Tensor = padded.index_put((kept,), flat.last_hidden_state[0])
+    else:
+        out = backbone(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        hidden = out.last_hidden_state
+    return hidden.gather(1, batch["action_positions"].unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))

@@ -1,0 +1,168 @@
+"""The objectives: each `algorithm.name` as arguments of the pure functions.
+
+There is one policy loss, one estimator of advantages and one baseline of groups. A name is a choice of their arguments
+(`docs/objectives.md` has the formulas):
+
+    name                advantage of token t                     ratio          divided by
+    gae, tppo           GAE(gamma, lambda) with a critic         per token      tokens (or rows)
+    appo                R - V(prompt)                            per prefix     rows
+    grpo                (r - mean) / std                         per token      tokens (or rows)
+    dr_grpo             r - mean                                 per token      rows x most tokens of a prefix
+    rloo                r - mean of the others                   per token      tokens (or rows)
+    reinforce_baseline  r - mean, whitened over the iteration    per token      tokens (or rows)
+
+`algorithm.advantage_function`, a user's own, takes the place of the baseline in the last four.
+
+Without a critic, values are 0 and gamma = lambda = 1: GAE is then the sum of the token rewards still to come.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from prefixrl.common.config import user_function
+from prefixrl.common.config.algorithm import AlgorithmConfig
+from prefixrl.common.errors import TrainingFault
+from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards
+from prefixrl.learner.training.batch import PreparedMicroBatch
+from prefixrl.learner.training.ppo import PolicySettings, kl_estimate, units
+
+STD_FLOOR = 1e-6
+"""Added to the deviation of a group's rewards."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An objective's name resolved into the arguments of the pure functions."""
+
+    baseline: Literal["critic", "mean", "leave_one_out", "function"]
+    std_floor: float | None
+    """Added to the deviation that rewards are divided by; None: they are not divided."""
+    is_one_group: bool
+    """True if all rows of the iteration count as one group."""
+    gamma: float
+    lambda_: float
+    whiten_floor: float | None
+    """None: advantages are not whitened."""
+    kl_in_reward: float
+    row_tokens: float | None
+    """A row's weight in the denominator, whatever its length; None: tokens (or rows) are counted."""
+    value_clip: float
+    policy: PolicySettings
+    advantage_function: str | None = None
+    """`file.py:name` of the user's function; only with the baseline "function"."""
+
+
+def resolve(algorithm: AlgorithmConfig, sampled_tokens: int) -> Objective:
+    """Resolve the objective of a run; `sampled_tokens` is the most tokens a row may have."""
+    name = algorithm.name
+    granularity: Literal["token", "product", "geometric_mean"] = "token"
+    if name == "appo":
+        granularity = "geometric_mean" if algorithm.length_normalised else "product"
+    policy = PolicySettings(
+        correction=algorithm.correction,
+        clip=algorithm.clip,
+        importance_cap=algorithm.importance_cap,
+        aggregation="sequence" if name == "appo" else algorithm.aggregation,
+        entropy=algorithm.entropy,
+        kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0,
+        kl_estimator=algorithm.kl_estimator,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
+        granularity=granularity,
+    )
+    baseline: Literal["critic", "mean", "leave_one_out", "function"] = "critic"
+    if algorithm.advantage_function is not None:
+        baseline = "function"
+    elif not algorithm.has_critic:
+        baseline = "leave_one_out" if name == "rloo" else "mean"
+    return Objective(
+        baseline=baseline,
+        std_floor=STD_FLOOR if name == "grpo" else None,
+        is_one_group=algorithm.zscore == "buffer",
+        gamma=algorithm.gamma,
+        lambda_=algorithm.gae_lambda if name in ("gae", "tppo") else 1.0,
+        whiten_floor=algorithm.whiten_floor if algorithm.is_whitened else None,
+        kl_in_reward=algorithm.kl if algorithm.kl_placement == "reward" else 0.0,
+        row_tokens=float(sampled_tokens) if name == "dr_grpo" else None,
+        value_clip=algorithm.value_clip,
+        policy=policy,
+        advantage_function=algorithm.advantage_function,
+    )
+
+
+def row_rewards(objective: Objective, rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """Return each row's reward: its verdict with a critic, else its verdict less its baseline.
+
+    Raises:
+        TrainingFault: the user's function failed, or did not return a finite number per row.
+    """
+    if objective.baseline == "critic":
+        return list(rewards)
+    if objective.baseline == "function":
+        assert objective.advantage_function is not None, "resolve sets both"
+        return _call(objective.advantage_function, rewards, groups)
+    whose = [0] * len(groups) if objective.is_one_group else groups
+    return group_advantages(rewards, whose, objective.baseline, objective.std_floor)
+
+
+def _call(function_ref: str, rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """Return the advantages of the user's function."""
+    what = f"algorithm.advantage_function = {function_ref!r}"
+    try:
+        given = user_function.load(function_ref)(list(rewards), list(groups))
+    except (Exception, SystemExit) as error:
+        reason = user_function.explain(error, user_function.file_of(function_ref))
+        raise TrainingFault(f"{what} failed: {reason}") from error
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(values, Sequence) or len(values) != len(rewards):
+        size = f"{len(values)} values" if isinstance(values, Sequence) else type(given).__name__
+        raise TrainingFault(f"{what} returned {size}; expected a list of {len(rewards)}, one per row")
+    advantages = [user_function.number(value) for value in values]
+    for row, advantage in enumerate(advantages):
+        if not math.isfinite(advantage):
+            shown = advantage if math.isinf(advantage) else values[row]
+            raise TrainingFault(
+                f"{what} returned {shown!r:.100} for row {row} (reward {rewards[row]}, group {groups[row]}); "
+                f"advantages are finite numbers"
+            )
+    return advantages
+
+
+def estimate(objective: Objective, micro_batch: PreparedMicroBatch, rewards: Tensor) -> PreparedMicroBatch:
+    """Return a copy with advantages, before whitening, and the returns that the critic learns.
+
+    Args:
+        rewards: (rows,), of `row_rewards`.
+    """
+    mask, penalty = micro_batch.batch.mask, None
+    if micro_batch.reference is not None and objective.kl_in_reward != 0.0:
+        penalty = objective.kl_in_reward * kl_estimate(micro_batch.proximal, micro_batch.reference, "k1")
+    values = torch.where(value_mask(objective, mask), micro_batch.old_values, 0.0)
+    advantages, returns = gae(token_rewards(rewards, mask, penalty), values, mask, objective.gamma, objective.lambda_)
+    if objective.policy.granularity != "token":
+        advantages = torch.where(mask, advantages[:, :1], 0.0)
+    return replace(micro_batch, advantages=advantages, returns=returns)
+
+
+def value_mask(objective: Objective, mask: Tensor) -> Tensor:
+    """Return the positions of the critic's values: one for each action."""
+    return units(mask, objective.policy.granularity)
+
+
+def denominators(objective: Objective, micro_batch: PreparedMicroBatch) -> Tensor:
+    """Return a micro-batch's share of policy and value denominator: float64, shape (2,)."""
+    kept, asked = micro_batch.kept, value_mask(objective, micro_batch.batch.mask)
+    if objective.row_tokens is not None:
+        policy = kept.any(dim=1).sum() * objective.row_tokens
+    else:
+        policy = _count(kept, objective.policy.aggregation)
+    return torch.stack([policy.double(), _count(asked, objective.policy.aggregation).double()])
+
+
+def _count(mask: Tensor, aggregation: Literal["token", "sequence"]) -> Tensor:
+    return mask.sum() if aggregation == "token" else mask.any(dim=1).sum()

@@ -1,0 +1,128 @@
+"""The weight server: serves published snapshots and deltas, chunk by chunk, on request.
+
+It holds no state but open files: a snapshot is its folder (`common/weights/snapshot.py`), the publisher writes and
+prunes folders. A slow, stopped or killed worker has at most its own window of chunks queued here and delays nobody.
+"""
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import TypeVar
+
+import click
+import msgspec
+
+from prefixrl.common.process import die_with_parent, exit_codes, start_logging, stop_event, write_atomically
+from prefixrl.common.weights.folders import DELTAS_KEPT, Mapped, delta_folder, folder, read_mapped, versions
+from prefixrl.common.wire.messages import Chunk, Delta, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
+from prefixrl.common.wire.transport import Malformed, Server, Undeliverable
+
+log = logging.getLogger(__name__)
+
+OPEN_DELTAS = DELTAS_KEPT + 1
+OPEN_SNAPSHOTS = 3
+"""The newest two and one pinned by an evaluation."""
+QUEUE_MESSAGES = 64
+"""Answers that may wait for one worker, twice a worker's own window; as views of mapped files they take no memory."""
+T = TypeVar("T", Manifest, Delta)
+
+
+class Snapshots:
+    """Manifests and mapped bytes of snapshots and deltas in a folder, opened at first use."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open: dict[int, tuple[Manifest, Mapped]] = {}
+        self._deltas: dict[int, tuple[Delta, Mapped]] = {}
+
+    def latest(self) -> int:
+        """Return the newest version there, -1 for none."""
+        return max(versions(self._directory), default=-1)
+
+    def get(self, version: int) -> tuple[Manifest, Mapped] | None:
+        """Return manifest and bytes, None when the version is not held or cannot be read."""
+        return _held(self._open, version, OPEN_SNAPSHOTS, folder(self._directory, version), Manifest)
+
+    def delta(self, version: int) -> tuple[Delta, Mapped] | None:
+        """Return the delta that leads to a version, or None when it is not held."""
+        return _held(self._deltas, version, OPEN_DELTAS, delta_folder(self._directory, version), Delta)
+
+    def chain(self, manifest: Manifest) -> tuple[Delta, ...]:
+        """Return the deltas that lead to a snapshot without a gap, oldest first."""
+        found: list[Delta] = []
+        digest, version = manifest.digest, manifest.version
+        while (held := self.delta(version)) is not None and held[0].digest == digest:
+            found.insert(0, held[0])
+            digest, version = held[0].base_digest, version - 1
+        return tuple(found)
+
+    def piece(self, request: GetChunk) -> memoryview | None:
+        """Return a chunk of a snapshot or a block of a delta, None when it is not held."""
+        version, index = request.version, request.index
+        held = self.delta(version) if request.is_delta else self.get(version)
+        if held is None:
+            return None
+        head, data = held
+        if isinstance(head, Delta):
+            if not 0 <= index < len(head.sizes):
+                return None
+            start, size = sum(head.sizes[:index]), head.sizes[index]
+        else:
+            start, size = index * head.chunk_bytes, head.chunk_bytes
+            if not 0 <= start < head.size_bytes:
+                return None
+        return memoryview(data)[start : start + size]
+
+
+def _held(
+    opened: dict[int, tuple[T, Mapped]], version: int, keep: int, path: Path, kind: type[T]
+) -> tuple[T, Mapped] | None:
+    """Return what is open for a version, read now if necessary; the newest others stay open."""
+    if version not in opened:
+        try:
+            opened[version] = read_mapped(path, kind)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            log.error("%s cannot be served: %s", path, error)
+            return None
+    # Never the version that is asked for: of a pinned old one every chunk would be opened anew.
+    for old in sorted(opened.keys() - {version})[: 1 - keep]:
+        del opened[old]
+    return opened[version]
+
+
+def answer(snapshots: Snapshots, request: ToWeights) -> tuple[FromWeights, list[memoryview]]:
+    """Return the reply to one request."""
+    if isinstance(request, GetManifest):
+        if (held := snapshots.get(request.version)) is not None:
+            return msgspec.structs.replace(held[0], deltas=snapshots.chain(held[0])), []
+    elif (piece := snapshots.piece(request)) is not None:
+        return Chunk(request.version, request.index, request.is_delta), [piece]
+    return Gone(request.version, snapshots.latest()), []
+
+
+@click.command()
+@click.option("--directory", type=click.Path(path_type=Path), required=True, help="Folder of snapshots.")
+@click.option("--listen", required=True, help="Endpoint to bind.")
+@click.option("--endpoint-file", type=click.Path(path_type=Path), required=True, help="Where to write the endpoint.")
+@click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
+def main(directory: Path, listen: str, endpoint_file: Path, parent: int) -> None:
+    """Serve snapshots until stopped."""
+    die_with_parent(parent)
+    start_logging("prefixrl-weights")
+    stop = stop_event()
+    with exit_codes():
+        server: Server[ToWeights, FromWeights] = Server(listen, ToWeights, queue_messages=QUEUE_MESSAGES)
+        write_atomically(endpoint_file, server.endpoint)
+        snapshots = Snapshots(directory)
+        while not stop.is_set():
+            # Undeliverable: the worker is gone or does not read; it asks again.
+            with contextlib.suppress(Malformed, Undeliverable):
+                if (received := server.receive(0.2)) is not None:
+                    server.send(received[0], *answer(snapshots, received[1]))
+        server.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Swap: the versions a rollout stages, installs and proves. Pure: messages in, messages out.
+
+The other half is `learner/broker/versions.py`: the same steps under the same names, with the picture of both. The
+engine and the open tasks belong to `loop.py`.
+"""
+
+import logging
+from collections.abc import Collection
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixrl.common.engines.base import TokenIds
+from prefixrl.common.errors import Refusal
+from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.messages import UNPROVED, Installed, PrefixTask, Staged, WeightsNote
+from prefixrl.common.wire.packing import pack_logprobs, token_ids
+
+log = logging.getLogger(__name__)
+
+OFFER_AGAIN_S = 1.0
+REFUSALS_ALLOWED = 3
+
+
+class WeightSwap:
+    """The installed version, its successor, and what was sent and answered about them."""
+
+    def __init__(self, digest: str, mode: Literal["drain", "in_flight"]) -> None:
+        """Take the digest of the weights that the engine started with, version 0."""
+        self.version, self.digest = 0, digest
+        self.is_proved = True
+        self.digest_of = {0: digest}
+        """Digest of every version that open tasks may have tokens of."""
+        self._mode = mode
+        self._latest: WeightsNote | None = None
+        self.staged: Snapshot | None = None
+        """Fetched version that waits to be installed."""
+        self._offer_s = self._proof_s = 0.0
+        self._is_granted = False
+        self._proof: Installed | None = None
+        self._refusals = 0
+
+    def ready(self) -> int:
+        """Return the version to claim in Ready: UNPROVED until it is proved, then the probe follows."""
+        self._proof_s = 0.0
+        return self.version if self.is_proved else UNPROVED
+
+    def news(self, note: WeightsNote) -> bool:
+        """Take an announcement; False for the installed weights or an older version."""
+        is_news = note.version > self.version or (note.version == self.version and note.digest != self.digest)
+        self._latest = note if is_news else self._latest
+        return is_news
+
+    def stage(self, snapshot: Snapshot | None) -> None:
+        """Take a snapshot that was fetched since the last call."""
+        self.staged = snapshot or self.staged
+
+    def offer(self, now_s: float) -> Staged | None:
+        """Return the offer of the staged version when it is time to send it."""
+        # It is repeated until it is granted: the broker may have been restarted, or its Swap lost, in between.
+        if self.staged is None or now_s < self._offer_s:
+            return None
+        self._offer_s = now_s + OFFER_AGAIN_S
+        return Staged(self.staged.version)
+
+    def granted(self) -> None:
+        """Note that the broker allowed the swap."""
+        self._is_granted = True
+
+    def due(self, open_tasks: Collection[PrefixTask]) -> Snapshot | None:
+        """Return the snapshot to install now, once; None where there is none or a task forbids it."""
+        if not self._is_granted or not self._may_install(open_tasks):
+            return None
+        self._is_granted = False
+        snapshot, self.staged = self.staged, None
+        if snapshot is not None:
+            self._offer_s = 0.0
+        return snapshot
+
+    def _may_install(self, open_tasks: Collection[PrefixTask]) -> bool:
+        """Return True if open tasks allow it; after a new Hello the broker may not know them."""
+        is_anew = self.staged is not None and self.staged.version == self.version
+        if self._mode == "drain" or is_anew:
+            # Spans name versions, not digests: tasks of two digests of one version must not overlap.
+            return not open_tasks
+        return all(task.kind == "train" for task in open_tasks)
+
+    def refused(self, version: int, error: ValueError) -> None:
+        """Note that the engine refused a snapshot; Refusal after `REFUSALS_ALLOWED` in a row."""
+        self._refusals += 1
+        log.warning("version %d cannot be installed: %s; fetching again", version, error)
+        if self._refusals >= REFUSALS_ALLOWED:
+            raise Refusal(f"version {version} could not be installed {self._refusals} times in a row: {error}")
+
+    def installed(self, snapshot: Snapshot, open_tasks: Collection[PrefixTask]) -> TokenIds:
+        """Note that the engine has a new version; return the tokens of the probe to score."""
+        assert self._latest is not None
+        self._refusals = 0
+        self.version, self.digest = snapshot.version, snapshot.manifest.digest
+        oldest = min((task.version for task in open_tasks), default=self.version)
+        known = {each: digest for each, digest in self.digest_of.items() if each >= oldest}
+        self.digest_of = known | {self.version: self.digest}
+        self.is_proved, self._proof = False, None
+        return token_ids(self._latest.probe_tokens)
+
+    def probed(self, logprobs: NDArray[np.float32]) -> None:
+        """Take the engine's logprobs of the probe."""
+        self._proof, self._proof_s = Installed(self.version, self.digest, pack_logprobs(logprobs)), 0.0
+
+    def proof(self, now_s: float) -> Installed | None:
+        """Return the probe when it is time to send it."""
+        # It is repeated until a Proved or a task comes: a broker that was restarted may not know the version yet.
+        if self.is_proved or self._proof is None or now_s < self._proof_s:
+            return None
+        self._proof_s = now_s + OFFER_AGAIN_S
+        return self._proof
+
+    def proved(self) -> None:
+        """Note that the broker found the installed version proved."""
+        self.is_proved = True
+
+    def failed(self) -> None:
+        """Drop what is staged and the probe: the engine does not hold the installed version."""
+        self.staged = self._proof = None

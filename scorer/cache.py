@@ -1,0 +1,143 @@
+"""A cache of greedy completions, so that the target completes no row twice. Pure.
+
+    job ── ask ──▶ rows not in the cache, once each ──▶ engine ── its result ── answer ──▶ completions of the job
+
+A greedy completion follows from the row's tokens, the decoding settings and the model, which a scorer never changes.
+Sampled rows have draws of their own: their jobs pass unchanged, and so does every job without `scorer.cache_bytes`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from prefixrl.common.engines.base import Continuation, Job, TokenIds
+from prefixrl.common.wire.messages import Finish, Sampling
+
+ENTRY_BYTES = 512
+"""Memory of an entry besides its token ids and text."""
+
+Key = tuple[bytes, Sampling, frozenset[int]]
+"""The row's token ids (prompt, prefix), the decoding settings, the stop tokens; no digest, since two may be equal."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The target's completion of one row."""
+
+    tokens: TokenIds
+    finish: Finish
+    was_cached: bool = False
+    """True if the engine wrote none of it for this row."""
+    text: str | None = None
+    """The completion as text, from an engine that returns text instead of ids."""
+    error: str = ""
+    """Reason of a missing completion, where `finish` is `error`."""
+
+
+class GreedyCache:
+    """Completions by key, up to `limit_bytes`; the least recently used is dropped first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._entries: OrderedDict[Key, Completion] = OrderedDict()
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+
+    def get(self, key: Key) -> Completion | None:
+        """Return the completion of a key, if it is cached."""
+        found = self._entries.get(key)
+        if found is not None:
+            self._entries.move_to_end(key)
+        return found
+
+    def put(self, key: Key, completion: Completion) -> None:
+        """Keep a completion, unless its key has one or it is larger than the whole cache."""
+        entry_bytes = _entry_bytes(key, completion)
+        if key in self._entries or entry_bytes > self.limit_bytes:
+            return
+        self._entries[key] = completion
+        self.size_bytes += entry_bytes
+        while self.size_bytes > self.limit_bytes:
+            self.size_bytes -= _entry_bytes(*self._entries.popitem(last=False))
+
+
+def _entry_bytes(key: Key, completion: Completion) -> int:
+    text_bytes = len((completion.text or "").encode())
+    return len(key[0]) + completion.tokens.nbytes + text_bytes + ENTRY_BYTES
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A job under way."""
+
+    keys: tuple[Key, ...]
+    """One per row."""
+    known: dict[Key, Completion]
+    """Cached completions, held here because the cache may drop them before the job is done."""
+
+
+class Completions:
+    """The cache, and the jobs that are answered partly from it."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._cache = GreedyCache(limit_bytes)
+        self._asked: dict[str, _Asked] = {}
+
+    def ask(self, job: Job) -> Job | None:
+        """Return the engine's part of a job, None if all is cached; then call `answer` or `forget`."""
+        if job.sampling.temperature > 0 or not self._cache.limit_bytes:
+            return job
+        keys = tuple((row.tobytes(), job.sampling, job.stop_tokens) for row in job.rows)
+        known = {key: found for key in keys if (found := self._cache.get(key)) is not None}
+        self._asked[job.key] = _Asked(keys, known)
+        rows = _first_of_each(keys, known)
+        return _part(job, rows) if rows else None
+
+    def forget(self, key: str) -> None:
+        """Drop the job of this key, which will not be done."""
+        self._asked.pop(key, None)
+
+    def answer(self, key: str, done: Sequence[Continuation]) -> list[Completion]:
+        """Return the completions of all rows of a job; `done` holds those of the engine's part."""
+        asked = self._asked.pop(key, None)
+        if asked is None:
+            return [_completion(each, each.tokens) for each in done]
+        written: dict[Key, Completion] = {}
+        missing = _first_of_each(asked.keys, asked.known)
+        for row, each in zip(missing, done, strict=True):
+            # A copy: a row of a job's matrix would keep the matrix.
+            written[asked.keys[row]] = _completion(each, each.tokens.copy())
+        for found, completion in written.items():
+            if completion.finish != "error":
+                self._cache.put(found, completion)
+        first = set(missing)
+        return [
+            written[found] if row in first else replace(asked.known.get(found) or written[found], was_cached=True)
+            for row, found in enumerate(asked.keys)
+        ]
+
+
+def _completion(done: Continuation, tokens: TokenIds) -> Completion:
+    return Completion(tokens, done.finish, text=done.text, error=done.error)
+
+
+def _first_of_each(keys: Sequence[Key], known: dict[Key, Completion]) -> list[int]:
+    """Return the rows the engine must complete: the first of equal ones, none that is known."""
+    first: dict[Key, int] = {}
+    for row, key in enumerate(keys):
+        if key not in known:
+            first.setdefault(key, row)
+    return list(first.values())
+
+
+def _part(job: Job, rows: list[int]) -> Job:
+    """Return a job of some rows of another, or the job itself if these are all of its rows."""
+    if len(rows) == len(job.rows):
+        return job
+    return replace(
+        job,
+        rows=tuple(job.rows[row] for row in rows),
+        uniforms=job.uniforms[np.asarray(rows)],
+        script=None if job.script is None else tuple(job.script[row] for row in rows),
+    )

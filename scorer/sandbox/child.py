@@ -1,0 +1,296 @@
+"""The sandbox inside: `main PARENT_PID STATUS_FD NAME=LIMIT... LIBRARY... -- COMMAND...`.
+
+Started by `runner.py` with `python -I -S`, once per program, so it imports only fast parts of the standard library.
+
+    watcher (this process: a user namespace, keeps the time)
+      └── init (its own pid, mount, network, ipc, uts and cgroup namespace; nobody, no capabilities)
+            └── the command (resource limits, seccomp filter)
+
+Whatever the command starts dies with init, and init with the watcher. One line is written to STATUS_FD: `exit 0`,
+`signal 9`, `timeout` or `refused REASON`.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+import time
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+NOBODY = 65534
+CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 1, 2, 4, 32, 4096
+MS_REC, MS_PRIVATE, MNT_DETACH = 16384, 1 << 18, 2
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
+AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY_NOSUID = -100, 0x8000, 3
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+SCRATCH = "/scratch"
+ROOTS = ("/mnt", "/media", "/srv", "/opt", "/tmp")
+
+# Refused calls: (x86_64, aarch64) numbers, -1 if there is none. The network, other processes, mounts, memory that no
+# limit counts, and parts of the kernel that few programs need.
+DENIED = {
+    "socket": (41, 198), "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "unshare": (272, 97),
+    "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
+    "mount_setattr": (442, 442), "bpf": (321, 280), "add_key": (248, 217), "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "io_uring_setup": (425, 425), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "kexec_load": (246, 104),
+    "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106), "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264), "mknod": (133, -1), "mknodat": (259, 33), "swapon": (167, 224),
+    "reboot": (169, 142),
+    "personality": (135, 92), "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194),
+    "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "pidfd_getfd": (438, 438),
+    "setpriority": (141, 140),
+    "sched_setattr": (314, 274), "sched_setscheduler": (144, 119), "syslog": (103, 116),
+    "landlock_create_ruleset": (444, 444),
+}  # fmt: skip
+CLONE, CLONE3 = (56, 220), 435
+NAMESPACES = (
+    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+)  # fmt: skip
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+EPERM, ENOSYS = 1, 38
+WAKING = (signal.SIGCHLD, signal.SIGTERM)
+"""Signals that the watcher awaits: SIGTERM from the scorer ends the program early."""
+
+
+def call(name: str, *arguments: object) -> int:
+    """Call a function of the C library; raises OSError with its name."""
+    result: int = getattr(LIBC, name)(*arguments)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{name}: {os.strerror(error)}")
+    return result
+
+
+def bind(source: str, target: str) -> None:
+    """Show a file or folder read-only under the new root."""
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    call("mount", source.encode(), target.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None)
+    attributes = struct.pack("QQQQ", MOUNT_ATTR_RDONLY_NOSUID, 0, 0, 0)
+    number, size = ctypes.c_long(442), ctypes.c_size_t(len(attributes))
+    call("syscall", number, AT_FDCWD, target.encode(), AT_RECURSIVE, attributes, size)
+
+
+def tmpfs(target: str, options: str, flags: int = 0) -> None:
+    """Mount an empty file system in memory."""
+    given = ctypes.c_ulong(MS_NOSUID | MS_NODEV | flags)
+    call("mount", b"none", target.encode(), b"tmpfs", given, options.encode())
+
+
+def enter_root(libraries: list[str], scratch_bytes: int) -> None:
+    """Build a root: the system's programs and libraries, read-only, and a scratch folder."""
+    call("mount", None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
+    shown = [path for path in (*SYSTEM, *libraries, *DEVICES) if os.path.exists(path)]
+    root = next(
+        path for path in ROOTS
+        if os.path.isdir(path) and not any(f"{each}/".startswith(f"{path}/") for each in shown)
+    )  # fmt: skip
+    tmpfs(root, "size=1m,nr_inodes=4k,mode=755")
+    for path in shown:
+        if any(path != each and path.startswith(f"{each}/") for each in shown):
+            continue
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), root + path)
+        else:
+            bind(path, root + path)
+    os.mkdir(root + SCRATCH)
+    tmpfs(root + SCRATCH, f"size={scratch_bytes},nr_inodes=1k,mode=777")
+    os.symlink(SCRATCH, root + "/tmp")
+    os.mkdir(root + "/old")
+    call("pivot_root", root.encode(), (root + "/old").encode())
+    os.chdir("/")
+    call("umount2", b"/old", MNT_DETACH)
+    os.rmdir("/old")
+    read_only = ctypes.c_ulong(MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    call("mount", None, b"/", None, read_only, None)
+    os.chdir(SCRATCH)
+
+
+def drop_privileges(is_root: bool) -> None:
+    """Become nobody, without capabilities, for ever."""
+    if is_root:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def seccomp_filter() -> bytes:
+    """Build the filter: refused calls fail with EPERM, another architecture ends the process."""
+    column, audit = ARCHITECTURES[os.uname().machine]
+    refuse, allow, kill = 0x50000 | EPERM, 0x7FFF0000, 0x80000000
+
+    def load(offset: int) -> bytes:
+        return struct.pack("HBBI", 0x20, 0, 0, offset)
+
+    def test(code: int, value: int, skip_true: int, skip_false: int) -> bytes:
+        return struct.pack("HBBI", code, skip_true, skip_false, value)
+
+    def answer(value: int) -> bytes:
+        return struct.pack("HBBI", 0x06, 0, 0, value)
+
+    equal, at_least, any_bit = 0x15, 0x35, 0x45
+    program = load(4) + test(equal, audit, 1, 0) + answer(kill) + load(0)
+    program += test(at_least, 0x40000000, 0, 1) + answer(0x50000 | ENOSYS)  # the x32 calls
+    program += test(equal, CLONE3, 0, 1) + answer(0x50000 | ENOSYS)  # its flags cannot be read
+    program += test(equal, CLONE[column], 0, 4) + load(16)
+    program += test(any_bit, NAMESPACES, 0, 1) + answer(refuse) + answer(allow)
+    for numbers in DENIED.values():
+        if numbers[column] >= 0:
+            program += test(equal, numbers[column], 0, 1) + answer(refuse)
+    return program + answer(allow)
+
+
+def apply_filter() -> None:
+    """Filter the system calls of this process and of all its children."""
+    program = seccomp_filter()
+    buffer = ctypes.create_string_buffer(program, len(program))
+    head = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+    call("prctl", PR_SET_SECCOMP, 2, head, 0, 0)
+
+
+def limit(limits: dict[str, int]) -> None:
+    """Set resource limits; the number of processes is that of this user namespace."""
+    for what, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, limits["cpu_s"]),
+        (resource.RLIMIT_AS, limits["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
+        (resource.RLIMIT_NOFILE, limits["open_files"]),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        resource.setrlimit(what, (value, value))
+
+
+def run_init(writer: int, libraries: list[str], command: list[str], limits: dict[str, int]) -> None:
+    """Build the root in the namespaces, start the command, report its end."""
+    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    try:
+        call("sethostname", b"sandbox", 7)
+        enter_root(libraries, limits["scratch_bytes"])
+        drop_privileges(os.getuid() == 0)
+        call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of user takes it back
+        program = os.fork()
+    except OSError as error:
+        os.write(writer, refused(error))
+        return
+    if program == 0:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            limit(limits)
+            apply_filter()
+            os.execve(command[0], command, {"HOME": SCRATCH, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})
+        except OSError as error:
+            os.write(writer, refused(error))
+        os._exit(127)
+    while True:
+        pid, status = os.wait()
+        if pid == program:
+            break
+    code = os.waitstatus_to_exitcode(status)
+    os.write(writer, b"exit %d" % code if code >= 0 else b"signal %d" % -code)
+
+
+def enter_user_namespace() -> None:
+    """Become root of a namespace in which only this user (and nobody, if this is root) exists."""
+    uid, gid, watcher = os.geteuid(), os.getegid(), os.getpid()
+    ready = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        # Only a process outside may map a second user.
+        code = 1
+        try:
+            os.read(ready[0], 1)
+            for file, host in (("uid_map", uid), ("gid_map", gid)):
+                lines = f"0 0 1\n{NOBODY} {NOBODY} 1\n" if uid == 0 else f"{NOBODY} {host} 1\n"
+                if uid != 0 and file == "gid_map":
+                    _write(f"/proc/{watcher}/setgroups", "deny")
+                _write(f"/proc/{watcher}/{file}", lines)
+            code = 0
+        finally:
+            os._exit(code)
+    try:
+        call("unshare", NAMESPACES)
+    finally:
+        os.write(ready[1], b"1")
+        _, status = os.waitpid(helper, 0)
+        for end in ready:
+            os.close(end)
+    if status != 0:
+        raise OSError(EPERM, "the users of the namespace cannot be mapped")
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def watch(libraries: list[str], command: list[str], limits: dict[str, int]) -> bytes:
+    """Start init and wait for it up to the limit; return the status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        raise OSError(ENOSYS, f"no seccomp filter is known for {machine}")
+    enter_user_namespace()
+    reader, writer = os.pipe()
+    deadline = time.monotonic() + limits["wall_ms"] / 1000
+    init = os.fork()
+    if init == 0:
+        os.close(reader)
+        try:
+            run_init(writer, libraries, command, limits)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    is_over = False
+    while not is_over and os.waitpid(init, os.WNOHANG)[0] == 0:
+        woken = signal.sigtimedwait(WAKING, max(0.0, deadline - time.monotonic()))
+        is_over = woken is None or woken.si_signo == signal.SIGTERM
+    if is_over:
+        os.kill(init, signal.SIGKILL)
+        os.waitpid(init, 0)  # returns when nothing of the namespace is left
+    status = os.read(reader, 4096)
+    if is_over:
+        return b"timeout"
+    return status or b"refused init ended without a status"
+
+
+def refused(error: OSError) -> bytes:
+    """Format the reason why nothing was run, in one line."""
+    return b"refused " + " ".join(str(error).split()).encode()
+
+
+def main() -> None:
+    """Run the command and report its end."""
+    parent, status_fd = int(sys.argv[1]), int(sys.argv[2])
+    divide = sys.argv.index("--")
+    given = sys.argv[3:divide]
+    pairs = [each.partition("=") for each in given if not each.startswith("/")]
+    limits = {name: int(value) for name, _, value in pairs}
+    libraries = [each for each in given if each.startswith("/")]
+    os.set_inheritable(status_fd, False)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    try:
+        status = watch(libraries, sys.argv[divide + 1 :], limits)
+    except OSError as error:
+        status = refused(error)
+    os.write(status_fd, status + b"\n")
+    os._exit(0)  # nothing is left to tidy, which would take some milliseconds

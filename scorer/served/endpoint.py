@@ -1,0 +1,289 @@
+"""A completions endpoint, asked until it answers: retries, rate limits, patience, counts.
+
+Everything asynchronous here runs on one asyncio loop; other threads only read public attributes. After a `Retry` the
+same request is made again, later and later; a Retry-After holds all requests back, for `patience_s` at most. The wait
+ends when
+
+    - something is answered: `outage` is None again;
+    - one row has failed for `patience_s`, or twice had no answer within `request_s`, while a trial is answered: that
+      row is `RowRefused`;
+    - nothing, the trial included, has been answered for `patience_s`: PeerLost;
+    - at the start, the host has had no address for `UNRESOLVED_S`: UserError.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+import msgspec
+
+from prefixrl.common.config.openai_options import OpenAIConfig
+from prefixrl.common.errors import PeerLost, UserError
+from prefixrl.common.wire.messages import Usage
+from prefixrl.scorer.served import protocol as completions
+from prefixrl.scorer.served.http_client import HttpClient
+from prefixrl.scorer.served.protocol import Completed, EndpointRefused, Retry, RowRefused, ServedModel
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.5
+MOST_BACKOFF_S = 30.0
+MOST_UNCONNECTED_S = 5.0
+UNRESOLVED_S = 30.0
+"""Patience with an unknown host name: a name may be published later than its host starts."""
+MOST_LATE = 2
+"""Requests of a row without an answer in time, after which the row is refused."""
+MOST_NAMES = 20
+LOG_EVERY_S = 10.0
+"""Least time between two log lines about an endpoint that answers only now and then."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Outage:
+    """An ongoing outage: the time at which it began, and the newest reason."""
+
+    since_s: float
+    reason: str
+
+    @property
+    def age_s(self) -> float:
+        """The seconds since it began."""
+        return time.monotonic() - self.since_s
+
+
+class CompletionsEndpoint:
+    """An endpoint with its retries, waits and counts."""
+
+    def __init__(self, section: OpenAIConfig) -> None:
+        """Open the client; raises UserError if there is no key or a proxy cannot be used."""
+        assert section.url is not None, 'engine = "openai" has an address'
+        self.url = section.url
+        self.asking = 0
+        """Number of requests under way."""
+        self.limited = 0
+        """Number of rows that wait for a rate limit."""
+        self.counts = Usage()
+        self.outage: Outage | None = None
+        """The time without any answer; None while the endpoint answers."""
+        self._section = section
+        self._rest: Outage | None = None
+        """The newest rest that the endpoint asked for by Retry-After."""
+        self._rest_until_s = 0.0
+        self._logged_s = -LOG_EVERY_S
+        self._random = random.Random()
+        self._client = HttpClient(section)
+        self._seats = asyncio.Semaphore(section.requests)
+        self._trial = b""
+
+    async def close(self) -> None:
+        """Close the sockets."""
+        await self._client.close()
+
+    @property
+    def waits(self) -> Outage | None:
+        """The outage or rest that rows wait for; None while they are answered."""
+        is_resting = self.limited and self._rest_left_s > 0
+        return self.outage or (self._rest if is_resting else None)
+
+    # --- the start ---------------------------------------------------------------------------------------------------
+
+    async def find_model(self) -> ServedModel:
+        """Return the model that the config names, or the only one; raises UserError or PeerLost."""
+        wanted = self._section.model
+        found: list[ServedModel] | EndpointRefused = await self._insist(self._models)
+        if isinstance(found, EndpointRefused):
+            if found.status in (404, 405) and wanted is not None:
+                return ServedModel(wanted)  # not every endpoint has a list
+            self._refuse(found)
+        if wanted is None and len(found) == 1:
+            return found[0]
+        for model in found:
+            if model.id == wanted:
+                return model
+        names = sorted(each.id for each in found)
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        problem = "is missing" if wanted is None else f"= {wanted!r} is not served there"
+        raise UserError(
+            f"scorer.openai.model {problem}: the endpoint {self.url} serves "
+            f"{', '.join(names[:MOST_NAMES]) or 'nothing'}{more}; give one of these"
+        )
+
+    async def try_out(self, row: completions.RowRequest) -> None:
+        """Complete one row as the run will; raises UserError if a part of the request is refused."""
+        dialect = self._section.dialect
+        self._trial = completions.body(row, dialect)
+        outcome: Completed | RowRefused | EndpointRefused = await self._insist(self._try)
+        if isinstance(outcome, RowRefused):
+            raise UserError(
+                f"the endpoint {self.url} refuses a completion as this run asks for it: {outcome.reason}\nthe "
+                f"request was {self._trial.decode()}; see scorer.openai.dialect, scorer.openai.prompt, and the "
+                f"scorer's temperature, top_k, top_p, min_p"
+            )
+        if isinstance(outcome, EndpointRefused):
+            self._refuse(outcome)
+        if dialect == "vllm" and outcome.tokens is None:
+            raise UserError(
+                f"the endpoint {self.url} does not know vLLM's extensions: its completion came without token ids, so "
+                'stop tokens, top_k and min_p would be ignored in silence; use scorer.openai.dialect = "openai"'
+            )
+
+    async def _try(self) -> Completed | Retry | RowRefused | EndpointRefused:
+        return await self._ask(self._trial)
+
+    async def _models(self) -> list[ServedModel] | Retry | EndpointRefused:
+        outcome = await self._client.models()
+        self._note(outcome)
+        return outcome
+
+    async def _insist(self, ask: Callable[[], Awaitable[T | Retry]]) -> T:
+        """Ask until there is an answer; raises PeerLost or, for an unknown host, UserError."""
+        tries, resolved_s, patience_s = 0, time.monotonic(), self._section.patience_s
+        while isinstance(outcome := await ask(), Retry):
+            tries += 1
+            if tries == 1:
+                log.warning("waiting for %s, for scorer.openai.patience_s = %g s at most", self.url, patience_s)
+            if not outcome.is_unresolved:
+                resolved_s = time.monotonic()
+            elif time.monotonic() - resolved_s > min(UNRESOLVED_S, patience_s):
+                raise UserError(
+                    f"scorer.openai.url = {self.url!r}: this host is not known here ({outcome.reason}); check its name"
+                )
+            self._check_patience()
+            await self._back_off(outcome, tries)
+            await self._sleep(min(self._rest_left_s, patience_s), outcome.is_limit)
+        return outcome
+
+    # --- a row -------------------------------------------------------------------------------------------------------
+
+    async def complete(self, row: completions.RowRequest) -> Completed | RowRefused:
+        """Complete a row, however often it must be requested; raises UserError or PeerLost."""
+        content = completions.body(row, self._section.dialect)
+        tries, late = 0, 0
+        begun: Outage | None = None
+        while True:
+            async with self._seats:
+                await self._let_rest()
+                outcome = await self._ask(content)
+            match outcome:
+                case EndpointRefused():
+                    self._refuse(outcome)
+                case Completed() | RowRefused():
+                    return outcome
+            tries, late = tries + 1, late + outcome.is_late
+            begun = begun or Outage(time.monotonic(), outcome.reason)
+            is_hopeless = late >= MOST_LATE or self._is_over(begun)
+            is_asked = is_hopeless or self._is_over(self.outage)
+            if is_asked and await self._answers() and is_hopeless:
+                return RowRefused(
+                    f"the endpoint answers a trial, but not this row in {tries} requests: {outcome.reason}"
+                )
+            await self._back_off(outcome, tries)
+
+    async def _answers(self) -> bool:
+        """Send the trial; return True if it is answered; raises PeerLost or UserError."""
+        outcome = await self._try()
+        if isinstance(outcome, EndpointRefused):
+            self._refuse(outcome)
+        self._check_patience()
+        return not isinstance(outcome, Retry)
+
+    def _is_over(self, outage: Outage | None) -> bool:
+        return outage is not None and outage.age_s > self._section.patience_s
+
+    def _check_patience(self) -> None:
+        if self.outage and self._is_over(self.outage):
+            self._give_up(self.outage)
+
+    async def _ask(self, content: bytes) -> Completed | Retry | RowRefused | EndpointRefused:
+        self.asking += 1
+        try:
+            outcome = await self._client.complete(content)
+            self._note(outcome)
+        finally:
+            self.asking -= 1
+        self.count(requests=not isinstance(outcome, Retry))
+        if not isinstance(outcome, EndpointRefused):
+            self.count(prompt_tokens=outcome.prompt_tokens or 0, completion_tokens=outcome.completion_tokens or 0)
+        return outcome
+
+    def _note(self, outcome: object) -> None:
+        """Note if the endpoint is well, and the rest that it asks for."""
+        if not isinstance(outcome, Retry):
+            self.outage = None
+            return
+        self.count(retries=1)
+        now_s, reason = time.monotonic(), outcome.reason
+        if self.outage is None and now_s - self._logged_s > LOG_EVERY_S:
+            self._logged_s = now_s
+            log.warning("%s: %s", self.url, reason)
+        self.outage = Outage(self.outage.since_s if self.outage else now_s, reason)
+        if outcome.is_limit and outcome.after_s is not None:
+            since_s = self._rest.since_s if self._rest and self._rest_left_s else now_s
+            self._rest = Outage(since_s, f"{reason} (Retry-After: {outcome.after_s:.0f} s)")
+            self._rest_until_s = max(self._rest_until_s, now_s + outcome.after_s)
+
+    def count(self, **more: int) -> None:
+        """Add to the counts."""
+        totals = {name: getattr(self.counts, name) + count for name, count in more.items()}
+        self.counts = msgspec.structs.replace(self.counts, **totals)
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _rest_left_s(self) -> float:
+        return max(0.0, self._rest_until_s - time.monotonic())
+
+    async def _let_rest(self) -> None:
+        """Hold a request until Retry-After has passed, then release it with jitter.
+
+        A rest that outlasts the patience ends with a trial; raises PeerLost if that is not answered.
+        """
+        while left_s := self._rest_left_s:
+            begun = min(filter(None, (self._rest, self.outage)), key=lambda each: each.since_s)
+            if self._is_over(begun):
+                self._rest_until_s = 0.0  # one trial for all
+                if not await self._answers():
+                    self._give_up(begun)
+                continue
+            left_s = min(left_s, max(0.0, self._section.patience_s - begun.age_s))
+            await self._sleep(left_s + self._random.uniform(0.0, min(1.0, left_s)), is_limit=True)
+
+    async def _back_off(self, outcome: Retry, tries: int) -> None:
+        most_s = MOST_UNCONNECTED_S if outcome.is_unconnected else MOST_BACKOFF_S
+        backoff_s = min(most_s, FIRST_BACKOFF_S * 2.0 ** min(tries - 1, 16))
+        await self._sleep(backoff_s * self._random.uniform(0.5, 1.0), outcome.is_limit)
+
+    async def _sleep(self, duration_s: float, is_limit: bool) -> None:
+        self.limited += is_limit
+        try:
+            await asyncio.sleep(duration_s)
+        finally:
+            self.limited -= is_limit
+
+    # --- errors ------------------------------------------------------------------------------------------------------
+
+    def _give_up(self, outage: Outage) -> NoReturn:
+        raise PeerLost(
+            f"the endpoint {self.url} has answered nothing for {outage.age_s:.0f} s "
+            f"(scorer.openai.patience_s = {self._section.patience_s:g}); the newest reason: {outage.reason}"
+        )
+
+    def _refuse(self, denied: EndpointRefused) -> NoReturn:
+        section = self._section
+        key = "no key was sent: give the environment variable that holds it as scorer.openai.key_variable"
+        if section.key_variable is not None:
+            key = f"the key is that of the environment variable {section.key_variable}"
+        address = f"check scorer.openai.url (does it end in /v1?) and scorer.openai.model = {section.model!r}"
+        what, hint = {
+            401: ("the key is wrong or missing", key),
+            402: ("there is no credit left", key),
+            403: ("the key may not do this", key),
+            404: ("there is no such path or model", address),
+        }.get(denied.status, ("it is not a completions endpoint", "check scorer.openai.url"))
+        raise UserError(f"the endpoint {self.url} refuses every request: {what} ({denied.reason}); {hint}")

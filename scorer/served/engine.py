@@ -1,0 +1,232 @@
+"""An engine whose model is served elsewhere, by an OpenAI-compatible completions endpoint.
+
+    worker's loop ── submit ──▶ asyncio loop in a thread ── a request per row, `requests` at once ──▶ endpoint
+          ▲ step() ◀── queue of finished jobs ◀── retries, rate limits (`endpoint.py`) ◀── completions ──┘
+
+A row is sent as the target's own tokenizer rendered it, prefix included, and is continued. While the endpoint answers
+nothing, `waits_for` names the reason and `progress` grows, because that wait ends by itself. A row that cannot be
+continued is a row with an error. An endpoint that is silent for longer than the patience, or refuses every request,
+ends the worker with a named error.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+
+import msgspec
+import numpy as np
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.base import Continuation, Job, JobQueue, JobResult, TokenIds
+from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.errors import UserError
+from prefixrl.common.seeds import row_seed
+from prefixrl.common.wire.messages import Sampling, Usage
+from prefixrl.scorer.served import protocol as completions
+from prefixrl.scorer.served.endpoint import CompletionsEndpoint
+from prefixrl.scorer.served.protocol import Completed, RowRefused, ServedModel
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
+WATCH_EVERY_S = 0.2
+
+
+class OpenAIEngine(JobQueue):
+    """An engine over an endpoint; `slots` is the number of jobs whose rows it requests at once."""
+
+    name = "openai"
+
+    def __init__(self, model: str, config: RunConfig, raise_if_hopeless: Callable[[], None]) -> None:
+        """Connect and try the endpoint out; raises UserError if it refuses, PeerLost if silent.
+
+        Of the folder `model` only the tokenizer is used; `raise_if_hopeless` may end the wait by an error.
+        """
+        super().__init__()
+        self._section = config.scorer.openai
+        self._renderer = Renderer(model, config.scorer.max_prompt_tokens)
+        self.slots = max(1, self._section.requests // config.rows_per_job("scorer"))
+        self._limited_s = 0.0
+        self._accounted_s = time.monotonic()
+        self._running: dict[str, int] = {}
+        """Rows without an answer of every job that has started."""
+        self._finished: queue.SimpleQueue[Future[JobResult]] = queue.SimpleQueue()
+        self._is_warned = False
+        self._endpoint = CompletionsEndpoint(self._section)
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, name="openai", daemon=True)
+        thread.start()
+        self.close = weakref.finalize(self, _shut_down, self._endpoint, self._loop, thread)
+        """Drops all jobs and connections; called at exit too."""
+        try:
+            greeting = asyncio.run_coroutine_threadsafe(self._greet(config.scorer_sampling()), self._loop)
+            while not greeting.done():
+                raise_if_hopeless()
+                wait([greeting], WATCH_EVERY_S)
+            self._model = greeting.result()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def served_model(self) -> str:
+        """The target's name at the endpoint."""
+        return self._model.id
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; it starts as soon as one of its rows can be requested."""
+        super().submit(job)
+        self._start_waiting()
+
+    def step(self, timeout_s: float) -> list[JobResult]:
+        """Wait a bounded time for jobs; raises PeerLost after `patience_s` or UserError if refused."""
+        results: list[JobResult] = []
+        while self._running:
+            try:
+                results.append(self._finished.get(timeout=0.0 if results else timeout_s).result())
+            except queue.Empty:
+                break
+            self._account()
+            del self._running[results[-1].key]
+        self._account()
+        self.progress += bool(self.waits_for)
+        self._start_waiting()
+        return results
+
+    def _start_waiting(self) -> None:
+        self._account()
+        while self._waiting and sum(self._running.values()) < self._section.requests:
+            job = self._waiting.popleft()
+            self._running[job.key] = len(job.rows)
+            asyncio.run_coroutine_threadsafe(self._run(job), self._loop).add_done_callback(self._finished.put)
+
+    def _account(self) -> None:
+        """Count slots as busy while a request is under way, not while rows wait to repeat one."""
+        now_s = time.monotonic()
+        passed_s, self._accounted_s = now_s - self._accounted_s, now_s
+        if self._endpoint.asking:
+            self.busy_slot_s += min(len(self._running), self.slots) * passed_s
+        if self._endpoint.limited:
+            self._limited_s += passed_s
+
+    @property
+    def waits_for(self) -> str:
+        """The endpoint and its fault, "" while it answers or nothing is requested."""
+        waits = self._endpoint.waits
+        if waits is None or not self._running:
+            return ""
+        return f"{self._endpoint.url} for {waits.age_s:.0f} s: {waits.reason}"
+
+    @property
+    def usage(self) -> Usage:
+        """The requests and tokens so far."""
+        return msgspec.structs.replace(self._endpoint.counts, limited_s=self._limited_s)
+
+    # --- on the asyncio loop -----------------------------------------------------------------------------------------
+
+    async def _greet(self, sampling: Sampling) -> ServedModel:
+        """Find the model and request one token from it, with the settings of the run."""
+        model = await self._endpoint.find_model()
+        one = msgspec.structs.replace(sampling, max_new_tokens=1)
+        stops = self._renderer.stop_tokens
+        trial = Job("trial", (self._renderer.encode("1"),), np.zeros((1, 1)), one, stops)
+        await self._endpoint.try_out(self._request(model.id, trial, 0, 1))
+        return model
+
+    async def _run(self, job: Job) -> JobResult:
+        started_s = time.monotonic()
+
+        async def row(index: int) -> Continuation:
+            finished = await self._row(job, index)
+            self._running[job.key] -= 1
+            return finished
+
+        rows = await asyncio.gather(*map(row, range(len(job.rows))))
+        return JobResult(job.key, tuple(rows), time.monotonic() - started_s)
+
+    async def _row(self, job: Job, index: int) -> Continuation:
+        size, context = job.rows[index].size, self._model.max_model_len
+        limit = job.sampling.max_new_tokens
+        limit = limit if context is None else min(limit, context - size)
+        if limit < 1:
+            return _without(f"{size} tokens leave no room in the endpoint's context of {context}")
+        outcome = await self._endpoint.complete(self._request(self._model.id, job, index, limit))
+        if isinstance(outcome, RowRefused):
+            return _without(f"{self._endpoint.url}: {outcome.reason}")
+        return self._written(outcome, job.rows[index])
+
+    def _request(self, model: str, job: Job, index: int, limit: int) -> completions.RowRequest:
+        ids, section, stops = job.rows[index], self._section, sorted(job.stop_tokens)
+        # An endpoint of OpenAI's own dialect always adds a BOS.
+        is_vllm = section.dialect == "vllm"
+        text = self._renderer.decode_with_special if is_vllm else self._renderer.decode_without_bos
+        return completions.RowRequest(
+            model=model,
+            prompt=ids.tolist() if section.prompt == "tokens" else text(ids),
+            sampling=msgspec.structs.replace(job.sampling, max_new_tokens=limit),
+            seed=row_seed(job.uniforms[index]) if section.seeded else None,
+            stop_tokens=stops,
+            stops=[self._renderer.decode_with_special(np.asarray([stop], dtype=np.int32)) for stop in stops],
+        )
+
+    def _written(self, written: Completed, row: TokenIds) -> Continuation:
+        """Convert an answer; raises UserError if it continues another prompt."""
+        if written.prompt is not None and written.prompt != row.tolist():
+            self._compare(written.prompt, row)
+        if written.tokens is None:
+            tokens, text = self._renderer.encode(written.text), written.text
+        else:
+            tokens, text = np.asarray(written.tokens, dtype=np.int32), None
+        # Tokens that the endpoint does not count are counted here.
+        self._endpoint.count(
+            prompt_tokens=row.size if written.prompt_tokens is None else 0,
+            completion_tokens=tokens.size if written.completion_tokens is None else 0,
+        )
+        self.progress += 1 + tokens.size
+        return Continuation(tokens, np.zeros(0, np.float32), written.finish, (), text)
+
+    def _compare(self, read: list[int], row: TokenIds) -> None:
+        if self._section.prompt == "tokens":
+            raise UserError(
+                f"the endpoint {self._endpoint.url} continued another prompt than it was given: tokens {read} for "
+                f"{row.tolist()}; it must take token ids as they are"
+            )
+        if not self._is_warned:
+            self._is_warned = True
+            log.warning(
+                "%s reads a prompt's text as other tokens than the target's own tokenizer made, for example %s for %s; "
+                'scorer.openai.prompt = "tokens" sends the tokens themselves',
+                self._endpoint.url,
+                read,
+                row.tolist(),
+            )
+
+
+def _without(reason: str) -> Continuation:
+    return Continuation(np.zeros(0, np.int32), np.zeros(0, np.float32), "error", (), error=reason)
+
+
+def _shut_down(endpoint: CompletionsEndpoint, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    try:
+        asyncio.run_coroutine_threadsafe(_end(endpoint), loop).result(CLOSE_S)
+    except TimeoutError:
+        log.warning("the connections to %s did not close within %g s", endpoint.url, CLOSE_S)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(CLOSE_S)
+    if not loop.is_running():
+        loop.close()
+
+
+async def _end(endpoint: CompletionsEndpoint) -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await endpoint.close()

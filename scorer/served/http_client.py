@@ -1,0 +1,115 @@
+"""One HTTP request: key, proxies, time limit; every fault on the way is a `Retry`."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+
+from prefixrl.common.config.openai_options import OpenAIConfig
+from prefixrl.common.errors import UserError
+from prefixrl.scorer.served import protocol
+from prefixrl.scorer.served.protocol import Completed, EndpointRefused, Retry, RowRefused, ServedModel
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 10.0
+
+T = TypeVar("T")
+Reader = Callable[[int, Mapping[str, str], bytes, datetime], T]
+"""A function that reads an answer's status, headers and content at a time."""
+
+
+class HttpClient:
+    """The sockets to an endpoint. Reasons in outcomes never show the key."""
+
+    def __init__(self, section: OpenAIConfig) -> None:
+        """Open the client; raises UserError if there is no key or a proxy cannot be used."""
+        self._section = section
+        self._key = _key_of(section)
+        # It logs a line per request at level INFO.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
+        try:
+            self._client = httpx2.AsyncClient(
+                headers={"authorization": f"Bearer {self._key}"} if self._key else {},
+                timeout=httpx2.Timeout(None, connect=CONNECT_S),  # `_exchange` limits the whole request
+                limits=httpx2.Limits(max_connections=section.requests, max_keepalive_connections=section.requests),
+                # Proxies of the environment, but none to this very host.
+                trust_env=not _is_loopback(section),
+            )
+        except (ValueError, ImportError, httpx2.InvalidURL) as error:
+            # Do not show an invalid URL: it may hold a password.
+            reason = "an address is not a URL" if isinstance(error, httpx2.InvalidURL) else error
+            raise UserError(
+                f"scorer.openai.url = {section.url!r} cannot be reached through the proxies of the environment: "
+                f"{reason}; check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY (http://HOST:PORT), or name the host in NO_PROXY"
+            ) from None
+
+    async def complete(self, content: bytes) -> Completed | Retry | RowRefused | EndpointRefused:
+        """Request one completion."""
+        request = self._client.build_request(
+            "POST", f"{self._section.url}/completions", content=content, headers={"content-type": "application/json"}
+        )
+        return await self._exchange(request, protocol.read)
+
+    async def models(self) -> list[ServedModel] | Retry | EndpointRefused:
+        """Request the list of models."""
+        return await self._exchange(
+            self._client.build_request("GET", f"{self._section.url}/models"), protocol.read_models
+        )
+
+    async def close(self) -> None:
+        """Close the sockets."""
+        await self._client.aclose()
+
+    async def _exchange(self, request: httpx2.Request, read: Reader[T]) -> T | Retry:
+        outcome: T | Retry
+        try:
+            async with asyncio.timeout(self._section.request_s):
+                answer = await self._client.send(request)
+            outcome = read(answer.status_code, answer.headers, answer.content, datetime.now(UTC))
+        except TimeoutError:
+            outcome = Retry(f"no answer within scorer.openai.request_s = {self._section.request_s:g}", is_late=True)
+        except (httpx2.HTTPError, OSError) as error:
+            outcome = Retry(
+                f"{type(error).__name__}: {error}".removesuffix(": "),
+                is_unconnected=isinstance(error, httpx2.ConnectError),
+                is_unresolved=_is_unresolved(error),
+            )
+        if isinstance(outcome, Retry | RowRefused | EndpointRefused):
+            return replace(outcome, reason=protocol.redacted(outcome.reason, self._key))
+        return outcome
+
+
+def _key_of(section: OpenAIConfig) -> str:
+    """Return the key, "" if none is to be sent; raises UserError if the key cannot be sent."""
+    if section.key_variable is None:
+        return ""
+    key = os.environ.get(section.key_variable, "").strip()
+    if not key or not (key.isascii() and key.isprintable()):
+        problem = "does not hold a key" if key else "is not set on this host"
+        raise UserError(f"scorer.openai.key_variable = {section.key_variable!r}: this environment variable {problem}")
+    if urlsplit(section.url or "").scheme == "http" and not _is_loopback(section):
+        log.warning("the key of %s is sent to %s without encryption", section.key_variable, section.url)
+    return key
+
+
+def _is_loopback(section: OpenAIConfig) -> bool:
+    host = urlsplit(section.url or "").hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_unresolved(error: BaseException | None) -> bool:
+    while error is not None and not isinstance(error, socket.gaierror):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -1,0 +1,14 @@
+"""The verifier: whether an answer is the gold answer.
+
+verify.py         the exact path, and the slow path through math-verify
+guards.py         answers that math-verify accepts wrongly, found from the text
+reader.py         the base of the two readers below
+rationals.py      exact values of plain LaTeX arithmetic
+residues.py       equality of algebraic expressions modulo a large prime
+time_limit.py     a wall-time limit that no `except` can lift
+routing.py        the way of a completion: a verdict at once, or a question to a child
+pool.py           `VerifierPool`: verdicts without waiting, from children that can be killed
+child_process.py  a child as the pool sees it, and the template from which it is forked
+child.py          the child itself: sympy, programs, a user's function
+golds.py          a process that reports gold answers that do not verify against themselves
+"""

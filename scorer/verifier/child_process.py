@@ -1,0 +1,157 @@
+"""Verifier children as their parent sees them: start, ask, hear, kill.
+
+    pool ── two descriptors ──▶ template ── fork ──▶ child ◀── ChildQuestion, ChildAnswer ──▶ pool
+
+Importing sympy takes a second of a core, and every hostile answer costs a child: so only the template imports it, and
+a child starts in milliseconds, however busy the machine is. A user's function is not forked, since its imports may
+start threads: each of its children is a new process. Jobs and deadlines are the pool's. Only `wait` and `close` wait.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+
+import msgspec
+
+from prefixrl.scorer.verifier.child import LENGTH_BYTES, ChildQuestion, FromChild, frame
+
+FUNCTION_PIPE_BYTES = 2**20
+"""Pipe buffer for whole texts and programs; a longer question is an error."""
+_READ_BYTES = 65_536
+_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
+"""Variables that a child gets from the parent's environment, which may hold tokens."""
+_PYTHON_INTEGERS = {"SYMPY_GROUND_TYPES": "python", "MPMATH_NOGMPY": "1"}
+"""Settings against gmpy2, which sympy uses if installed: no signal interrupts it, and without memory it aborts."""
+
+
+class ChildProcess:
+    """One child and the pipes to it."""
+
+    def __init__(self, inbox: int, outbox: int, process: "subprocess.Popen[bytes] | None") -> None:
+        """Take over the pipes of a child; `process` if it is this process's own child."""
+        self._inbox, self.outbox = inbox, outbox
+        self._process = process
+        self._handle: int | None = None
+        self._received = bytearray()
+        self.pid = process.pid if process else None
+        """None until a forked child has reported it."""
+        os.set_blocking(outbox, False)
+
+    def learn_pid(self, pid: int) -> None:
+        """Note the id of a forked child and hold it by a descriptor, since ids are reused."""
+        self.pid = pid
+        if self._process is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._handle = os.pidfd_open(pid)
+
+    def ask(self, question: ChildQuestion) -> None:
+        """Send a question to an idle child."""
+        # Broken: it died while idle; the next `hear` finds the end of its output.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._inbox, frame(question))
+
+    def hear(self) -> tuple[list[FromChild], bool]:
+        """Return its messages since the last call; False if it ended or sent an invalid message."""
+        try:
+            data = os.read(self.outbox, _READ_BYTES)
+        except BlockingIOError:
+            return [], True
+        self._received += data
+        messages: list[FromChild] = []
+        while len(self._received) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._received[:LENGTH_BYTES], "big")
+            if len(self._received) < end:
+                break
+            try:
+                messages.append(msgspec.msgpack.decode(self._received[LENGTH_BYTES:end], type=FromChild))
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return messages, False
+            del self._received[:end]
+        return messages, bool(data) and len(self._received) < _READ_BYTES
+
+    def kill(self) -> None:
+        """End it; a child whose id is unknown yet ends by itself when it finds its pipe closed."""
+        if self._process is not None:
+            self._process.kill()
+        elif self._handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        os.close(self._inbox)
+        os.close(self.outbox)
+
+    def has_ended(self, limit_s: float | None) -> bool:
+        """Return True if it has ended after `kill`; with `limit_s` None wait for it, else it is 0."""
+        if self._process is not None:
+            if limit_s is None:
+                self._process.wait()
+            return self._process.poll() is not None
+        if self._handle is None:
+            return True
+        if not select.select([self._handle], [], [], limit_s)[0]:
+            return False
+        os.close(self._handle)
+        self._handle = None
+        return True
+
+
+class Template:
+    """The process from which children are forked; it ends with its parent, they end with it."""
+
+    def __init__(self) -> None:
+        """Start it; it handles earlier requests once it is ready."""
+        self._link, theirs = socket.socketpair()
+        with theirs:
+            self._process = _popen((), stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+
+    @property
+    def is_alive(self) -> bool:
+        """True while it can fork children."""
+        return self._process.poll() is None
+
+    def fork(self, takes_long_questions: bool) -> ChildProcess:
+        """Fork a child, which soon is ready, or soon ends if the template has ended."""
+        theirs, ours = _pipes(takes_long_questions)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._link, [b"!"], list(theirs))
+        for each in theirs:
+            os.close(each)
+        return ChildProcess(*ours, None)
+
+    def close(self) -> None:
+        """Kill and reap it."""
+        self._process.kill()
+        self._process.wait()
+        self._link.close()
+
+
+def spawn(function_ref: str, digest: str) -> ChildProcess:
+    """Start a child of its own for a user's function."""
+    theirs, ours = _pipes(takes_long_questions=True)
+    process = _popen((function_ref, digest), *theirs)
+    for each in theirs:
+        os.close(each)
+    return ChildProcess(*ours, process)
+
+
+def _popen(function: tuple[str, ...], stdin: int, stdout: int) -> "subprocess.Popen[bytes]":
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    # -P: modules of the working directory must not shadow the installed ones.
+    command = [sys.executable, "-P", "-m", "prefixrl.scorer.verifier.child", str(os.getpid())]
+    given = environment | _PYTHON_INTEGERS
+    return subprocess.Popen([*command, *function], stdin=stdin, stdout=stdout, env=given)
+
+
+def _pipes(takes_long_questions: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Make two pipes; return the child's ends (questions, answers) and ours."""
+    asked, inbox = os.pipe()
+    outbox, answered = os.pipe()
+    if takes_long_questions:
+        # Where the system grants less, a long question waits for the idle child to read it.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(inbox, fcntl.F_SETPIPE_SZ, FUNCTION_PIPE_BYTES)
+    return (asked, answered), (inbox, outbox)

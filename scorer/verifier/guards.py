@@ -1,0 +1,85 @@
+r"""Answers that math-verify accepts wrongly, found from the text alone. Pure.
+
+leaves_undone     `\int_0^1 2x dx` or `\sqrt{100}` where the gold answer is a number: the question repeated
+differs_in_kind   (1,2) is an ordered pair or an interval, {1,2} and 1,2 are not
+is_close          tiny numbers, all of which math-verify rounds to zero
+"""
+
+import re
+from typing import Literal
+
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
+_OPERATORS = re.compile(r"i*int|lim|prod|sum")
+_FUNCTIONS = re.compile(
+    r"(?:arc)?(?:sin|cos|tan)h?|cot|csc|sec|[dt]?binom|det|exp|gcd|lcm|lceil|lfloor|lg|ln|log|max|min|p?mod|sqrt"
+)
+
+
+def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
+    """Return True if the answer is an unevaluated expression where the gold answer is its value.
+
+    Unevaluated is a sum, product, limit or integral that the gold answer does not have. If the gold answer is a number,
+    any function name or prime mark counts too.
+    """
+    last = sides_of(answer)[-1]
+    left = set(_COMMAND.findall(last)) - set(_COMMAND.findall(gold))
+    if any(_OPERATORS.fullmatch(command) for command in left):
+        return True
+    return gold_is_number and ("'" in last or any(_FUNCTIONS.fullmatch(command) for command in left))
+
+
+def differs_in_kind(gold: str, answer: str, gold_is_number: bool) -> bool:
+    """Return True if one is a tuple (or interval) and the other a set, a list or a number."""
+    want, got = _kind(gold), _kind(answer)
+    if gold_is_number:
+        return got == "tuple"
+    return want != got and "tuple" in (want, got) and "" not in (want, got)
+
+
+def sides_of(text: str) -> list[str]:
+    """Return the sides of an equation, ignoring equals signs within brackets (a sum's index)."""
+    return _split(text, "=")
+
+
+def _kind(text: str) -> Literal["tuple", "set", "list", ""]:
+    if text.startswith(r"\{") and text.endswith(r"\}"):
+        return "set"
+    if len(_split(text, ",")) > 1:
+        return "list"
+    return "tuple" if tuple_elements(text) else ""
+
+
+def tuple_elements(text: str) -> list[str]:
+    """Return the elements of a tuple or interval, none if the text is neither."""
+    if text[:1] not in ("(", "[") or text[-1:] not in (")", "]"):
+        return []
+    elements = _split(text[1:-1], ",")
+    return elements if len(elements) > 1 else []
+
+
+def _split(text: str, mark: str) -> list[str]:
+    """Cut at every mark outside of brackets; not at all if brackets are not balanced."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        if depth < 0:
+            return [text]
+        if char == mark and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
+
+
+TINY = 1e-3
+"""Bound of tiny numbers: math-verify compares six decimals, three digits or fewer of these."""
+_RELATIVE = 1e-9
+_ZERO = 1e-100
+
+
+def is_close(want: complex, got: complex) -> bool:
+    """Return True unless both are tiny and differ in their first nine digits."""
+    largest = max(abs(want), abs(got))
+    if largest < _ZERO or largest >= TINY:
+        return True
+    return abs(want - got) <= _RELATIVE * largest

@@ -1,0 +1,321 @@
+"""Verdicts without waiting: exact ones at once, the others from children that can be killed.
+
+    submit ──▶ exact? ──yes──▶ verdict
+                 └─no─▶ cached? ──▶ queue ──▶ idle child ──▶ verdict
+                                      ▲          ├─ past its deadline: killed, `timeout`
+                                      └─ once ───┴─ died by itself; the second time `error`
+
+With a user's reward function there is no exact path and no cache: a child gives every text to the function. Equal
+questions go to a child once, whether they come one after the other (cache) or together. A child that is killed, dies or
+has judged its share is replaced within milliseconds (`child_process.py`). The time of an answer begins when a child
+receives it.
+"""
+
+import selectors
+import sys
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
+from prefixrl.common.errors import PeerLost
+from prefixrl.common.wire.messages import CodeMode, Fault
+from prefixrl.scorer.sandbox.runner import OVERRAN
+from prefixrl.scorer.verifier.child import ChildAnswer, ChildQuestion, FromChild, Outcome, deadline_s
+from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
+from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
+from prefixrl.scorer.verifier.verify import Judgement, bare
+
+START_DEADLINE_S = 120.0
+"""Limit of a start: importing sympy takes half a second, but minutes on a cold network file system."""
+MAX_FAILED_STARTS = 3
+MAX_ATTEMPTS = 2
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A user's function that replaces the verifier."""
+
+    function_ref: str
+    """`file.py:name`."""
+    digest: str
+    """Digest that its file must have in every child."""
+
+
+@dataclass
+class _Job:
+    question: ChildQuestion
+    extracted: str
+    keys: list[int]
+    attempts: int = 0
+
+
+@dataclass(eq=False)
+class _Child:
+    process: ChildProcess
+    deadline: float
+    """Monotonic time at which it is killed, while it starts or works; infinite while idle."""
+    template: Template | None
+    """The template from which it is forked; None with a function."""
+    is_ready: bool = False
+    job: _Job | None = None
+    jobs_done: int = 0
+
+
+class VerifierPool:
+    """A judge of completions, owned by one thread that must outlive it: children die with it.
+
+    Only `wait` and `close` wait. Children are started for the first answer that has no exact verdict.
+    """
+
+    def __init__(
+        self,
+        children: int,
+        timeout_s: int,
+        function: RewardFunction | None = None,
+        runs_programs: bool = False,
+        cache_entries: int = 65_536,
+        jobs_per_child: int = 2_000,
+    ) -> None:
+        """Make a pool; processes are started later.
+
+        A child has `timeout_s` for one answer or one call of a function, and is killed GRACE_S later. It is replaced
+        after `jobs_per_child` answers: sympy's caches only grow. The cache drops the least recently used verdict first.
+        """
+        self._size = children
+        self._timeout_s = timeout_s
+        self._function = function
+        self._takes_long_questions = function is not None or runs_programs
+        self._cache_entries = cache_entries
+        self._jobs_per_child = jobs_per_child
+        self._is_started = False
+        self._cache: OrderedDict[ChildQuestion, Judgement] = OrderedDict()
+        self._settled: list[tuple[int, Judgement]] = []
+        self._jobs: dict[ChildQuestion, _Job] = {}
+        self._queue: deque[_Job] = deque()
+        self._children: list[_Child] = []
+        self._template: Template | None = None
+        self._killed: list[ChildProcess] = []
+        self._selector = selectors.DefaultSelector()
+        self._failed_starts = 0
+
+    @property
+    def pending(self) -> int:
+        """The number of submitted answers that `poll` has not returned yet."""
+        return len(self._settled) + sum(len(job.keys) for job in self._jobs.values())
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """The seconds until `poll` has work even if no child answers; None while all are idle."""
+        deadline = min((child.deadline for child in self._children), default=float("inf"))
+        return max(0.0, deadline - time.monotonic()) if deadline < float("inf") else None
+
+    @property
+    def child_pids(self) -> tuple[int, ...]:
+        """The process ids of the children, without those that have not reported theirs yet."""
+        return tuple(child.process.pid for child in self._children if child.process.pid)
+
+    def submit(self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none") -> None:
+        """Take a completion; `poll` returns its verdict under `key`."""
+        asked = ask_function if self._function else ask_verifier
+        found = asked(text, gold, question, code, self._timeout_s)
+        if isinstance(found, ForChild) and (known := self._cache.get(found.question)) is not None:
+            self._cache.move_to_end(found.question)
+            found = known
+        if isinstance(found, Judgement):
+            self._settled.append((key, found))
+        else:
+            self._ask(key, found)
+
+    def check_gold(self, key: int, gold: str) -> None:
+        """Judge a gold answer against itself by sympy alone; `poll` returns the verdict under `key`."""
+        self._ask(key, ForChild(ChildQuestion(gold, bare(gold), self._timeout_s), gold[:MAX_ANSWER_CHARS]))
+
+    def _ask(self, key: int, asked: ForChild) -> None:
+        job = self._jobs.get(asked.question)
+        if job is None:
+            job = self._jobs[asked.question] = _Job(asked.question, asked.extracted, [])
+            self._queue.append(job)
+        job.keys.append(key)
+        self._is_started = True
+        self._keep_full()
+        self._assign()
+
+    def poll(self) -> list[tuple[int, Judgement]]:
+        """Return the newest verdicts, in any order; never blocks; raises PeerLost without children."""
+        self._read_children()
+        now = time.monotonic()
+        for child in [each for each in self._children if each.deadline <= now]:
+            if child not in self._children:
+                continue  # discarded with its template
+            self._discard(child)
+            if child.job is not None:
+                self._give_up(child.job)
+            else:
+                self._count_failed_start()
+        self._killed = [each for each in self._killed if not each.has_ended(0)]
+        self._keep_full()
+        self._assign()
+        settled, self._settled = self._settled, []
+        return settled
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until `poll` may have work, or `timeout_s` has passed."""
+        if self._settled:
+            return
+        until_deadline = self.next_deadline_s
+        limit = timeout_s if until_deadline is None else min(timeout_s, until_deadline)
+        if self._children:
+            self._selector.select(limit)
+        else:
+            time.sleep(limit)
+
+    def close(self) -> None:
+        """Kill and reap all children; answers still pending get no verdict."""
+        for child in list(self._children):
+            self._discard(child)
+        for process in self._killed:
+            process.has_ended(None)
+        self._killed.clear()
+        self._retire_template()
+        self._queue.clear()
+        self._jobs.clear()
+        self._selector.close()
+
+    # --- children ---------------------------------------------------------------------------------
+
+    def _keep_full(self) -> None:
+        while self._is_started and len(self._children) < self._size:
+            child = _Child(self._new_process(), time.monotonic() + START_DEADLINE_S, self._template)
+            self._children.append(child)
+            self._selector.register(child.process.outbox, selectors.EVENT_READ, child)
+
+    def _new_process(self) -> ChildProcess:
+        if self._function:
+            return spawn(self._function.function_ref, self._function.digest)
+        if self._template is not None and not self._template.is_alive:
+            self._count_failed_start()
+        if self._template is None:
+            self._template = Template()
+        return self._template.fork(self._takes_long_questions)
+
+    def _retire_template(self) -> None:
+        """Fork no more from the template; discard the children that it was starting."""
+        # The others go on and would die with it, so the process stays.
+        retired, self._template = self._template, None
+        if retired is None:
+            return
+        for child in [each for each in self._children if not each.is_ready]:
+            self._discard(child)
+        self._close_unused(retired)
+
+    def _close_unused(self, template: Template | None) -> None:
+        is_used = any(child.template is template for child in self._children)
+        if template is not None and template is not self._template and not is_used:
+            template.close()
+
+    def _discard(self, child: _Child) -> None:
+        self._children.remove(child)
+        self._selector.unregister(child.process.outbox)
+        child.process.kill()
+        self._killed.append(child.process)
+        self._close_unused(child.template)
+
+    def _count_failed_start(self) -> None:
+        """Count one failure, however many children the template was starting."""
+        self._retire_template()
+        self._failed_starts += 1
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            ref = self._function.function_ref if self._function else ""
+            tried = ref.rpartition(":")[0] or "-c 'import math_verify'"
+            raise PeerLost(
+                f"verifier children ended or hung before they were ready, {self._failed_starts} times in a row (limit "
+                f"{START_DEADLINE_S:.0f} s each); their errors are on stderr. Try: {sys.executable} {tried}"
+            )
+
+    def _assign(self) -> None:
+        for child in self._children:
+            if self._queue and child.is_ready and child.job is None:
+                job = child.job = self._queue.popleft()
+                job.attempts += 1
+                child.deadline = time.monotonic() + deadline_s(self._timeout_s, job.question.code)
+                child.process.ask(job.question)
+
+    def _read_children(self) -> None:
+        for key, _ in self._selector.select(0):
+            child: _Child = key.data
+            if child not in self._children:
+                continue  # discarded with its template
+            messages, is_alive = child.process.hear()
+            for message in messages:
+                self._handle(child, message)
+            if not is_alive:
+                self._lose(child)
+
+    def _handle(self, child: _Child, message: FromChild) -> None:
+        child.deadline = float("inf")
+        if not isinstance(message, ChildAnswer):
+            child.process.learn_pid(message.pid)
+            child.is_ready = True
+            self._failed_starts = 0
+            return
+        job, child.job = child.job, None
+        child.jobs_done += 1
+        has_failed = message.outcome == "error"
+        # After an interruption or a lack of memory, sympy's caches may be in any state.
+        is_spoiled = self._function is None and (has_failed or message.outcome == "timeout")
+        if is_spoiled or child.jobs_done >= self._jobs_per_child:
+            self._discard(child)
+        if job is None:
+            return
+        if has_failed:
+            self._fail(job, message.reason, message.fault, may_retry=self._function is None)
+        else:
+            if message.extracted is not None:
+                job.extracted = message.extracted[:MAX_ANSWER_CHARS]
+            self._finish(job, message.outcome, message.reward)
+
+    def _lose(self, child: _Child) -> None:
+        """Discard a child that ended by itself or sent an invalid message."""
+        if child not in self._children:
+            return
+        self._discard(child)
+        if child.job is not None and child.deadline <= time.monotonic():
+            self._give_up(child.job)  # its CPU limit was quicker than this process
+        elif child.job is not None:
+            judge = self._function.function_ref if self._function else "the verifier"
+            reason = f"{judge}: its process ended {MAX_ATTEMPTS} times"
+            self._fail(child.job, reason, "process died", may_retry=True)
+        elif not child.is_ready:
+            self._count_failed_start()
+
+    # --- verdicts ---------------------------------------------------------------------------------
+
+    def _fail(self, job: _Job, reason: str, fault: Fault, may_retry: bool = False) -> None:
+        if may_retry and job.attempts < MAX_ATTEMPTS:
+            self._queue.appendleft(job)
+        else:
+            self._settle(job, Judgement(0.0, "error", reason[:MAX_ANSWER_CHARS], fault))
+
+    def _give_up(self, job: _Job) -> None:
+        """End a job past its deadline: `timeout` for a formula, `error` for code with its own limit."""
+        if self._function is not None:
+            self._fail(job, f"{self._function.function_ref}: no reward within {self._timeout_s} s", "function overran")
+        elif job.question.code != "none":
+            self._fail(job, OVERRAN, "sandbox overran")
+        else:
+            self._finish(job, "timeout")
+
+    def _finish(self, job: _Job, outcome: Outcome, score: float = 0.0) -> None:
+        reward = {"right": 1.0, "scored": score}.get(outcome, 0.0)
+        verdict = Judgement(reward, outcome if outcome in ("parse_fail", "timeout") else "ok", job.extracted)
+        # A timeout may be the machine's fault: it holds for these answers, not for later ones.
+        if outcome != "timeout" and self._function is None and job.question.code == "none":
+            self._cache[job.question] = verdict
+            if len(self._cache) > self._cache_entries:
+                self._cache.popitem(last=False)
+        self._settle(job, verdict)
+
+    def _settle(self, job: _Job, verdict: Judgement) -> None:
+        del self._jobs[job.question]
+        self._settled.extend((key, verdict) for key in job.keys)

@@ -1,0 +1,134 @@
+"""Keys of `[algorithm]` that go together; every refusal names both keys and the remedy."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from prefixrl.common.config.algorithm import ONLY_FOR, AlgorithmConfig, Name
+from prefixrl.common.config.load import from_json, load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
+
+NAMES = get_args(Name)
+VALUES = {
+    "gamma": "0.9",
+    "gae_lambda": "0.9",
+    "value_clip": "0.1",
+    "critic_warmup_steps": "3",
+    "length_normalised": "true",
+    "zscore": "buffer",
+    "aggregation": "sequence",
+    "whiten": "true",
+    "advantage_function": "mine.py:advantages",
+}
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    (tmp_path / "train.jsonl").write_text("{}\n", encoding="utf-8")
+    (tmp_path / "mine.py").write_text("def advantages(rewards, groups):\n    return rewards\n")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\ndata.train = "train.jsonl"\n'
+        "algorithm.iterations = 3\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def read(run_file: Path, **keys: str) -> RunConfig:
+    return load(run_file, tuple(f"algorithm.{key}={value}" for key, value in keys.items()))
+
+
+@pytest.mark.parametrize("key", ONLY_FOR)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_key_without_effect_under_the_name_is_refused_and_says_where_it_has_one(
+    run_file: Path, name: Name, key: str
+) -> None:
+    allowed, reason = ONLY_FOR[key]
+    if name in allowed:
+        assert read(run_file, name=name, **{key: VALUES[key]}).algorithm.name == name
+        return
+    with pytest.raises(ConfigError) as caught:
+        read(run_file, name=name, **{key: VALUES[key]})
+    message = str(caught.value)
+    assert f"algorithm: {key} = " in message and f"no effect with name = {name!r}" in message
+    assert f"{reason}; leave {key} out, or use name = {' or '.join(map(repr, allowed))}" in message
+
+
+def test_a_key_without_effect_is_refused_at_its_default_too_but_not_in_a_resolved_config(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"value_clip = 0\.2 has no effect with name = 'rloo'"):
+        read(run_file, name="rloo", value_clip="0.2")
+    config = read(run_file, name="rloo")
+    assert from_json(config.model_dump_json()) == config
+    assert RunConfig.model_validate(config.model_dump()) == config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_survives_the_wire(run_file: Path, name: str) -> None:
+    config = read(run_file, name=name, mask_token_band="[0.5, 2]", clip_high="0.3", dual_clip="3")
+    assert from_json(config.model_dump_json()) == config
+
+
+def test_all_useless_keys_are_told_at_once(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)gamma = .*value_clip = .*zscore = "):
+        read(run_file, name="rloo", gamma="0.5", zscore="buffer", value_clip="0.1")
+
+
+REFUSED: dict[str, tuple[dict[str, str], str]] = {
+    "a floor of a whitening that is off": (
+        {"name": "rloo", "whiten_floor": "1e-3"},
+        "whiten_floor = 0.001 has no effect with name = 'rloo': advantages are not whitened",
+    ),
+    "a floor beside whiten = false": (
+        {"whiten": "false", "whiten_floor": "1e-3"},
+        "whiten_floor = 0.001 has no effect with name = 'gae' and whiten = false",
+    ),
+    "a band beside 1": (
+        {"mask_token_band": "[1.5, 2.0]"},
+        r"mask_token_band = \[1.5, 2\] must hold 1 between its ends",
+    ),
+    "a band upside down": (
+        {"mask_sequence_band": "[2.0, 0.5]"},
+        r"mask_sequence_band = \[2, 0.5\] must hold 1 between its ends",
+    ),
+    "a limit on one step": (
+        {"kl_limit": "0.1", "minibatches": "1"},
+        "kl_limit = 0.1 with minibatches = 1 and ppo_epochs = 1: .* raise minibatches or ppo_epochs",
+    ),
+    "groups of one": (
+        {"name": "rloo", "samples_per_prompt": "1"},
+        "samples_per_prompt = 1 with name = 'rloo': .* at least 2 per prompt",
+    ),
+    "a dual clip that would flip the sign": ({"dual_clip": "0.5"}, "dual_clip = 0.5: Input should be greater than 1"),
+    "an unknown name": (
+        {"name": "ppo"},
+        "algorithm.name = \"ppo\": Input should be 'gae', 'tppo', 'appo', 'grpo', 'dr_grpo', 'rloo' or",
+    ),
+}
+
+
+@pytest.mark.parametrize(("keys", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_pairs_that_cannot_work_are_refused(run_file: Path, keys: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(run_file, **keys)
+
+
+def test_groups_of_one_are_standardised_over_the_buffer(run_file: Path) -> None:
+    config = read(run_file, name="grpo", samples_per_prompt="1", zscore="buffer")
+    assert config.algorithm.zscore == "buffer"
+
+
+def test_only_the_first_three_have_a_critic() -> None:
+    with_critic = [name for name in NAMES if AlgorithmConfig(name=name).has_critic]
+    assert with_critic == ["gae", "tppo", "appo"]
+
+
+def test_a_function_of_ones_own_allows_groups_of_one_and_refuses_a_zscore(run_file: Path) -> None:
+    mine = VALUES["advantage_function"]
+    config = read(run_file, name="grpo", samples_per_prompt="1", advantage_function=mine)
+    assert config.algorithm.advantage_function == f"{run_file.parent / 'mine.py'}:advantages"
+    assert from_json(config.model_dump_json()) == config
+    with pytest.raises(ConfigError, match=r"zscore = 'buffer' with advantage_function = 'mine\.py"):
+        read(run_file, name="grpo", zscore="buffer", advantage_function=mine)

@@ -1,0 +1,587 @@
+"""The run file: accepted values, settings over it, and refusals that name fault, key and remedy."""
+
+import math
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixrl.common.config.filter import FilterConfig, is_within
+from prefixrl.common.config.load import from_json, import_functions, load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.section import Section
+from prefixrl.common.errors import ConfigError
+from prefixrl.learner.broker.filtering import AccuracyFilter
+
+MINIMAL = """
+directory = "run"
+
+[adapter]
+model = "adapter"
+
+[target]
+model = "org/target"
+
+[data]
+train = "train.jsonl"
+
+[algorithm]
+iterations = 3
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "train.jsonl").write_text("{}\n", encoding="utf-8")
+    path = tmp_path / "run.toml"
+    path.write_text(MINIMAL, encoding="utf-8")
+    return path
+
+
+def refusal(run_file: Path, *settings: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(run_file, settings)
+    return str(caught.value)
+
+
+def test_paths_are_relative_to_the_run_file_and_the_directory_to_where_one_stands(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = run_file.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    config = load(Path("..") / "run.toml")
+    assert config.directory == str(elsewhere / "run")
+    assert config.adapter.model == str(run_file.parent / "adapter")
+    assert [source.path for source in config.data.train] == [str(run_file.parent / "train.jsonl")]
+    assert config.target.model == "org/target", "a hub name stays as it is"
+
+
+def test_what_is_not_given_has_its_default(run_file: Path) -> None:
+    config = load(run_file)
+    assert (config.seed, config.algorithm.max_staleness, config.algorithm.clip) == (42, 2, 0.2)
+    assert config.algorithm.correction == "decoupled"
+
+
+def test_a_config_survives_the_wire(run_file: Path) -> None:
+    config = load(run_file, ('learner.deepspeed={zero_optimization={stage=3}, a=[1, 2.5, "x"]}',))
+    assert from_json(config.model_dump_json()) == config
+
+
+@given(
+    st.floats(1e-12, 1e6),
+    st.integers(1, 10**9),
+    st.sampled_from(["token", "sequence"]),
+    st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=3),
+)
+def test_every_value_survives_the_wire(number: float, count: int, aggregation: str, texts: list[str]) -> None:
+    document: dict[str, Any] = {
+        "directory": "run",
+        "adapter": {"model": "a/b"},
+        "target": {"model": "a/c"},
+        "data": {"train": "x"},
+        "algorithm": {"iterations": count, "aggregation": aggregation, "kl": number},
+        "evaluation": {"fixed_prefixes": texts},
+    }
+    config = RunConfig.model_validate(document)
+    assert from_json(config.model_dump_json()) == config
+
+
+def test_a_config_of_another_release_is_refused_as_such(run_file: Path) -> None:
+    text = load(run_file).model_dump_json().replace('"seed"', '"sead"')
+    with pytest.raises(ConfigError, match=r"(?s)written by another one.*sead"):
+        from_json(text)
+
+
+@pytest.mark.parametrize("setting", ["top_p=0.9", "top_k=50", "min_p=0.1"])
+def test_sampling_that_biases_the_ratio_must_be_asked_for_by_name(run_file: Path, setting: str) -> None:
+    key, value = setting.split("=")
+    with pytest.raises(ConfigError, match=rf"rollout: {key} = {value}.*allow_biased_ratios = true"):
+        load(run_file, (f"rollout.{setting}",))
+    asked = load(run_file, (f"rollout.{setting}", "rollout.allow_biased_ratios=true"))
+    assert getattr(asked.rollout_sampling(), key) == float(value)
+    target = load(run_file, (f"scorer.{setting}",))
+    assert getattr(target.scorer_sampling(), key) == float(value)
+
+
+def test_an_engine_that_cannot_swap_in_flight_is_refused_with_both_named(run_file: Path) -> None:
+    transfer = 'rollout.vllm.options={kv_transfer_config={kv_role="kv_both"}}'
+    with pytest.raises(ConfigError, match=r'swap = "in_flight" with vllm.options.kv_transfer_config'):
+        load(run_file, (transfer, "rollout.swap=in_flight"))
+    assert load(run_file, (transfer,)).rollout.swap == "drain"
+    assert load(run_file, ("rollout.swap=in_flight",)).rollout.swap == "in_flight"
+
+
+def test_a_task_whose_result_no_message_could_carry_is_refused(run_file: Path) -> None:
+    settings = ("rollout.groups_per_task=64", "algorithm.samples_per_prompt=64")
+    with pytest.raises(ConfigError, match=r"groups_per_task = 64 .* may have 64 MiB, allowed are 48"):
+        load(run_file, (*settings, "rollout.prefix_tokens=2048"))
+    with pytest.raises(ConfigError, match=r"scorer.continuations = 2000 .* may have 125 MiB"):
+        load(run_file, ("rollout.groups_per_task=8", "scorer.continuations=2000"))
+    load(run_file, (*settings, "rollout.prefix_tokens=1024"))
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_settings_go_over_the_file_and_the_last_one_wins(run_file: Path) -> None:
+    config = load(
+        run_file,
+        (
+            "algorithm.kl=0.5",
+            "algorithm.kl=1e-2",
+            " seed = 7",
+            "rollout.engine=transformers",
+            'scorer.engine="simulated"',
+            "directory=some/where",
+            "scorer.keep_completions=true",
+            'evaluation.fixed_prefixes=["Let us: ", "=b"]',
+            "learner.deepspeed.zero_optimization.stage=2",
+        ),
+    )
+    assert (config.algorithm.kl, config.seed) == (1e-2, 7)
+    assert (config.rollout.engine, config.scorer.engine) == ("transformers", "simulated")
+    assert config.directory.endswith("/some/where")
+    assert config.scorer.keep_completions is True
+    assert config.evaluation.fixed_prefixes == ("Let us: ", "=b")
+    assert config.learner.deepspeed == {"zero_optimization": {"stage": 2}}
+
+
+@pytest.mark.parametrize("setting", ["algorithm.kl", "", "=3", " = 3"])
+def test_a_setting_without_key_or_value_is_refused_with_an_example(run_file: Path, setting: str) -> None:
+    message = refusal(run_file, setting)
+    assert message == (f"--set {setting!r} is not KEY=VALUE, for example --set algorithm.kl=1e-3")
+
+
+def test_a_setting_below_a_value_is_refused(run_file: Path) -> None:
+    message = refusal(run_file, "directory.name=x")
+    assert message == "--set 'directory.name=x': directory is not a section of the run file"
+
+
+# --- refusals -------------------------------------------------------------------------------------------------------
+
+ONE_LINE: dict[str, tuple[str, str]] = {
+    "a misspelt key": (
+        "algorithm.max_stalenes=1",
+        "algorithm.max_stalenes: unknown key; did you mean 'max_staleness'?",
+    ),
+    "a misspelt section": ("rolout.threads=1", "rolout: unknown key; did you mean 'rollout'?"),
+    "a key that resembles none": ("adapter.zzzzzz=1", "adapter.zzzzzz: unknown key; known keys: model"),
+    "a penalty on repetition": ("rollout.repetition_penalty=1.1", "rollout.repetition_penalty: unknown key"),
+    "a wrong type": ("algorithm.minibatches=many", 'algorithm.minibatches = "many": Input should be a valid integer'),
+    "a value out of range": ("algorithm.gamma=1.5", "algorithm.gamma = 1.5: Input should be less than or equal to 1"),
+    "an unknown choice": (
+        "algorithm.correction=both",
+        "algorithm.correction = \"both\": Input should be 'decoupled', 'behaviour' or 'none'",
+    ),
+    "zero groups": (
+        "algorithm.groups_per_iteration=0",
+        "algorithm.groups_per_iteration = 0: Input should be greater than 0",
+    ),
+    "no number": ("algorithm.kl=nan", "algorithm.kl = NaN: Input should be a finite number"),
+    "an infinite bonus": ("algorithm.entropy=inf", "algorithm.entropy = Infinity: Input should be a finite number"),
+    "a value for a section": ("learner=3", "learner = 3: Input should be a valid dictionary"),
+    "k1 in the loss": (
+        "algorithm.kl_placement=loss",
+        "algorithm: kl_estimator = 'k1' with kl_placement = 'loss': k1 in a loss has a zero expected gradient and "
+        "k2/k3 in a reward are biased; with 'loss' use k2 or k3",
+    ),
+    "k3 in the reward": (
+        "algorithm.kl_estimator=k3",
+        "algorithm: kl_estimator = 'k3' with kl_placement = 'reward': k1 in a loss has a zero expected gradient and "
+        "k2/k3 in a reward are biased; with 'reward' use k1",
+    ),
+    "two lengths": ("data.epochs=2", "algorithm.iterations = 3 and data.epochs = 2: give exactly one, it ends the run"),
+    "more minibatches than rows": (
+        "algorithm.minibatches=5000",
+        "algorithm.minibatches = 5000 exceeds the 4096 rows of an iteration (groups_per_iteration x "
+        "samples_per_prompt)",
+    ),
+    "over-sampling for nothing": (
+        "filter.over_sampling=2",
+        "filter: over_sampling = 2 has no effect with accuracy absent: without a filter every group is trained and "
+        "none has to be replaced; leave over_sampling out, or use accuracy = [0.01, 0.99]",
+    ),
+    "under-sampling": (
+        "filter.over_sampling=0.5",
+        "filter.over_sampling = 0.5: Input should be greater than or equal to 1",
+    ),
+    "a limit of a filter that is not there": (
+        "filter.limit_batches=10",
+        "filter: limit_batches = 10 has no effect with accuracy absent",
+    ),
+    "a band upside down": (
+        "filter.accuracy=[0.8, 0.2]",
+        "filter: accuracy = [0.8, 0.2]: the low end is above the high end",
+    ),
+    "a band that takes everything": (
+        "filter.accuracy=[0, 1.0]",
+        "filter: accuracy = [0, 1] lets every group pass; leave it out, or narrow it: [0.01, 0.99] keeps groups that "
+        "are neither all right nor all wrong",
+    ),
+    "a band beyond all accuracies": (
+        "filter.accuracy=[0.5, 2]",
+        "filter.accuracy.1 = 2: Input should be less than or equal to 1",
+    ),
+    "a band between the accuracies a group can have": (
+        "filter.accuracy=[0.3, 0.37]",
+        "filter.accuracy = [0.3, 0.37] with algorithm.samples_per_prompt = 8: no group can pass, its mean reward is "
+        "one of 0/8 ... 8/8; the nearest are 0.25 and 0.375; widen the band or sample more per prompt",
+    ),
+    "several continuations that are all the same": (
+        "scorer={continuations=3, temperature=0.0}",
+        "scorer: continuations = 3 with temperature = 0: a greedy target writes the same text every time; give a "
+        "temperature above 0, for example 0.7, or leave continuations out",
+    ),
+    "no continuation": ("scorer.continuations=0", "scorer.continuations = 0: Input should be greater than 0"),
+    "a cache that holds nothing": (
+        "scorer.cache_bytes=64",
+        "scorer: cache_bytes = 64: too small to be useful, the least is 1048576 (1 MiB); raise it, or leave it out",
+    ),
+    "a learner that gives up before the broker does": (
+        "learner.batch_timeout_s=600",
+        "learner.batch_timeout_s = 600 with broker.stall_s = 600 and broker.silence_s = 10: the learner would end "
+        "before a stuck worker's groups are given to another; batch_timeout_s must exceed both",
+    ),
+    "a silence shorter than the heartbeat allows": (
+        "broker.silence_s=2.5",
+        "broker: silence_s = 2.5 must be at least three times heartbeat_s = 1, or one late heartbeat would end a "
+        "healthy worker",
+    ),
+}
+
+
+@pytest.mark.parametrize(("setting", "expected"), ONE_LINE.values(), ids=ONE_LINE.keys())
+def test_a_refusal_names_file_key_value_and_remedy(run_file: Path, setting: str, expected: str) -> None:
+    head, line = refusal(run_file, setting).split("\n")
+    assert head == f"{run_file}: 1 problem"
+    assert line.startswith(f"  {expected}")
+
+
+def test_a_band_is_accepted_exactly_if_some_group_of_right_and_wrong_rows_passes_it() -> None:
+    tenths = [step / 10 for step in range(11)]
+    for samples, low, high in product(range(1, 11), tenths, tenths):
+        if low > high or (low, high) == (0.0, 1.0):
+            continue
+        band = AccuracyFilter(low, high, 1, 0.0)
+        can_pass = any(
+            band.objection([1.0] * right + [0.0] * (samples - right)) is None for right in range(samples + 1)
+        )
+        # Counted in tenths of rows, so that nothing is rounded.
+        assert can_pass == any(
+            round(10 * low) * samples <= 10 * right <= round(10 * high) * samples for right in range(samples + 1)
+        )
+        refused = nullcontext() if can_pass else pytest.raises(ValueError, match="no group can")
+        with refused:
+            FilterConfig(accuracy=(low, high)).check_reachable(samples)
+
+
+def test_with_several_continuations_a_band_between_rows_can_be_hit(run_file: Path) -> None:
+    band = ("filter.accuracy=[0.3, 0.37]", "scorer.continuations=2")
+    assert load(run_file, band).filter.accuracy == (0.3, 0.37)
+    said = refusal(run_file, "filter.accuracy=[0.33, 0.35]", "scorer.continuations=2")
+    assert (
+        "filter.accuracy = [0.33, 0.35] with algorithm.samples_per_prompt = 8 and scorer.continuations = 2: no group "
+        "can pass, its mean reward is one of 0/16 ... 16/16; the nearest are 0.312 and 0.375; widen the band" in said
+    )
+
+
+def test_only_training_has_several_continuations(run_file: Path) -> None:
+    several = load(run_file, ("scorer.continuations=4",)).scorer
+    assert (several.texts_per_row("train"), several.texts_per_row("eval")) == (4, 1)
+
+
+def test_a_band_that_only_fractions_can_hit_wants_a_reward_function(run_file: Path) -> None:
+    (run_file.parent / "mine.py").write_text("def score(question, answer, gold):\n    return 0.4\n")
+    settings = ("filter.accuracy=[0.3, 0.45]", "algorithm.samples_per_prompt=2")
+    assert "no group can pass" in refusal(run_file, *settings)
+    config = load(run_file, (*settings, "reward.function=mine.py:score"))
+    assert config.filter.accuracy == (0.3, 0.45)
+    assert from_json(config.model_dump_json()) == config
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_the_band_is_the_same_for_the_config_and_for_the_broker(low: float, high: float, rewards: list[float]) -> None:
+    mean = math.fsum(rewards) / len(rewards)
+    is_trained = AccuracyFilter(low, high, 1, 0.0).objection(rewards) is None
+    assert is_within(mean, low, high) == is_trained
+
+
+def test_the_filter_survives_the_wire_and_is_off_when_absent(run_file: Path) -> None:
+    config = load(run_file, ("filter.accuracy=[0.01, 0.99]", "filter.over_sampling=1.5"))
+    assert from_json(config.model_dump_json()) == config
+    assert config.filter.accuracy == (0.01, 0.99)
+    assert load(run_file).filter == FilterConfig()
+    assert from_json(load(run_file).model_dump_json()).filter == FilterConfig()
+
+
+def test_all_problems_are_reported_at_once(run_file: Path) -> None:
+    head, *lines = refusal(run_file, "algorithm.clip=0", "seed=-1", "data.tain=x").split("\n")
+    assert head == f"{run_file}: 3 problems"
+    assert {line.split()[0].rstrip(":") for line in lines} == {"algorithm.clip", "seed", "data.tain"}
+
+
+def test_a_run_without_a_length_is_refused(run_file: Path) -> None:
+    run_file.write_text(MINIMAL.replace("iterations = 3", ""), encoding="utf-8")
+    assert "algorithm.iterations = None and data.epochs = None: give exactly" in refusal(run_file)
+    assert load(run_file, ("data.epochs=2",)).iterations_in_all(1000) == 4
+
+
+def test_a_missing_key_is_named(run_file: Path) -> None:
+    run_file.write_text(MINIMAL.replace('train = "train.jsonl"', ""), encoding="utf-8")
+    assert refusal(run_file).split("\n")[1:] == ["  data.train: missing"]
+
+
+@pytest.mark.parametrize(("name", "looked_at"), [("./gone", "gone"), ("gone", "gone"), ("a/b/c", "a/b/c")])
+def test_a_missing_model_is_refused_with_where_it_was_looked_for(run_file: Path, name: str, looked_at: str) -> None:
+    assert refusal(run_file, f"target.model={name}") == (
+        f"target.model = {name!r}: there is no such folder (looked at {run_file.parent / looked_at}) "
+        "and it is not a hub name (org/name)"
+    )
+
+
+def test_a_missing_data_file_is_refused_with_where_it_was_looked_for(run_file: Path) -> None:
+    for key in ("train", "eval"):
+        assert refusal(run_file, f"data.{key}=gone.jsonl").startswith(
+            f"data.{key} = 'gone.jsonl': there is no such file (looked at {run_file.parent / 'gone.jsonl'}), and no "
+            f"problem set of that name. Known problem sets: gsm8k, math, "
+        )
+
+
+def test_an_unreadable_run_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    assert refusal(path) == f"cannot read the run file {path}: No such file or directory"
+    path.write_text("seed = = 3", encoding="utf-8")
+    assert refusal(path).startswith(f"{path} is not valid TOML: ")
+    path.write_bytes(b"directory = '\xff'")
+    assert refusal(path).startswith(f"{path} is not valid TOML: ")
+    assert refusal(tmp_path).startswith(f"{tmp_path} is a folder; give the run file")
+
+
+# --- modes ----------------------------------------------------------------------------------------------------------
+
+DIRECT = MINIMAL.replace('[target]\nmodel = "org/target"\n', "").replace("directory", 'mode = "direct"\ndirectory', 1)
+MEANINGLESS_IN_DIRECT = {
+    "rollout.prefix_tokens": "32",
+    "scorer.engine": "auto",
+    "scorer.max_new_tokens": "7",
+    "scorer.temperature": "0.0",
+    "scorer.top_k": "5",
+    "scorer.top_p": "0.9",
+    "scorer.min_p": "0.1",
+    "scorer.max_prompt_tokens": "9",
+    "scorer.device": "cpu",
+    "scorer.threads": "2",
+    "scorer.vllm": "{max_num_seqs=4}",
+    "scorer.openai": '{url="http://there/v1"}',
+    "scorer.continuations": "1",
+    "scorer.cache_bytes": "0",
+    "simulated.completion_s": "0.1",
+    "simulated.completion_sigma": "0.5",
+    "simulated.accuracy": "0.5",
+    "evaluation.max_new_tokens": "5",
+    "evaluation.fixed_prefixes": '["a"]',
+    "evaluation.selection_problems": "3",
+    "evaluation.sampled_candidates": "2",
+}
+
+
+@pytest.fixture
+def direct_file(run_file: Path) -> Path:
+    run_file.write_text(DIRECT, encoding="utf-8")
+    return run_file
+
+
+def test_direct_mode_has_no_target_and_a_length_of_its_own(direct_file: Path) -> None:
+    config = load(direct_file, ("rollout.answer_tokens=24",))
+    assert config.target is None
+    assert config.max_sampled_tokens == 24
+    assert config.model_of("rollout") == config.model_of("scorer") == config.adapter.model
+    assert from_json(config.model_dump_json()) == config
+
+
+def test_prefix_mode_samples_a_prefix_and_scores_with_the_target(run_file: Path) -> None:
+    config = load(run_file, ("rollout.prefix_tokens=24",))
+    assert config.max_sampled_tokens == 24
+    assert config.model_of("scorer") == "org/target"
+
+
+def test_the_modes_want_a_target_or_refuse_it(run_file: Path) -> None:
+    assert refusal(run_file, "mode=direct").split("\n")[1:] == [
+        "  target.model = 'org/target' with mode = \"direct\": the adapter writes the whole answer; leave [target] "
+        "out, or "
+        'use mode = "prefix"'
+    ]
+    run_file.write_text(DIRECT, encoding="utf-8")
+    assert refusal(run_file, "mode=prefix").split("\n")[1:] == [
+        '  target: missing, with mode = "prefix" a frozen target completes the answers; give [target] model, or use '
+        'mode = "direct"'
+    ]
+
+
+@pytest.mark.parametrize(("key", "value"), MEANINGLESS_IN_DIRECT.items())
+def test_a_key_without_meaning_in_direct_mode_is_refused_with_both_named(
+    direct_file: Path, key: str, value: str
+) -> None:
+    message = refusal(direct_file, f"{key}={value}")
+    assert f"  {key} = " in message
+    assert "has no effect with mode = 'direct': " in message
+    assert message.endswith(f"leave {key.partition('.')[2]} out, or use mode = 'prefix'")
+
+
+def test_the_table_of_modes_names_every_key_that_is_tested_and_no_other() -> None:
+    tested = {tuple(key.split(".")) for key in (*MEANINGLESS_IN_DIRECT, "rollout.answer_tokens")}
+    sections = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    named = {
+        (name, key)
+        for name, section in sections.items()
+        if isinstance(section, type) and issubclass(section, Section)
+        for key in section.ONLY_IN_MODE
+    }
+    assert tested == named
+
+
+def test_a_prefix_run_refuses_the_length_of_answers(run_file: Path) -> None:
+    assert refusal(run_file, "rollout.answer_tokens=2048").split("\n")[1:] == [
+        "  rollout.answer_tokens = 2048 has no effect with mode = 'prefix': the length of a prefix is "
+        "rollout.prefix_tokens; leave answer_tokens out, or use mode = 'direct'"
+    ]
+
+
+def test_a_resolved_config_is_refused_for_values_that_differ_from_the_default_only(direct_file: Path) -> None:
+    text = load(direct_file).model_dump_json()
+    with pytest.raises(ConfigError, match=r"rollout\.prefix_tokens = 9 has no effect"):
+        from_json(text.replace('"prefix_tokens":32', '"prefix_tokens":9'))
+
+
+# --- a target that is served elsewhere ------------------------------------------------------------------------------
+
+SERVED = ("scorer.engine=openai", "scorer.openai.url=http://there:8000/v1/")
+
+
+def test_a_served_target_has_an_address_and_survives_the_wire(run_file: Path) -> None:
+    config = load(run_file, SERVED)
+    assert config.scorer.openai.url == "http://there:8000/v1"
+    assert from_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (SERVED[:1], "scorer: openai.url: missing"),
+        ((*SERVED, "scorer.openai.url=there:8000"), "'there:8000' is not an address like http://HOST:PORT/v1"),
+        ((*SERVED, "scorer.openai.url=http://there:abc/v1"), "'http://there:abc/v1' is not an address like"),
+        ((*SERVED, "scorer.openai.url=http://1.2.3.999/v1"), "'http://1.2.3.999/v1' is not an address like"),
+        ((*SERVED, "scorer.openai.dialect=openai", "scorer.top_k=3"), "scorer: top_k = 3 with openai.dialect"),
+        ((*SERVED, "scorer.openai.request_s=600"), "scorer.openai.request_s = 600 with broker.stall_s = 600"),
+        ((*SERVED, "scorer.openai.patience_s=3600"), "scorer.openai.patience_s = 3600 with learner.batch_timeout_s"),
+        (("rollout.engine=openai",), 'rollout.engine = "openai": '),
+    ],
+)
+def test_an_endpoint_that_cannot_be_asked_is_refused(run_file: Path, settings: tuple[str, ...], said: str) -> None:
+    assert said in refusal(run_file, *settings)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "scorer.openai.url=http://me:sk-Secret@there/v1",
+        "scorer.openai.url=http://me:sk-Secret/x@there/v1",
+        "scorer.openai.url=http://there/v1?key=sk-Secret",
+        "scorer.openai.key_variable=sk-Secret",
+        "scorer.openai.key_variable=hf_Secret",
+    ],
+)
+def test_a_key_in_the_config_is_refused_and_not_repeated(run_file: Path, setting: str) -> None:
+    message = refusal(run_file, *SERVED, setting)
+    assert "environment" in message and "Secret" not in message
+
+
+# --- functions of the user's own ------------------------------------------------------------------------------------
+
+
+def test_a_function_is_found_beside_the_run_file(run_file: Path) -> None:
+    (run_file.parent / "mine.py").write_text("def score(question, answer, gold):\n    return 1.0\n")
+    config = load(run_file, ("reward.function=mine.py:score",))
+    assert config.reward.function == f"{run_file.parent / 'mine.py'}:score"
+    assert from_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("place", "source", "expected"),
+    [
+        ("mine", "", "is not FILE.py:NAME, for example"),
+        ("mine.py", "", "is not FILE.py:NAME, for example"),
+        ("mine.py:no name", "", "is not FILE.py:NAME, for example"),
+        ("gone.py:f", "", "there is no such file (looked at "),
+        ("mine.py:f", "def g(): ...\n", "mine.py has no 'f'; it defines g"),
+        ("mine.py:f", "", "mine.py has no 'f'; it defines no function"),
+        ("mine.py:f", "def g():\n    def f(): ...\n", "mine.py has no 'f'; it defines g"),
+        ("mine.py:f", "print(f)\n", "mine.py has no 'f'; it defines no function"),
+        ("mine.py:f", "x = '\0'\n", "mine.py is not valid Python: "),
+        ("mine.py:f", "x = 1\ndef f(:\n", "SyntaxError: invalid syntax (mine.py, line 2)"),
+    ],
+)
+@pytest.mark.parametrize("key", ["reward.function", "algorithm.advantage_function"])
+def test_a_function_that_cannot_be_called_is_refused_with_file_line_and_reason(
+    run_file: Path, key: str, place: str, source: str, expected: str
+) -> None:
+    (run_file.parent / "mine.py").write_text(source)
+    message = refusal(run_file, f"{key}={place}", "algorithm.name=grpo")
+    assert message.startswith(f"{key} = {place!r}")
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(): ...",
+        "async def f(): ...",
+        "class f: ...",
+        "# -*- coding: utf-8 -*-\ndef f(): 'é'",
+        "f = print",
+        "from os import remove as f",
+        "from mine import *",
+        "if True:\n    def f(): ...",
+        "try:\n    import f\nexcept ImportError:\n    f = None",
+    ],
+)
+def test_reading_a_config_finds_the_name_however_it_is_bound_and_executes_nothing(run_file: Path, source: str) -> None:
+    executed = run_file.parent / "executed"
+    (run_file.parent / "mine.py").write_text(f"open({str(executed)!r}, 'w').close()\n{source}\n")
+    config = load(run_file, ("reward.function=mine.py:f",))
+    assert config.reward.function == f"{run_file.parent / 'mine.py'}:f"
+    assert not executed.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("f = 3\n", "'f' in {path} is a int, not a function"),
+        ("from os import *\n", "{path} has no 'f'"),
+        ("\n\nraise KeyError('k')\nf = 1", "KeyError: 'k' (mine.py, line 3); mend the file"),
+        ("import sys\nsys.exit(3)\nf = 1", "SystemExit: 3 (mine.py, line 2); mend the file"),
+    ],
+)
+@pytest.mark.parametrize("key", ["reward.function", "algorithm.advantage_function"])
+def test_a_function_that_does_not_run_is_refused_before_anything_is_started(
+    run_file: Path, key: str, source: str, expected: str
+) -> None:
+    path = run_file.parent / "mine.py"
+    path.write_text(source)
+    config = load(run_file, (f"{key}=mine.py:f", "algorithm.name=grpo"))
+    with pytest.raises(ConfigError) as refused:
+        import_functions(config)
+    assert str(refused.value).startswith(f"{key} = '{path}:f': ")
+    assert str(refused.value).endswith(expected.format(path=path))
+
+
+def test_nothing_goes_on_with_a_cut_answer_in_direct_mode(direct_file: Path) -> None:
+    said = refusal(direct_file, "scorer.truncated=extend")
+    assert 'scorer.truncated = "extend" with mode = "direct"' in said
+    assert load(direct_file, ("scorer.truncated=mask",)).scorer.truncated == "mask"

@@ -1,0 +1,239 @@
+"""Asking a broker that is slow, restarted, forgetful or hostile."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from prefixrl.common.errors import PeerLost, Refusal
+from prefixrl.common.wire import requester
+from prefixrl.common.wire.messages import (
+    PROTOCOL,
+    Accepted,
+    FromBroker,
+    GetStatus,
+    Hello,
+    NotYet,
+    Reject,
+    Status,
+    Stop,
+    ToBroker,
+    Unknown,
+    Welcome,
+)
+from prefixrl.common.wire.requester import Requester
+from prefixrl.common.wire.transport import Server
+from prefixrl.learner.broker.client import REPLAY_S, BrokerClient
+from support.fakes import SteppedClock
+
+WELCOME = Welcome(
+    protocol=PROTOCOL, run_id="run", worker="rank", config_json="{}", weights_endpoint="tcp://127.0.0.1:9"
+)
+Answering = Callable[[ToBroker], list[FromBroker]]
+
+
+@contextmanager
+def broker(answer: Answering, endpoint: str = "tcp://127.0.0.1:0") -> Iterator[str]:
+    """Run a server that answers every message by `answer`; yields its endpoint."""
+    stop, bound = threading.Event(), threading.Event()
+    endpoints: list[str] = []
+
+    def serve() -> None:
+        server: Server[ToBroker, FromBroker] = Server(endpoint, ToBroker)
+        endpoints.append(server.endpoint)
+        bound.set()
+        while not stop.is_set():
+            received = server.receive(0.02)
+            if received is not None:
+                for message in answer(received[1]):
+                    server.send(received[0], message)
+        server.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert bound.wait(20.0)
+    try:
+        yield endpoints[0]
+    finally:
+        stop.set()
+        thread.join()
+
+
+def polite(message: ToBroker) -> list[FromBroker]:
+    return [WELCOME] if isinstance(message, Hello) else [Accepted()]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requester, "ASK_AGAIN_S", 0.1)
+
+
+def test_an_answer_of_the_wanted_type_is_returned_and_others_are_passed_over() -> None:
+    def answer(message: ToBroker) -> list[FromBroker]:
+        return polite(message) if isinstance(message, Hello) else [NotYet(0, "x"), Status(b"{}")]
+
+    with broker(answer) as endpoint:
+        asking = Requester(endpoint, "operator")
+        assert asking.welcome == WELCOME
+        assert asking.ask(GetStatus(), Status) == (Status(b"{}"), [])
+        asking.close()
+
+
+def test_a_request_is_repeated_until_it_is_answered(quick: None) -> None:
+    heard: list[ToBroker] = []
+
+    def answer(message: ToBroker) -> list[FromBroker]:
+        heard.append(message)
+        return [] if heard.count(Stop("x")) in (1, 2) else polite(message)
+
+    with broker(answer) as endpoint:
+        asking = Requester(endpoint, "rank")
+        asking.ask(Stop("x"), Accepted)
+        asking.close()
+    assert heard.count(Stop("x")) == 3
+
+
+def test_a_broker_that_does_not_know_the_peer_gets_hello_and_the_request_again(quick: None) -> None:
+    heard: list[ToBroker] = []
+    known = False
+
+    def answer(message: ToBroker) -> list[FromBroker]:
+        nonlocal known
+        heard.append(message)
+        if isinstance(message, Hello):
+            known = len(heard) > 1
+            return [WELCOME]
+        return [Accepted()] if known else [Unknown()]
+
+    with broker(answer) as endpoint:
+        asking = Requester(endpoint, "rank")
+        asking.ask(Stop("x"), Accepted)
+        asking.close()
+    assert [type(message) for message in heard] == [Hello, Stop, Hello, Stop]
+    assert heard[0] == heard[2]
+
+
+def test_a_rejected_peer_ends_with_the_reason() -> None:
+    with (
+        broker(lambda message: [Reject("use one release")]) as endpoint,
+        pytest.raises(Refusal, match="use one release"),
+    ):
+        Requester(endpoint, "operator")
+
+
+def test_silence_ends_with_what_was_asked_and_whom(quick: None) -> None:
+    def answer(message: ToBroker) -> list[FromBroker]:
+        return polite(message) if isinstance(message, Hello) else []
+
+    with broker(answer) as endpoint:
+        asking = Requester(endpoint, "operator", answer_s=0.5)
+        with pytest.raises(PeerLost, match=f"{endpoint} did not answer GetStatus within 0.5 s"):
+            asking.ask(GetStatus(), Status)
+        asking.close()
+
+
+def test_no_broker_at_all_ends_with_its_address(quick: None) -> None:
+    with pytest.raises(PeerLost, match=r"127.0.0.1:1 did not answer Hello"):
+        Requester("tcp://127.0.0.1:1", "operator", answer_s=0.3)
+
+
+def test_a_question_outlives_a_restart_of_the_broker(quick: None) -> None:
+    with broker(polite) as endpoint:
+        asking = Requester(endpoint, "rank")
+    answered: list[object] = []
+    waiting = threading.Thread(target=lambda: answered.append(asking.ask(Stop("x"), Accepted)[0]))
+    waiting.start()
+    with broker(polite, endpoint):
+        waiting.join(30.0)
+    assert answered == [Accepted()]
+    asking.close()
+
+
+def test_a_wait_that_became_useless_ends_with_the_reason(quick: None) -> None:
+    """A request waits for its answer up to the limit that its sender chose, unless waiting is hopeless."""
+    tries = 0
+
+    def watch() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            raise PeerLost("the broker died too often")
+
+    def answer(message: ToBroker) -> list[FromBroker]:
+        return polite(message) if isinstance(message, Hello) else []
+
+    with broker(answer) as endpoint:
+        asking = Requester(endpoint, "rank", 3600.0, watch)
+        assert tries == 0, "an answer that is there is taken"
+        with pytest.raises(PeerLost, match="the broker died too often"):
+            asking.ask(GetStatus(), Status)
+        asking.close()
+
+
+class Suspended:
+    """A broker whose asker is suspended for an hour in the first try; it answers later tries, or never."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._clock = SteppedClock()
+        monkeypatch.setattr(requester, "time", self._clock)
+        self.tries = 0
+        self.answers_from = 0
+
+    def __call__(self, message: ToBroker) -> list[FromBroker]:
+        if isinstance(message, Hello):
+            return [WELCOME]
+        self.tries += 1
+        self._clock.sleep(3600.0 if self.tries == 1 else requester.ASK_AGAIN_S)
+        return [Status(b"{}")] if self.tries == self.answers_from else []
+
+
+def test_a_process_that_was_suspended_asks_again_before_it_gives_up(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Suspended(monkeypatch)
+    answer.answers_from = 2
+    with broker(answer) as endpoint:
+        # Nothing is left of its patience after the first try, however little that counts.
+        asking = Requester(endpoint, "operator", answer_s=0.1)
+        assert asking.ask(GetStatus(), Status) == (Status(b"{}"), [])
+        asking.close()
+
+
+def test_a_process_that_was_suspended_gives_up_in_the_end(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Suspended(monkeypatch)
+    with broker(answer) as endpoint:
+        asking = Requester(endpoint, "operator", answer_s=0.3)
+        with pytest.raises(PeerLost, match=r"did not answer GetStatus within 0\.3 s"):
+            asking.ask(GetStatus(), Status)
+        asking.close()
+    assert 3 <= answer.tries <= 5
+
+
+def test_a_long_wait_says_what_is_waited_for(
+    quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(requester, "LOG_EVERY_S", 0.2)
+    caplog.set_level("INFO")
+    with pytest.raises(PeerLost):
+        Requester("tcp://127.0.0.1:1", "rank", answer_s=0.9)
+    told = [each for each in caplog.messages if "waiting for the broker at tcp://127.0.0.1:1 to" in each]
+    assert 1 <= len(told) <= 4, "now and then, not at every try"
+    assert "to answer Hello, 0 s so far" in told[0]
+
+
+def test_a_rank_waits_for_as_long_as_a_broker_may_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr(requester, "time", clock)
+
+    def answer(message: ToBroker) -> list[FromBroker]:
+        if isinstance(message, Hello):
+            return [WELCOME]
+        clock.sleep(requester.ASK_AGAIN_S)
+        return [Accepted()] if clock.monotonic() >= REPLAY_S else [NotYet(0, "x")]
+
+    with broker(answer) as endpoint:
+        rank = BrokerClient(endpoint)
+        rank.forget("x")
+        rank.close()
+    assert clock.monotonic() >= REPLAY_S

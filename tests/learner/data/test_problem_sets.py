@@ -1,0 +1,109 @@
+"""Every problem set of the registry, from a file in its published schema to a verdict."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prefixrl.common.config.data import DataConfig, resolve
+from prefixrl.common.config.load import load
+from prefixrl.common.config.problem_sets import PROBLEM_SETS
+from prefixrl.common.engines.rendering import Renderer
+from prefixrl.learner.data.problems import Loaded, read
+from prefixrl.scorer.verifier.pool import VerifierPool
+from support.chat_tokenizers import llama, llama_text, qwen, qwen_text
+from support.paths import ROOT
+from support.published_sets import PUBLISHED, publish
+
+PATIENCE_S = 240.0
+NAMES = sorted(PROBLEM_SETS)
+
+
+def loaded(name: str, folder: Path) -> Loaded:
+    """A set as a run file names it, its files in a local folder."""
+    paths = {name: str(publish(name, folder))}
+    if name == "math_filtered":
+        paths["math500"] = str(publish("math500", folder))
+    data = resolve(DataConfig.model_validate({"train": name, "paths": paths}), folder)
+    return read(data.train, data)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[VerifierPool]:
+    made = VerifierPool(1, 20, runs_programs=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def renderers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Renderer, Renderer]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    return Renderer(str(qwen(folder / "qwen")), 2048), Renderer(str(llama(folder / "llama")), 2048)
+
+
+def test_every_problem_set_has_files_of_ours() -> None:
+    assert sorted(PUBLISHED) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_good_rows_are_problems_and_bad_ones_are_named_with_number_and_reason(name: str, tmp_path: Path) -> None:
+    found = loaded(name, tmp_path)
+    good, bad = PUBLISHED[name].good, PUBLISHED[name].bad
+    assert len(found.problems) == len(good)
+    assert len({each.prompt_id for each in found.problems}) == len(good)
+    own = [row for row in found.bad if "without" not in row.source]
+    assert len(own) == len(bad), found.bad
+    for row, (_, reason) in zip(own, bad, strict=True):
+        assert reason in row.reason, row
+        assert row.row > 0 and row.file
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_problems_are_rendered_by_both_chat_templates_suffix_and_all(
+    name: str, renderers: tuple[Renderer, Renderer], tmp_path: Path
+) -> None:
+    suffix = PROBLEM_SETS[name].suffix
+    for problem in loaded(name, tmp_path).problems:
+        assert problem.question.endswith(suffix)
+        for renderer, expected in zip(renderers, (qwen_text, llama_text), strict=True):
+            ids = renderer.prompt(problem.question)
+            assert renderer._tokenizer.decode(ids.tolist()) == expected(problem.question)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gold_answer_scores_1_and_a_wrong_one_0(name: str, pool: VerifierPool, tmp_path: Path) -> None:
+    problems, good = loaded(name, tmp_path).problems, PUBLISHED[name].good
+    for key, (problem, row) in enumerate(zip(problems, good, strict=True)):
+        pool.submit(2 * key, row.right, problem.gold, problem.question, problem.code)
+        pool.submit(2 * key + 1, row.wrong, problem.gold, problem.question, problem.code)
+    found, deadline_s = {}, time.monotonic() + PATIENCE_S
+    while pool.pending:
+        assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
+        pool.wait(1.0)
+        found |= dict(pool.poll())
+    for key, problem in enumerate(problems):
+        right, wrong = found[2 * key], found[2 * key + 1]
+        assert (right.reward, right.status) == (1.0, "ok"), (problem, right)
+        assert wrong.reward == 0.0 and wrong.status != "error", (problem, wrong)
+
+
+def test_the_documentation_names_every_set_with_its_place_and_size_and_its_example_loads(tmp_path: Path) -> None:
+    text = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(\w+)` \| (.*?\| [\d,]+) \|", text, re.MULTILINE))
+    assert sorted(told) == NAMES
+    for name, known in PROBLEM_SETS.items():
+        assert told[name].endswith(f"| {known.problems:,}")
+        if known.hub and not known.same_files_as:
+            assert f"`{known.hub}`" in told[name]
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    example = example.replace('"/data/', f'"{tmp_path}/')
+    for name in ("MATH", "MATH-500", "mine.jsonl"):
+        (tmp_path / name).touch()
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(f'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\n{example}')
+    config = load(run_file)
+    assert config.data.weights == (0.7, 0.3)
+    assert [source.label for source in config.data.eval] == ["math500", "amc23"]
+    assert config.data.eval[1].path == "hf:math-ai/amc23"

@@ -1,0 +1,310 @@
+"""Sources of problems: files of every format, folders, the hub; rows that are left out; bad rows."""
+
+import codecs
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from prefixrl.common.config.data import DataConfig, resolve
+from prefixrl.common.config.load import load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.learner.data import problems
+from prefixrl.learner.data.problems import BadRow, Loaded, read
+from prefixrl.learner.run.directory import RunDirectory, inputs
+from support.chat_tokenizers import llama, qwen
+from support.fakes import run_on_disk
+from support.published_sets import jsonl, publish
+
+ROWS = [{"id": f"r{i}", "question": f"{i} + 1 =", "answer": str(i + 1)} for i in range(4)]
+
+
+def found(folder: Path, train: Any, **data: Any) -> Loaded:
+    """Return the problems that a run file in `folder` with this `[data]` reads."""
+    made = resolve(DataConfig.model_validate({"train": train} | data), folder)
+    return read(made.train, made)
+
+
+def ids(loaded: Loaded) -> list[str]:
+    return [problem.prompt_id for problem in loaded.problems]
+
+
+def arrow(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a folder as `datasets` does: Arrow streams beside JSON files that hold no rows."""
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text('{"_data_files": []}')
+    (folder / "dataset_info.json").write_text('{"features": {}}')
+    table = pa.Table.from_pylist(rows)
+    path = folder / "data-00000-of-00001.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_as(kind: str, folder: Path) -> str:
+    """The four rows in one of the formats; the path to give."""
+    if kind == "arrow":
+        arrow(folder / "saved", ROWS)
+        return "saved"
+    path = folder / f"rows.{kind}"
+    match kind:
+        case "jsonl":
+            jsonl(path.name)(folder, ROWS)
+        case "json":
+            path.write_text(json.dumps(ROWS))
+        case "csv":
+            lines = [",".join(ROWS[0]), *(",".join(row.values()) for row in ROWS)]
+            path.write_text("\r\n".join(lines), encoding="utf-8-sig")
+        case _:
+            pa.parquet.write_table(pa.Table.from_pylist(ROWS), path)
+    return path.name
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "arrow"])
+def test_every_format_holds_the_same_problems(kind: str, tmp_path: Path) -> None:
+    loaded = found(tmp_path, write_as(kind, tmp_path))
+    assert [(each.prompt_id, each.question, each.gold) for each in loaded.problems] == [
+        tuple(row.values()) for row in ROWS
+    ]
+    assert not loaded.bad
+
+
+def test_columns_are_mapped_per_source_and_nested_ones_by_their_path(tmp_path: Path) -> None:
+    jsonl("mine.jsonl")(tmp_path, [{"q": {"text": "Half of 6?"}, "a": 3, "kind": "halves"}])
+    source = {"path": "mine.jsonl", "question_column": "q.text", "answer_column": "a"}
+    (problem,) = found(tmp_path, source | {"family_column": "kind", "suffix": " Box it."}).problems
+    assert (problem.question, problem.gold, problem.family) == ("Half of 6? Box it.", "3", "halves")
+    assert problem.prompt_id == "1", "without an id column the row's number"
+
+
+def test_a_folder_is_read_by_split_and_subset(tmp_path: Path) -> None:
+    for subset in ("easy", "hard"):
+        for split in ("train", "test"):
+            rows = [{"question": f"{subset} {split}?", "answer": "1"}]
+            pa_file = tmp_path / f"set/{subset}/{split}-00000-of-00001.parquet"
+            pa_file.parent.mkdir(parents=True, exist_ok=True)
+            pa.parquet.write_table(pa.Table.from_pylist(rows), pa_file)
+
+    def questions(**keys: Any) -> list[str]:
+        return [each.question for each in found(tmp_path, {"path": "set"} | keys).problems]
+
+    assert questions(split="test") == ["easy test?", "hard test?"]
+    assert questions(split="train", subset="hard") == ["hard train?"]
+    assert questions(split="train+test", subset="easy") == ["easy test?", "easy train?"]
+    with pytest.raises(DataError, match="has the splits test, train: choose, split = 'test' or"):
+        questions()
+    with pytest.raises(DataError, match=r"no data for split dev, subset any; looked for \.jsonl"):
+        questions(split="dev")
+
+
+def test_the_original_math_folder_is_read_file_by_file_and_named_like_math_500(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for number, level in ((1, 2), (2, 4)):
+            path = tmp_path / f"MATH/{split}/algebra/{number}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(
+                json.dumps(
+                    {
+                        "problem": f"What is {number} in the {split} half?",
+                        "level": f"Level {level}",
+                        "type": "Algebra",
+                        "solution": f"\\boxed{{{number}}}",
+                    }
+                )
+            )
+    paths = {"math": "MATH"}
+    assert ids(found(tmp_path, "math", paths=paths)) == ["math:train/algebra/1.json", "math:train/algebra/2.json"]
+    levels = {"name": "math", "where": {"level": [4, 5]}}
+    loaded = found(tmp_path, levels, paths=paths)
+    assert ids(loaded) == ["math:train/algebra/2.json"]
+    assert str(loaded.sources[0]) == "math: 1 problems of 2 rows, 1 left out by where and without"
+
+
+def test_the_filtered_set_is_levels_3_to_5_of_both_splits_without_math_500(tmp_path: Path) -> None:
+    rows = [
+        {"problem": f"{split} level {level}?", "level": f"Level {level}", "solution": "\\boxed{1}"}
+        for split in ("train", "test")
+        for level in (1, 2, 3, 4, 5)
+    ]
+    jsonl("train.jsonl")(tmp_path / "MATH", rows[:5])
+    jsonl("test.jsonl")(tmp_path / "MATH", rows[5:])
+    held = {"problem": "test  level\n4?", "answer": "1", "level": 4, "unique_id": "t/1"}
+    jsonl("test.jsonl")(tmp_path / "M500", [held])
+    paths = {"math": "MATH", "math500": "M500"}
+    loaded = found(tmp_path, "math_filtered", paths=paths)
+    kept = sorted(each.question.split("?")[0] for each in loaded.problems)
+    assert kept == ["test level 3", "test level 5", "train level 3", "train level 4", "train level 5"]
+    by_hand = {"name": "math", "split": "train+test", "where": {"level": [3, 4, 5]}, "without": ["math500"]}
+    again = found(tmp_path, by_hand, paths=paths)
+    assert [each.question for each in again.problems] == [each.question for each in loaded.problems]
+
+
+def test_several_sources_keep_their_ids_apart_and_those_of_one_name_too(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        jsonl("rows.jsonl")(tmp_path / folder, ROWS[:1])
+    jsonl("more.jsonl")(tmp_path, ROWS[:1])
+    loaded = found(tmp_path, ["a/rows.jsonl", "b/rows.jsonl", "more.jsonl"])
+    assert ids(loaded) == ["rows:r0", "rows-2:r0", "more:r0"]
+    assert [each.source for each in loaded.problems] == ["rows", "rows-2", "more"]
+
+
+def test_a_hub_dataset_comes_from_the_cache_and_without_one_the_message_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "datasets--us--ours"
+    jsonl("train.jsonl")(repository / "snapshots" / ("c" * 40), ROWS)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("c" * 40)
+    assert ids(found(tmp_path, "hf:us/ours")) == [row["id"] for row in ROWS]
+    with pytest.raises(DataError, match=r"dataset 'us/none' is not .*\n.*hf download --repo-type dataset us/none"):
+        found(tmp_path, "hf:us/none")
+
+
+# --- bad rows -------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_files_cost_their_rows_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and then nothing")
+    (tmp_path / "broken.json").write_text('{"question": ')
+    (tmp_path / "odd.json").write_text('[1, {"question": "?", "answer": 2}]')
+    (tmp_path / "header.csv").write_text('id,"question,answer\n1,2,3\n')
+    (tmp_path / "wide.csv").write_text("question,answer\n1,2\n1,2,3\n")
+    loaded = found(tmp_path, {"path": str(tmp_path)})
+    assert len(loaded.problems) == 2
+    assert [(row.file, row.row) for row in loaded.bad] == [
+        ("broken.json", 1),
+        ("broken.parquet", 1),
+        ("header.csv", 1),
+        ("odd.json", 1),
+        ("wide.csv", 2),
+    ]
+    assert "the header" in loaded.bad[2].reason
+    assert "3 fields, the header names 2 columns" in loaded.bad[-1].reason
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv"])
+def test_a_byte_order_mark_costs_no_row(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / write_as(kind, tmp_path)
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes().removeprefix(codecs.BOM_UTF8))
+    loaded = found(tmp_path, path.name)
+    assert ids(loaded) == [row["id"] for row in ROWS] and not loaded.bad
+
+
+def run_of(folder: Path, **data: Any) -> RunConfig:
+    """A run on disk whose data section is this one."""
+    config = run_on_disk(folder, data=data)
+    return config.model_copy(update={"data": resolve(config.data, folder)})
+
+
+def test_bad_rows_are_counted_and_written_down_and_stop_a_run_only_when_asked_to(tmp_path: Path) -> None:
+    jsonl("mixed.jsonl")(tmp_path, [ROWS[0], {"id": "x", "question": "?"}, ROWS[0], ROWS[1]])
+    config = run_of(tmp_path, train="mixed.jsonl", eval="mixed.jsonl")
+    run = Path(config.directory)
+    training = problems.keep(run, *problems.read_all(config))
+    assert [each.prompt_id for each in training] == ["r0", "r1"]
+    assert problems.training(config) == training == problems.held_out(config)
+    lines = (run / "bad_rows.jsonl").read_bytes().splitlines()
+    bad = [msgspec.json.decode(line, type=BadRow) for line in lines]
+    reasons = [(row.file, row.row, row.reason) for row in bad]
+    assert reasons == 2 * [
+        ("mixed.jsonl", 2, "no column 'answer'; the row has id, question"),
+        ("mixed.jsonl", 3, "id 'r0' stands in mixed.jsonl row 1 already"),
+    ]
+    strict = run_of(tmp_path, train="mixed.jsonl", on_bad_row="stop")
+    with pytest.raises(DataError, match=r"2 bad rows; repair(.|\n)*row 2: no column 'answer'"):
+        problems.read_all(strict)
+
+
+def test_nothing_but_bad_rows_ends_the_start_with_their_reasons(tmp_path: Path) -> None:
+    jsonl("bad.jsonl")(tmp_path, [{"id": 1, "question": "?"}])
+    with pytest.raises(DataError, match=r"holds no problem: 1 rows(.|\n)*no column 'answer'"):
+        found(tmp_path, "bad.jsonl")
+
+
+def test_a_question_no_prompt_has_room_for_is_a_bad_row(tmp_path: Path) -> None:
+    long = {"id": "long", "question": "seven " * 200, "answer": "7"}
+    longest = {"id": "longest", "question": "seven " * 400, "answer": "7"}
+    jsonl("long.jsonl")(tmp_path, [ROWS[0], long, longest])
+    qwen(tmp_path / "q"), llama(tmp_path / "l")
+    config = run_of(tmp_path, train="long.jsonl")
+    section = config.rollout.model_copy(update={"max_prompt_tokens": 2000})
+    target = config.scorer.model_copy(update={"max_prompt_tokens": 1000})
+    models = {
+        name: getattr(config, name).model_copy(update={"model": str(tmp_path / folder)})
+        for name, folder in (("adapter", "q"), ("target", "l"))
+    }
+    config = config.model_copy(update={"rollout": section, "scorer": target} | models)
+    train, _ = problems.read_all(config)
+    assert ids(train) == ["r0"]
+    told = [(row.file, row.row, row.reason) for row in train.bad]
+    assert [each[:2] for each in told] == [("long.jsonl", 3), ("long.jsonl", 2)]
+    assert told[0][2].endswith("allowed are 1 to 2000 (rollout.max_prompt_tokens)")
+    assert told[1][2].endswith("allowed are 1 to 1000 (scorer.max_prompt_tokens)")
+
+
+# --- a run goes on with the data it began with ----------------------------------------------------------------------
+
+
+def test_every_file_is_a_part_of_what_a_run_began_with(tmp_path: Path) -> None:
+    publish("math_filtered", tmp_path), publish("math500", tmp_path)
+    paths = {"math_filtered": "math_filtered", "math500": "math500"}
+    config = run_of(tmp_path, train=["math_filtered", {"path": "train.jsonl"}], paths=paths)
+    (Path(config.directory) / "config.json").unlink()
+    directory = RunDirectory(config)
+    directory._lock.close()
+    known = inputs(directory.path)
+    assert known is not None and len(known.data_train) == 3
+    excluded = tmp_path / "math500/test.jsonl"
+    excluded.write_text(excluded.read_text() + "\n")
+    with pytest.raises(ConfigError, match=r"input files were others: data\.train changed"):
+        RunDirectory(config)
+
+
+def test_a_run_that_goes_on_keeps_the_training_problems_it_began_with(tmp_path: Path) -> None:
+    jsonl("rows.jsonl")(tmp_path, ROWS)
+    config = run_of(tmp_path, train="rows.jsonl")
+    run = Path(config.directory)
+    first = problems.keep(run, *problems.read_all(config))
+    jsonl("rows.jsonl")(tmp_path, ROWS[:1])
+    assert problems.keep(run, *problems.read_all(config)) == first
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        ('train = "ocwcourses"', "data.train = 'ocwcourses': no copy is known on the hub; give its path"),
+        ("train = {weight = 1.0}", "name and path are missing"),
+        ('train = {name = "mathh"}', "name = 'mathh' is not a problem set; known ones: gsm8k, math,"),
+        ('train = [{path = "t.jsonl", weight = 1.0}, "t.jsonl"]', "train has weights [1.0, None]"),
+        ('train = "t.jsonl"\npaths = {mathh = "t.jsonl"}', "mathh: not a problem set"),
+        ('train = [{path = "t.jsonl", wait = 1.0}]', "data.train.0.wait: unknown key; did you mean 'weight'?"),
+        ("train = []", "data.train"),
+        ('train = "math500"\npaths = {math500 = "gone"}', "data.paths.math500 = 'gone': there is no such file"),
+    ],
+)
+def test_a_data_section_that_cannot_be_is_refused_with_what_may(data: str, complaint: str, tmp_path: Path) -> None:
+    jsonl("t.jsonl")(tmp_path, ROWS)
+    (tmp_path / "run.toml").write_text(
+        f'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\nalgorithm.iterations = 1\n[data]\n{data}\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / "run.toml")
+    assert complaint in str(caught.value)
+
+
+def test_a_weight_that_trains_nothing_of_a_source_is_refused_before_the_run_begins(tmp_path: Path) -> None:
+    jsonl("a.jsonl")(tmp_path, ROWS), jsonl("b.jsonl")(tmp_path, ROWS)
+    given = [{"path": "a.jsonl", "weight": 100.0}, {"path": "b.jsonl", "weight": 0.1}]
+    with pytest.raises(DataError, match=r"none of the 8 prompts of an epoch \(they get \[8, 0\]\)"):
+        problems.read_all(run_of(tmp_path, train=given))

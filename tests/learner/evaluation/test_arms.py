@@ -1,0 +1,212 @@
+"""The arms of a run: their figures, rows that could not be judged, arms without any judged row."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import pytest
+
+from prefixrl.common.run.documents import Summary
+from prefixrl.common.wire.messages import Evaluate, EvaluationProgress, GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.deploy.report import print_table
+from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.evaluation import requests as evaluations
+from prefixrl.learner.evaluation.arms import Arms
+from prefixrl.learner.run import summary
+from support.fakes import SteppedClock, document, run_on_disk
+
+Judge = Callable[[str, int], float | None]
+"""(evaluation, problem) -> reward, None for an error."""
+
+
+class JudgingClient:
+    """Answers every evaluation at once, rewards being what `judge` says."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.asked: dict[str, Evaluate] = {}
+
+    def evaluate(self, request: Evaluate) -> None:
+        self.asked[request.name] = request
+
+    def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
+        request = self.asked[name]
+        groups = [
+            scored(prompt, request.version, self._judge(name, index)) for index, prompt in enumerate(request.prompts)
+        ]
+        return EvaluationProgress(name=name, total=len(groups), done=len(groups), failed=0), groups
+
+
+def scored(prompt: Prompt, version: int, reward: float | None) -> ScoredGroup:
+    verdict = Verdict(
+        reward=reward or 0.0,
+        status="error" if reward is None else "ok",
+        extracted="",
+        finish="stop",
+        completion_tokens=0,
+        elapsed_ms=0,
+    )
+    prefixes = GroupPrefixes(
+        seq=0, prompt=prompt, seed=0, prompt_tokens=b"", rows=(Row(tokens=b"", logprobs=b"", finish="stop", spans=()),)
+    )
+    return ScoredGroup(prefixes=prefixes, version=version, weights_digest="", verdicts=(verdict,), scorer="s")
+
+
+def evaluated(folder: Path, judge: Judge) -> Arms:
+    """A finished evaluation of 4 held-out problems and one candidate."""
+    train = folder / "train.jsonl"
+    config = run_on_disk(
+        folder,
+        rollout={"engine": "simulated"},
+        data={"eval": str(train)},
+        evaluation={"problems": 4, "fixed_prefixes": ["so "], "selection_problems": 4},
+    )
+    client = cast(BrokerClient, JudgingClient(judge))
+    arms = Arms(config, client, Path(config.directory), 0)
+    arms.ask_before_training()
+    arms.ask_candidates([])
+    arms.finish()
+    return arms
+
+
+def summarised(arms: Arms, directory: Path) -> Summary:
+    (directory / "metrics.jsonl").touch()
+    found = summary.summarise(document(), arms.outcome(), [], 0, 1.0)
+    summary.write(found, directory)
+    return found
+
+
+def test_an_arm_of_which_nothing_could_be_judged_has_no_accuracy_and_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def judge(name: str, problem: int) -> float | None:
+        return None if name.startswith("no_prefix") or problem == 3 else float(problem == 0)
+
+    arms = evaluated(tmp_path, judge)
+    found = summarised(arms, tmp_path / "run")
+    assert "no_prefix" not in found.accuracy | found.accuracy_sampled | found.accuracy_truncated
+    assert found.evaluations_incomplete == ["no_prefix.greedy", "no_prefix.sampled"]
+    assert found.accuracy["trained_adapter"] == pytest.approx(1 / 3)
+    assert found.accuracy_interval["trained_adapter"] == "wilson"
+    # Four rows of each decoding of an arm without a verdict, one of the three others.
+    assert found.verifier_errors == 2 * 4 + 3 * 2 * 1
+    print_table(tmp_path / "run")
+    table = capsys.readouterr().out
+    assert "no_prefix.greedy, no_prefix.sampled" in table
+    assert "0.000" not in table
+
+
+def test_a_run_of_which_nothing_could_be_judged_has_a_summary_without_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = evaluated(tmp_path, lambda name, problem: None)
+    found = summarised(arms, tmp_path / "run")
+    assert found.accuracy == found.accuracy_ci95 == {}
+    assert "candidate-0" in found.evaluations_incomplete
+    assert not (tmp_path / "run/evaluations/fixed_prefix.greedy.jsonl").exists(), "none was best"
+    assert found.eval_problems == 0
+    print_table(tmp_path / "run")
+    assert "candidate-0" in capsys.readouterr().out
+
+
+def test_an_arm_stays_incomplete_when_its_file_is_read_again(tmp_path: Path) -> None:
+    evaluated(tmp_path, lambda name, problem: None)
+    again = evaluated(tmp_path, lambda name, problem: 1.0)
+    assert "no_prefix.greedy" in again.requests.incomplete
+
+
+def test_the_last_version_is_not_judged_again_where_it_was_due_in_training(tmp_path: Path) -> None:
+    train = tmp_path / "train.jsonl"
+    config = run_on_disk(
+        tmp_path, rollout={"engine": "simulated"}, data={"eval": str(train)}, evaluation={"problems": 4, "every": 2}
+    )
+    for last, is_due in ((4, True), (5, False)):
+        client = JudgingClient(lambda name, problem: float(problem == 0))
+        directory = tmp_path / str(last)
+        directory.mkdir()
+        arms = Arms(config, cast(BrokerClient, client), directory, 0)
+        arms.advance(last)
+        arms.ask_version(last)
+        arms.finish()
+        assert (f"adapter@{last}.greedy" in client.asked) is is_due
+        assert ("trained_adapter.greedy" in client.asked) is not is_due
+        assert arms.results()["trained_adapter"]["greedy"].accuracy == 0.25
+        assert arms.curve()[-1].version == last
+        assert (directory / "evaluations/trained_adapter.greedy.jsonl").exists()
+
+
+def test_fractional_rewards_are_reported_as_a_mean_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = summarised(evaluated(tmp_path, lambda name, problem: 0.25 * problem), tmp_path / "run")
+    assert set(found.accuracy_interval.values()) == {"bootstrap"}
+    print_table(tmp_path / "run")
+    assert "mean reward, with a bootstrap interval: no_prefix, fixed" in capsys.readouterr().out
+
+
+def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = summarised(evaluated(tmp_path, lambda name, problem: 1.0), tmp_path / "run")
+    by_family = {"no_prefix": {"b": 0.25}, "trained_adapter": {"a": 0.5, "b": 0.75}}
+    changed = msgspec.structs.replace(found, accuracy_by_family=by_family)
+    summary.write(changed, tmp_path / "run")
+    print_table(tmp_path / "run")
+    _, families = capsys.readouterr().out.split("arm, greedy")
+    heads, _, blank, full, *_ = f"  arm, greedy{families}".splitlines()
+    assert blank.index("0.25") == full.index("0.75") == heads.rindex("b")
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------
+
+
+class SlowClient(JudgingClient):
+    """Answers at once, but what is named so only at a time of its own."""
+
+    def __init__(self, clock: SteppedClock, due_s: dict[str, float]) -> None:
+        super().__init__(lambda name, problem: 1.0)
+        self._clock = clock
+        self._due_s = due_s
+
+    def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
+        if self._clock.monotonic() < self._due_s.get(name, 0.0):
+            return EvaluationProgress(name=name, total=4, done=3, failed=0), []
+        return super().evaluation(name)
+
+
+NEVER_S = 1e9
+
+
+@pytest.mark.parametrize(
+    ("due_s", "lost"),
+    [
+        ({"candidate-0": NEVER_S}, ["candidate-0"]),
+        ({"candidate-0": NEVER_S, "candidate-1": NEVER_S}, ["candidate-0", "candidate-1"]),
+        ({"candidate-0": NEVER_S, "trained_adapter.greedy": 5000.0}, ["candidate-0"]),
+        ({"candidate-0": NEVER_S, "no_prefix.sampled": 5000.0}, ["candidate-0"]),
+        ({"no_prefix.sampled": NEVER_S}, ["no_prefix.sampled"]),
+        ({"candidate-0": 3000.0, "fixed_prefix.greedy": 6000.0}, []),
+    ],
+)
+def test_what_takes_too_long_loses_itself_alone_and_what_is_asked_last_has_all_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due_s: dict[str, float], lost: list[str]
+) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr(evaluations, "time", clock)
+    config = run_on_disk(
+        tmp_path,
+        rollout={"engine": "simulated"},
+        data={"eval": str(tmp_path / "train.jsonl")},
+        evaluation={"problems": 4, "fixed_prefixes": ["so ", "hm "], "selection_problems": 4},
+    )
+    client = cast(BrokerClient, SlowClient(clock, due_s))
+    arms = Arms(config, client, Path(config.directory), 0)
+    arms.ask_before_training()
+    arms.ask_candidates([])
+    arms.finish()
+    assert arms.requests.incomplete == lost
+    found = arms.results()
+    assert set(found["trained_adapter"]) == {"greedy", "sampled"}
+    assert ("fixed_prefix" in found) is ("candidate-1" not in lost)
+
+
+# --- intervals ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,121 @@
+"""The lines of a run outlive the learner: figures add up over learners that were killed and started again."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from prefixrl.common.errors import DataError
+from prefixrl.common.run.documents import MetricsLine, Summary
+from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire.messages import Batch, BatchGroup, StageTimes
+from prefixrl.learner.run import summary
+from prefixrl.learner.run.metrics import MetricsLog, Times
+from prefixrl.learner.run.summary import EvaluationOutcome
+from prefixrl.learner.training.figures import IterationMetrics
+from support.fakes import document, worker_status
+
+GROUP = BatchGroup(
+    seq=0,
+    prompt_id="p0",
+    version=0,
+    weights_digest="d0",
+    lengths=((3, 2),),
+    rewards=(1.0,),
+    stages=StageTimes(0.0, 0.0, 0.0, 0.0),
+    statuses={"ok": 1},
+)
+METRICS = IterationMetrics({"rows": 1.0}, {}, (0.5,), ())
+
+
+def train(log: MetricsLog, iteration: int, since_start_s: float, status: StatusDocument) -> None:
+    batch = Batch(iteration=iteration, total_iterations=3, seed=0, groups=(GROUP,), payload_groups=(0,), waited_s={})
+    log.write(batch, METRICS, iteration + 1, Times(0.5, 1.0, since_start_s, 0.25), status)
+
+
+def lines(directory: Path) -> list[MetricsLine]:
+    return MetricsLog(directory, 9).lines()
+
+
+def summarised(log: MetricsLog, status: StatusDocument, up_s: float) -> Summary:
+    return summary.summarise(status, EvaluationOutcome(), log.lines(), 3, log.since_run_began_s(up_s))
+
+
+def test_the_time_of_a_run_goes_on_where_the_last_kept_line_of_a_killed_learner_stands(tmp_path: Path) -> None:
+    status = document(worker_status("scorer", "vllm"))
+    first = MetricsLog(tmp_path, 0)
+    for iteration, since_start_s in enumerate((10.0, 12.0, 14.0)):
+        train(first, iteration, since_start_s, status)
+    second = MetricsLog(tmp_path, 2)  # the checkpoint was of iteration 2: the third line is not of this run any more
+    train(second, 2, 5.0, status)
+    assert [line.since_start_s for line in lines(tmp_path)] == [10.0, 12.0, 17.0]
+    assert lines(tmp_path)[2].tokens_per_s["rollout"] == pytest.approx(2 / 5.0)
+    assert second.since_run_began_s(6.0) == 18.0
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "advantages.jsonl"])
+def test_a_line_that_was_torn_by_a_crash_is_dropped_and_the_log_goes_on(tmp_path: Path, name: str) -> None:
+    first = MetricsLog(tmp_path, 0)
+    train(first, 0, 10.0, document())
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole + whole[: len(whole) // 2])
+    train(MetricsLog(tmp_path, 1), 1, 5.0, document())
+    assert [line.iteration for line in lines(tmp_path)] == [0, 1]
+    kept = (tmp_path / name).read_bytes().splitlines()
+    assert [msgspec.json.decode(line)["iteration"] for line in kept] == [0, 1]
+
+
+def test_a_damaged_line_before_the_last_is_a_named_error(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0)
+    for iteration in range(2):
+        train(log, iteration, 10.0, document())
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[20:])
+    with pytest.raises(DataError, match=r"metrics\.jsonl line 1 is damaged"):
+        MetricsLog(tmp_path, 2)
+
+
+def test_a_learner_that_finds_its_run_finished_tells_of_it_what_the_first_one_told(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    first = MetricsLog(tmp_path, 0)
+    busy = document(
+        worker_status("rollout", "vllm"),
+        worker_status("scorer", "openai"),
+        worker_status("scorer", ""),
+        busy_fraction={"rollout": 0.75, "scorer": 0.5},
+        losses={"scorer: lost": 2},
+    )
+    for iteration in range(3):
+        train(first, iteration, 10.0 + iteration, busy)
+    then = summarised(first, busy, 13.0)
+    assert then.engine == {"rollout": "vllm", "scorer": "openai"}
+    assert then.busy_fraction == {"rollout": 0.75, "scorer": 0.5, "learner": 0.25}
+    assert then.wall_s == 13.0
+
+    directory = tmp_path / "run"
+    assert summary.merged(then, directory) == then, "there is none before it"
+    long = msgspec.structs.replace(then, wall_s=60.0)  # it judged the last version for long
+    summary.write(long, directory)
+    again = summarised(MetricsLog(tmp_path, 3), document(worker_status("rollout", "")), 1.0)
+    assert again.wall_s == 13.0
+    assert summary.merged(again, directory) == long
+    other = msgspec.structs.replace(again, run_id="another")
+    assert summary.merged(other, directory) == other
+
+
+def test_every_engine_that_worked_for_a_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    log = MetricsLog(tmp_path, 0)
+    train(log, 0, 1.0, document(worker_status("scorer", "transformers")))
+    train(log, 1, 2.0, document(worker_status("scorer", "vllm"), worker_status("scorer", "transformers")))
+    train(log, 2, 3.0, document())
+    assert summarised(log, document(), 3.0).engine == {"scorer": "transformers, vllm"}
+
+
+def test_losses_that_a_restarted_broker_forgot_are_still_told(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    log = MetricsLog(tmp_path, 0)
+    train(log, 0, 1.0, document(losses={"scorer: lost": 3, "rollout: lost": 1}))
+    train(log, 1, 2.0, document(losses={"rollout: lost": 2}))
+    found = summarised(log, document(losses={"scorer: lost": 1, "scorer: left": 1}), 3.0)
+    assert found.losses == {"scorer: lost": 3, "rollout: lost": 2, "scorer: left": 1}

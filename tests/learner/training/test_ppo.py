@@ -1,0 +1,296 @@
+"""The losses against slow twins that loop over tokens, and what must not change them."""
+
+import math
+from dataclasses import replace
+from typing import Literal, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from prefixrl.learner.training.ppo import (
+    PolicySettings,
+    PolicyTerms,
+    ValueTerms,
+    kept_tokens,
+    kl_estimate,
+    log_ratios,
+    policy_loss,
+    token_logprobs,
+    units,
+    value_loss,
+)
+
+Correction = Literal["decoupled", "behaviour", "none"]
+Estimator = Literal["k1", "k2", "k3"]
+Aggregation = Literal["token", "sequence"]
+Granularity = Literal["token", "product", "geometric_mean"]
+
+seeds = st.integers(0, 2**31 - 1)
+settings_drawn = st.builds(
+    PolicySettings,
+    correction=st.sampled_from(get_args(Correction)),
+    clip=st.floats(0.05, 0.5),
+    importance_cap=st.floats(0.5, 4.0),
+    aggregation=st.sampled_from(get_args(Aggregation)),
+    entropy=st.sampled_from([0.0, 0.01, -0.01]),
+    kl_in_loss=st.sampled_from([0.0, 0.1]),
+    kl_estimator=st.sampled_from(("k2", "k3")),
+    clip_high=st.none() | st.floats(0.05, 0.9),
+    dual_clip=st.none() | st.floats(1.1, 3.0),
+    granularity=st.sampled_from(get_args(Granularity)),
+)
+
+
+def terms_of(seed: int) -> tuple[list[int], PolicyTerms]:
+    """Ragged random terms, with junk under the padding that would overflow any exp."""
+    random = np.random.Generator(np.random.PCG64(seed))
+    sizes = random.integers(1, 7, random.integers(1, 6)).tolist()
+    mask = torch.arange(max(sizes))[None, :] < torch.tensor(sizes)[:, None]
+
+    def draw(mean: float, spread: float, junk: float) -> Tensor:
+        values = torch.from_numpy(random.normal(mean, spread, mask.shape))
+        return values.masked_fill(~mask, junk)
+
+    return sizes, PolicyTerms(
+        logprobs=draw(-2.0, 0.4, -900.0).requires_grad_(True),
+        entropy=draw(1.5, 0.3, 55.0).requires_grad_(True),
+        proximal=draw(-2.0, 0.4, 900.0),
+        behaviour=draw(-2.0, 0.4, 0.0),
+        reference=draw(-2.0, 0.4, math.inf),
+        advantages=draw(0.0, 1.0, math.nan),
+        mask=mask,
+    )
+
+
+def of_rows(terms: PolicyTerms) -> PolicyTerms:
+    """With one advantage per row, as objectives with one ratio per row have it."""
+    return replace(terms, advantages=terms.advantages[:, :1].expand_as(terms.mask))
+
+
+def slow_policy_loss(sizes: list[int], terms: PolicyTerms, settings: PolicySettings, normaliser: float) -> float:
+    total = 0.0
+    for i, size in enumerate(sizes):
+        if settings.granularity == "token":
+            row = [slow_surrogate(terms, settings, i, [t], terms.advantages[i, t].item()) for t in range(size)]
+        else:  # one ratio for the row, which stands at each of its tokens
+            whole = slow_surrogate(terms, settings, i, list(range(size)), terms.advantages[i, 0].item())
+            row = [whole] * size
+        row = [each + slow_regularisers(terms, settings, i, t) for t, each in enumerate(row)]
+        total += sum(row) / size if settings.aggregation == "sequence" else sum(row)
+    return total / normaliser
+
+
+def slow_surrogate(terms: PolicyTerms, settings: PolicySettings, i: int, tokens: list[int], a: float) -> float:
+    """-w min(rho A, clip(rho) A) of some tokens that share a ratio, by multiplying probabilities."""
+    theta, p, mu = (
+        math.prod(math.exp(tensor[i, t].item()) for t in tokens)
+        for tensor in (terms.logprobs, terms.proximal, terms.behaviour)
+    )
+    rho = theta / (mu if settings.correction == "behaviour" else p)
+    w = p / mu
+    if settings.granularity == "geometric_mean":
+        rho, w = rho ** (1 / len(tokens)), w ** (1 / len(tokens))
+    high = settings.clip if settings.clip_high is None else settings.clip_high
+    value = min(rho * a, min(max(rho, 1 - settings.clip), 1 + high) * a)
+    if settings.dual_clip is not None and a < 0:
+        value = max(value, settings.dual_clip * a)
+    return -value * (min(w, settings.importance_cap) if settings.correction == "decoupled" else 1)
+
+
+def slow_regularisers(terms: PolicyTerms, settings: PolicySettings, i: int, t: int) -> float:
+    assert terms.reference is not None
+    k = (terms.logprobs[i, t] - terms.reference[i, t]).item()
+    k = k * k / 2 if settings.kl_estimator == "k2" else math.exp(-k) - 1 + k
+    return settings.kl_in_loss * k - settings.entropy * terms.entropy[i, t].item()
+
+
+@given(seeds, settings_drawn)
+def test_the_policy_loss_is_the_formula_summed_token_by_token(seed: int, settings: PolicySettings) -> None:
+    sizes, terms = terms_of(seed)
+    terms = terms if settings.granularity == "token" else of_rows(terms)
+    loss, sums = policy_loss(terms, settings, 13.0)
+    assert math.isclose(loss.item(), slow_policy_loss(sizes, terms, settings, 13.0), abs_tol=1e-9)
+    assert sums["tokens"].item() == sum(sizes)
+    ratios = sum(sizes) if settings.granularity == "token" else len(sizes)
+    assert sums["units"].item() == sums["log_ratio_bins"].sum().item() == ratios
+    assert all(torch.isfinite(value).all() for value in sums.values())
+
+
+@given(seeds, settings_drawn)
+def test_the_loss_does_not_depend_on_order_padding_or_micro_batches(seed: int, settings: PolicySettings) -> None:
+    sizes, terms = terms_of(seed)
+    whole, sums = policy_loss(terms, settings, 13.0)
+    order = np.random.Generator(np.random.PCG64(seed + 1)).permutation(len(sizes)).tolist()
+    cut = seed % (len(sizes) + 1)
+    pieces = [rows for rows in (order[:cut], order[cut:]) if rows]
+    parts = [policy_loss(narrowed(terms, rows, sizes), settings, 13.0) for rows in pieces]
+    assert math.isclose(sum(loss.item() for loss, _ in parts), whole.item(), abs_tol=1e-5)
+    for name, value in sums.items():
+        together = torch.stack([each[name] for _, each in parts]).sum(dim=0)
+        torch.testing.assert_close(together, value, rtol=1e-6, atol=1e-6)
+
+
+def narrowed(terms: PolicyTerms, rows: list[int], sizes: list[int]) -> PolicyTerms:
+    """Some rows, padded two columns further than they need."""
+    width = max(sizes[row] for row in rows)
+    cut = {
+        name: torch.nn.functional.pad(tensor[rows, :width], (0, 2), value=0)
+        for name, tensor in vars(terms).items()
+        if tensor is not None
+    }
+    return PolicyTerms(**cut)
+
+
+@given(seeds, settings_drawn)
+def test_no_gradient_leaks_out_of_the_padding_or_into_the_weights(seed: int, settings: PolicySettings) -> None:
+    _, terms = terms_of(seed)
+    loss, _ = policy_loss(terms, settings, 13.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert terms.logprobs.grad is not None
+    assert torch.isfinite(terms.logprobs.grad).all()
+    assert not terms.logprobs.grad[~terms.mask].any()
+
+
+def test_at_the_first_step_the_ratio_is_1_and_the_gradient_is_that_of_the_policy_gradient() -> None:
+    _, terms = terms_of(3)
+    settings = PolicySettings("none", 0.2, 2.0, "token", 0.0, 0.0, "k3")
+    start = terms.proximal.clone().requires_grad_(True)
+    loss, sums = policy_loss(replace(terms, logprobs=start), settings, 10.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(start.grad, torch.where(terms.mask, -terms.advantages / 10.0, 0.0))
+    assert sums["ratio"].item() == sums["tokens"].item()
+    assert sums["clipped"].item() == sums["approx_kl"].item() == 0.0
+
+
+def one_token(log_ratio: float, advantage: float, settings: PolicySettings) -> tuple[float, float, bool]:
+    """Loss of a single token, its gradient, and whether it counts as clipped."""
+    one = torch.zeros(1, 1)
+    logprob = torch.full((1, 1), log_ratio, requires_grad=True)
+    terms = PolicyTerms(logprob, one, one, one, None, torch.full((1, 1), advantage), one == 0)
+    loss, sums = policy_loss(terms, settings, 1.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert logprob.grad is not None
+    return loss.item(), logprob.grad.item(), bool(sums["clipped"].item())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "is_clipped"),
+    [
+        (1.25, 1.0, 1.25, False),
+        (1.5, 1.0, 1.3, True),  # 1 + clip_high
+        (0.7, -1.0, -0.8, True),  # 1 - clip
+        (2.5, -1.0, -2.5, False),
+        (5.0, -1.0, -3.0, True),  # dual_clip
+        (5.0, 1.0, 1.3, True),
+    ],
+)
+def test_the_clip_is_asymmetric_and_a_bad_token_costs_no_more_than_the_dual_clip(
+    ratio: float, advantage: float, objective: float, is_clipped: bool
+) -> None:
+    settings = PolicySettings("none", 0.2, 2.0, "token", 0.0, 0.0, "k3", 0.3, 3.0)
+    loss, gradient, clipped = one_token(math.log(ratio), advantage, settings)
+    assert loss == pytest.approx(-objective)
+    assert clipped == is_clipped
+    assert gradient == pytest.approx(0.0 if is_clipped else -ratio * advantage)
+
+
+def test_the_ratio_of_a_prefix_is_the_product_of_its_tokens_or_their_geometric_mean() -> None:
+    mask = torch.tensor([[True, True, True, True], [True, False, False, False]])
+    above = torch.tensor([[0.01, 0.03, 0.02, 0.02], [0.5, 9.0, 9.0, 9.0]])
+    below = torch.zeros(2, 4)
+    product, mean = (log_ratios(above, below, mask, kind).tolist() for kind in ("product", "geometric_mean"))
+    assert product[0] == pytest.approx([0.08] * 4)
+    assert mean[0] == pytest.approx([0.02] * 4)
+    assert product[1] == mean[1] == [0.5, 0.0, 0.0, 0.0]
+    assert units(mask, "product").tolist() == [[True, False, False, False]] * 2
+
+
+@given(seeds, st.floats(0.0, 0.99), st.floats(1.01, 3.0))
+def test_the_masks_keep_what_lies_in_both_bands(seed: int, low: float, high: float) -> None:
+    sizes, terms = terms_of(seed)
+    token, row = (low, high), (low / 2 + 0.5, high / 2 + 0.5)
+    for bands in ((None, None), (token, None), (None, row), (token, row)):
+        kept = kept_tokens(terms.proximal, terms.behaviour, terms.mask, *bands)
+        for i, size in enumerate(sizes):
+            ratios = [
+                math.exp(terms.proximal[i, t].item()) / math.exp(terms.behaviour[i, t].item()) for t in range(size)
+            ]
+            mean = math.prod(ratios) ** (1 / size)
+            row_counts = bands[1] is None or bands[1][0] <= mean <= bands[1][1]
+            twin = [row_counts and (bands[0] is None or bands[0][0] <= ratio <= bands[0][1]) for ratio in ratios]
+            assert kept[i].tolist() == twin + [False] * (kept.shape[1] - size)
+
+
+def test_a_masked_token_changes_no_loss_and_a_token_that_is_no_number_is_not_masked() -> None:
+    behaviour = torch.tensor([[0.0, -3.0, math.nan]])
+    mask, zeros = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3)
+    kept = kept_tokens(zeros, behaviour, mask, (0.5, 2.0), None)
+    assert kept.tolist() == [[True, False, True]]
+    settings = PolicySettings("decoupled", 0.2, 2.0, "token", 0.1, 0.0, "k3")
+    terms = PolicyTerms(zeros, zeros, zeros, behaviour.nan_to_num(0.0), None, zeros + 1.0, kept)
+    one, _ = policy_loss(terms, settings, 2.0)
+    two, sums = policy_loss(replace(terms, behaviour=zeros, entropy=9.0 * ~kept), settings, 2.0)
+    assert one.item() == two.item() == -1.0
+    assert sums["tokens"].item() == sums["units"].item() == 2
+
+
+@pytest.mark.parametrize(("advantage", "gradient"), [(1.0, 0.0), (-1.0, 1.5)])
+def test_a_ratio_past_the_clip_pulls_only_back(advantage: float, gradient: float) -> None:
+    settings = PolicySettings("decoupled", 0.2, 2.0, "token", 0.0, 0.0, "k3")
+    _, found, is_clipped = one_token(math.log(1.5), advantage, settings)
+    assert found == pytest.approx(gradient)
+    assert is_clipped == (advantage > 0)
+
+
+@given(seeds, st.sampled_from(get_args(Aggregation)), st.floats(0.05, 0.5))
+def test_the_value_loss_is_the_formula_summed_token_by_token(seed: int, aggregation: Aggregation, clip: float) -> None:
+    sizes, terms = terms_of(seed)
+    value_terms = ValueTerms(terms.logprobs, terms.proximal, terms.behaviour, terms.mask)
+    loss, sums = value_loss(value_terms, clip, aggregation, 7.0)
+    now, old, returns = (tensor.tolist() for tensor in (terms.logprobs, terms.proximal, terms.behaviour))
+    total, clipped = 0.0, 0
+    for i, size in enumerate(sizes):
+        row = 0.0
+        for t in range(size):
+            near = old[i][t] + min(max(now[i][t] - old[i][t], -clip), clip)
+            row += 0.5 * max((now[i][t] - returns[i][t]) ** 2, (near - returns[i][t]) ** 2)
+            clipped += (near - returns[i][t]) ** 2 > (now[i][t] - returns[i][t]) ** 2
+        total += row / size if aggregation == "sequence" else row
+    assert math.isclose(loss.item(), total / 7.0, abs_tol=1e-9)
+    assert sums["value_clipped"].item() == clipped
+
+
+@given(st.floats(-3.0, 0.0), st.floats(-3.0, 0.0))
+def test_the_kl_estimators_are_schulmans(logprob: float, reference: float) -> None:
+    pair = (torch.tensor(logprob, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64))
+    ratio = math.exp(reference) / math.exp(logprob)
+    assert math.isclose(kl_estimate(*pair, "k1").item(), -math.log(ratio), abs_tol=1e-9)
+    assert math.isclose(kl_estimate(*pair, "k2").item(), math.log(ratio) ** 2 / 2, abs_tol=1e-9)
+    assert math.isclose(kl_estimate(*pair, "k3").item(), ratio - 1 - math.log(ratio), abs_tol=1e-9)
+
+
+@given(seeds, st.sampled_from(["k1", "k3"]))
+def test_k1_and_k3_average_to_the_kl_itself(seed: int, estimator: Estimator) -> None:
+    random = np.random.Generator(np.random.PCG64(seed))
+    p, q = (torch.log_softmax(torch.from_numpy(random.normal(size=5)), dim=0) for _ in range(2))
+    exact = (p.exp() * (p - q)).sum().item()
+    assert math.isclose((p.exp() * kl_estimate(p, q, estimator)).sum().item(), exact, abs_tol=1e-9)
+
+
+@given(seeds, st.floats(0.3, 2.0))
+def test_logprobs_and_entropy_are_those_of_the_softmax_at_the_temperature(seed: int, temperature: float) -> None:
+    random = np.random.Generator(np.random.PCG64(seed))
+    logits = torch.from_numpy(random.normal(0, 3, (2, 3, 7)))
+    tokens = torch.from_numpy(random.integers(0, 7, (2, 3)))
+    logprobs, entropy = token_logprobs(logits.bfloat16(), tokens, temperature)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    for i in range(2):
+        for t in range(3):
+            powers = [math.exp(value / temperature) for value in logits[i, t].bfloat16().tolist()]
+            share = [power / sum(powers) for power in powers]
+            assert math.isclose(logprobs[i, t].item(), math.log(share[tokens[i, t]]), abs_tol=1e-4)
+            assert math.isclose(entropy[i, t].item(), -sum(x * math.log(x) for x in share), abs_tol=1e-4)

@@ -1,0 +1,119 @@
+"""Two learner ranks, in processes of their own, against one."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.model import Models
+from prefixrl.learner.training.plan import plan_iteration
+from support.paths import ROOT
+from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
+
+pytestmark = DEEPSPEED_WARNINGS
+
+OPTIONS: dict[str, dict[str, Any]] = {"grouped": {}, "low rank": {"lora": {"rank": 4, "alpha": 8}}}
+"""The ranks also pack rows and checkpoint gradients with low-rank matrices: that changes no step either."""
+ITERATIONS = 10
+STAGES = [0, 1, 2, 3]
+GROUPED = {"name": "rloo", "ppo_epochs": 2, "mask_token_band": [0.6, 1.7], "kl_limit": 1e-7}
+"""An objective without a critic, in which the ranks must agree on denominators and on when to stop."""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """Reports of each rank, by rank and stage."""
+    folder = tmp_path_factory.mktemp("ranks")
+    save_model(folder / "adapter", is_tied=True)
+    (folder / "grouped.json").write_text(json.dumps(GROUPED))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    tests = ROOT / "tests"
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    meeting["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
+    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "support.rank_process", str(rank), str(folder)],
+            env=os.environ | meeting | {"PYTHONPATH": path, "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [process.wait(timeout=240) for process in processes] == [0, 0]
+        assert not (folder / "extensions").exists()  # a first start compiles nothing
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_train_what_one_trains(told: list[list[dict[str, Any]]], stage: int, tmp_path: Path) -> None:
+    config = run_config(save_model(tmp_path / "adapter", is_tied=True))
+    models = Models.load(config, 0, 1, config.adapter.model)
+    for iteration in range(ITERATIONS):
+        alone = train_iteration(models, random_iteration(iteration), config, 20).steps
+        for mine, theirs in zip(alone, told[0][stage]["steps"][iteration], strict=True):
+            assert theirs == pytest.approx(mine, abs=1e-5)
+
+
+def test_the_recorded_batches_leave_some_rank_with_fewer_forwards_than_the_other() -> None:
+    plans = [
+        plan_iteration(data.lengths, data.seed, 2, 2, 30)
+        for data in (random_iteration(iteration) for iteration in range(ITERATIONS))
+    ]
+    filled_up = [() in share for plan in plans for minibatch in plan for share in minibatch]
+    assert any(filled_up) and not all(filled_up)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_limit(
+    told: list[list[dict[str, Any]]], stage: int, options: str, tmp_path: Path
+) -> None:
+    config = run_config(save_model(tmp_path / "adapter", is_tied=True), algorithm=GROUPED, learner=OPTIONS[options])
+    models = Models.load(config, 0, 1, config.adapter.model)
+    for iteration in range(2):
+        alone = train_iteration(models, random_iteration(iteration), config, 20)
+        assert alone.means["steps_left_out"] == 2.0
+        assert 0.1 < alone.means["masked_tokens_fraction"] < 0.9
+        for mine, theirs in zip(alone.steps, told[0][stage][options][iteration], strict=True):
+            assert theirs == pytest.approx(mine, abs=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_all_ranks_see_the_same_figures(told: list[list[dict[str, Any]]], stage: int) -> None:
+    for name in ("steps", "went_on", "resumed", "poisoned", "probe", "grouped"):
+        assert told[0][stage][name] == told[1][stage][name]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_resume_bitwise(told: list[list[dict[str, Any]]], stage: int) -> None:
+    assert told[0][stage]["resumed"] == told[0][stage]["went_on"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_bad_row_on_one_rank_drops_the_step_on_both(told: list[list[dict[str, Any]]], stage: int) -> None:
+    assert sorted(told[0][stage]["poisoned"]) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_with_sharded_weights_the_reference_is_sharded_too(told: list[list[dict[str, Any]]], stage: int) -> None:
+    shares = [rank[stage]["reference_share"] for rank in told]
+    if stage == 3:
+        assert sum(shares) == pytest.approx(1.0) and max(shares) < 0.6
+    else:
+        assert shares == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_only_rank_0_holds_the_published_weights(told: list[list[dict[str, Any]]], stage: int) -> None:
+    assert len(told[0][stage]["published"]) == 26
+    assert told[1][stage]["published"] == []

@@ -1,0 +1,254 @@
+"""Programs written to do harm: each fails, each has its status, and nothing is left of it.
+
+Every program is bounded even where the sandbox fails: at most 200 processes, 2 GiB, loopback addresses, its own files.
+An attack that must fail prints ESCAPED if it succeeds.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from prefixrl.scorer.sandbox.runner import GRACE_S, PYTHON, ProgramLimits, SandboxError, probe, run
+
+LIMITS = ProgramLimits(wall_ms=1_500, cpu_s=1, memory_bytes=128 * 2**20)
+PATIENT = ProgramLimits(wall_ms=30_000, cpu_s=30, memory_bytes=128 * 2**20)
+"""For programs that end by themselves, on a busy machine too."""
+BUSY_S = 10.0
+MARK = Path("/tmp/prefixrl-escaped")
+
+
+def tried(attack: str) -> str:
+    """Return a program that prints ESCAPED unless the attack raises."""
+    body = "".join(f"    {line}\n" for line in attack.splitlines())
+    return (
+        f"try:\n{body}except BaseException as error:\n    print('held', repr(error)[:200])\n"
+        "else:\n    print('ESCAPED')\n"
+    )
+
+
+def syscall(number: int, *arguments: int) -> str:
+    given = ", ".join(map(str, (number, *arguments)))
+    return f"import ctypes, os\nassert ctypes.CDLL(None, use_errno=True).syscall({given}) >= 0, ctypes.get_errno()"
+
+
+NOT_ALLOWED = {
+    "read the users": "open('/etc/passwd').read()",
+    "read the shadow file": "open('/etc/shadow').read()",
+    "read the host name": "assert open('/etc/hostname').read()",
+    "read its maker's memory": "open('/proc/self/mem', 'rb').read(1)",
+    "read an environment": "open('/proc/1/environ').read()",
+    "read the environment of its parent": "import os; open(f'/proc/{os.getppid()}/environ').read()",
+    "read a token of the environment": "import os; assert set(os.environ) - "
+    "{'HOME', 'PATH', 'LANG', 'LC_CTYPE', 'PWD'}",
+    "read the home folder": "import os; os.listdir('/home')",
+    "see the repository": "import prefixrl",
+    "import what is installed": "import msgspec",
+    "write to the root": f"open('/{MARK.name}', 'w')",
+    "write to the system": f"open('/usr/{MARK.name}', 'w')",
+    "write to the Python": "import os; open(os.path.join(os.path.dirname(os.__file__), 'os.py'), 'a')",
+    "write beside the libraries": f"import os; os.mkdir('/lib/{MARK.name}')",
+    "remove the system": "import os; os.remove('/usr/bin/env')",
+    "climb out by dots": f"open('../../../../../../../..{MARK}', 'w').close(); assert not open('{MARK}')",
+    "climb out by a link": "import os; os.symlink('/../../etc/passwd', 'link'); open('link').read()",
+    "climb out by the old root": "import os; assert os.listdir('/old')",
+    "write through a link": "import os; os.symlink('/usr/lib/x', 'link'); open('link', 'w')",
+    "hard link to the system": "import os; os.link('/usr/bin/env', 'env')",
+    "break out of chroot": "import os; os.mkdir('d'); os.chroot('d'); os.chroot('../../..'); os.listdir('home')",
+    "connect to loopback": "import socket; socket.create_connection(('127.0.0.1', PORT), 1)",
+    "connect to loopback, sixth version": "import socket; socket.create_connection(('::1', PORT), 1)",
+    "listen": "import socket; socket.create_server(('127.0.0.1', 0))",
+    "send a datagram": "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
+    "abstract socket": "import socket; socket.socket(socket.AF_UNIX).connect('\\0prefixrl-test')",
+    "raw packets": "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "ask the virtual machine's host": "import socket; socket.socket(40).connect((2, 1))",
+    "kernel messages": "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+    "trace its parent": syscall(101, 16, 1, 0, 0),
+    "read another process": syscall(310, 1, 0, 0, 0, 0, 0),
+    "a new user namespace": syscall(272, 0x10000000),
+    "clone with namespaces": syscall(56, 0x10000011, 0, 0, 0, 0),
+    "clone by the newer call": syscall(435, 0, 0),
+    "mount": "import ctypes; assert ctypes.CDLL(None).mount(b'none', b'/scratch', b'tmpfs', 0, None) == 0",
+    "remount writable": "import ctypes; assert ctypes.CDLL(None).mount(None, b'/usr', None, 4128, None) == 0",
+    "unmount": "import ctypes; assert ctypes.CDLL(None).umount2(b'/usr', 2) == 0",
+    "load a filter program": syscall(321, 5, 0, 0),
+    "keys of the kernel": syscall(250, 0, -3, 0),
+    "rings that pass the filter by": syscall(425, 1, 0),
+    "memory that no limit counts": "import os; os.memfd_create('x')",
+    "shared memory that outlives it": syscall(29, 0, 4096, 0o1666),
+    "become root": "import os; os.setuid(0); assert os.getuid() == 0",
+    "raise its limits": "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+    "change the host's name": "import socket; socket.sethostname('x')",
+    "make a device": "import os; os.mknod('disk', 0o60666, os.makedev(8, 0))",
+    "stop the machine": syscall(169, 0xFEE1DEAD, 672274793, 0x89ABCDEF),
+    "call in another architecture's way": syscall(0x40000000 + 39),
+    "a file beyond the limit": "import os\nf = open('f', 'wb')\nfor _ in range(4): f.write(b'x' * 2**20); f.flush()",
+    "fill the scratch folder": "for n in range(64):\n    open(f'f{n}', 'wb').write(b'x' * (2**20 - 1))",
+    "open many files": "files = [open(f'f{n}', 'w') for n in range(100)]",
+    "2 GiB": "data = bytearray(2**31 - 2**20)",
+    "many threads": "import threading, time\n"
+    "for _ in range(100): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    "a hundred and fifty processes": (
+        "import os, time\nfor _ in range(150):\n    if os.fork() == 0:\n        time.sleep(9)\n        os._exit(0)"
+    ),
+}
+ENDED = {
+    "endless loop": ("while True: pass", {"timeout", "killed"}),
+    "sleep past the limit": ("import time; time.sleep(60)", {"timeout"}),
+    "deaf to signals": (
+        "import signal, time\nfor n in set(range(1, 65)) - {9, 19, 32, 33}: signal.signal(n, signal.SIG_IGN)\nwhile "
+        "True: time.sleep(1)",
+        {"timeout"},
+    ),
+    "endless output": ("while True: print('x' * 1000)", {"flood"}),
+    "endless complaint": ("import sys\nwhile True: sys.stderr.write('x' * 1000)", {"flood"}),
+    "output without an end of line": ("import os\nwhile True: os.write(1, b'x')", {"flood", "timeout", "killed"}),
+    "fork bomb": (
+        "import os\n"
+        "for _ in range(7):\n"  # 128 processes
+        "    try: os.fork()\n"
+        "    except OSError: pass\n"
+        "import time; time.sleep(20)",
+        {"timeout"},
+    ),
+    "a daemon that outlives it": (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(90)\n    os._exit(0)",
+        {"exited"},
+    ),
+    "a daemon that holds the output": ("import os, time\nif os.fork() == 0: time.sleep(90)\nprint('done')", {"exited"}),
+    "signals to everyone": ("import os\nos.kill(-1, 9)\nprint('sent')", {"exited", "killed"}),
+    "signals to its parent": ("import os\nos.kill(os.getppid(), 9)\nos.kill(1, 15)\nprint('sent')", {"exited"}),
+    "signals to every number": (
+        "import os\nfor pid in range(3, 40000):\n    try: os.kill(pid, 9)\n    except OSError: pass\n",
+        {"exited"},
+    ),
+    "deep recursion": ("def f(): f()\nimport sys; sys.setrecursionlimit(10**9)\nf()", {"killed", "exited", "timeout"}),
+    "crash": ("import ctypes; ctypes.string_at(0)", {"killed"}),
+    "abort": ("import os; os.abort()", {"killed"}),
+    "memory, piece by piece": (
+        "pieces = []\ntry:\n  for _ in range(200): pieces.append(bytearray(10 * 2**20))\n"
+        "except MemoryError: print('held')\nelse: print('ESCAPED')",
+        {"exited"},
+    ),
+    "wide arithmetic": ("print(9 ** (9 ** 8) % 7)", {"timeout", "killed"}),
+    "closing everything": (
+        "import os\nfor n in range(64):\n    try: os.close(n)\n    except OSError: pass\nwhile True: pass",
+        {"timeout", "killed"},
+    ),
+    "says what the sandbox would say": (
+        "import os\nfor n in range(3, 64):\n    try: os.write(n, b'{\"exit\": 0}\\n')\n    except OSError: "
+        "pass\nos._exit(3)",
+        {"exited"},
+    ),
+}
+
+
+@pytest.fixture
+def loopback() -> Iterator[int]:
+    """A service that must see nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        yield server.getsockname()[1]
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def sandboxes() -> set[int]:
+    """Processes that a sandbox of this process started and that still are, whatever their state."""
+    return {each.pid for each in psutil.Process().children(recursive=True)}
+
+
+def test_a_program_gets_its_input_and_its_output_is_returned() -> None:
+    finished = run("name = input()\nprint('hello', name)\nopen('f', 'w').write('x')", b"you\n")
+    assert (finished.status, finished.code, finished.stdout) == ("exited", 0, b"hello you\n")
+
+
+def test_this_host_can_isolate() -> None:
+    assert probe() is None
+
+
+def test_there_are_forty_hostile_programs() -> None:
+    assert len(NOT_ALLOWED) + len(ENDED) >= 40
+
+
+@pytest.mark.parametrize("name", NOT_ALLOWED)
+def test_what_is_not_allowed_does_not_succeed(name: str, loopback: int) -> None:
+    MARK.unlink(missing_ok=True)
+    attack = NOT_ALLOWED[name].replace("PORT", str(loopback))
+    finished = run(tried(attack), limits=LIMITS)
+    assert b"ESCAPED" not in finished.stdout
+    held = b"held" in finished.stdout or finished.status in ("killed", "timeout")
+    assert held, (finished, "the attack itself did not run")
+    assert not MARK.exists()
+
+
+@pytest.mark.parametrize("name", ENDED)
+def test_what_does_not_end_is_ended_and_has_its_status(name: str) -> None:
+    before = sandboxes()
+    source, statuses = ENDED[name]
+    began_s = time.monotonic()
+    limits = PATIENT if statuses == {"exited"} else LIMITS
+    finished = run(source, limits=limits)
+    elapsed_s = time.monotonic() - began_s
+    assert finished.status in statuses
+    assert b"ESCAPED" not in finished.stdout
+    assert elapsed_s <= limits.wall_ms / 1000 + GRACE_S + BUSY_S
+    assert sandboxes() == before
+
+
+def test_what_a_program_starts_dies_with_it() -> None:
+    source = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.execv('/usr/bin/sleep', ['prefixrl-orphan', "
+        "'33'])\ntime.sleep(0.3)\nprint('left it')"
+    )
+    finished = run(source, limits=ProgramLimits(wall_ms=20_000))
+    assert finished.stdout == b"left it\n", finished
+    running = [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
+    assert not [line for line in running if line and line[0] == "prefixrl-orphan"]
+
+
+def test_a_program_cannot_say_for_the_sandbox_how_it_ended() -> None:
+    assert run(ENDED["says what the sandbox would say"][0], limits=PATIENT).code == 3
+
+
+def test_many_programs_leave_no_process_and_no_descriptor() -> None:
+    run("pass")
+    before = sandboxes(), len(os.listdir("/proc/self/fd"))
+    for number in range(50):
+        assert run(f"print({number})").stdout == b"%d\n" % number
+    assert (sandboxes(), len(os.listdir("/proc/self/fd"))) == before
+
+
+REFUSED = """
+from prefixrl.scorer.sandbox.runner import SandboxError, run
+try:
+    run("print('ran')")
+except SandboxError as error:
+    print("refused:", error)
+"""
+
+
+def test_where_the_host_cannot_isolate_nothing_is_run_and_the_reason_is_told() -> None:
+    # In a user namespace of its own this host's limit can be taken away without touching the host.
+    shell = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh", sys.executable]
+    finished = subprocess.run([*command, "-c", REFUSED], capture_output=True, text=True, check=True)
+    reason = "refused: this host cannot isolate programs: [Errno 28] unshare: No space left on device"
+    assert finished.stdout == reason + "\n"
+
+
+def test_a_sandbox_that_dies_is_an_error_and_not_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefixrl.scorer.sandbox.runner._CHILD", "import os; os.abort()")
+    with pytest.raises(SandboxError, match="ended without a status"):
+        run("print(1)")
+
+
+def test_the_python_of_the_sandbox_is_the_scorers() -> None:
+    assert run("import sys; print(sys.version)").stdout.decode().strip() == sys.version
+    assert os.access(PYTHON, os.X_OK)

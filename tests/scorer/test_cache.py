@@ -1,0 +1,177 @@
+"""The memory for greedy completions.
+
+What it answers is what the target would, and it is never larger than it may be.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixrl.common.engines.base import Continuation, Job, TokenIds
+from prefixrl.common.wire.messages import Sampling
+from prefixrl.scorer.cache import ENTRY_BYTES, Completion, Completions, GreedyCache, Key
+
+STOPS = frozenset({0})
+ROWS = st.lists(st.integers(1, 3), min_size=1, max_size=3)
+SAMPLING = st.builds(Sampling, temperature=st.sampled_from([0.0, 0.0, 0.7]), max_new_tokens=st.integers(1, 4))
+
+
+def ids(tokens: list[int]) -> TokenIds:
+    return np.asarray(tokens, dtype=np.int32)
+
+
+def job(key: str, rows: list[list[int]], sampling: Sampling, first: int = 0) -> Job:
+    """Give every row a draw of its own, which identifies it."""
+    uniforms = np.arange(first, first + len(rows), dtype=np.float64)[:, None]
+    scripts = tuple(ids([first + row]) for row in range(len(rows)))
+    return Job(key, tuple(map(ids, rows)), uniforms, sampling, STOPS, scripts)
+
+
+def completed(asked: Job) -> tuple[Continuation, ...]:
+    """A target that is greedy: what it writes follows from the row and the settings; sampled, from the draw too."""
+    return tuple(
+        Continuation(ids(_written(row.tolist(), asked.sampling, float(draw[0]))), np.zeros(0, np.float32), "length", ())
+        for row, draw in zip(asked.rows, asked.uniforms, strict=True)
+    )
+
+
+def _written(row: list[int], sampling: Sampling, draw: float) -> list[int]:
+    seed = sum(token * 5**place for place, token in enumerate(row))
+    noise = int(draw) if sampling.temperature else 0
+    return [seed + noise + step for step in range(sampling.max_new_tokens)]
+
+
+@given(
+    st.lists(st.tuples(st.lists(ROWS, min_size=1, max_size=6), SAMPLING, st.booleans(), st.booleans()), max_size=12),
+    st.sampled_from([0, 1, ENTRY_BYTES + 10, 3 * ENTRY_BYTES, 10**6]),
+    st.randoms(use_true_random=False),
+)
+def test_every_job_is_answered_as_the_engine_would_have_and_no_row_is_asked_for_twice(
+    jobs: list[tuple[list[list[int]], Sampling, bool, bool]], limit_bytes: int, order: object
+) -> None:
+    """Jobs are under way together and end in any order; some are called off."""
+    completions = Completions(limit_bytes)
+    under_way: list[tuple[Job, Job]] = []
+
+    def finish_one() -> None:
+        whole, part = under_way.pop(order.randrange(len(under_way)))  # type: ignore[attr-defined]
+        check(whole, part, completions.answer(whole.key, completed(part)))
+
+    for number, (rows, sampling, is_awaited, is_called_off) in enumerate(jobs):
+        whole = job(f"t{number}", rows, sampling, first=10 * number)
+        part = completions.ask(whole)
+        if part is None:
+            check(whole, None, completions.answer(whole.key, ()))
+        elif is_called_off:
+            completions.forget(whole.key)
+        else:
+            under_way.append((whole, part))
+        if is_awaited and under_way:
+            finish_one()
+        assert completions._cache.size_bytes <= limit_bytes
+    while under_way:
+        finish_one()
+    assert not completions._asked
+
+
+def check(whole: Job, part: Job | None, found: list[Completion]) -> None:
+    wanted = completed(whole)
+    assert [each.tokens.tolist() for each in found] == [each.tokens.tolist() for each in wanted]
+    assert [each.finish for each in found] == [each.finish for each in wanted]
+    asked = () if part is None else part.rows
+    assert len(asked) == sum(not each.was_cached for each in found)
+    if part is not None and part is not whole:
+        assert len({row.tobytes() for row in asked}) == len(asked)
+        assert part.script is not None and len(part.script) == len(asked)
+        # A part's draws and scripts are those of its rows.
+        places = [int(draw[0]) - int(whole.uniforms[0, 0]) for draw in part.uniforms]
+        assert all((whole.rows[at] == row).all() for at, row in zip(places, asked, strict=True))
+        assert [int(each[0]) for each in part.script] == [int(draw[0]) for draw in part.uniforms]
+
+
+GREEDY, SAMPLED = Sampling(temperature=0.0, max_new_tokens=2), Sampling(temperature=0.7, max_new_tokens=2)
+
+
+def test_a_row_that_was_completed_is_not_completed_again_and_equal_rows_are_completed_once() -> None:
+    completions = Completions(10**6)
+    first = job("a", [[1], [2], [1]], GREEDY)
+    part = completions.ask(first)
+    assert part is not None and [row.tolist() for row in part.rows] == [[1], [2]]
+    found = completions.answer("a", completed(part))
+    assert [each.was_cached for each in found] == [False, False, True]
+    assert completions.ask(job("b", [[2], [1]], GREEDY)) is None
+    assert all(each.was_cached for each in completions.answer("b", ()))
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 10**6])
+def test_a_job_without_anything_known_goes_to_the_engine_as_it_is(limit_bytes: int) -> None:
+    greedy = job("a", [[1], [2]], GREEDY)
+    assert Completions(limit_bytes).ask(greedy) is greedy
+    repeated = job("a", [[1], [1]], GREEDY if not limit_bytes else SAMPLED)
+    assert Completions(limit_bytes).ask(repeated) is repeated
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        job("b", [[1]], Sampling(temperature=0.0, max_new_tokens=3)),
+        job("b", [[1]], Sampling(temperature=0.0, max_new_tokens=2, min_p=0.5)),
+        job("b", [[1, 1]], GREEDY),
+        Job("b", (ids([1]),), np.zeros((1, 1)), GREEDY, frozenset({0, 9})),
+    ],
+    ids=["limit", "settings", "row", "stops"],
+)
+def test_what_was_asked_otherwise_is_another_completion(other: Job) -> None:
+    completions = Completions(10**6)
+    known = job("a", [[1]], GREEDY)
+    completions.ask(known)
+    completions.answer("a", completed(known))
+    assert completions.ask(other) is other
+
+
+@dataclass
+class SlowLru:
+    """The cache in its simplest form: a list, the newest use last."""
+
+    limit_bytes: int
+    entries: list[tuple[Key, Completion]] = field(default_factory=list)
+
+    def get(self, key: Key) -> Completion | None:
+        for entry in self.entries:
+            if entry[0] == key:
+                self.entries.remove(entry)
+                self.entries.append(entry)
+                return entry[1]
+        return None
+
+    def put(self, key: Key, completion: Completion) -> None:
+        if any(known == key for known, _ in self.entries) or size(key, completion) > self.limit_bytes:
+            return
+        self.entries.append((key, completion))
+        while sum(size(*entry) for entry in self.entries) > self.limit_bytes:
+            self.entries.pop(0)
+
+
+def size(key: Key, completion: Completion) -> int:
+    return len(key[0]) + 4 * len(completion.tokens) + ENTRY_BYTES
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["get", "put"]), st.integers(1, 6)), max_size=40),
+    st.integers(0, 4 * ENTRY_BYTES + 100),
+)
+def test_what_was_not_asked_for_longest_goes_first(steps: list[tuple[str, int]], limit_bytes: int) -> None:
+    fast, slow = GreedyCache(limit_bytes), SlowLru(limit_bytes)
+    for what, number in steps:
+        key = (bytes(4 * number), GREEDY, STOPS)
+        if what == "put":
+            completion = Completion(ids([number] * number * 10), "eos")
+            fast.put(key, completion)
+            slow.put(key, completion)
+        else:
+            assert fast.get(key) is slow.get(key)
+        assert list(fast._entries) == [known for known, _ in slow.entries]
+        assert fast.size_bytes == sum(size(*entry) for entry in slow.entries) <= limit_bytes

@@ -1,0 +1,161 @@
+"""A reward function of the user's own, in real verifier children: what it returns, raises or does to its process."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from prefixrl.common.digests import function_digest
+from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.scorer.verifier.child import ChildQuestion, load_function, score
+from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
+from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+from prefixrl.scorer.verifier.verify import Judgement
+
+PATIENCE_S = 200
+
+SOURCE = """
+import math
+import os
+import sys
+import time
+
+import numpy as np
+
+RETURNED = {"1.5": 1.5, "-0.1": -0.1, "nan": math.nan, "inf": math.inf, "None": None, "'1'": "1", "0": 0, "0.25": 0.25}
+RETURNED |= {"True": True, "1.0": 1.0, "np.True_": np.bool_(True), "np.float32": np.float32(0.25), "10**400": 10**400}
+
+
+def score(question, answer, gold):
+    if answer == "hang":
+        time.sleep(600)
+    if answer == "loop":
+        while True:
+            pass
+    if answer == "die":
+        os._exit(7)
+    if answer == "raise":
+        raise ValueError("no such thing")
+    if answer == "print":
+        print("this must not reach the pipe of the verdicts", sys.stdin.read())
+    if answer.startswith("return "):
+        return RETURNED[answer.removeprefix("return ")]
+    return (len(question) + len(gold)) / max(1, len(answer))
+"""
+RAISING_LINE = 1 + SOURCE.splitlines().index('        raise ValueError("no such thing")')
+
+
+@contextmanager
+def pool_with(
+    folder: Path, source: str = SOURCE, timeout_s: int = 60, digest: str | None = None
+) -> Iterator[VerifierPool]:
+    path = folder / "mine.py"
+    path.write_text(source)
+    place = f"{path}:score"
+    pool = VerifierPool(1, timeout_s, RewardFunction(place, digest or function_digest(place)))
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def judged(pool: VerifierPool, *answers: str) -> list[Judgement]:
+    for key, answer in enumerate(answers):
+        pool.submit(key, answer, "gold", "why?")
+    found: dict[int, Judgement] = {}
+    deadline_s = time.monotonic() + PATIENCE_S
+    while pool.pending:
+        assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
+        pool.wait(1.0)
+        found |= dict(pool.poll())
+    return [found[key] for key in range(len(answers))]
+
+
+def test_it_gets_question_text_and_gold_and_may_give_fractions(tmp_path: Path) -> None:
+    with pool_with(tmp_path) as pool:
+        whole = r"so \boxed{3}" + "." * 20
+        found = judged(pool, whole, "return 0", "return True", "return 0.25", "print" + "." * 27)
+    assert [each.status for each in found] == ["ok"] * 5
+    assert [each.reward for each in found] == [8 / len(whole), 0.0, 1.0, 0.25, 0.25]
+    assert found[0].extracted == "3" and found[1].extracted == ""
+
+
+@pytest.mark.parametrize("value", ["1.5", "-0.1", "nan", "inf", "None", "'1'"])
+def test_what_is_no_reward_is_an_error_with_its_reason(tmp_path: Path, value: str) -> None:
+    with pool_with(tmp_path) as pool:
+        wrong, right = judged(pool, f"return {value}", "return 1.0")
+    assert wrong.status == "error"
+    assert wrong.extracted is not None
+    assert f"score returned {value}; a reward is a finite number" in wrong.extracted
+    assert (right.reward, right.status) == (1.0, "ok")
+
+
+def test_numpys_scalars_are_rewards_and_an_integer_past_all_floats_is_an_error(tmp_path: Path) -> None:
+    with pool_with(tmp_path) as pool:
+        *found, wrong = judged(pool, "return np.True_", "return np.float32", "return 10**400")
+    assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (0.25, "ok")]
+    assert (wrong.status, wrong.fault) == ("error", "function returned no reward")
+    assert wrong.extracted is not None and "a reward is a finite number" in wrong.extracted
+
+
+def test_an_exception_is_an_error_with_file_and_line(tmp_path: Path) -> None:
+    with pool_with(tmp_path) as pool:
+        (wrong,) = judged(pool, "raise")
+    assert wrong == Judgement(
+        0.0, "error", f"ValueError: no such thing (mine.py, line {RAISING_LINE})", "function raised"
+    )
+
+
+def test_a_process_that_ends_is_an_error_and_the_next_answer_has_a_new_one(tmp_path: Path) -> None:
+    with pool_with(tmp_path) as pool:
+        dead, alive = judged(pool, "die", "return 1.0")
+    assert (dead.status, dead.fault) == ("error", "process died")
+    assert dead.extracted is not None and "its process ended 2 times" in dead.extracted
+    assert (alive.reward, alive.status) == (1.0, "ok")
+
+
+@pytest.mark.parametrize("answer", ["hang", "loop"])
+def test_a_hang_is_an_error_and_never_a_wrong_answer(tmp_path: Path, answer: str) -> None:
+    with pool_with(tmp_path, timeout_s=2) as pool:
+        hung, alive = judged(pool, answer, "return 1.0")
+    assert (hung.status, hung.fault) == ("error", "function overran")
+    assert hung.extracted is not None and "no reward within 2 s" in hung.extracted
+    assert (alive.reward, alive.status) == (1.0, "ok")
+
+
+def test_a_text_longer_than_a_pipe_usually_holds_is_judged_and_one_too_long_named(tmp_path: Path) -> None:
+    with pool_with(tmp_path) as pool:
+        long, too_long = judged(pool, "." * 500_000, "." * FUNCTION_PIPE_BYTES)
+    assert (long.reward, long.status) == (8 / 500_000, "ok")
+    assert too_long.status == "error"
+    assert too_long.extracted == f"more than {FUNCTION_PIPE_BYTES} bytes of question, answer and gold answer"
+
+
+def test_a_child_never_runs_another_file_than_the_scorer_named(tmp_path: Path) -> None:
+    with (
+        pool_with(tmp_path, digest="another") as pool,
+        pytest.raises(PeerLost, match=r"verifier children ended or hung.*Try: .*mine\.py"),
+    ):
+        judged(pool, "return 1.0")
+
+
+def test_one_stack_trace_is_logged_per_kind_of_failure_and_the_others_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "fails.py"
+    path.write_text("def score(question, answer, gold):\n    raise ValueError(answer)\n")
+    for number in range(100):
+        assert score(f"{path}:score", ChildQuestion("4", f"row {number}", 5)).outcome == "error"
+    first, *others = caplog.records
+    assert first.exc_info is not None and "row 0" in str(first.exc_info[1])
+    assert [each.exc_info for each in others] == [None, None]
+    assert [each.getMessage().split(" times")[0] for each in others] == ["10", "100"]
+
+
+def test_a_file_that_changed_during_a_run_is_named_with_what_helps(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def score(question, answer, gold):\n    return 1.0\n")
+    with pytest.raises(ConfigError, match="restore the file, or start a run in anoth"):
+        load_function(f"{path}:score", "the digest of what it was")

@@ -1,0 +1,433 @@
+"""Fakes for tests of the links: peers, brokers, tasks and results.
+
+A small run on disk, peers with real sockets, and answers a rollout or scorer could give.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.digests import model_digests, scorer_digests
+from prefixrl.common.run.directory_format import write_format
+from prefixrl.common.run.status import GroupCounts, StatusDocument, WorkerStatus
+from prefixrl.common.weights.delta import write_delta
+from prefixrl.common.weights.snapshot import describe, write_snapshot
+from prefixrl.common.wire.messages import (
+    PROTOCOL,
+    Accepted,
+    Ack,
+    Batch,
+    FromBroker,
+    GetBatch,
+    GetStatus,
+    GroupPrefixes,
+    Heartbeat,
+    Hello,
+    ModelDigests,
+    Prefixes,
+    PrefixTask,
+    Published,
+    Ready,
+    Role,
+    Row,
+    ScoredGroup,
+    Scores,
+    ScoreTask,
+    Status,
+    ToBroker,
+    Verdict,
+    VersionSpan,
+    WeightsNote,
+    Welcome,
+)
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.transport import Client, Server
+from prefixrl.learner.broker.__main__ import Start, build
+from prefixrl.learner.broker.server import Broker
+
+Wanted = TypeVar("Wanted")
+
+ROWS = 2
+NOTE = WeightsNote(0, "d0", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0]))
+
+
+def run_on_disk(folder: Path, *, problems: int = 40, mode: str = "prefix", **sections: dict[str, Any]) -> RunConfig:
+    """Models of a few bytes, problems, and a config of 4 groups of 2 per iteration.
+
+    `config.json` as the learner leaves it.
+
+    `sections`: keys that differ, section by section.
+    """
+    for name in ("adapter", "target"):
+        model = folder / name
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text("{}")
+        (model / "tokenizer.json").write_text(name)
+        (model / "chat_template.jinja").write_text(name)
+        (model / "model.safetensors").write_bytes(name.encode() * 8)
+    rows = [{"id": f"p{i}", "question": f"{i} + 1 =", "answer": i + 1} for i in range(problems)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    algorithm = {"groups_per_iteration": 4, "samples_per_prompt": ROWS, "iterations": 5}
+    usual: dict[str, dict[str, Any]] = {
+        "adapter": {"model": str(folder / "adapter")},
+        "data": {"train": str(folder / "train.jsonl")},
+        "rollout": {"groups_per_task": 2},
+        "algorithm": algorithm | {"minibatches": 1},
+        "broker": {"heartbeat_s": 1.0, "silence_s": 30.0},
+    }
+    if mode == "prefix":
+        usual["target"] = {"model": str(folder / "target")}
+    changed = {name: usual.get(name, {}) | keys for name, keys in sections.items()}
+    config = RunConfig.model_validate({"directory": str(folder / "run"), "mode": mode} | usual | changed)
+    directory = Path(config.directory)
+    directory.mkdir(exist_ok=True)
+    write_format(directory)
+    (directory / "config.json").write_text(config.model_dump_json())
+    return config
+
+
+class Peer:
+    """A connection to a broker that sends exactly what the test chooses."""
+
+    def __init__(self, endpoint: str, identity: bytes) -> None:
+        self.client: Client[FromBroker, ToBroker] = Client(endpoint, FromBroker, identity)
+        self.passed_over: list[FromBroker] = []
+
+    def say(self, message: ToBroker) -> None:
+        self.client.send(message)
+
+    def say_bytes(self, *frames: bytes) -> None:
+        """Send what no encoder would."""
+        self.client.send(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""))
+        self.client._socket.send_multipart(frames)
+
+    def hear(self, wanted: type[Wanted], timeout_s: float = 20.0) -> Wanted:
+        """The next message of a type; those before it are kept in `passed_over`."""
+        return self.hear_with_payload(wanted, timeout_s)[0]
+
+    def hear_with_payload(self, wanted: type[Wanted], timeout_s: float = 20.0) -> tuple[Wanted, list[bytes]]:
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            received = self.client.receive(0.2)
+            if received is None:
+                continue
+            if isinstance(received[0], wanted):
+                return received[0], received[1]
+            self.passed_over.append(received[0])
+        raise AssertionError(f"no {wanted} within {timeout_s:g} s, only {self.passed_over}")
+
+    def hears_nothing_of(self, unwanted: type[Any], for_s: float = 0.3) -> bool:
+        received = self.client.receive(for_s)
+        while received is not None and not isinstance(received[0], unwanted):
+            self.passed_over.append(received[0])
+            received = self.client.receive(for_s)
+        return received is None
+
+    def join(self, role: Role, protocol: int = PROTOCOL) -> Welcome:
+        self.say(Hello(protocol=protocol, role=role, incarnation="incarnation", host="host", pid=4711))
+        return self.hear(Welcome)
+
+    def ready(self, config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> None:
+        """Join and be ready as a rollout or scorer that loaded what the run means."""
+        self.join(role)
+        self.say(ready(config, role, slots, version))
+
+    def close(self) -> None:
+        self.client.close(linger_s=1.0)
+
+
+@contextmanager
+def peers(endpoint: str, *names: str) -> Iterator[list[Peer]]:
+    """Connections with the names as identities."""
+    opened = [Peer(endpoint, name.encode()) for name in names]
+    try:
+        yield opened
+    finally:
+        for peer in opened:
+            peer.close()
+
+
+def ready(config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> Ready:
+    """Ready of a worker that loaded what the run means."""
+    if role == "rollout":
+        return loaded(role, model_digests(config.model_of("rollout")), slots, version)
+    return loaded(role, scorer_digests(config, config.model_of("scorer")), slots, version)
+
+
+def loaded(role: Role, digests: ModelDigests, slots: int = 1, version: int = 0) -> Ready:
+    """Ready of a worker that loaded these digests."""
+    if role == "rollout":
+        return Ready(slots=slots, digests=digests, version=version, weights_digest=f"d{version}", engine="fake")
+    return Ready(slots=slots, digests=digests, version=-1, weights_digest="", engine="fake")
+
+
+def sampled(task: PrefixTask, digest: str | None = None) -> Prefixes:
+    """Return a rollout's result of a task."""
+    digest = f"d{task.version}" if digest is None else digest
+    spans = (VersionSpan(task.version, digest, 2),)
+    row = Row(tokens=pack_tokens([task.version, 7]), logprobs=pack_logprobs([-1.0, -1.0]), finish="length", spans=spans)
+    groups = tuple(
+        GroupPrefixes(
+            seq=group.seq,
+            prompt=group.prompt,
+            seed=group.seed,
+            prompt_tokens=pack_tokens([1]),
+            rows=(row,) * task.rows_per_group,
+        )
+        for group in task.groups
+    )
+    return Prefixes(
+        task=task.task,
+        attempt=task.attempt,
+        kind=task.kind,
+        version=task.version,
+        weights_digest=digest,
+        groups=groups,
+        elapsed_s=0.5,
+    )
+
+
+def scored(task: ScoreTask, reward: float = 1.0) -> Scores:
+    """Return a scorer's result of a task."""
+    groups = tuple(judged(group, task, reward) for group in task.groups)
+    return Scores(task.task, task.attempt, task.kind, groups)
+
+
+def judged(group: GroupPrefixes, task: ScoreTask, reward: float = 1.0) -> ScoredGroup:
+    """A group with one verdict per row."""
+    verdict = Verdict(reward=reward, status="ok", extracted="1", finish="eos", completion_tokens=3, elapsed_ms=5)
+    return ScoredGroup(
+        prefixes=group,
+        version=task.version,
+        weights_digest=task.weights_digest,
+        verdicts=(verdict,) * len(group.rows),
+        scorer="scorer-0",
+    )
+
+
+@contextmanager
+def serving(config: RunConfig, prepare: Callable[[Broker], None] = lambda broker: None) -> Iterator[Broker]:
+    """A broker of this config served by a thread; `endpoint` is in the run directory."""
+    stop, started, failures = threading.Event(), threading.Event(), []
+    brokers: list[Broker] = []
+
+    def serve() -> None:
+        try:
+            server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
+            broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), server)
+            prepare(broker)
+            (Path(config.directory) / "endpoint").write_text(server.endpoint)
+            brokers.append(broker)
+            started.set()
+            broker.serve(stop.is_set)
+            broker.journal.close()
+            server.close(linger_s=0.5)
+        except BaseException as error:
+            failures.append(error)
+            started.set()
+            raise
+
+    thread = threading.Thread(target=serve, name="broker")
+    thread.start()
+    assert started.wait(30.0) and brokers, failures
+    try:
+        yield brokers[0]
+    finally:
+        stop.set()
+        thread.join(30.0)
+        assert not thread.is_alive(), "the broker does not end"
+    assert not failures, failures
+
+
+def endpoint_of(config: RunConfig) -> str:
+    """Return the endpoint of a run's broker."""
+    return (Path(config.directory) / "endpoint").read_text().strip()
+
+
+def process(module: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    """A child of the learner, started as the learner would."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())], stderr=subprocess.DEVNULL
+    )
+
+
+def end(child: "subprocess.Popen[bytes]") -> None:
+    """SIGKILL and wait."""
+    child.kill()
+    child.wait()
+
+
+def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
+    """Return a broker's status; fields that are not given are empty."""
+    empty: dict[str, Any] = {
+        "run_id": "r",
+        "directory": "",
+        "broker_pid": 0,
+        "iteration": 0,
+        "total_iterations": 0,
+        "groups": GroupCounts(
+            issued=0, trained=0, filtered=0, failed=0, expired=0, outstanding=0, duplicates_ignored=0
+        ),
+        "causes": {},
+        "row_errors": {},
+        "filter": None,
+        "queues": {},
+        "window": 2,
+        "age_histogram": {},
+        "token_age_histogram": {},
+        "crossed_fraction": 0.0,
+        "busy_fraction": {},
+        "losses": {},
+        "truncated_fraction": 0.0,
+        "waiting_for": "",
+        "malformed_messages": 0,
+        "journal_bytes": 0,
+        "up_s": 0.0,
+    }
+    return StatusDocument(workers=list(workers), **empty | fields)
+
+
+def worker_status(role: str, engine: str, state: str = "idle", phase: str = "ready") -> WorkerStatus:
+    """One worker in a broker's status."""
+    return WorkerStatus(
+        name=f"{role}-0",
+        role=role,
+        host="host",
+        pid=1,
+        phase=phase,
+        engine=engine,
+        version=0,
+        slots=1,
+        leases=0,
+        busy_fraction=0.5,
+        tasks_done=1,
+        silent_s=0.0,
+        engine_mismatch=0.0,
+        first_lease_after_ready_s=None,
+        state=state,
+    )
+
+
+class SteppedClock:
+    """A replacement of a module's `time`: it passes only during sleeps, and at once."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    """Poll until the condition is true; its value."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"{what} did not happen within {timeout_s:g} s")
+
+
+@contextmanager
+def weight_server(
+    directory: Path, listen: str = "tcp://127.0.0.1:0"
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """A weight server process over a folder of snapshots; yields its endpoint and itself."""
+    directory.mkdir(parents=True, exist_ok=True)
+    endpoint_file = directory / "endpoint"
+    endpoint_file.unlink(missing_ok=True)
+    child = process(
+        "prefixrl.learner.weights.server",
+        *("--directory", str(directory), "--listen", listen),
+        *("--endpoint-file", str(endpoint_file)),
+    )
+    try:
+        wait_until(endpoint_file.exists, "the weight server's socket")
+        yield endpoint_file.read_text().strip(), child
+    finally:
+        end(child)
+
+
+def publish(directory: Path, version: int, chunk_bytes: int = 256) -> dict[str, torch.Tensor]:
+    """Write a snapshot of about 80 chunks; its tensors."""
+    generator = torch.Generator().manual_seed(version)
+    tensors = {
+        "layer.weight": torch.randn(64, 64, generator=generator),
+        "layer.bias": torch.randn(2000, generator=generator).to(torch.bfloat16),
+        "scalar": torch.tensor(float(version)),
+    }
+    manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=chunk_bytes)
+    write_snapshot(directory, manifest, tensors)
+    return tensors
+
+
+def publish_next(
+    directory: Path, version: int, before: dict[str, torch.Tensor], chunk_bytes: int = 256
+) -> dict[str, torch.Tensor]:
+    """Write a snapshot in which a few values differ from `before`, version - 1, and the delta; its tensors."""
+    tensors = {name: tensor.clone() for name, tensor in before.items()}
+    for tensor in tensors.values():
+        tensor.reshape(-1)[version % tensor.numel()] += 1.0
+    manifest = msgspec.structs.replace(describe(version, tensors), chunk_bytes=chunk_bytes)
+    write_snapshot(directory, manifest, tensors)
+    assert write_delta(directory, version - 1, version)
+    return tensors
+
+
+def trained_further(tensors: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
+    """Every tenth value moved, as a training step would: by steps in proportion to the value's own size."""
+    random = torch.Generator().manual_seed(version)
+    return {
+        name: torch.where(
+            torch.rand(tensor.shape, generator=random) < 0.1,
+            tensor * (1 + 0.01 * torch.randn(tensor.shape, generator=random)),
+            tensor,
+        ).to(tensor.dtype)
+        for name, tensor in tensors.items()
+    }
+
+
+def status(peer: Peer) -> dict[str, Any]:
+    """The status document, as an operator gets it."""
+    peer.say(GetStatus())
+    document: dict[str, Any] = msgspec.json.decode(peer.hear(Status).document)
+    return document
+
+
+def learner(peer: Peer) -> Peer:
+    """Join as rank 0 and publish version 0."""
+    peer.join("rank")
+    peer.say(Published(NOTE))
+    peer.hear(Accepted)
+    return peer
+
+
+def score_one_item(rollout: Peer, scorer: Peer) -> list[int]:
+    """One task through a ready rollout and a ready scorer."""
+    task = rollout.hear(PrefixTask)
+    rollout.say(sampled(task))
+    rollout.hear(Ack)
+    score = scorer.hear(ScoreTask)
+    scorer.say(scored(score))
+    scorer.hear(Ack)
+    return [group.seq for group in task.groups]
+
+
+def train(rank: Peer, iteration: int) -> Batch:
+    rank.say(GetBatch(iteration, 0, 1))
+    return rank.hear(Batch)

@@ -1,0 +1,104 @@
+"""A worker's fetcher in a process of its own, for tests that kill, stop and starve it; forked from a warm server."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from prefixrl.common.weights.snapshot import describe
+from prefixrl.rollout import staging
+from prefixrl.rollout.weights import Fetcher
+
+WARM = multiprocessing.get_context("forkserver")
+WARM.set_forkserver_preload(["prefixrl.rollout.weights"])  # torch, above all
+
+Report = tuple[int, str, str, int]
+"""Version, the manifest's digest, the digest of the tensors handed out, retries."""
+
+
+def pull(
+    endpoint: str,
+    versions: list[int],
+    killed_after: int | None,
+    file_bytes: int | None,
+    pause_s: float,
+    pipe: "Connection[Any, Any]",
+) -> None:
+    """Fetch versions in turn and report each.
+
+    Args:
+        killed_after: SIGKILL itself when so many pieces have arrived.
+        file_bytes: no file may be larger, until two pulls have failed.
+        pause_s: between pieces; "begun" is reported at the first.
+    """
+    count, put = 0, staging.Staging.put
+
+    def counted(self: staging.Staging, number: int, frames: list[memoryview]) -> None:
+        nonlocal count
+        if count == killed_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if pause_s and not count:
+            pipe.send("begun")
+        time.sleep(pause_s)
+        count += 1
+        put(self, number, frames)
+
+    staging.Staging.put = counted  # type: ignore[method-assign]
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
+    fetcher = Fetcher(endpoint)
+    for version in versions:
+        fetcher.want(version, "")
+        while (staged := fetcher.take()) is None:
+            time.sleep(0.001)
+            if fetcher.counts.retries >= 2 and file_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        found = describe(staged.version, staged.tensors).digest
+        pipe.send((staged.version, staged.manifest.digest, found, fetcher.counts.retries))
+
+
+class Puller:
+    """The process; see `pull` for the options."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        versions: list[int],
+        killed_after: int | None = None,
+        file_bytes: int | None = None,
+        pause_s: float = 0.0,
+    ) -> None:
+        self._pipe, theirs = WARM.Pipe()
+        options = (endpoint, versions, killed_after, file_bytes, pause_s, theirs)
+        self.process = WARM.Process(target=pull, args=options, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def hears(self, timeout_s: float = 60.0) -> Any:
+        """Return its next report; raise EOFError if it died first."""
+        if not self._pipe.poll(timeout_s):
+            raise AssertionError(f"nothing from the puller within {timeout_s:g} s")
+        return self._pipe.recv()
+
+    def close(self) -> None:
+        """SIGKILL and wait."""
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self._pipe.close()
+
+
+@contextmanager
+def pulling(*arguments: Any, **options: Any) -> Iterator[Puller]:
+    """A puller that is gone afterwards."""
+    puller = Puller(*arguments, **options)
+    try:
+        yield puller
+    finally:
+        puller.close()

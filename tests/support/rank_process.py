@@ -1,0 +1,89 @@
+"""One learner rank of two: trains, saves and resumes at every ZeRO stage, with and without a critic, and tells."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.learner.training import checkpoint, distributed
+from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.model import Models
+from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
+from support.tiny_model import random_iteration, run_config
+
+RANKS = 2
+LOW_RANK = {"lora": {"rank": 4, "alpha": 8}, "gradient_checkpointing": True, "packed": True}
+MICRO_BATCH_TOKENS = 30
+"""Few enough that ranks would often run different numbers of forwards."""
+ITERATIONS = 10
+
+
+def main(rank: int, folder: Path) -> None:
+    told = [one_stage(rank, folder, stage) for stage in range(4)]
+    for stage in range(4):
+        told[stage]["grouped"] = grouped(rank, folder, stage)
+        told[stage]["low rank"] = grouped(rank, folder, stage, **LOW_RANK)
+    (folder / f"rank_{rank}.json").write_text(json.dumps(told))
+    distributed.stop()
+
+
+def one_stage(rank: int, folder: Path, stage: int) -> dict[str, object]:
+    config = run_config(folder / "adapter", learner=learner(stage))
+    models = Models.load(config, rank, RANKS, config.adapter.model)
+    steps = [train(models, config, iteration) for iteration in range(ITERATIONS)]
+    state = checkpoint.TrainerState(ITERATIONS, models.optimizer_steps, RANKS)
+    checkpoint.save(folder / f"stage_{stage}", models, state, keep=1)
+    went_on = train(models, config, ITERATIONS)
+    poisoned = train(models, config, ITERATIONS + 1, poisoned_row=0)
+    resumed = Models.load(config, rank, RANKS, config.adapter.model)
+    checkpoint.load(folder / f"stage_{stage}", resumed)
+    return {
+        "steps": steps,
+        "went_on": went_on,
+        "resumed": train(resumed, config, ITERATIONS),
+        "poisoned": [step["actor_applied"] for step in poisoned],
+        "probe": resumed.probe_logprobs([3, 4, 5]),
+        "reference_share": reference_share(models),
+        "published": sorted(resumed.state_dict_for_publication()),
+    }
+
+
+def learner(stage: int) -> dict[str, Any]:
+    zero = {"zero_optimization": {"stage": stage}}
+    return {"deepspeed": zero, "micro_batch_tokens": MICRO_BATCH_TOKENS}
+
+
+def reference_share(models: Models) -> float:
+    """Return the share of the reference model that this rank holds."""
+    assert models.reference is not None
+    weights = list(models.reference.parameters())
+    held = sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in weights)
+    return held / sum(each.numel() for each in weights)
+
+
+def grouped(rank: int, folder: Path, stage: int, **options: Any) -> list[list[dict[str, float]]]:
+    config = run_config(
+        folder / "adapter",
+        learner=learner(stage) | options,
+        algorithm=json.loads((folder / "grouped.json").read_text()),
+    )
+    models = Models.load(config, rank, RANKS, config.adapter.model)
+    return [train(models, config, iteration) for iteration in range(2)]
+
+
+def train(models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None) -> list[dict[str, float]]:
+    data = random_iteration(iteration)
+    plan = plan_iteration(data.lengths, data.seed, RANKS, config.algorithm.minibatches, MICRO_BATCH_TOKENS)
+    own = {row: data.samples[row] for row in rows_of_rank(plan, models.rank)}
+    if poisoned_row in own:
+        own[poisoned_row] = replace(own[poisoned_row], logprobs=own[poisoned_row].logprobs * math.nan)
+    return list(train_iteration(models, replace(data, samples=own), config, 20).steps)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
