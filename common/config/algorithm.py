@@ -10,13 +10,17 @@ from prefixrl.common.config.section import (
     NonNegative,
     NonNegativeFloat,
     OnlyWith,
+    OrOff,
     Positive,
     PositiveFloat,
     Section,
 )
 
 Name = Literal["gae", "tppo", "appo", "grpo", "dr_grpo", "rloo", "reinforce_baseline"]
+Correction = Literal["decoupled", "behaviour", "none", "topr"]
+Ratio = Literal["token", "prefix", "prefix_mean"]
 Band = Annotated[tuple[NonNegativeFloat, PositiveFloat], Field(strict=False)]
+AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
 WITH_CRITIC: tuple[Name, ...] = ("gae", "tppo", "appo")
 
@@ -25,7 +29,7 @@ ONLY_FOR: OnlyWith = {
     "gae_lambda": (("gae", "tppo"), "the others have no value per token"),
     "value_clip": (WITH_CRITIC, "the others have no critic"),
     "critic_warmup_steps": (WITH_CRITIC, "the others have no critic"),
-    "length_normalised": (("appo",), "the others do not multiply ratios over a prefix"),
+    "critic_targets": (WITH_CRITIC, "the others have no critic"),
     "zscore": (("grpo",), "the others do not divide by a deviation of rewards"),
     "aggregation": (
         ("gae", "tppo", "grpo", "rloo", "reinforce_baseline"),
@@ -38,6 +42,16 @@ ONLY_FOR: OnlyWith = {
     ),
 }
 """Keys that have an effect under some names only, and why."""
+_CLIPPED: tuple[Correction, ...] = ("decoupled", "behaviour", "none")
+ONLY_WITH_CORRECTION: OnlyWith = {
+    "importance_cap": (("decoupled",), "the others have no weight p/mu"),
+    "importance_above_cap": (("decoupled",), "the others have no weight p/mu"),
+    "proximal": (("decoupled", "none"), "the others compare with the behaviour policy alone"),
+    "clip": (_CLIPPED, "topr tapers the ratio and clips nothing"),
+    "clip_high": (_CLIPPED, "topr tapers the ratio and clips nothing"),
+    "dual_clip": (_CLIPPED, "topr tapers the ratio and clips nothing"),
+}
+"""Keys that have an effect under some corrections only, and why."""
 
 
 class AlgorithmConfig(Section):
@@ -49,8 +63,23 @@ class AlgorithmConfig(Section):
     """Iterations of the run; exclusive with `data.epochs`."""
     max_staleness: NonNegative = 2
     """S: no sample is trained more than S versions after the one that wrote it. 0 is synchronous PPO."""
-    correction: Literal["decoupled", "behaviour", "none"] = "decoupled"
+    correction: Correction = "decoupled"
+    """The form of the policy loss where the behaviour policy is not the current one; see docs/objectives.md."""
+    ratio: Ratio | None = None
+    """One ratio per token, one per prefix (the product), or its geometric mean; absent: token, with appo prefix."""
+    proximal: Literal["measured", "interpolated"] = "measured"
+    """interpolated: no forward is spent on the proximal policy, it is taken between behaviour and current (A-3PO)."""
     importance_cap: PositiveFloat = 2.0
+    importance_above_cap: Literal["truncate", "mask"] = "truncate"
+    """A weight p/mu above the cap counts as the cap, or as 0; N counts the token either way."""
+    bound_ratio: Annotated[AboveOne | None, OrOff] = 1.6
+    """"off", or a bound: a prefix whose theta/mu is past it, or past 1 over it, is pushed no further that way."""
+    bound_probability: Annotated[float, Field(gt=0, le=1)] | None = None
+    """A token whose probability went further than this from mu's is pushed no further that way (DPPO)."""
+    bound_negatives: PositiveFloat | None = None
+    """A prefix of negative advantage with a larger mean log(mu/theta) is pushed no further (OPSM)."""
+    bound_second_moment: PositiveFloat | None = None
+    """The largest (log theta/mu)^2 of a step are pushed no further until the others' mean is below (M2PO)."""
     mask_token_band: Band | None = None
     """[low, high] on p/mu of a token: tokens outside are left out of the policy loss."""
     mask_sequence_band: Band | None = None
@@ -65,13 +94,13 @@ class AlgorithmConfig(Section):
     clip: PositiveFloat = 0.2
     clip_high: PositiveFloat | None = None
     """The ratio is clipped to [1 - clip, 1 + clip_high]; absent: `clip`."""
-    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """Bound on the loss of a token of negative advantage, as a multiple of that advantage; absent: no bound."""
+    dual_clip: Annotated[AboveOne | None, OrOff] = 3.0
+    """"off", or a bound on the loss of a token of negative advantage, as a multiple of that advantage."""
     value_clip: PositiveFloat = 0.2
+    critic_targets: Literal["gae", "vtrace"] = "gae"
+    """vtrace: the critic learns the value of the proximal policy, not of the one that sampled."""
     critic_warmup_steps: NonNegative = 0
     """Optimiser steps at the start of the run in which only the critic learns."""
-    length_normalised: bool = False
-    """appo: the ratio is the geometric mean over the prefix's tokens instead of their product."""
     zscore: Literal["group", "buffer"] = "group"
     """grpo: a reward is standardised by mean and deviation of its group, or of the whole iteration (buffer)."""
     kl: NonNegativeFloat = 1e-3
@@ -86,6 +115,11 @@ class AlgorithmConfig(Section):
     aggregation: Literal["token", "sequence"] = "token"
     advantage_function: str | None = None
     """`file.py:name` of a function (rewards, groups) -> advantages of an iteration's rows, in place of a baseline."""
+
+    @property
+    def ratio_used(self) -> Ratio:
+        """Return the granularity of the ratio, by the key or else by the name."""
+        return self.ratio or ("prefix" if self.name == "appo" else "token")
 
     @property
     def has_critic(self) -> bool:
@@ -107,6 +141,7 @@ class AlgorithmConfig(Section):
                 f"expected gradient and k2/k3 in a reward are biased; with {placement!r} use {' or '.join(allowed)}"
             )
         useless = self.without_effect(ONLY_FOR, "name", self.name, info)
+        useless += self.without_effect(ONLY_WITH_CORRECTION, "correction", self.correction, info)
         if not self.is_whitened and self.is_given("whiten_floor", info):
             condition = f"name = {self.name!r}{' and whiten = false' if self.whiten is False else ''}"
             useless.append(self.no_effect("whiten_floor", condition, "advantages are not whitened"))
@@ -120,6 +155,8 @@ class AlgorithmConfig(Section):
             low, high = getattr(self, key) or (0.0, math.inf)
             if not low < 1.0 < high:
                 raise ValueError(f"{key} = [{low:g}, {high:g}] must hold 1 between its ends: fresh samples have p/mu 1")
+        if self.proximal == "interpolated":
+            self._measures_nothing()
         if self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1:
             raise ValueError(
                 f"kl_limit = {self.kl_limit:g} with minibatches = 1 and ppo_epochs = 1: an iteration has no later step "
@@ -136,3 +173,16 @@ class AlgorithmConfig(Section):
                 f"every advantage would be 0; sample at least 2 per prompt, or use a name with a critic"
             )
         return self
+
+    def _measures_nothing(self) -> None:
+        """Raise ValueError for a key that needs the proximal logprobs before the loss."""
+        needing = [
+            key for key in ("mask_token_band", "mask_sequence_band", "bound_second_moment") if getattr(self, key)
+        ]
+        needing += ["kl_placement = 'reward'"] if self.kl > 0 and self.kl_placement == "reward" else []
+        needing += ["critic_targets = 'vtrace'"] if self.critic_targets == "vtrace" else []
+        if needing:
+            raise ValueError(
+                f"proximal = 'interpolated' with {', '.join(needing)}: these need proximal logprobs before the loss; "
+                f"leave one of the two out"
+            )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 Mode = Literal["prefix", "direct"]
 
@@ -12,6 +12,9 @@ NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+OrOff = BeforeValidator(lambda value: None if value == "off" else value)
+"""For a key that is on by default: "off" stands for None, since TOML has no word for it."""
 
 FROM_RUN_FILE = {"is_run_file": True}
 """Validation context of a user's run file: keys without effect are refused there even at their default values. A

@@ -11,6 +11,22 @@ ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
 """Arms of a run in the order in which they are reported."""
 
 
+class AgeDrift(msgspec.Struct, frozen=True, kw_only=True):
+    """Distance of the learner's policy p from the engine's mu, in the samples of one age."""
+
+    age: int
+    """Versions between the one that sampled and the one that is trained."""
+    tokens: int
+    gap: float
+    """Mean |log p/mu| per token, in nats."""
+    ess_fraction: float
+    """Effective sample size of p/mu of the tokens, over their number."""
+    rows: int
+    """Rows whose oldest token has this age."""
+    row_ess_fraction: float
+    """Effective sample size of the products over whole rows, over the number of rows."""
+
+
 class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `metrics.jsonl`: one iteration."""
 
@@ -42,6 +58,8 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     trained_s: float
     since_start_s: float
     """Time that learners ran since the run began, without what was lost when one was killed."""
+    drift: tuple[AgeDrift, ...] = ()
+    """Distance of the policy from its samples, by their age; age 0 shows what engine and learner differ by."""
     engines: dict[str, tuple[str, ...]] = {}
     """Engines of the connected workers, by role."""
     endpoint: UsageTotal | None = None

@@ -1,5 +1,6 @@
 """Writes `metrics.jsonl`, a line per iteration, and `advantages.jsonl`, one per group."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.messages import Batch, StageTimes
+from prefixrl.learner.run.alarms import Alarms
 from prefixrl.learner.run.batch_fractions import batch_fractions, statuses
 from prefixrl.learner.training.figures import IterationMetrics
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,9 @@ class MetricsLog:
         _keep_before(self._metrics, MetricsLine, iteration)
         _keep_before(self._advantages, AdvantageLine, iteration)
         lines = self.lines()
+        self._alarms = Alarms()
+        for line in lines:
+            self._alarms.look(line.iteration, line.figures)
         self._before_s = self._written_s = lines[-1].since_start_s if lines else 0.0
 
     def lines(self) -> list[MetricsLine]:
@@ -48,7 +55,7 @@ class MetricsLog:
     def write(
         self, batch: Batch, metrics: IterationMetrics, optimizer_steps: int, times: Times, status: StatusDocument
     ) -> None:
-        """Write the lines of one iteration."""
+        """Write the lines of one iteration, and log the alarms that begin with it."""
         now_s = self.since_run_began_s(times.since_start_s)
         interval_s, self._written_s = now_s - self._written_s, now_s
         mismatches = (each.engine_mismatch for each in status.workers if each.role == "rollout")
@@ -73,6 +80,7 @@ class MetricsLog:
             waited_s=times.waited_s,
             trained_s=times.trained_s,
             since_start_s=now_s,
+            drift=metrics.ages,
             engines=_engines(status),
             endpoint=status.endpoint,
         )
@@ -80,6 +88,8 @@ class MetricsLog:
         rows = iter(metrics.row_advantages)
         lines = [AdvantageLine(batch.iteration, each.seq, [next(rows) for _ in each.lengths]) for each in batch.groups]
         json_lines.append(self._advantages, lines)
+        for text in self._alarms.look(batch.iteration, metrics.means):
+            log.warning("%s", text)
 
 
 def _engines(status: StatusDocument) -> dict[str, tuple[str, ...]]:

@@ -5,7 +5,9 @@ Read in this order:
     iteration.py      one iteration: measure, advantages, mini-batches, steps
     objectives.py     the table of algorithms: which arguments of the pure functions `grpo`, `rloo`, `gae` … stand for
     advantages.py     rewards per token, GAE, group baselines, whitening; pure
-    ppo.py            policy and value loss, ratios, masks, KL estimates; pure
+    ppo.py            policy and value loss, KL estimates; pure
+    ratios.py         ratios of the three policies, masks and bounds on them; pure
+    drift.py          distance of the engine's policy from the learner's, by age; pure
     batch.py          a batch as samples, samples as padded tensors; pure
     plan.py           the rows of each mini-batch, rank and micro-batch; pure
     figures.py        the figures of an iteration, summed over ranks

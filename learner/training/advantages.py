@@ -52,6 +52,34 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lambda_: fl
     return advantages, advantages + values
 
 
+def vtrace(
+    rewards: Tensor, values: Tensor, importance: Tensor, mask: Tensor, gamma: float, lambda_: float
+) -> tuple[Tensor, Tensor]:
+    """Return advantages and V-trace targets (Espeholt et al. 2018, eq. 1 and remark 2).
+
+    delta_t = r_t + gamma V_{t+1} - V_t,  D_t = v_t - V_t = rho_t delta_t + gamma lambda c_t D_{t+1},  A_t = delta_t +
+    gamma lambda D_{t+1}, with rho_t = c_t = min(1, p/mu). A_t leaves its own rho_t out: the policy loss has its own
+    weight. With p = mu both are those of `gae`.
+
+    Args:
+        importance: (rows, tokens), p/mu.
+
+    The other arguments and the result are those of `gae`.
+    """
+    values, rewards = torch.where(mask, values, 0.0), torch.where(mask, rewards, 0.0)
+    trace = importance.clamp(max=1.0)
+    advantages, corrections = torch.zeros_like(values), torch.zeros_like(values)
+    following = torch.zeros_like(values[:, 0])
+    next_value = torch.zeros_like(following)
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantages[:, t] = torch.where(mask[:, t], delta + gamma * lambda_ * following, 0.0)
+        following = torch.where(mask[:, t], trace[:, t] * (delta + gamma * lambda_ * following), 0.0)
+        next_value = values[:, t]
+        corrections[:, t] = following
+    return advantages, corrections + values
+
+
 def group_advantages(
     rewards: Sequence[float], groups: Sequence[int], baseline: Literal["mean", "leave_one_out"], floor: float | None
 ) -> list[float]:

@@ -1,5 +1,6 @@
 """From batches to samples, and from samples to padded tensors. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,8 @@ class PaddedRows:
     """(rows, tokens) int64, 0 under padding."""
     behaviour: Tensor
     """(rows, tokens) float32 logprobs of the engine, 0 under padding."""
+    versions: Tensor
+    """(rows, tokens) int64: version of the adapter that sampled each token, 0 under padding."""
     rewards: Tensor
     """(rows,) float32."""
 
@@ -88,6 +91,10 @@ class PreparedMicroBatch:
     """0 without a critic."""
     advantages: Tensor
     returns: Tensor
+    ages: Tensor
+    """Versions between the one that sampled a token and the one that is trained."""
+    second_moment_limit: float = math.inf
+    """Limit of M2PO on (log theta/mu)^2; see `ratios.second_moment_limit`."""
 
 
 def pad(samples: Sequence[Sample], pad_id: int) -> PaddedRows:
@@ -106,12 +113,14 @@ def pad(samples: Sequence[Sample], pad_id: int) -> PaddedRows:
     width = max(prompt + tokens for prompt, tokens in zip(prompts, sampled, strict=True))
     input_ids = np.full((len(samples), width), pad_id, dtype=np.int64)
     tokens = np.zeros((len(samples), max(sampled)), dtype=np.int64)
+    versions = np.zeros(tokens.shape, dtype=np.int64)
     behaviour = np.zeros(tokens.shape, dtype=np.float32)
     for row, sample in enumerate(samples):
         input_ids[row, : prompts[row]] = sample.prompt_tokens
         input_ids[row, prompts[row] : prompts[row] + sampled[row]] = sample.tokens
         tokens[row, : sampled[row]] = sample.tokens
         behaviour[row, : sampled[row]] = sample.logprobs
+        versions[row, : sampled[row]] = sample.versions
     prompt_lengths, sampled_lengths = torch.tensor(prompts)[:, None], torch.tensor(sampled)[:, None]
     steps, positions = torch.arange(max(sampled))[None, :], torch.arange(width)[None, :]
     mask = steps < sampled_lengths
@@ -123,6 +132,7 @@ def pad(samples: Sequence[Sample], pad_id: int) -> PaddedRows:
         mask=mask,
         tokens=torch.from_numpy(tokens),
         behaviour=torch.from_numpy(behaviour),
+        versions=torch.from_numpy(versions),
         rewards=torch.tensor([sample.reward for sample in samples], dtype=torch.float32),
     )
 

@@ -57,6 +57,17 @@ def from_rank_0(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def gather_over_ranks(values: Tensor) -> Tensor:
+    """Return the 1-d values of all ranks in their order. A collective; the numbers may differ."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    sizes = torch.zeros(ranks, dtype=torch.int64, device=values.device)
+    sizes[rank] = len(values)
+    ends = sum_over_ranks(sizes).cumsum(dim=0).tolist()
+    whole = values.new_zeros(ends[-1])
+    whole[ends[rank] - len(values) : ends[rank]] = values
+    return sum_over_ranks(whole)
+
+
 def barrier() -> None:
     """Wait until every rank is here."""
     if dist.get_world_size() > 1:

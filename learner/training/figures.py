@@ -8,9 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prefixrl.common.run.documents import AgeDrift
 from prefixrl.learner.training.batch import IterationData, PreparedMicroBatch
 from prefixrl.learner.training.distributed import sum_over_ranks
-from prefixrl.learner.training.ppo import LOG_RATIO_EDGES, Granularity, Sums, bin_counts, log_ratios, units
+from prefixrl.learner.training.drift import drift_by_age, drift_figures, drift_sums
+from prefixrl.learner.training.ppo import LOG_RATIO_EDGES, Sums, bin_counts
+from prefixrl.learner.training.ratios import Ratio, log_ratios, units
 from prefixrl.learner.training.trained_model import StepReport
 
 Report = dict[str, float]
@@ -41,6 +44,8 @@ class IterationMetrics:
     """Mean advantage of each row as trained, in training order."""
     steps: tuple[Report, ...]
     """Per optimiser step: losses, gradient norms before clipping, and whether each step was applied (1 or 0)."""
+    ages: tuple[AgeDrift, ...]
+    """Distance of the engine's policy from the learner's, for every age that was trained."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class StepSums:
     """One optimiser step on this rank: sums to be added over ranks, reports already global."""
 
     sums: Sums
+    logprobs: Sequence[Tensor]
+    """The current policy's, of each micro-batch."""
     actor: StepReport | None
     """None when the actor did not learn in this step."""
     critic: StepReport | None
@@ -64,12 +71,13 @@ class StepSums:
 
 @dataclass(frozen=True)
 class IterationFacts:
-    """Whitening moments, granularity of the ratio and skipped steps of one iteration."""
+    """Whitening moments, granularity of the ratio, skipped steps and window of one iteration."""
 
     whitening: Whitening
-    granularity: Granularity
+    ratio: Ratio
     steps_left_out: int
     """Optimiser steps not taken because the KL had passed its limit."""
+    max_staleness: int
 
 
 @torch.no_grad()
@@ -85,6 +93,8 @@ def report(
     figures |= reward_figures(data.rewards, data.groups) | mask_figures(micro_batches)
     figures["crossed_rows_fraction"] = _crossed(data, micro_batches)
     figures |= _step_figures(reports, steps)
+    drift = _drift(micro_batches, facts.max_staleness)
+    figures |= drift_figures(drift)
     figures |= {
         "rows": float(len(data.lengths)),
         "tokens": float(sum(sampled for _, sampled in data.lengths)),
@@ -93,9 +103,18 @@ def report(
         "steps_left_out": float(facts.steps_left_out),
     }
     figures = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
-    histograms = _histograms(data, micro_batches, facts.granularity)
+    histograms = _histograms(data, micro_batches, facts.ratio)
     histograms["log_ratio"] = histogram(LOG_RATIO_EDGES, bins)
-    return IterationMetrics(figures, histograms, row_advantages, reports)
+    return IterationMetrics(figures, histograms, row_advantages, reports, drift_by_age(drift))
+
+
+def _drift(micro_batches: Sequence[PreparedMicroBatch], max_staleness: int) -> Tensor:
+    """Return the sums of `drift_sums` over all rows. A collective."""
+    found = [
+        drift_sums(each.proximal, each.batch.behaviour, each.batch.mask, each.ages, max_staleness)
+        for each in micro_batches
+    ]
+    return sum_over_ranks(torch.stack(found).sum(dim=0))
 
 
 def _over_ranks(steps: Sequence[StepSums]) -> tuple[list[Report], Tensor]:
@@ -160,16 +179,14 @@ def _crossed(data: IterationData, micro_batches: Sequence[PreparedMicroBatch]) -
     return float(crossed_rows / max(rows, 1))
 
 
-def _histograms(
-    data: IterationData, micro_batches: Sequence[PreparedMicroBatch], granularity: Granularity
-) -> dict[str, Histogram]:
+def _histograms(data: IterationData, micro_batches: Sequence[PreparedMicroBatch], ratio: Ratio) -> dict[str, Histogram]:
     samples = [data.samples[row] for micro_batch in micro_batches for row in micro_batch.rows]
     ages = [data.iteration - sample.version for sample in samples]
     of_tokens = [data.iteration - sample.versions for sample in samples]
     device = micro_batches[0].batch.mask.device
     importance = [
-        log_ratios(micro_batch.proximal, micro_batch.batch.behaviour, micro_batch.batch.mask, granularity)[
-            units(micro_batch.batch.mask, granularity)
+        log_ratios(micro_batch.proximal, micro_batch.batch.behaviour, micro_batch.batch.mask, ratio)[
+            units(micro_batch.batch.mask, ratio)
         ]
         for micro_batch in micro_batches
     ]
@@ -211,6 +228,7 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
     advantage = total / max(count, 1.0)
     figures = {
         "clip_fraction": sums["clipped"] / ratios,
+        "bounded_fraction": sums["bounded"] / ratios,
         "approx_kl": sums["approx_kl"] / tokens,
         "entropy": sums["entropy"] / tokens,
         "ratio": sums["ratio"] / ratios,
@@ -222,7 +240,7 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
         "advantage_deviation": max(squares / max(count, 1.0) - advantage**2, 0.0) ** 0.5,
     }
     if "reference_kl" in sums:
-        figures["reference_kl"] = sums["reference_kl"] / tokens
+        figures["reference_kl"] = sums["reference_kl"] / max(sums["reference_weights"], 1e-300)
     if "value_tokens" in sums:
         values = max(sums["value_tokens"], 1.0)
         figures |= {

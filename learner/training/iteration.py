@@ -22,12 +22,13 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.training.advantages import moments, whiten
 from prefixrl.learner.training.batch import IterationData, PreparedMicroBatch, Sample, filler_row, pad
-from prefixrl.learner.training.distributed import sum_over_ranks
+from prefixrl.learner.training.distributed import gather_over_ranks, sum_over_ranks
 from prefixrl.learner.training.figures import IterationFacts, IterationMetrics, StepSums, Whitening, report
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
 from prefixrl.learner.training.plan import MicroBatch, plan_iteration
-from prefixrl.learner.training.ppo import PolicyTerms, Sums, ValueTerms, kept_tokens, policy_loss, units, value_loss
+from prefixrl.learner.training.ppo import PolicyTerms, Sums, ValueTerms, policy_loss, value_loss
+from prefixrl.learner.training.ratios import kept_tokens, log_ratios, second_moment_limit, second_moments
 
 PAD_ID = 0
 """Any id will do: padded positions are outside every mask, and no position after them counts."""
@@ -58,6 +59,7 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
         [_measure(models, data, rows, algorithm) for rows in minibatch[models.rank]] for minibatch in minibatches
     ]
     whitening, micro_batches = _with_advantages(measured, data, objective)
+    micro_batches = _with_limits(micro_batches, objective)
     planned = micro_batches * algorithm.ppo_epochs
     normalisers = _normalisers(micro_batches, objective) * algorithm.ppo_epochs
     steps: list[StepSums] = []
@@ -68,7 +70,12 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
             break
     left_out = len(planned) - len(steps)
     models.optimizer_steps += left_out
-    facts = IterationFacts(whitening, objective.policy.granularity, left_out)
+    if objective.policy.is_interpolated:
+        micro_batches = [
+            [replace(each, proximal=seen) for each, seen in zip(own, step.logprobs, strict=True)]
+            for own, step in zip(micro_batches, steps, strict=False)
+        ]
+    facts = IterationFacts(whitening, objective.policy.ratio, left_out, algorithm.max_staleness)
     return report(data, [micro_batch for own in micro_batches for micro_batch in own], steps, facts)
 
 
@@ -94,7 +101,9 @@ def _measure(models: Models, data: IterationData, rows: MicroBatch, algorithm: A
     """Measure proximal and reference logprobs, values and masks by the forward that is trained."""
     batch = (pad([_sample(data, row) for row in rows], PAD_ID) if rows else filler_row(PAD_ID)).to(models.device)
     nothing = torch.zeros_like(batch.behaviour)
-    proximal, values = models.forward_actor(batch)[0], models.forward_critic(batch)
+    is_measured = algorithm.proximal == "measured"
+    proximal = models.forward_actor(batch)[0] if is_measured else batch.behaviour
+    values = models.forward_critic(batch)
     return PreparedMicroBatch(
         rows=rows,
         batch=batch,
@@ -106,6 +115,7 @@ def _measure(models: Models, data: IterationData, rows: MicroBatch, algorithm: A
         old_values=nothing if values is None else values,
         advantages=nothing,
         returns=nothing,
+        ages=torch.where(batch.mask, data.iteration - batch.versions, 0),
     )
 
 
@@ -151,6 +161,22 @@ def _with_advantages(
     return Whitening(tuple(sums), is_floored), done
 
 
+def _with_limits(micro_batches: list[list[PreparedMicroBatch]], objective: Objective) -> list[list[PreparedMicroBatch]]:
+    """Set M2PO's limit, one for each optimiser step over all ranks. A collective where it is on."""
+    if objective.second_moment is None:
+        return micro_batches
+    done = []
+    for own in micro_batches:
+        found = []
+        for each in own:
+            drift = log_ratios(each.proximal, each.batch.behaviour, each.kept, objective.policy.ratio)
+            moments, may_clip = second_moments(drift, torch.where(each.kept, each.advantages, 0.0))
+            found.append(moments[may_clip])
+        limit = second_moment_limit(gather_over_ranks(torch.cat(found)), objective.second_moment)
+        done.append([replace(each, second_moment_limit=limit) for each in own])
+    return done
+
+
 def _estimate(micro_batch: PreparedMicroBatch, rewards: Sequence[float], objective: Objective) -> PreparedMicroBatch:
     own = torch.zeros_like(micro_batch.batch.rewards)
     if micro_batch.rows:
@@ -161,7 +187,7 @@ def _estimate(micro_batch: PreparedMicroBatch, rewards: Sequence[float], objecti
 def _advantage_counts(micro_batch: PreparedMicroBatch, objective: Objective) -> Tensor:
     """Return moments of the counted advantages and the number of bad logprobs: shape (4,)."""
     bad = (~torch.isfinite(micro_batch.proximal[micro_batch.batch.mask])).sum()
-    counted = units(micro_batch.kept, objective.policy.granularity)
+    counted = value_mask(objective, micro_batch.kept)
     return torch.cat([moments(micro_batch.advantages, counted), bad[None].double()])
 
 
@@ -187,10 +213,13 @@ def _optimise(
     policy_normaliser, value_normaliser = normalisers
     is_actor_trained = policy_normaliser > 0.0 and not is_frozen
     totals: Sums = {}
+    logprobs: list[Tensor] = []
     for index, micro_batch in enumerate(own):
         is_last = index == len(own) - 1
         with torch.set_grad_enabled(is_actor_trained):
-            loss, sums = policy_loss(_policy_terms(models, micro_batch), objective.policy, max(policy_normaliser, 1.0))
+            terms = _policy_terms(models, micro_batch)
+            loss, sums = policy_loss(terms, objective.policy, max(policy_normaliser, 1.0))
+        logprobs.append(terms.logprobs.detach())
         if is_actor_trained:
             models.actor.backward(loss, is_last)
         sums |= {"policy_loss": loss.detach().double()}
@@ -201,6 +230,7 @@ def _optimise(
     models.optimizer_steps += 1
     return StepSums(
         totals,
+        logprobs,
         models.actor.step(step, total_steps) if is_actor_trained else None,
         models.critic.step(step, total_steps) if models.critic else None,
     )
@@ -216,6 +246,8 @@ def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> PolicyTerm
         reference=micro_batch.reference,
         advantages=micro_batch.advantages,
         mask=micro_batch.kept,
+        ages=micro_batch.ages,
+        second_moment_limit=micro_batch.second_moment_limit,
     )
 
 

@@ -27,9 +27,10 @@ from torch import Tensor
 from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.errors import TrainingFault
-from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards
+from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards, vtrace
 from prefixrl.learner.training.batch import PreparedMicroBatch
-from prefixrl.learner.training.ppo import PolicySettings, kl_estimate, units
+from prefixrl.learner.training.ppo import Bounds, PolicySettings, kl_estimate
+from prefixrl.learner.training.ratios import Ratio, log_ratios, units
 
 STD_FLOOR = 1e-6
 """Added to the deviation of a group's rewards."""
@@ -53,6 +54,12 @@ class Objective:
     """A row's weight in the denominator, whatever its length; None: tokens (or rows) are counted."""
     value_clip: float
     policy: PolicySettings
+    is_one_action: bool = False
+    """True if a prefix is one action, with one advantage and one value."""
+    has_vtrace: bool = False
+    """True if the critic's targets are V-trace's."""
+    second_moment: float | None = None
+    """Bound of M2PO, for `ratios.second_moment_limit`; None: off."""
     advantage_function: str | None = None
     """`file.py:name` of the user's function; only with the baseline "function"."""
 
@@ -60,9 +67,6 @@ class Objective:
 def resolve(algorithm: AlgorithmConfig, sampled_tokens: int) -> Objective:
     """Resolve the objective of a run; `sampled_tokens` is the most tokens a row may have."""
     name = algorithm.name
-    granularity: Literal["token", "product", "geometric_mean"] = "token"
-    if name == "appo":
-        granularity = "geometric_mean" if algorithm.length_normalised else "product"
     policy = PolicySettings(
         correction=algorithm.correction,
         clip=algorithm.clip,
@@ -72,8 +76,15 @@ def resolve(algorithm: AlgorithmConfig, sampled_tokens: int) -> Objective:
         kl_in_loss=algorithm.kl if algorithm.kl_placement == "loss" else 0.0,
         kl_estimator=algorithm.kl_estimator,
         clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
-        granularity=granularity,
+        dual_clip=_limit(algorithm.dual_clip),
+        ratio=algorithm.ratio_used,
+        above_cap=algorithm.importance_above_cap,
+        is_interpolated=algorithm.proximal == "interpolated",
+        bounds=Bounds(
+            ratio=_limit(algorithm.bound_ratio),
+            probability=_limit(algorithm.bound_probability),
+            negatives=_limit(algorithm.bound_negatives),
+        ),
     )
     baseline: Literal["critic", "mean", "leave_one_out", "function"] = "critic"
     if algorithm.advantage_function is not None:
@@ -91,8 +102,15 @@ def resolve(algorithm: AlgorithmConfig, sampled_tokens: int) -> Objective:
         row_tokens=float(sampled_tokens) if name == "dr_grpo" else None,
         value_clip=algorithm.value_clip,
         policy=policy,
+        is_one_action=name == "appo",
+        has_vtrace=algorithm.critic_targets == "vtrace",
+        second_moment=algorithm.bound_second_moment,
         advantage_function=algorithm.advantage_function,
     )
+
+
+def _limit(bound: float | None) -> float:
+    return math.inf if bound is None else bound
 
 
 def row_rewards(objective: Objective, rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
@@ -143,15 +161,21 @@ def estimate(objective: Objective, micro_batch: PreparedMicroBatch, rewards: Ten
     if micro_batch.reference is not None and objective.kl_in_reward != 0.0:
         penalty = objective.kl_in_reward * kl_estimate(micro_batch.proximal, micro_batch.reference, "k1")
     values = torch.where(value_mask(objective, mask), micro_batch.old_values, 0.0)
-    advantages, returns = gae(token_rewards(rewards, mask, penalty), values, mask, objective.gamma, objective.lambda_)
-    if objective.policy.granularity != "token":
+    found = token_rewards(rewards, mask, penalty)
+    if objective.has_vtrace:
+        ratio: Ratio = "prefix" if objective.is_one_action else "token"
+        importance = log_ratios(micro_batch.proximal, micro_batch.batch.behaviour, mask, ratio).exp()
+        advantages, returns = vtrace(found, values, importance, mask, objective.gamma, objective.lambda_)
+    else:
+        advantages, returns = gae(found, values, mask, objective.gamma, objective.lambda_)
+    if objective.is_one_action:
         advantages = torch.where(mask, advantages[:, :1], 0.0)
     return replace(micro_batch, advantages=advantages, returns=returns)
 
 
 def value_mask(objective: Objective, mask: Tensor) -> Tensor:
     """Return the positions of the critic's values: one for each action."""
-    return units(mask, objective.policy.granularity)
+    return units(mask, "prefix" if objective.is_one_action else "token")
 
 
 def denominators(objective: Objective, micro_batch: PreparedMicroBatch) -> Tensor:

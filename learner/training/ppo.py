@@ -3,12 +3,10 @@
 Three policies meet here: behaviour mu (the engine that sampled), proximal p (the learner at the start of the batch) and
 current theta. All tensors are (rows, tokens); `mask` is True where a sampled token counts. Every loss is a sum over a
 global denominator, so micro-batches and ranks add up to the same loss however they are cut; the second result holds
-plain sums for the same reason.
-
-Ratios have a granularity: each token its own, or one for the whole prefix, the product of its tokens' ratios or their
-geometric mean. One ratio for a prefix stands at every token of its row, so that the rest is written once.
+plain sums for the same reason. `ratios.py` has the ratios of the three policies, their granularity and their bounds.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,10 +14,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Sums = dict[str, Tensor]
-Granularity = Literal["token", "product", "geometric_mean"]
-Band = tuple[float, float]
+from prefixrl.learner.training.ratios import (
+    LOG_RATIO_LIMIT,
+    Ratio,
+    interpolated,
+    is_past_probability,
+    is_past_ratio,
+    is_stale_negative,
+    log_ratios,
+    masked,
+    second_moments,
+    units,
+)
 
+Sums = dict[str, Tensor]
+Correction = Literal["decoupled", "behaviour", "none", "topr"]
+
+K3_LIMIT = 10.0
+"""The most that k3 of one token counts, in nats."""
 LOG_RATIO_EDGES = tuple(edge / 10 for edge in range(-15, 16))
 
 
@@ -36,6 +48,10 @@ class PolicyTerms:
     reference: Tensor | None
     advantages: Tensor
     mask: Tensor
+    ages: Tensor
+    """Versions between mu and p."""
+    second_moment_limit: float = math.inf
+    """Tokens with a (log theta/mu)^2 at or above it are pushed no further (`ratios.second_moment_limit`)."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +67,22 @@ class ValueTerms:
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """Bounds on the distance of theta from mu; past them a token is pushed no further. inf: off."""
+
+    ratio: float = math.inf
+    """On theta/mu and mu/theta of the whole prefix, at any granularity of the loss."""
+    probability: float = math.inf
+    """On the difference of the token's probabilities."""
+    negatives: float = math.inf
+    """On the mean log(mu/theta) of a row of negative advantage, in nats."""
+
+
+@dataclass(frozen=True)
 class PolicySettings:
     """The choices of the policy loss."""
 
-    correction: Literal["decoupled", "behaviour", "none"]
+    correction: Correction
     clip: float
     importance_cap: float
     aggregation: Literal["token", "sequence"]
@@ -65,9 +93,14 @@ class PolicySettings:
     kl_estimator: Literal["k1", "k2", "k3"]
     clip_high: float | None = None
     """The ratio is clipped to [1 - clip, 1 + clip_high]; None for `clip`."""
-    dual_clip: float | None = None
-    """Bound on the objective as a multiple of a negative advantage; None for no bound."""
-    granularity: Granularity = "token"
+    dual_clip: float = math.inf
+    """Bound on the objective as a multiple of a negative advantage."""
+    ratio: Ratio = "token"
+    above_cap: Literal["truncate", "mask"] = "truncate"
+    """A weight above `importance_cap` counts as the cap, or as 0; the token stays in the denominator."""
+    is_interpolated: bool = False
+    """True if p is interpolated between mu and theta and not measured."""
+    bounds: Bounds = Bounds()
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -84,49 +117,17 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """Estimate KL(policy || reference) per token from the policy's samples (Schulman 2020)."""
+    """Estimate KL(policy || reference) per token from the policy's samples (Schulman 2020).
+
+    k3 is clamped: an unlikely token of a reference far away would otherwise outweigh all others.
+    """
     log_ratio = logprobs - reference
     if estimator == "k1":
         return log_ratio
     if estimator == "k2":
         return 0.5 * log_ratio.square()
-    return torch.exp(-log_ratio) - 1.0 + log_ratio
-
-
-def units(mask: Tensor, granularity: Granularity) -> Tensor:
-    """Mark a position per ratio: every counted token, or each row's first; (rows, tokens)."""
-    return mask if granularity == "token" else mask & (mask.cumsum(dim=1) == 1)
-
-
-def log_ratios(above: Tensor, below: Tensor, mask: Tensor, granularity: Granularity) -> Tensor:
-    """Return log(above/below) at the granularity, (rows, tokens); 0 outside the mask.
-
-    "product": the probability ratio of the whole prefix. "geometric_mean": the same per token, exp(mean of logs), as in
-    GSPO (Zheng et al. 2025, eq. 7).
-    """
-    difference = torch.where(mask, above - below, 0.0)
-    if granularity == "token":
-        return difference
-    per_row = difference.sum(dim=1, keepdim=True)
-    if granularity == "geometric_mean":
-        per_row = per_row / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return torch.where(mask, per_row, 0.0)
-
-
-def kept_tokens(
-    proximal: Tensor, behaviour: Tensor, mask: Tensor, token_band: Band | None, sequence_band: Band | None
-) -> Tensor:
-    """Drop tokens whose p/mu, or rows whose geometric mean of p/mu, is out of band.
-
-    A value that is not a number stays in: it must reach the loss, which drops the step, and not count as staleness.
-    """
-    kept = mask
-    per_token = log_ratios(proximal, behaviour, mask, "token")
-    per_row = log_ratios(proximal, behaviour, mask, "geometric_mean")
-    for logs, band in ((per_token, token_band), (per_row, sequence_band)):
-        if band is not None:
-            kept = kept & ~((logs.exp() < band[0]) | (logs.exp() > band[1]))
-    return kept
+    near = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (torch.exp(-near) - 1.0 + near).clamp(max=K3_LIMIT)
 
 
 def aggregate(x: Tensor, mask: Tensor, aggregation: Literal["token", "sequence"], normaliser: float) -> Tensor:
@@ -138,13 +139,16 @@ def aggregate(x: Tensor, mask: Tensor, aggregation: Literal["token", "sequence"]
 
 
 def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float) -> tuple[Tensor, Sums]:
-    """Return L = -sum w min(rho A, clip(rho) A) / N - entropy bonus + KL, and its sums.
+    """Return L = -sum w [surrogate + entropy bonus - KL] / N and its sums.
 
-    It is the decoupled PPO objective (Hilton et al. 2022).
-
-    `correction` = "decoupled": rho = theta/p, w = min(p/mu, cap). "behaviour": rho = theta/mu, w = 1. "none": rho =
-    theta/p, w = 1, that is, samples count as if the proximal policy had written them. Where A < 0, `dual_clip` = c
-    bounds the objective from below by c A (Ye et al. 2020, eq. 5).
+    `correction`, with surrogate min(rho A, clip(rho) A):
+        "decoupled": rho = theta/p, w = p/mu up to the cap (Hilton et al. 2022).
+        "behaviour": rho = theta/mu, w = 1.
+        "none": rho = theta/p, w = 1, that is, samples count as if the proximal policy had written them.
+        "topr": the surrogate is A log theta where A >= 0, and sg(min(theta/mu, 1)) A log theta where A < 0, w = 1
+            (Le Roux et al. 2025, eq. 8).
+    Where A < 0, `dual_clip` = c bounds the clipped surrogate from below by c A (Ye et al. 2020, eq. 5). Past one of the
+    bounds on theta/mu the surrogate has no gradient.
 
     Args:
         normaliser: unmasked tokens (or rows, with aggregation by sequence) of the whole optimiser step, all ranks.
@@ -153,27 +157,35 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
         the loss, and sums over the unmasked tokens (`tokens` counts them) or ratios (`units` counts them) of this call.
     """
     mask, advantages = terms.mask, torch.where(terms.mask, terms.advantages, 0.0)
-    logprobs, proximal, behaviour = _masked(mask, terms.logprobs, terms.proximal, terms.behaviour)
-    old = behaviour if settings.correction == "behaviour" else proximal
-    log_ratio = log_ratios(logprobs, old, mask, settings.granularity)
-    ratio = log_ratio.exp()
-    importance = log_ratios(proximal, behaviour, mask, settings.granularity).exp().detach()
-    objective, is_clipped = _clipped(ratio, advantages, settings)
-    if settings.correction == "decoupled":
-        objective = objective * importance.clamp(max=settings.importance_cap)
-    per_token = -objective
+    logprobs, proximal, behaviour = masked(mask, terms.logprobs, terms.proximal, terms.behaviour)
+    if settings.is_interpolated:
+        proximal = interpolated(logprobs, behaviour, terms.ages)
+    drift = log_ratios(logprobs, behaviour, mask, settings.ratio)
+    log_ratio = drift
+    if settings.correction in ("decoupled", "none"):
+        log_ratio = log_ratios(logprobs, proximal, mask, settings.ratio)
+    importance = log_ratios(proximal, behaviour, mask, settings.ratio).exp().detach()
+    if settings.correction == "topr":
+        surrogate, is_clipped = _tapered(logprobs, log_ratio, advantages)
+    else:
+        surrogate, is_clipped = _clipped(log_ratio.exp(), advantages, settings)
+    is_bounded = _is_bounded(terms, logprobs.detach(), behaviour, drift.detach(), settings)
+    per_token = -torch.where(is_bounded, surrogate.detach(), surrogate)
     if settings.entropy != 0.0:
         per_token = per_token - settings.entropy * terms.entropy
     if settings.kl_in_loss != 0.0 and terms.reference is not None:
-        (reference,) = _masked(mask, terms.reference)
+        (reference,) = masked(mask, terms.reference)
         per_token = per_token + settings.kl_in_loss * kl_estimate(logprobs, reference, settings.kl_estimator)
+    if settings.correction == "decoupled":
+        per_token = per_token * _weights(importance, settings)
     loss = aggregate(per_token, mask, settings.aggregation, normaliser)
-    unit = units(mask, settings.granularity)
+    unit = units(mask, settings.ratio)
     with torch.no_grad():
-        return loss, _token_sums(terms) | {
+        return loss, _token_sums(terms, logprobs, proximal, behaviour) | {
             "units": unit.sum().double(),
             "clipped": _total(is_clipped, unit),
-            "ratio": _total(ratio, unit),
+            "bounded": _total(is_bounded, unit),
+            "ratio": _total(log_ratio.exp(), unit),
             "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
             "importance": _total(importance, unit),
             "importance_squared": _total(importance.double().square(), unit),
@@ -181,15 +193,45 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
         }
 
 
+def _weights(importance: Tensor, settings: PolicySettings) -> Tensor:
+    if settings.above_cap == "mask":
+        return torch.where(importance > settings.importance_cap, 0.0, importance)
+    return importance.clamp(max=settings.importance_cap)
+
+
 def _clipped(ratio: Tensor, advantages: Tensor, settings: PolicySettings) -> tuple[Tensor, Tensor]:
     """Return min(rho A, clip(rho) A) with the dual clip, and the positions of active bounds."""
     high = settings.clip if settings.clip_high is None else settings.clip_high
     free = ratio * advantages
-    objective = torch.minimum(free, ratio.clamp(1.0 - settings.clip, 1.0 + high) * advantages)
-    if settings.dual_clip is not None:
-        bounded = torch.maximum(objective, settings.dual_clip * advantages)
-        objective = torch.where(advantages < 0, bounded, objective)
-    return objective, objective != free
+    surrogate = torch.minimum(free, ratio.clamp(1.0 - settings.clip, 1.0 + high) * advantages)
+    if math.isfinite(settings.dual_clip):
+        bounded = torch.maximum(surrogate, settings.dual_clip * advantages)
+        surrogate = torch.where(advantages < 0, bounded, surrogate)
+    return surrogate, surrogate != free
+
+
+def _tapered(logprobs: Tensor, log_ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+    """Return TOPR's surrogate, and where theta/mu below 1 tapers a negative advantage."""
+    is_tapered = (advantages < 0) & (log_ratio < 0)
+    taper = torch.where(is_tapered, log_ratio.detach().exp(), 1.0)
+    return taper * advantages * logprobs, is_tapered
+
+
+def _is_bounded(
+    terms: PolicyTerms, logprobs: Tensor, behaviour: Tensor, drift: Tensor, settings: PolicySettings
+) -> Tensor:
+    """Return True where a bound on the distance from mu takes the gradient away."""
+    bounds, found, advantages = settings.bounds, torch.zeros_like(terms.mask), terms.advantages
+    if math.isfinite(bounds.ratio):
+        found = found | is_past_ratio(logprobs, behaviour, terms.mask, advantages, bounds.ratio)
+    if math.isfinite(bounds.probability):
+        found = found | is_past_probability(logprobs, behaviour, advantages, bounds.probability)
+    if math.isfinite(bounds.negatives):
+        found = found | is_stale_negative(logprobs, behaviour, terms.mask, advantages, bounds.negatives)
+    if math.isfinite(terms.second_moment_limit):
+        moments, may_clip = second_moments(drift, advantages)
+        found = found | (may_clip & (moments >= terms.second_moment_limit))
+    return found & terms.mask
 
 
 def value_loss(
@@ -203,7 +245,7 @@ def value_loss(
     Returns:
         the loss, and sums over the unmasked tokens of this call.
     """
-    values, old_values, returns = _masked(terms.mask, terms.values, terms.old_values, terms.returns)
+    values, old_values, returns = masked(terms.mask, terms.values, terms.old_values, terms.returns)
     near = old_values + (values - old_values).clamp(-clip, clip)
     free, clipped = (values - returns).square(), (near - returns).square()
     loss = aggregate(0.5 * torch.maximum(free, clipped), terms.mask, aggregation, normaliser)
@@ -220,8 +262,7 @@ def value_loss(
         }
 
 
-def _token_sums(terms: PolicyTerms) -> Sums:
-    logprobs, proximal, behaviour = _masked(terms.mask, terms.logprobs, terms.proximal, terms.behaviour)
+def _token_sums(terms: PolicyTerms, logprobs: Tensor, proximal: Tensor, behaviour: Tensor) -> Sums:
     sums = {
         "tokens": terms.mask.sum().double(),
         "approx_kl": _total(kl_estimate(proximal, logprobs, "k3"), terms.mask),
@@ -229,8 +270,11 @@ def _token_sums(terms: PolicyTerms) -> Sums:
         "behaviour_gap": _total((proximal - behaviour).abs(), terms.mask),
     }
     if terms.reference is not None:
-        (reference,) = _masked(terms.mask, terms.reference)
-        sums["reference_kl"] = _total(logprobs - reference, terms.mask)
+        # Samples are mu's, the KL asked for is theta's: without weights the figure goes negative as samples age.
+        (reference,) = masked(terms.mask, terms.reference)
+        weights = log_ratios(logprobs, behaviour, terms.mask, "token").exp()
+        sums["reference_kl"] = _total(weights * kl_estimate(logprobs, reference, "k3"), terms.mask)
+        sums["reference_weights"] = _total(weights, terms.mask)
     return sums
 
 
@@ -238,11 +282,6 @@ def bin_counts(values: Tensor, edges: Sequence[float]) -> Tensor:
     """Count `values` in (edges[i-1], edges[i]], outer bins open: float64, (edges + 1,)."""
     bins = torch.bucketize(values.float(), torch.tensor(edges, device=values.device, dtype=torch.float32))
     return torch.bincount(bins.flatten(), minlength=len(edges) + 1).double()
-
-
-def _masked(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Set values outside the mask to 0 before any exp: padding may be inf, inf x 0 is NaN."""
-    return tuple(torch.where(mask, tensor, 0.0) for tensor in tensors)
 
 
 def _total(x: Tensor, mask: Tensor) -> Tensor:

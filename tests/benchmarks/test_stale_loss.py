@@ -56,7 +56,7 @@ def first_loss(model: PreTrainedModel, initial: PreTrainedModel, data: Iteration
     for row in rows:
         now, entropy = logprobs(model, row)
         p, k = now.detach(), (now - logprobs(initial, row)[0]).detach()
-        whole = group_advantage(row, data)
+        whole, moved = group_advantage(row, data), float(p.sum()) - float(row.logprobs.sum())
         for t in range(row.tokens.size):
             mu, advantage = row.logprobs[t], whole - algorithm.kl * float(k[t:].sum())
             w = 1.0
@@ -64,8 +64,12 @@ def first_loss(model: PreTrainedModel, initial: PreTrainedModel, data: Iteration
                 w = min(math.exp(float(p[t]) - mu), algorithm.importance_cap)
             rho = torch.exp(now[t] - (mu if algorithm.correction == "behaviour" else p[t]))
             clipped = rho.clamp(1 - algorithm.clip, 1 + algorithm.clip)
-            total = total - w * torch.min(rho * advantage, clipped * advantage)
-            total = total - algorithm.entropy * entropy[t]
+            surrogate = torch.min(rho * advantage, clipped * advantage)
+            if advantage < 0:
+                surrogate = surrogate.clamp(min=3.0 * advantage)
+            if math.copysign(1, advantage) * moved > math.log(algorithm.bound_ratio or math.inf):
+                surrogate = surrogate.detach()  # the row's theta/mu is past the bound the way it is pushed
+            total = total - w * (surrogate + algorithm.entropy * entropy[t])
     return total / sum(row.tokens.size for row in rows)
 
 

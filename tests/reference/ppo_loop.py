@@ -33,6 +33,9 @@ class Recipe:
     temperature: float
     correction: str
     cap: float
+    dual_clip: float
+    bound: float
+    """On the row's theta/mu in the direction of the advantage; past it there is no gradient."""
     clip: float
     value_clip: float
     gamma: float
@@ -131,15 +134,23 @@ class ReferenceLoop:
         recipe = self.recipe
         now, entropy = self.logprobs(self.actor, row)
         total = torch.zeros(())
+        moved = math.exp(sum(each.item() - mu for each, mu in zip(now, row.behaviour, strict=True)))
         for t, a in enumerate(advantages):
             mu = row.behaviour[t]
             weight = min(math.exp(p[t].item() - mu), recipe.cap) if recipe.correction == "decoupled" else 1.0
             rho = torch.exp(now[t] - (mu if recipe.correction == "behaviour" else p[t]))
             clipped = torch.clamp(rho, 1 - recipe.clip, 1 + recipe.clip)
-            total = total - weight * torch.min(rho * a, clipped * a) - recipe.entropy * entropy[t]
+            surrogate = torch.min(rho * a, clipped * a)
+            if a < 0:
+                surrogate = torch.clamp(surrogate, min=recipe.dual_clip * a)
+            if moved ** math.copysign(1, a) > recipe.bound:
+                surrogate = surrogate.detach()
+            term = -surrogate - recipe.entropy * entropy[t]
             if recipe.kl and not recipe.kl_in_reward:
                 r = now[t] - ref[t]
-                total = total + recipe.kl * (r**2 / 2 if recipe.kl_estimator == "k2" else torch.exp(-r) - 1 + r)
+                k3 = torch.clamp(torch.exp(-r) - 1 + r, max=10.0)
+                term = term + recipe.kl * (r**2 / 2 if recipe.kl_estimator == "k2" else k3)
+            total = total + weight * term
         return total
 
     def value_sum(self, row: Row, old: Tensor, returns: list[float]) -> Tensor:

@@ -1,14 +1,16 @@
 """Keys of `[algorithm]` that go together; every refusal names both keys and the remedy."""
 
+import math
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from prefixrl.common.config.algorithm import ONLY_FOR, AlgorithmConfig, Name
+from prefixrl.common.config.algorithm import ONLY_FOR, ONLY_WITH_CORRECTION, AlgorithmConfig, Correction, Name
 from prefixrl.common.config.load import from_json, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.learner.training.objectives import resolve
 
 NAMES = get_args(Name)
 VALUES = {
@@ -16,7 +18,7 @@ VALUES = {
     "gae_lambda": "0.9",
     "value_clip": "0.1",
     "critic_warmup_steps": "3",
-    "length_normalised": "true",
+    "critic_targets": "vtrace",
     "zscore": "buffer",
     "aggregation": "sequence",
     "whiten": "true",
@@ -55,6 +57,45 @@ def test_a_key_without_effect_under_the_name_is_refused_and_says_where_it_has_on
     message = str(caught.value)
     assert f"algorithm: {key} = " in message and f"no effect with name = {name!r}" in message
     assert f"{reason}; leave {key} out, or use name = {' or '.join(map(repr, allowed))}" in message
+
+
+CORRECTION_VALUES = {
+    "importance_cap": "3",
+    "importance_above_cap": "mask",
+    "proximal": "interpolated",
+    "clip": "0.1",
+    "clip_high": "0.1",
+    "dual_clip": "off",
+}
+
+
+@pytest.mark.parametrize("key", ONLY_WITH_CORRECTION)
+@pytest.mark.parametrize("correction", get_args(Correction))
+def test_a_key_without_effect_under_the_correction_is_refused(run_file: Path, correction: str, key: str) -> None:
+    allowed, _ = ONLY_WITH_CORRECTION[key]
+    keys = {"correction": correction, "kl": "0", key: CORRECTION_VALUES[key]}
+    if correction in allowed:
+        assert read(run_file, **keys).algorithm.correction == correction
+        return
+    with pytest.raises(ConfigError, match=f"{key} = .* no effect with correction = '{correction}'"):
+        read(run_file, **keys)
+
+
+@pytest.mark.parametrize("needing", [{"mask_token_band": "[0.5, 2]"}, {"bound_second_moment": "0.04"}, {"kl": "0.1"}])
+def test_a_proximal_that_is_not_measured_serves_nothing_that_needs_it_before_the_loss(
+    run_file: Path, needing: dict[str, str]
+) -> None:
+    with pytest.raises(ConfigError, match="need proximal logprobs before the loss; leave one of the two out"):
+        read(run_file, **({"proximal": "interpolated", "kl": "0"} | needing))
+
+
+def test_a_bound_that_is_on_can_be_turned_off_and_survives_the_wire(run_file: Path) -> None:
+    config = read(run_file, dual_clip="off", bound_ratio="off")
+    assert from_json(config.model_dump_json()) == config
+    policy = resolve(config.algorithm, 8).policy
+    assert policy.dual_clip == policy.bounds.ratio == math.inf
+    policy = resolve(read(run_file).algorithm, 8).policy
+    assert (policy.dual_clip, policy.bounds.ratio) == (3.0, 1.6)
 
 
 def test_a_key_without_effect_is_refused_at_its_default_too_but_not_in_a_resolved_config(run_file: Path) -> None:

@@ -25,7 +25,7 @@ GROUP = BatchGroup(
     stages=StageTimes(0.0, 0.0, 0.0, 0.0),
     statuses={"ok": 1},
 )
-METRICS = IterationMetrics({"rows": 1.0}, {}, (0.5,), ())
+METRICS = IterationMetrics({"rows": 1.0}, {}, (0.5,), (), ())
 
 
 def train(log: MetricsLog, iteration: int, since_start_s: float, status: StatusDocument) -> None:

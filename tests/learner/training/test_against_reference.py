@@ -1,5 +1,6 @@
 """Training through DeepSpeed against the plain loop of tests/reference, and proof that the comparison can fail."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "clip": 0.01,
         "value_clip": 0.01,
     },
+    "no bounds": {"dual_clip": "off", "bound_ratio": "off"},
     "no reference, no entropy bonus, three minibatches": {"kl": 0.0, "entropy": 0.0, "minibatches": 3},
 }
 
@@ -122,6 +124,8 @@ def recipe(config: RunConfig, total_steps: int) -> Recipe:
         temperature=config.rollout.temperature,
         correction=algorithm.correction,
         cap=algorithm.importance_cap,
+        dual_clip=algorithm.dual_clip or math.inf,
+        bound=algorithm.bound_ratio or math.inf,
         clip=algorithm.clip,
         value_clip=algorithm.value_clip,
         gamma=algorithm.gamma,

@@ -10,7 +10,16 @@ from prefixrl.learner.training.figures import bin_counts, histogram, means, rewa
 
 def sums_of(importance: list[float], returns: list[float], values: list[float]) -> dict[str, float]:
     error = [r - v for r, v in zip(returns, values, strict=True)]
-    zeros = ("clipped", "approx_kl", "entropy", "ratio", "importance_capped", "behaviour_gap", "value_clipped")
+    zeros = (
+        "clipped",
+        "bounded",
+        "approx_kl",
+        "entropy",
+        "ratio",
+        "importance_capped",
+        "behaviour_gap",
+        "value_clipped",
+    )
     return dict.fromkeys(zeros, 0.0) | {
         "tokens": float(len(importance)),
         "units": float(len(importance)),

@@ -129,6 +129,7 @@ def test_the_loss_is_the_slow_one_that_asks_each_tokens_own_version(correction: 
         reference=None,
         advantages=torch.from_numpy(made.advantages).float(),
         mask=batch.mask,
+        ages=torch.zeros_like(batch.behaviour),
     )
     settings = PolicySettings(
         correction=correction,  # type: ignore[arg-type]

@@ -100,11 +100,11 @@ def test_weights_that_are_not_finite_end_the_run_with_their_iteration(adapter: P
         train_iteration(models, random_iteration(1), config, 20)
 
 
-def test_an_infinite_loss_in_one_micro_batch_drops_the_whole_step(adapter: Path) -> None:
+def test_a_loss_that_is_no_number_in_one_micro_batch_drops_the_whole_step(adapter: Path) -> None:
     config = run_config(adapter, algorithm={"correction": "behaviour"}, learner={"micro_batch_tokens": 20})
     data = random_iteration(0)
     row = data.samples[0]
-    unlikely = replace(row, logprobs=np.full_like(row.logprobs, -200.0))  # ratio e^195 overflows
+    unlikely = replace(row, logprobs=np.full_like(row.logprobs, np.nan))
     (metrics,), _ = trained(config, replace(data, samples={**data.samples, 0: unlikely}))
     assert metrics.means["actor_steps_dropped"] == 1.0
     assert metrics.means["critic_steps_dropped"] == 0.0

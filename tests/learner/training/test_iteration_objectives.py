@@ -34,7 +34,7 @@ def with_rewards(data: IterationData, rewards: list[float]) -> IterationData:
     [
         {"name": "tppo"},
         {"name": "appo", "clip": 0.5},
-        {"name": "appo", "length_normalised": True, "correction": "behaviour"},
+        {"name": "appo", "ratio": "prefix_mean", "correction": "behaviour"},
         {"name": "grpo", "kl_placement": "loss", "kl_estimator": "k3", "clip_high": 0.3},
         {"name": "grpo", "zscore": "buffer", "aggregation": "sequence"},
         {"name": "dr_grpo", "dual_clip": 3.0},

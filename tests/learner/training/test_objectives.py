@@ -18,7 +18,7 @@ from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.training.advantages import moments, whiten
 from prefixrl.learner.training.batch import PreparedMicroBatch, Sample, pad
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
-from prefixrl.learner.training.ppo import PolicyTerms, policy_loss, units
+from prefixrl.learner.training.ppo import PolicyTerms, policy_loss
 
 K = 8
 NAMES = get_args(Name)
@@ -60,7 +60,9 @@ def random_rows(seed: int) -> Rows:
         return x.masked_fill(~batch.mask, 77.0)
 
     nothing = torch.zeros_like(batch.behaviour)
-    piece = PreparedMicroBatch(tuple(range(len(groups))), batch, batch.mask, draw(), draw(), draw(), nothing, nothing)
+    piece = PreparedMicroBatch(
+        tuple(range(len(groups))), batch, batch.mask, draw(), draw(), draw(), nothing, nothing, nothing
+    )
     return Rows(piece, rewards, groups, sizes)
 
 
@@ -157,7 +159,7 @@ def test_only_the_names_that_say_so_whiten() -> None:
 def test_appo_whitens_over_prefixes_and_not_over_tokens(seed: int) -> None:
     rows, objective = random_rows(seed), objective_of("appo")
     piece = estimated(objective, rows)
-    mask = units(piece.kept, objective.policy.granularity)
+    mask = value_mask(objective, piece.kept)
     whitened, is_floored = whiten(piece.advantages, piece.batch.mask, moments(piece.advantages, mask), 1e-4)
     worth = piece.advantages[:, 0].double().numpy()
     if not is_floored:
@@ -190,7 +192,7 @@ def test_dr_grpo_sums_over_tokens_and_divides_by_rows_times_the_longest_possible
     rows, objective = random_rows(seed), objective_of("dr_grpo", kl=0.0, entropy=0.0)
     piece = estimated(objective, rows)
     now = piece.proximal + 0.1 * rows.piece.old_values
-    terms = PolicyTerms(now, now, piece.proximal, piece.proximal, None, piece.advantages, piece.kept)
+    terms = PolicyTerms(now, now, piece.proximal, piece.proximal, None, piece.advantages, piece.kept, piece.ages)
     loss, _ = policy_loss(terms, objective.policy, denominators(objective, piece)[0].item())
     twin = 0.0
     for i, size in enumerate(rows.sizes):
@@ -222,15 +224,14 @@ def loss_over(objective: Objective, rows: Rows, shares: list[list[int]]) -> floa
         estimate(objective, narrowed(rows.piece, share), torch.tensor([worth[i] for i in share])) for share in shares
     ]
     normaliser = sum(denominators(objective, piece)[0].item() for piece in raw)
-    granularity = objective.policy.granularity
-    together = torch.stack([moments(piece.advantages, units(piece.kept, granularity)) for piece in raw]).sum(dim=0)
+    together = torch.stack([moments(piece.advantages, value_mask(objective, piece.kept)) for piece in raw]).sum(dim=0)
     total = 0.0
     for piece in raw:
         advantages = piece.advantages
         if objective.whiten_floor is not None:
             advantages, _ = whiten(advantages, piece.batch.mask, together, objective.whiten_floor)
         now = piece.proximal + 0.1 * piece.old_values
-        terms = PolicyTerms(now, now, piece.proximal, piece.old_values, None, advantages, piece.kept)
+        terms = PolicyTerms(now, now, piece.proximal, piece.old_values, None, advantages, piece.kept, piece.ages)
         total += policy_loss(terms, objective.policy, normaliser)[0].item()
     return total
 

@@ -12,22 +12,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prefixrl.learner.training.ppo import (
+    Bounds,
+    Correction,
     PolicySettings,
     PolicyTerms,
     ValueTerms,
-    kept_tokens,
     kl_estimate,
-    log_ratios,
     policy_loss,
     token_logprobs,
-    units,
     value_loss,
 )
+from prefixrl.learner.training.ratios import Ratio, kept_tokens
 
-Correction = Literal["decoupled", "behaviour", "none"]
 Estimator = Literal["k1", "k2", "k3"]
 Aggregation = Literal["token", "sequence"]
-Granularity = Literal["token", "product", "geometric_mean"]
+INF = math.inf
 
 seeds = st.integers(0, 2**31 - 1)
 settings_drawn = st.builds(
@@ -40,8 +39,16 @@ settings_drawn = st.builds(
     kl_in_loss=st.sampled_from([0.0, 0.1]),
     kl_estimator=st.sampled_from(("k2", "k3")),
     clip_high=st.none() | st.floats(0.05, 0.9),
-    dual_clip=st.none() | st.floats(1.1, 3.0),
-    granularity=st.sampled_from(get_args(Granularity)),
+    dual_clip=st.just(INF) | st.floats(1.1, 3.0),
+    ratio=st.sampled_from(get_args(Ratio)),
+    above_cap=st.sampled_from(("truncate", "mask")),
+    is_interpolated=st.booleans(),
+    bounds=st.builds(
+        Bounds,
+        ratio=st.just(INF) | st.floats(1.05, 2.0),
+        probability=st.just(INF) | st.floats(0.01, 0.2),
+        negatives=st.just(INF) | st.floats(0.01, 0.4),
+    ),
 )
 
 
@@ -63,42 +70,55 @@ def terms_of(seed: int) -> tuple[list[int], PolicyTerms]:
         reference=draw(-2.0, 0.4, math.inf),
         advantages=draw(0.0, 1.0, math.nan),
         mask=mask,
+        ages=torch.from_numpy(random.integers(0, 5, mask.shape)),
+        second_moment_limit=random.choice([INF, 0.2]),
     )
-
-
-def of_rows(terms: PolicyTerms) -> PolicyTerms:
-    """With one advantage per row, as objectives with one ratio per row have it."""
-    return replace(terms, advantages=terms.advantages[:, :1].expand_as(terms.mask))
 
 
 def slow_policy_loss(sizes: list[int], terms: PolicyTerms, settings: PolicySettings, normaliser: float) -> float:
     total = 0.0
     for i, size in enumerate(sizes):
-        if settings.granularity == "token":
-            row = [slow_surrogate(terms, settings, i, [t], terms.advantages[i, t].item()) for t in range(size)]
-        else:  # one ratio for the row, which stands at each of its tokens
-            whole = slow_surrogate(terms, settings, i, list(range(size)), terms.advantages[i, 0].item())
-            row = [whole] * size
-        row = [each + slow_regularisers(terms, settings, i, t) for t, each in enumerate(row)]
+        row = [slow_token(terms, settings, i, t, size) for t in range(size)]
         total += sum(row) / size if settings.aggregation == "sequence" else sum(row)
     return total / normaliser
 
 
-def slow_surrogate(terms: PolicyTerms, settings: PolicySettings, i: int, tokens: list[int], a: float) -> float:
-    """-w min(rho A, clip(rho) A) of some tokens that share a ratio, by multiplying probabilities."""
-    theta, p, mu = (
-        math.prod(math.exp(tensor[i, t].item()) for t in tokens)
-        for tensor in (terms.logprobs, terms.proximal, terms.behaviour)
-    )
-    rho = theta / (mu if settings.correction == "behaviour" else p)
-    w = p / mu
-    if settings.granularity == "geometric_mean":
-        rho, w = rho ** (1 / len(tokens)), w ** (1 / len(tokens))
+def slow_token(terms: PolicyTerms, settings: PolicySettings, i: int, t: int, size: int) -> float:
+    """w (entropy and KL terms less the surrogate) of one token, by multiplying probabilities."""
+    theta, mu = (probabilities(tensor, i, size) for tensor in (terms.logprobs, terms.behaviour))
+    p = probabilities(terms.proximal, i, size)
+    if settings.is_interpolated:
+        ages = terms.ages[i].tolist()
+        p = [m * (now / m) ** (age / (age + 1)) for now, m, age in zip(theta, mu, ages, strict=False)]
+    value = slow_surrogate(terms, settings, i, t, (theta, p, mu))
+    w = quotient(p, mu, t, settings.ratio)
+    if w > settings.importance_cap:
+        w = settings.importance_cap if settings.above_cap == "truncate" else 0.0
+    return (slow_regularisers(terms, settings, i, t) - value) * (w if settings.correction == "decoupled" else 1.0)
+
+
+def probabilities(logprobs: Tensor, i: int, size: int) -> list[float]:
+    return [math.exp(each) for each in logprobs[i, :size].tolist()]
+
+
+def quotient(above: list[float], below: list[float], t: int, ratio: Ratio) -> float:
+    """A token's own ratio, the ratio of the whole row, or its geometric mean."""
+    if ratio == "token":
+        return above[t] / below[t]
+    whole = math.prod(above) / math.prod(below)
+    return whole if ratio == "prefix" else whole ** (1 / len(above))
+
+
+def slow_surrogate(
+    terms: PolicyTerms, settings: PolicySettings, i: int, t: int, policies: tuple[list[float], ...]
+) -> float:
+    a, (theta, p, mu) = terms.advantages[i, t].item(), policies
+    if settings.correction == "topr":
+        return (min(quotient(theta, mu, t, settings.ratio), 1.0) if a < 0 else 1.0) * a * math.log(theta[t])
+    rho = quotient(theta, mu if settings.correction == "behaviour" else p, t, settings.ratio)
     high = settings.clip if settings.clip_high is None else settings.clip_high
     value = min(rho * a, min(max(rho, 1 - settings.clip), 1 + high) * a)
-    if settings.dual_clip is not None and a < 0:
-        value = max(value, settings.dual_clip * a)
-    return -value * (min(w, settings.importance_cap) if settings.correction == "decoupled" else 1)
+    return max(value, settings.dual_clip * a) if a < 0 else value
 
 
 def slow_regularisers(terms: PolicyTerms, settings: PolicySettings, i: int, t: int) -> float:
@@ -111,13 +131,72 @@ def slow_regularisers(terms: PolicyTerms, settings: PolicySettings, i: int, t: i
 @given(seeds, settings_drawn)
 def test_the_policy_loss_is_the_formula_summed_token_by_token(seed: int, settings: PolicySettings) -> None:
     sizes, terms = terms_of(seed)
-    terms = terms if settings.granularity == "token" else of_rows(terms)
     loss, sums = policy_loss(terms, settings, 13.0)
     assert math.isclose(loss.item(), slow_policy_loss(sizes, terms, settings, 13.0), abs_tol=1e-9)
     assert sums["tokens"].item() == sum(sizes)
-    ratios = sum(sizes) if settings.granularity == "token" else len(sizes)
+    ratios = sum(sizes) if settings.ratio == "token" else len(sizes)
     assert sums["units"].item() == sums["log_ratio_bins"].sum().item() == ratios
     assert all(torch.isfinite(value).all() for value in sums.values())
+
+
+@given(seeds, settings_drawn)
+def test_past_a_bound_a_token_has_no_gradient_and_before_it_the_same_as_without(
+    seed: int, settings: PolicySettings
+) -> None:
+    sizes, terms = terms_of(seed)
+    settings = replace(settings, entropy=0.0, kl_in_loss=0.0)
+    bounded, _ = gradients(terms, settings)
+    free, _ = gradients(replace(terms, second_moment_limit=INF), replace(settings, bounds=Bounds()))
+    for i, size in enumerate(sizes):
+        theta, mu = (probabilities(tensor, i, size) for tensor in (terms.logprobs, terms.behaviour))
+        if settings.ratio != "token":
+            continue  # a gradient of one token is then the sum of all surrogates of its row
+        for t in range(size):
+            is_past = slow_bounds(terms, settings, terms.advantages[i, t].item(), theta, mu, t)
+            assert bounded[i, t].item() == pytest.approx(0.0 if is_past else free[i, t].item(), abs=1e-12)
+
+
+def slow_bounds(
+    terms: PolicyTerms, settings: PolicySettings, a: float, theta: list[float], mu: list[float], t: int
+) -> bool:
+    """True where the token went past a bound the way that its advantage pushes it."""
+    way, r, bounds = math.copysign(1, a), quotient(theta, mu, t, settings.ratio), settings.bounds
+    return (
+        quotient(theta, mu, t, "prefix") ** way > bounds.ratio
+        or way * (theta[t] - mu[t]) > bounds.probability
+        or (a < 0 and -math.log(quotient(theta, mu, t, "prefix_mean")) > bounds.negatives)
+        or (way * math.log(r) > 0 and math.log(r) ** 2 >= terms.second_moment_limit)
+    )
+
+
+def gradients(terms: PolicyTerms, settings: PolicySettings) -> tuple[Tensor, float]:
+    """Gradient of every logprob, and the loss."""
+    start = terms.logprobs.detach().clone().requires_grad_(True)
+    loss, _ = policy_loss(replace(terms, logprobs=start), settings, 1.0)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert start.grad is not None
+    return start.grad, loss.item()
+
+
+@given(
+    settings_drawn,
+    st.sampled_from((-95.0, -21.0, 21.0, 95.0)),
+    st.sampled_from((-95.0, -21.0, 0.0, 21.0, 95.0)),
+    st.sampled_from((-1.0, 1.0)),
+)
+def test_ratios_beyond_any_float_leave_loss_and_gradient_finite_and_bounded(
+    settings: PolicySettings, moved: float, behind: float, advantage: float
+) -> None:
+    """theta moved from p by `moved` nat, and p from mu by `behind`; float32, as the learner has it."""
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    mu = torch.full((1, 3), -100.0)
+    p = mu + torch.tensor([[0.0, behind, 0.0]])
+    theta = p + torch.tensor([[0.0, moved, 0.0]])
+    terms = PolicyTerms(theta, torch.ones(1, 3), p, mu, mu, torch.full((1, 3), advantage), mask, torch.ones(1, 3))
+    gradient, loss = gradients(terms, replace(settings, dual_clip=min(settings.dual_clip, 3.0)))
+    assert math.isfinite(loss)
+    assert torch.isfinite(gradient).all()
+    assert gradient.abs().max().item() < 150.0
 
 
 @given(seeds, settings_drawn)
@@ -140,9 +219,9 @@ def narrowed(terms: PolicyTerms, rows: list[int], sizes: list[int]) -> PolicyTer
     cut = {
         name: torch.nn.functional.pad(tensor[rows, :width], (0, 2), value=0)
         for name, tensor in vars(terms).items()
-        if tensor is not None
+        if isinstance(tensor, Tensor)
     }
-    return PolicyTerms(**cut)
+    return PolicyTerms(**cut, second_moment_limit=terms.second_moment_limit)
 
 
 @given(seeds, settings_drawn)
@@ -170,7 +249,7 @@ def one_token(log_ratio: float, advantage: float, settings: PolicySettings) -> t
     """Loss of a single token, its gradient, and whether it counts as clipped."""
     one = torch.zeros(1, 1)
     logprob = torch.full((1, 1), log_ratio, requires_grad=True)
-    terms = PolicyTerms(logprob, one, one, one, None, torch.full((1, 1), advantage), one == 0)
+    terms = PolicyTerms(logprob, one, one, one, None, torch.full((1, 1), advantage), one == 0, one)
     loss, sums = policy_loss(terms, settings, 1.0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logprob.grad is not None
@@ -198,40 +277,13 @@ def test_the_clip_is_asymmetric_and_a_bad_token_costs_no_more_than_the_dual_clip
     assert gradient == pytest.approx(0.0 if is_clipped else -ratio * advantage)
 
 
-def test_the_ratio_of_a_prefix_is_the_product_of_its_tokens_or_their_geometric_mean() -> None:
-    mask = torch.tensor([[True, True, True, True], [True, False, False, False]])
-    above = torch.tensor([[0.01, 0.03, 0.02, 0.02], [0.5, 9.0, 9.0, 9.0]])
-    below = torch.zeros(2, 4)
-    product, mean = (log_ratios(above, below, mask, kind).tolist() for kind in ("product", "geometric_mean"))
-    assert product[0] == pytest.approx([0.08] * 4)
-    assert mean[0] == pytest.approx([0.02] * 4)
-    assert product[1] == mean[1] == [0.5, 0.0, 0.0, 0.0]
-    assert units(mask, "product").tolist() == [[True, False, False, False]] * 2
-
-
-@given(seeds, st.floats(0.0, 0.99), st.floats(1.01, 3.0))
-def test_the_masks_keep_what_lies_in_both_bands(seed: int, low: float, high: float) -> None:
-    sizes, terms = terms_of(seed)
-    token, row = (low, high), (low / 2 + 0.5, high / 2 + 0.5)
-    for bands in ((None, None), (token, None), (None, row), (token, row)):
-        kept = kept_tokens(terms.proximal, terms.behaviour, terms.mask, *bands)
-        for i, size in enumerate(sizes):
-            ratios = [
-                math.exp(terms.proximal[i, t].item()) / math.exp(terms.behaviour[i, t].item()) for t in range(size)
-            ]
-            mean = math.prod(ratios) ** (1 / size)
-            row_counts = bands[1] is None or bands[1][0] <= mean <= bands[1][1]
-            twin = [row_counts and (bands[0] is None or bands[0][0] <= ratio <= bands[0][1]) for ratio in ratios]
-            assert kept[i].tolist() == twin + [False] * (kept.shape[1] - size)
-
-
 def test_a_masked_token_changes_no_loss_and_a_token_that_is_no_number_is_not_masked() -> None:
     behaviour = torch.tensor([[0.0, -3.0, math.nan]])
     mask, zeros = torch.ones(1, 3, dtype=torch.bool), torch.zeros(1, 3)
     kept = kept_tokens(zeros, behaviour, mask, (0.5, 2.0), None)
     assert kept.tolist() == [[True, False, True]]
     settings = PolicySettings("decoupled", 0.2, 2.0, "token", 0.1, 0.0, "k3")
-    terms = PolicyTerms(zeros, zeros, zeros, behaviour.nan_to_num(0.0), None, zeros + 1.0, kept)
+    terms = PolicyTerms(zeros, zeros, zeros, behaviour.nan_to_num(0.0), None, zeros + 1.0, kept, zeros)
     one, _ = policy_loss(terms, settings, 2.0)
     two, sums = policy_loss(replace(terms, behaviour=zeros, entropy=9.0 * ~kept), settings, 2.0)
     assert one.item() == two.item() == -1.0
@@ -268,6 +320,9 @@ def test_the_value_loss_is_the_formula_summed_token_by_token(seed: int, aggregat
 def test_the_kl_estimators_are_schulmans(logprob: float, reference: float) -> None:
     pair = (torch.tensor(logprob, dtype=torch.float64), torch.tensor(reference, dtype=torch.float64))
     ratio = math.exp(reference) / math.exp(logprob)
+    if ratio - 1 - math.log(ratio) > 10.0:
+        assert kl_estimate(*pair, "k3").item() == 10.0
+        return
     assert math.isclose(kl_estimate(*pair, "k1").item(), -math.log(ratio), abs_tol=1e-9)
     assert math.isclose(kl_estimate(*pair, "k2").item(), math.log(ratio) ** 2 / 2, abs_tol=1e-9)
     assert math.isclose(kl_estimate(*pair, "k3").item(), ratio - 1 - math.log(ratio), abs_tol=1e-9)
@@ -276,7 +331,7 @@ def test_the_kl_estimators_are_schulmans(logprob: float, reference: float) -> No
 @given(seeds, st.sampled_from(["k1", "k3"]))
 def test_k1_and_k3_average_to_the_kl_itself(seed: int, estimator: Estimator) -> None:
     random = np.random.Generator(np.random.PCG64(seed))
-    p, q = (torch.log_softmax(torch.from_numpy(random.normal(size=5)), dim=0) for _ in range(2))
+    p, q = (torch.log_softmax(torch.from_numpy(random.normal(0.0, 0.5, size=5)), dim=0) for _ in range(2))
     exact = (p.exp() * (p - q)).sum().item()
     assert math.isclose((p.exp() * kl_estimate(p, q, estimator)).sum().item(), exact, abs_tol=1e-9)
 

@@ -1,0 +1,65 @@
+"""Alarms about a run that goes wrong while every process is well. Pure.
+
+A policy can collapse onto one prefix, or move so far from the samples that few of them still count. Nothing fails then:
+the run goes on and learns nothing. Each alarm is given once when it begins, and again only after it had ended.
+"""
+
+from collections.abc import Mapping
+
+LOW_ESS = 0.5
+"""Below this, half of the old samples count for nothing."""
+LOW_ENTROPY_SHARE = 0.1
+"""Share of the entropy in the first iterations; a policy that has learned its task gets there too, with a high reward."""
+LOST_REWARD = 0.1
+"""Below the best smoothed reward so far."""
+FIRST_ITERATIONS = 3
+SMOOTHING = 0.2
+"""Weight of the newest iteration in the smoothed reward."""
+
+
+class Alarms:
+    """Looks at the figures of every iteration, in order."""
+
+    def __init__(self) -> None:
+        self._first_entropies: list[float] = []
+        self._reward: float | None = None
+        self._best_reward = 0.0
+        self._on: set[str] = set()
+
+    def look(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
+        """Return the sentences of alarms that begin at this iteration."""
+        found = {"ess": _ess(figures), "entropy": self._entropy(figures)}
+        texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self._on]
+        self._on = {name for name, text in found.items() if text}
+        return texts
+
+    def _entropy(self, figures: Mapping[str, float]) -> str:
+        """Return the sentence for an entropy that fell while the reward fell too, else an empty one."""
+        entropy, reward = figures.get("entropy"), figures.get("reward")
+        if entropy is None or reward is None:
+            return ""
+        self._reward = reward if self._reward is None else self._reward + SMOOTHING * (reward - self._reward)
+        self._best_reward = max(self._best_reward, self._reward)
+        if len(self._first_entropies) < FIRST_ITERATIONS:
+            self._first_entropies.append(entropy)
+            return ""
+        first = sum(self._first_entropies) / len(self._first_entropies)
+        if entropy >= LOW_ENTROPY_SHARE * first or self._reward > self._best_reward - LOST_REWARD:
+            return ""
+        return (
+            f"the policy has collapsed: entropy {entropy:.3g} nat per token ({first:.3g} in the first iterations), "
+            f"reward {self._reward:.3f} (best {self._best_reward:.3f}); resume from an older checkpoint with a smaller "
+            f"learning rate, a smaller algorithm.max_staleness or a larger algorithm.entropy"
+        )
+
+
+def _ess(figures: Mapping[str, float]) -> str:
+    """Return the sentence for old samples that the policy has left behind, else an empty one."""
+    ess = figures.get("old_ess_fraction")
+    if ess is None or ess >= LOW_ESS:
+        return ""
+    return (
+        f"the policy has left its samples behind: the effective sample size of those older than the newest version is "
+        f"{ess:.2f} of their number; lower the learning rate, the optimiser steps per batch or algorithm.max_staleness "
+        f"(docs/staleness.md)"
+    )

@@ -1,0 +1,29 @@
+"""Alarms begin once, name what fell, and stay silent about a policy that has learned its task."""
+
+from prefixrl.learner.run.alarms import Alarms
+
+
+def figures(entropy: float = 1.0, reward: float = 0.5, **others: float) -> dict[str, float]:
+    return {"entropy": entropy, "reward": reward} | others
+
+
+def test_a_policy_that_loses_entropy_and_reward_has_collapsed_once() -> None:
+    alarms = Alarms()
+    assert not any(alarms.look(iteration, figures()) for iteration in range(5))
+    said = [text for iteration in range(5, 30) for text in alarms.look(iteration, figures(entropy=0.01, reward=0.2))]
+    assert len(said) == 1
+    assert said[0].startswith("iteration 6: the policy has collapsed: entropy 0.01 nat per token (1 in the first")
+
+
+def test_a_policy_that_has_learned_its_task_is_no_alarm() -> None:
+    alarms = Alarms()
+    for iteration in range(40):
+        share = iteration / 39
+        assert not alarms.look(iteration, figures(entropy=1.0 - 0.99 * share, reward=0.3 + 0.7 * share))
+
+
+def test_samples_that_the_policy_has_left_behind_are_named_again_after_they_had_recovered() -> None:
+    alarms = Alarms()
+    seen = [len(alarms.look(i, figures(old_ess_fraction=ess))) for i, ess in enumerate((0.9, 0.4, 0.3, 0.8, 0.2))]
+    assert seen == [0, 1, 0, 0, 1]
+    assert not alarms.look(5, figures())
