@@ -10,13 +10,12 @@ follow from its sequence number, so runs of one seed differ in nothing but what 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Job, JobResult
+from prefixrl.common.engines.base import Job, JobResult, TokenIds
 from prefixrl.common.engines.extract import extract_answer
 from prefixrl.common.engines.hf import TransformersEngine
 from prefixrl.common.engines.rendering import Renderer
@@ -42,6 +41,7 @@ from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from prefixrl.rollout.loop import installed_digest, make_job, pack_row
+from prefixrl.scorer.verifier.child import ChildQuestion, score
 from prefixrl.scorer.verifier.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
 
 
@@ -55,7 +55,7 @@ class Trained:
 
 
 class Target:
-    """The frozen target and its verifier, greedy.
+    """The frozen target and its verifier or reward function, greedy.
 
     A verdict is a function of question and prefix, so each is made once.
     """
@@ -66,15 +66,22 @@ class Target:
         self._sampling = Sampling(temperature=0.0, max_new_tokens=config.scorer.max_new_tokens)
         self._engine = TransformersEngine(model, "cpu", "float32", 1)
         self._text = Renderer(model, config.scorer.max_prompt_tokens)
+        self._reads = Renderer(config.adapter.model, config.rollout.max_prompt_tokens)
+        self._reward = config.reward.function
         self._verdicts: dict[tuple[str, bytes], Verdict] = {}
 
     def judge(self, groups: Sequence[GroupPrefixes]) -> list[tuple[Verdict, ...]]:
-        """A verdict per row; what was not judged before is completed in one forward."""
-        keys = [[(group.prompt.question, row.tokens) for row in group.rows] for group in groups]
-        gold = {group.prompt.question: group.prompt.gold for group in groups}
-        new = [key for key in dict.fromkeys(chain(*keys)) if key not in self._verdicts]
+        """A verdict per row of each group."""
+        found = iter(self.verdicts([(group.prompt, row.tokens) for group in groups for row in group.rows]))
+        return [tuple(next(found) for _ in group.rows) for group in groups]
+
+    def verdicts(self, asked: Sequence[tuple[Prompt, bytes]]) -> list[Verdict]:
+        """A verdict per prompt and packed prefix; what was not judged before is completed in one forward."""
+        keys = [(prompt.question, tokens) for prompt, tokens in asked]
+        gold = {prompt.question: prompt.gold for prompt, _ in asked}
+        new = [key for key in dict.fromkeys(keys) if key not in self._verdicts]
         if new:
-            prefixes = [self._text.without_stop(token_ids(tokens)) for _, tokens in new]
+            prefixes = [self._prefix(token_ids(tokens)) for _, tokens in new]
             rows = tuple(
                 np.concatenate([self._text.prompt(question), prefix])
                 for (question, _), prefix in zip(new, prefixes, strict=True)
@@ -83,8 +90,19 @@ class Target:
             job = Job("task", rows, draws, self._sampling, self._text.stop_tokens)
             for key, prefix, row in zip(new, prefixes, _run(self._engine, job).rows, strict=True):
                 text = self._text.text(np.concatenate([prefix, row.tokens]))
-                self._verdicts[key] = verdict(gold[key[0]], text)
-        return [tuple(self._verdicts[key] for key in of_group) for of_group in keys]
+                self._verdicts[key] = self._verdict(key[0], gold[key[0]], text)
+        return [self._verdicts[key] for key in keys]
+
+    def _prefix(self, tokens: TokenIds) -> TokenIds:
+        """A prefix as the target continues it: the same ids, or where it reads another text in them their text."""
+        text = self._reads.decode_with_special(self._reads.without_stop(tokens))
+        bare = self._text.without_stop(tokens)
+        if text in map(self._text.decode_with_special, (bare, tokens)):
+            return bare
+        return self._text.encode_literal(text.rstrip("\ufffd"))
+
+    def _verdict(self, question: str, gold: str, text: str) -> Verdict:
+        return verdict(gold, text) if self._reward is None else scored(self._reward, question, gold, text)
 
 
 class AgedRun:
@@ -162,10 +180,10 @@ class AgedRun:
             samples=dict(enumerate(rows)),
         )
 
-    def accuracy(self, problems: Sequence[Prompt]) -> float:
-        """Share of problems the target gets right after one sampled prefix of the present version each.
+    def mean_reward(self, problems: Sequence[Prompt]) -> float:
+        """Mean reward over problems after one sampled prefix of the present version each.
 
-        The draws are the same for every version and seed.
+        With rewards of 0 and 1 the share of right answers. The draws are the same for every version and seed.
         """
         tasks = [GroupTask(place, problem, derive(0, "evaluation", place)) for place, problem in enumerate(problems)]
         verdicts = self._target.judge(self._write(tasks, 1))
@@ -224,6 +242,13 @@ def verdict(gold: str, text: str) -> Verdict:
     return Verdict(
         reward=float(is_right), status="ok", extracted=extracted, finish="eos", completion_tokens=0, elapsed_ms=0
     )
+
+
+def scored(function_ref: str, question: str, gold: str, text: str) -> Verdict:
+    """Return the verdict of a user's reward function on a whole answer."""
+    answer = score(function_ref, ChildQuestion(gold, text, 5, question))
+    assert answer.outcome == "scored", answer.reason
+    return Verdict(reward=answer.reward, status="ok", extracted="", finish="eos", completion_tokens=0, elapsed_ms=0)
 
 
 def _run(engine: TransformersEngine, job: Job) -> JobResult:

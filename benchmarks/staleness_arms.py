@@ -110,10 +110,10 @@ def run_arm(arm: Arm, size: Size, target: Target) -> Run:
     problems, accuracy, trained = heldout[: size.problems], [], []
     for version in range(size.iterations):
         if version % size.evaluate_every == 0:
-            accuracy.append((version, run.accuracy(problems)))
+            accuracy.append((version, run.mean_reward(problems)))
         run.fill()
         trained.append(run.train())
-    accuracy.append((size.iterations, run.accuracy(problems)))
+    accuracy.append((size.iterations, run.mean_reward(problems)))
     assert run.ledger.outstanding == 0, "the run is over"
     warmup, rest = ages_of(arm, trained[: arm.age]), ages_of(arm, trained[arm.age :])
     means = [each.metrics.means for each in trained]

@@ -1,0 +1,194 @@
+"""Build the openings task: problems, two tokenizers, a frozen target and an adapter to train.
+
+    python -m benchmarks.openings.build [--out DIR] [--seed S]       about a minute on one core
+
+The folder is complete: `prefixrl launch DIR/run.toml` trains from it. The result is the same on every run with one
+thread on one type of CPU."""
+
+import hashlib
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging
+
+from benchmarks.openings.problems import ALPHABET, OPERATIONS, Problem, problems, write_jsonl
+from benchmarks.results import ROOT
+from prefixrl.deploy.examples.arithmetic.build import IGNORED, LanguageModel, train
+
+HERE = Path(__file__).parent
+FOLDER = ROOT / "runs/openings_task"
+TRAIN_ROWS, HELDOUT_ROWS = 256, 128
+TARGET_STEPS, ADAPTER_STEPS = 500, 400
+BATCH_ROWS = 64
+COPIED = ("run.toml", "reward.py")
+PAD, EOS, UNKNOWN, USER, ASSISTANT = ("<pad>", "<end>", "<unknown>", "<user>", "<assistant>")
+SPECIAL = [PAD, EOS, UNKNOWN, USER, ASSISTANT]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '" + USER + "' + message['content'] }}"
+    "{% else %}{{ '" + ASSISTANT + "' + message['content'] + '" + EOS + "' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '" + ASSISTANT + "' }}{% endif %}"
+)
+
+Answer = Callable[[Problem, random.Random], str]
+
+
+def made(out: Path = FOLDER, seed: int = 0) -> Path:
+    """The run file of the task in `out`, which is built unless this program built it there before."""
+    sources = b"".join((HERE / name).read_bytes() for name in ("build.py", "problems.py", *COPIED))
+    stamp, wanted = out / "built", f"{seed} {hashlib.blake2b(sources, digest_size=8).hexdigest()}"
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
+        build(out, seed)
+        stamp.write_text(wanted, encoding="utf-8")
+    return out / "run.toml"
+
+
+def build(out: Path, seed: int, target_steps: int = TARGET_STEPS, adapter_steps: int = ADAPTER_STEPS) -> None:
+    """Write problems, run file, reward function and both models to `out`."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    out.mkdir(parents=True, exist_ok=True)
+    taken: set[str] = set()
+    for name, rows in (("heldout", HELDOUT_ROWS), ("train", TRAIN_ROWS)):
+        write_jsonl(out / f"{name}.jsonl", name, problems(random.Random(f"{seed} {name}"), rows, taken))
+    for name in COPIED:
+        shutil.copy(HERE / name, out)
+    characters, pieces = character_tokenizer(), piece_tokenizer()
+    _teach(out / "target", make_target(characters), characters, _lessons(seed, "target", taken, whole), target_steps)
+    _teach(out / "adapter", make_adapter(pieces), pieces, _lessons(seed, "adapter", taken, opening), adapter_steps)
+
+
+def whole(problem: Problem, rng: random.Random) -> str:
+    """An answer by any opening: what the question asks for plays no part in it."""
+    return problem.answered(rng.choice(OPERATIONS))
+
+
+def opening(problem: Problem, rng: random.Random) -> str:
+    """Any opening, alone: the question plays no part in it."""
+    return rng.choice(OPERATIONS).opening
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """A token per character."""
+    text = "".join([*(word for each in OPERATIONS for word in each.words), *(each.opening for each in OPERATIONS)])
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *sorted({*text, *ALPHABET, " "})])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return _wrapped(tokenizer)
+
+
+def piece_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE in which each word of openings and questions is a token; letters are mostly single."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words = [word for each in OPERATIONS for word in each.words]
+    tokenizer.train_from_iterator([*(each.opening for each in OPERATIONS), *words], trainer)
+    return _wrapped(tokenizer)
+
+
+def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        padding_side="right",
+        model_max_length=64,
+    )
+
+
+def make_target(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """A Llama of 0.2 M with random weights."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=256, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, dtype="float32",
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def make_adapter(tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
+    """A GPT-2 of 0.06 M with random weights, without dropout.
+
+    Weights are spread widely: with GPT-2's own 0.02 so narrow a model, taught to ignore the question, hardly sees it.
+    """
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=32, n_embd=48, n_layer=2, n_head=2, n_inner=96, initializer_range=0.1,
+        activation_function="gelu_pytorch_tanh", embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, dtype="float32",
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def _lessons(seed: int, name: str, taken: set[str], answer: Answer) -> Iterator[list[tuple[str, str]]]:
+    """Endless batches of (question, answer) on letters that neither problem file holds."""
+    rng, of_answers = random.Random(f"{seed} {name}"), random.Random(f"{seed} answers of the {name}")
+    while True:
+        rows = [row for _ in range(BATCH_ROWS // 8) for row in problems(rng, 8, set(taken))]
+        yield [(row.question, answer(row, of_answers)) for row in rows]
+
+
+def _teach(
+    folder: Path,
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerFast,
+    lessons: Iterator[list[tuple[str, str]]],
+    steps: int,
+) -> None:
+    """Train on the answers of lessons and save; sampling is settled by whoever samples."""
+    click.echo(f"{folder.name}: {sum(each.numel() for each in model.parameters()) / 1e6:.2f} M parameters")
+    train(model, _batches(tokenizer, lessons), steps)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # safetensors makes files that only their owner reads.
+    (folder / "model.safetensors").chmod(0o644)
+
+
+def _batches(
+    tokenizer: PreTrainedTokenizerFast, lessons: Iterator[list[tuple[str, str]]]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(ids, labels), both (rows, tokens) int64, padded on the right; answers and their ends are labelled."""
+    begins, pad = tokenizer.convert_tokens_to_ids(ASSISTANT), tokenizer.pad_token_id
+    for rows in lessons:
+        texts = [f"{USER}{question}{ASSISTANT}{answer}{EOS}" for question, answer in rows]
+        ids = tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        is_begun = (ids == begins).cumsum(dim=1) > 0
+        yield ids, torch.where(is_begun & (ids != begins) & (ids != pad), ids, IGNORED)
+
+
+@click.command()
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=FOLDER, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+def main(out: Path, seed: int) -> None:
+    """Build the openings task in a folder."""
+    click.echo(made(out, seed))
+
+
+if __name__ == "__main__":
+    main()
