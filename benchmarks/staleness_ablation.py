@@ -1,24 +1,20 @@
-"""The cost of the age of samples under each correction: ages 0, 2, 8, 32 x none, behaviour, decoupled.
+"""The cost of the age of samples under each form of the policy loss, at two learning rates.
 
 Every trained sample has exactly the age asked for (`aged_run.py`), on the arithmetic example with its real adapter,
 frozen target and verifier. Runs of one seed see the same prompts in the same order with the same draws; a run is what
-its age and its correction make of them.
+its age, its form and its learning rate make of them.
 
-    python -m benchmarks.staleness_ablation --sweep --json FILE   which learning rate: age 0 against age 8, uncorrected
-    python -m benchmarks.staleness_ablation --json FILE           the ablation; FILE.png and FILE.md beside it; where it
-    was
-                                                                  interrupted, the same command at the same commit goes
-                                                                  on (from a tree without changes only)
+    python -m benchmarks.staleness_ablation --json FILE
 
-Fixed before the ablation was run: the learning rate (the smallest of the sweep at which age 0 ends above 0.9 and age 8
-without correction ends at least 0.1 below it), the outcomes (accuracy on held-out problems, one sampled prefix each:
-the mean over the last quarter of the run's versions, and over all of them) and what *holds* means (the last quarter's
-mean is at least 95 % of that of age 0 with the same correction)."""
+FILE.png and FILE.md are written beside it. Where it was interrupted, the same command goes on (`kept.py`).
+
+Fixed before it was run: ages, forms, learning rates and seeds; the outcomes (accuracy on held-out problems, one sampled
+prefix each: *final* is the mean over the last quarter of the run's versions, *throughout* over all of them)."""
 
 import os
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,154 +29,150 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from benchmarks.aged_run import Target
-from benchmarks.results import Figure, Report, commit, is_committed, mean_figure, options, t_interval
-from benchmarks.staleness_arms import FIGURES, SETTINGS, Arm, Run, Size, config_of, run_arm
+from benchmarks.kept import TRAINING, KeptRuns
+from benchmarks.results import Figure, Report, commit, mean_figure, options, t_interval
+from benchmarks.staleness_arms import FIGURES, FORMS, SETTINGS, Arm, Run, Size, config_of, run_arm
 
-CORRECTIONS = ("none", "behaviour", "decoupled")
-HOLDS = 0.95
-LEARNING_RATE = 5e-4
-SWEEP_RATES = (2.5e-4, 5e-4, 1e-3)
-SWEEP_SEED = 101
-FULL = Size((0, 2, 8, 32), (1, 2, 3), iterations=96, groups=16, problems=128, evaluate_every=4)
-QUICK = Size((0, 4), (1,), iterations=12, groups=4, problems=32, evaluate_every=3)
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """A line of what an interrupted benchmark leaves: a run, and the size it was made at."""
-
-    size: Size
-    run: Run
+LEARNING_RATES = (5e-4, 2.5e-4)
+AGAINST = "decoupled"
+"""The form that the others are compared with, paired by seed."""
+FULL = Size((8, 32, 0), tuple(range(1, 9)), iterations=96, groups=16, problems=128, evaluate_every=4)
+QUICK = Size((0, 4), (1, 2), iterations=12, groups=4, problems=32, evaluate_every=3)
+OUTCOMES = ("final", "area")
 
 
-def run_all(arms: Sequence[Arm], size: Size, kept: Path) -> list[Run]:
-    """One after the other, in one process and with one target.
+def arms_of(size: Size, forms: Sequence[str]) -> Iterator[Arm]:
+    """Every arm, seeds outermost: an interrupted ablation has whole seeds."""
+    for seed in size.seeds:
+        for lr in LEARNING_RATES:
+            for age in size.ages:
+                for form in forms:
+                    yield Arm(age, form, seed, lr)
 
-    Runs of the same arm and size that stand in `kept` are not made again.
-    """
-    target = Target(config_of(arms[0], size))
-    known = kept_runs(kept, size)
+
+def run_all(arms: Sequence[Arm], size: Size, kept: KeptRuns[Run]) -> list[Run]:
+    """One after the other, in one process and with one target."""
+    target: Target | None = None
     runs = []
-    for number, arm in enumerate(arms, start=1):
-        if arm in known:
-            runs.append(known[arm])
-            continue
-        run = run_arm(arm, size, target)
-        runs.append(run)
-        with kept.open("ab") as file:
-            file.write(msgspec.json.encode(Kept(size, run)) + b"\n")
-        ages = ", ".join(f"{samples} of age {age}" for age, samples in run.ages.items())
-        print(
-            f"[{number}/{len(arms)}] age {arm.age} {arm.correction} seed {arm.seed} lr {arm.actor_lr:g}: "
-            f"trained {ages}; accuracy {run.final:.3f} at the end, {run.area:.3f} throughout; {run.wall_s:.0f} s",
-            flush=True,
-        )
+    missing = sum(kept.get((arm.made_as, size)) is None for arm in {arm.made_as for arm in arms})
+    for arm in arms:
+        run = kept.get((arm.made_as, size))
+        if run is None:
+            target = target or Target(config_of(arm, size))
+            run = run_arm(arm.made_as, size, target)
+            kept.add((arm.made_as, size), run)
+            missing -= 1
+            print(_line(run, missing), flush=True)
+        runs.append(msgspec.structs.replace(run, arm=arm))
     return runs
 
 
-def kept_runs(kept: Path, size: Size) -> dict[Arm, Run]:
-    """The runs of this size an interrupted benchmark left, by arm."""
-    lines = kept.read_bytes().splitlines() if kept.exists() else []
-    found = [msgspec.json.decode(line, type=Kept) for line in lines]
-    return {each.run.arm: each.run for each in found if each.size == size}
+def _line(run: Run, missing: int) -> str:
+    arm = run.arm
+    return (
+        f"[{missing} to go] {arm.form}, age {arm.age}, seed {arm.seed}, learning rate {arm.actor_lr:g}: accuracy "
+        f"{run.final:.3f} at the end, {run.area:.3f} throughout; {run.wall_s:.0f} s"
+    )
 
 
-def of(runs: Sequence[Run], age: int, correction: str) -> list[Run]:
-    """The seeds of one cell of the table."""
-    return [run for run in runs if (run.arm.age, run.arm.correction) == (age, correction)]
+def of(runs: Sequence[Run], lr: float, age: int, form: str) -> list[Run]:
+    """The seeds of one cell of the table, in order."""
+    found = [run for run in runs if (run.arm.actor_lr, run.arm.age, run.arm.form) == (lr, age, form)]
+    return sorted(found, key=lambda run: run.arm.seed)
 
 
-def figures_of(runs: Sequence[Run], size: Size) -> list[Figure]:
-    """Per cell.
+def paired(cell: Sequence[Run], other: Sequence[Run], outcome: str) -> list[float]:
+    """Differences of an outcome, seed by seed."""
+    theirs = {run.arm.seed: getattr(run, outcome) for run in other}
+    return [getattr(run, outcome) - theirs[run.arm.seed] for run in cell if run.arm.seed in theirs]
 
-    Both outcomes against age 0 with the same correction, the paired differences, and what the learner saw.
-    """
+
+def kept_share(cell: Sequence[Run], fresh: Sequence[Run], outcome: str) -> float:
+    """The cell's mean outcome as a share of age 0's."""
+    return statistics.fmean(getattr(run, outcome) for run in cell) / statistics.fmean(
+        getattr(run, outcome) for run in fresh
+    )
+
+
+def figures_of(runs: Sequence[Run], size: Size, forms: Sequence[str]) -> list[Figure]:
+    """Return, per cell: outcomes against age 0 of the form, paired differences, and what the learner saw."""
     found = []
-    for correction in CORRECTIONS:
-        fresh = of(runs, 0, correction)
-        for age in size.ages:
-            cell, where = of(runs, age, correction), f"{correction}, age {age}"
-            for name in ("final", "area"):
-                mine = [getattr(run, name) for run in cell]
-                theirs = [getattr(run, name) for run in fresh]
-                label = f"age 0, {correction}"
-                found.append(mean_figure(f"{name} accuracy, {where}", "share of problems", mine, theirs, label))
-                gaps = [a - b for a, b in zip(mine, theirs, strict=True)]
-                found.append(mean_figure(f"{name} accuracy less that of age 0, {where}", "share of problems", gaps))
-            for name in FIGURES:
-                seen = [run.figures[name] for run in cell if name in run.figures]
-                if seen:
-                    found.append(mean_figure(f"{name}, {where}", "", seen))
-            dropped = [float(run.actor_steps_dropped) for run in cell]
-            found.append(mean_figure(f"actor steps dropped, {where}", "steps of a run", dropped))
+    for lr in LEARNING_RATES:
+        for form in forms:
+            for age in sorted(size.ages):
+                found += _cell_figures(runs, lr, age, form)
     return found
 
 
-def holds_to(runs: Sequence[Run], size: Size, correction: str) -> int:
-    """The largest age up to which every age of the ablation keeps `HOLDS` of age 0's final accuracy."""
-    fresh = statistics.fmean(run.final for run in of(runs, 0, correction))
-    held = 0
-    for age in size.ages:
-        if statistics.fmean(run.final for run in of(runs, age, correction)) < HOLDS * fresh:
-            break
-        held = age
-    return held
+def _cell_figures(runs: Sequence[Run], lr: float, age: int, form: str) -> list[Figure]:
+    cell, fresh, against = (of(runs, lr, *each) for each in ((age, form), (0, form), (age, AGAINST)))
+    where, found = f"{form}, age {age}, learning rate {lr:g}", []
+    for outcome in OUTCOMES:
+        mine, theirs = ([getattr(run, outcome) for run in each] for each in (cell, fresh))
+        found.append(mean_figure(f"{outcome} accuracy, {where}", "share of problems", mine, theirs, "age 0"))
+        if form != AGAINST and against:
+            gaps = paired(cell, against, outcome)
+            found.append(mean_figure(f"{outcome} accuracy less that of {AGAINST}, {where}", "share of problems", gaps))
+    for name in FIGURES:
+        seen = [run.figures[name] for run in cell if name in run.figures]
+        if seen:
+            found.append(mean_figure(f"{name}, {where}", "", seen))
+    return found
 
 
-def markdown(report: Report, runs: Sequence[Run], size: Size) -> str:
+def markdown(report: Report, runs: Sequence[Run], size: Size, forms: Sequence[str]) -> str:
     """The page beside the figures: what was run on what, and the tables."""
     changes = f" with {', '.join(size.changes)}" if size.changes else ""
     steps = runs[0].actor_steps // size.iterations
+    keys = "\n".join(f"| {form} | `{'`, `'.join(FORMS[form])}` |" for form in forms)
+    tables = "\n\n".join(f"## Learning rate {lr:g}\n\n{table(runs, size, forms, lr)}" for lr in LEARNING_RATES)
     return f"""# Staleness ablation{changes}
 
-`python -m benchmarks.staleness_ablation`: the arithmetic example, every sample at exactly the age named, learning
-rate {LEARNING_RATE:g}, {size.iterations} iterations of {size.groups} groups in {steps} optimiser steps,
-{len(size.seeds)} seeds. Accuracy is on {size.problems} held-out problems, one sampled prefix each: *final* is the mean
-over the last quarter of the versions, *throughout* over all. In brackets 95 % intervals of the mean over seeds
-(Student's t, which knows no bounds); "less age 0's" is paired by seed.
-The second table has means over the iterations after the warm-up.
+`python -m benchmarks.staleness_ablation`: the arithmetic example, every sample at exactly the age named, constant
+learning rate, {size.iterations} iterations of {size.groups} groups in {steps} optimiser steps, {len(size.seeds)} seeds.
+Accuracy is on {size.problems} held-out problems, one sampled prefix each: *final* is the mean over the last quarter of
+the versions, *throughout* over all. In brackets 95 % intervals of the mean over seeds (Student's t, which knows no
+bounds); differences are paired by seed; "kept" is the share of age 0's under the same form and learning rate.
+Drift and effective sample size (ESS) are means over the iterations after the warm-up.
 
-Commit `{report.commit}`, {report.machine["cores"]} cores of {report.machine["cpu"]}, {report.wall_s:.0f} s.
+| form | keys of `[algorithm]` |
+|---|---|
+{keys}
 
-{table(runs, size)}"""
+Commit `{report.commit}`, {report.machine["cores"]} cores of {report.machine["cpu"]}, {report.wall_s:.0f} s of runs.
+
+{tables}
+"""
 
 
-def table(runs: Sequence[Run], size: Size) -> str:
-    """The outcomes, then what the learner saw, one row per cell."""
-    outcome = [
-        "| age | correction | final accuracy | less age 0's | of age 0's | accuracy throughout | of age 0's |",
-        "|---|---|---|---|---|---|---|",
+def table(runs: Sequence[Run], size: Size, forms: Sequence[str], lr: float) -> str:
+    """One row per cell of a learning rate."""
+    lines = [
+        f"| age | form | final | kept | worst | throughout | kept | throughout less {AGAINST} | drift abs log p/μ | "
+        "ESS per token | ESS per prefix | entropy |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    seen = [
-        "| age | correction | mean p/μ | ESS of p/μ | p/μ over the cap | ratios clipped | KL(p‖θ) | mean abs log p/μ "
-        "| entropy | KL to the initial adapter | steps dropped |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for age in size.ages:
-        for correction in CORRECTIONS:
-            cell, fresh = of(runs, age, correction), of(runs, 0, correction)
-            finals, areas = [run.final for run in cell], [run.area for run in cell]
-            gaps = [a - b.final for a, b in zip(finals, fresh, strict=True)]
-            shares = f"{_share(finals)} | {_share(gaps)} | {_ratio(finals, fresh, 'final')}"
-            throughout = f"{_share(areas)} | {_ratio(areas, fresh, 'area')}"
-            outcome.append(f"| {age} | {correction} | {shares} | {throughout} |")
-            figures = " | ".join(_mean(cell, name) for name in FIGURES[1:])
-            dropped = sum(run.actor_steps_dropped for run in cell)
-            steps = sum(run.actor_steps for run in cell)
-            seen.append(f"| {age} | {correction} | {figures} | {dropped} of {steps} |")
-    held = [
-        f"- `{correction}` holds {HOLDS:.0%} of its age 0's final accuracy up to age {holds_to(runs, size, correction)}"
-        for correction in CORRECTIONS
-    ]
-    return "\n".join([*outcome, "", *held, "", *seen, ""])
+    for age in sorted(size.ages):
+        for form in forms:
+            cell, fresh, against = (of(runs, lr, *each) for each in ((age, form), (0, form), (age, AGAINST)))
+            gaps = paired(cell, against, "area") if form != AGAINST else []
+            columns = [
+                _interval([run.final for run in cell]),
+                f"{kept_share(cell, fresh, 'final'):.3f}",
+                f"{min(run.final for run in cell):.3f}",
+                _interval([run.area for run in cell]),
+                f"{kept_share(cell, fresh, 'area'):.3f}",
+                _interval(gaps) if gaps else "-",
+                *(_mean(cell, name) for name in ("behaviour_gap", "importance_ess_fraction", "row_ess_fraction")),
+                _mean(cell, "entropy"),
+            ]
+            lines.append(f"| {age} | {form} | {' | '.join(columns)} |")
+    return "\n".join(lines)
 
 
-def _share(values: Sequence[float]) -> str:
+def _interval(values: Sequence[float]) -> str:
     mean, (low, high) = t_interval(values)
     return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _ratio(values: Sequence[float], fresh: Sequence[Run], name: str) -> str:
-    return f"{statistics.fmean(values) / statistics.fmean(getattr(run, name) for run in fresh):.3f}"
 
 
 def _mean(cell: Sequence[Run], name: str) -> str:
@@ -188,34 +180,31 @@ def _mean(cell: Sequence[Run], name: str) -> str:
     return f"{statistics.fmean(found):.3g}" if found else "not finite"
 
 
-def draw(runs: Sequence[Run], size: Size, path: Path) -> None:
-    """Final accuracy by age with its intervals, and how the oldest ages got there."""
-    oldest = [age for age in size.ages if age][-2:]
-    figure, axes = pyplot.subplots(1, 1 + len(oldest), figsize=(4.6 * (1 + len(oldest)), 3.9), sharey=True)
-    places = range(len(size.ages))
-    for index, correction in enumerate(CORRECTIONS):
-        colour, shift = f"C{index}", 0.13 * (index - 1)
-        cells = [t_interval([run.final for run in of(runs, age, correction)]) for age in size.ages]
-        means = [mean for mean, _ in cells]
-        reach = [[mean - low for mean, (low, _) in cells], [high - mean for mean, (_, high) in cells]]
-        axes[0].errorbar(
-            [place + shift for place in places], means, reach, color=colour, marker="o", capsize=3, label=correction
-        )
-        for axis, age in zip(axes[1:], oldest, strict=True):
-            for run in of(runs, age, correction):
-                axis.plot(*zip(*run.accuracy, strict=True), color=colour, linewidth=1)
-    axes[0].set_xticks(places, [str(age) for age in size.ages])
-    axes[0].set_xlabel("age of every sample, in versions")
-    axes[0].set_ylabel("accuracy on held-out problems")
-    axes[0].set_title("last quarter of the run, 95 % interval")
-    axes[0].set_ylim(0, 1.05)
-    axes[0].legend(loc="lower left")
-    for axis, age in zip(axes[1:], oldest, strict=True):
-        for run in of(runs, 0, "none"):
-            axis.plot(*zip(*run.accuracy, strict=True), color="0.6", linewidth=1, linestyle=":")
-        axis.axvline(age, color="0.8", linewidth=1)
-        axis.set_xlabel("version")
-        axis.set_title(f"age {age}, each seed (dotted: age 0)")
+def draw(runs: Sequence[Run], size: Size, forms: Sequence[str], path: Path) -> None:
+    """Accuracy throughout by age at each learning rate, then every run by the drift that it had."""
+    figure, axes = pyplot.subplots(1, len(LEARNING_RATES) + 1, figsize=(4.8 * (len(LEARNING_RATES) + 1), 4.2))
+    ages, places = sorted(size.ages), range(len(size.ages))
+    for index, form in enumerate(forms):
+        colour, shift = f"C{index}", 0.08 * (index - len(forms) / 2)
+        for axis, lr in zip(axes[:-1], LEARNING_RATES, strict=True):
+            cells = [t_interval([run.area for run in of(runs, lr, age, form)]) for age in ages]
+            reach = [[mean - low for mean, (low, _) in cells], [high - mean for mean, (_, high) in cells]]
+            where = [place + shift for place in places]
+            axis.errorbar(where, [mean for mean, _ in cells], reach, color=colour, marker="o", capsize=2, label=form)
+        aged = [run for run in runs if run.arm.form == form and run.arm.age and "behaviour_gap" in run.figures]
+        gaps = [run.figures["behaviour_gap"] for run in aged]
+        axes[-1].scatter(gaps, [run.area for run in aged], s=9, color=colour)
+    for axis, lr in zip(axes[:-1], LEARNING_RATES, strict=True):
+        axis.set_xticks(places, [str(age) for age in ages])
+        axis.set_xlabel("age of every sample, in versions")
+        axis.set_title(f"learning rate {lr:g}, 95 % interval")
+        axis.set_ylim(0, 1.05)
+    axes[0].set_ylabel("accuracy throughout the run")
+    axes[0].legend(loc="lower left", fontsize=8)
+    axes[-1].set_xscale("log")
+    axes[-1].set_xlabel("drift: mean |log p/μ| per token, nats")
+    axes[-1].set_title("each run with old samples")
+    axes[-1].set_ylim(0, 1.05)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -223,61 +212,37 @@ def draw(runs: Sequence[Run], size: Size, path: Path) -> None:
 
 @click.command()
 @options
-@click.option("--sweep", is_flag=True, help="Only the sweep that fixes the learning rate.")
-@click.option(
-    "--set",
-    "changes",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A setting of the run file over the ablation's own; may be repeated.",
-)
+@click.option("--only", "forms", multiple=True, type=click.Choice(list(FORMS)), help="These forms; may be repeated.")
+@click.option("--age", "ages", multiple=True, type=int, help="Instead of the ablation's ages; age 0 is always there.")
 @click.option("--seed", "seeds", multiple=True, type=int, help="Instead of the ablation's seeds.")
-def main(path: Path, quick: bool, sweep: bool, changes: tuple[str, ...], seeds: tuple[int, ...]) -> None:
-    """Measure the cost of the age of samples under each correction."""
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="A setting for all runs; may be repeated.")
+def main(
+    path: Path,
+    quick: bool,
+    forms: tuple[str, ...],
+    ages: tuple[int, ...],
+    seeds: tuple[int, ...],
+    changes: tuple[str, ...],
+) -> None:
+    """Measure the cost of the age of samples under each form of the loss."""
     warnings.filterwarnings("ignore")
     size = QUICK if quick else FULL
-    size = replace(size, seeds=seeds or size.seeds, changes=changes)
-    if sweep:
-        arms = [Arm(age, "none", SWEEP_SEED, lr) for lr in SWEEP_RATES for age in (0, 8)]
-    else:
-        arms = [
-            Arm(age, correction, seed, LEARNING_RATE)
-            for seed in size.seeds
-            for age in size.ages
-            for correction in CORRECTIONS
-        ]
+    size = replace(size, seeds=seeds or size.seeds, ages=tuple({0, *ages}) if ages else size.ages, changes=changes)
+    forms = forms or tuple(FORMS)
     path.parent.mkdir(parents=True, exist_ok=True)
-    measured = commit()
-    kept = path.with_suffix(f".{measured}.jsonl")
-    if not is_committed(measured):
-        kept.unlink(missing_ok=True)
-    runs = run_all(arms, size, kept)
-    figures = sweep_figures(runs) if sweep else figures_of(runs, size)
-    settings = {"size": size, "settings": SETTINGS, "holds_at": HOLDS}
-    name = "staleness_sweep" if sweep else "staleness_ablation"
-    report = Report(name, quick, settings, figures, runs, measured)
+    measured, kept = commit(), KeptRuns(path, Run, (*TRAINING, "benchmarks/staleness_arms.py"))
+    # The size of one run, whatever else is compared with it.
+    one = replace(size, ages=(), seeds=())
+    runs = run_all(list(arms_of(size, forms)), one, kept)
+    settings = {"size": size, "settings": SETTINGS, "forms": FORMS}
+    report = Report("staleness_ablation", quick, settings, figures_of(runs, size, forms), runs, measured)
     report.wall_s = round(sum(run.wall_s for run in runs), 1)
     report.write(path)
-    kept.unlink()
-    if not sweep:
-        draw(runs, size, path.with_suffix(".png"))
-        text = markdown(report, runs, size)
-        path.with_suffix(".md").write_text(text, encoding="utf-8")
-        print(text)
-
-
-def sweep_figures(runs: Sequence[Run]) -> list[Figure]:
-    """Final accuracy of age 8 against age 0 at each learning rate; one seed, which the ablation does not use."""
-    found = []
-    for lr in SWEEP_RATES:
-        at = {run.arm.age: run.final for run in runs if run.arm.actor_lr == lr}
-        label = f"age 0, none, learning rate {lr:g}"
-        found.append(
-            mean_figure(
-                f"final accuracy, none, age 8, learning rate {lr:g}", "share of problems", [at[8]], [at[0]], label
-            )
-        )
-    return found
+    kept.remove()
+    draw(runs, size, forms, path.with_suffix(".png"))
+    text = markdown(report, runs, size, forms)
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":

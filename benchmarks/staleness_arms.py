@@ -1,4 +1,4 @@
-"""One run of the ablation of staleness: which prompts, which age, which correction, and what became of it."""
+"""One run of the ablation of staleness: its prompts, its age, the form of its loss, its outcome."""
 
 import statistics
 import time
@@ -19,8 +19,9 @@ FIGURES = (
     "reward",
     "importance",
     "importance_ess_fraction",
-    "importance_capped_fraction",
+    "row_ess_fraction",
     "clip_fraction",
+    "bounded_fraction",
     "approx_kl",
     "behaviour_gap",
     "entropy",
@@ -29,19 +30,42 @@ FIGURES = (
 SETTINGS = (
     "algorithm.name=grpo",  # no critic, so no second learning rate to fix
     "algorithm.minibatches=4",
+    "algorithm.entropy=0.001",  # the product's default; the example's own is 30 times that
+    "algorithm.kl_placement=reward",
     "learner.warmup_ratio=0.0",
     "learner.min_lr_ratio=1.0",  # constant: a falling rate would make late samples less stale than early ones
     "scorer.temperature=0.0",  # a verdict is then a function of question and prefix, and is made once
 )
 
 
+FORMS = {
+    "none": ("correction=none", "ratio=token", "clip=0.2", "dual_clip=off", "bound_ratio=off"),
+    "decoupled": ("correction=decoupled", "ratio=token", "clip=0.2", "dual_clip=off", "bound_ratio=off"),
+    "behaviour": ("correction=behaviour", "ratio=token", "clip=0.2", "dual_clip=3.0", "bound_ratio=off"),
+    "prefix_mean": ("correction=behaviour", "ratio=prefix_mean", "clip=0.1", "dual_clip=3.0", "bound_ratio=off"),
+    "topr": ("correction=topr", "ratio=prefix", "bound_ratio=off"),
+    "none, bounded": ("correction=none", "ratio=token", "clip=0.2", "dual_clip=3.0", "bound_ratio=1.6"),
+    "decoupled, bounded": ("correction=decoupled", "ratio=token", "clip=0.2", "dual_clip=3.0", "bound_ratio=1.6"),
+}
+"""Every form of the policy loss that is compared: keys of `[algorithm]`, all that matter, so that no default does."""
+SAME_WHEN_FRESH = {"decoupled": "none", "decoupled, bounded": "none, bounded"}
+"""Forms that are the same run at age 0 but for rounding (mu = p), so that it is made once."""
+
+
 class Arm(msgspec.Struct, frozen=True):
     """The choices that distinguish one run from another."""
 
     age: int
-    correction: str
+    form: str
+    """A key of `FORMS`."""
     seed: int
     actor_lr: float
+
+    @property
+    def made_as(self) -> "Arm":
+        """The arm whose run is this one's too."""
+        form = SAME_WHEN_FRESH.get(self.form, self.form) if self.age == 0 else self.form
+        return Arm(self.age, form, self.seed, self.actor_lr)
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -91,13 +115,13 @@ def config_of(arm: Arm, size: Size) -> RunConfig:
     own = (
         f"seed={arm.seed}",
         f"algorithm.max_staleness={arm.age}",
-        f"algorithm.correction={arm.correction}",
         f"algorithm.iterations={size.iterations}",
         f"algorithm.groups_per_iteration={size.groups}",
         f"rollout.groups_per_task={size.groups}",
         f"learner.actor_lr={arm.actor_lr!r}",
     )
-    return load(RUN_FILE, SETTINGS + own + size.changes)
+    form = tuple(f"algorithm.{each}" for each in FORMS[arm.form])
+    return load(RUN_FILE, SETTINGS + own + form + size.changes)
 
 
 def run_arm(arm: Arm, size: Size, target: Target) -> Run:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 LOW_ESS = 0.5
 """Below this, half of the old samples count for nothing."""
 LOW_ENTROPY_SHARE = 0.1
-"""Share of the entropy in the first iterations; a policy that has learned its task gets there too, with a high reward."""
+"""Share of the entropy in the first iterations; who has learned the task gets there too, with a high reward."""
 LOST_REWARD = 0.1
 """Below the best smoothed reward so far."""
 FIRST_ITERATIONS = 3

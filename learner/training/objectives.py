@@ -54,8 +54,6 @@ class Objective:
     """A row's weight in the denominator, whatever its length; None: tokens (or rows) are counted."""
     value_clip: float
     policy: PolicySettings
-    is_one_action: bool = False
-    """True if a prefix is one action, with one advantage and one value."""
     has_vtrace: bool = False
     """True if the critic's targets are V-trace's."""
     second_moment: float | None = None
@@ -78,6 +76,7 @@ def resolve(algorithm: AlgorithmConfig, sampled_tokens: int) -> Objective:
         clip_high=algorithm.clip_high,
         dual_clip=_limit(algorithm.dual_clip),
         ratio=algorithm.ratio_used,
+        is_one_action=name == "appo",
         above_cap=algorithm.importance_above_cap,
         is_interpolated=algorithm.proximal == "interpolated",
         bounds=Bounds(
@@ -102,7 +101,6 @@ def resolve(algorithm: AlgorithmConfig, sampled_tokens: int) -> Objective:
         row_tokens=float(sampled_tokens) if name == "dr_grpo" else None,
         value_clip=algorithm.value_clip,
         policy=policy,
-        is_one_action=name == "appo",
         has_vtrace=algorithm.critic_targets == "vtrace",
         second_moment=algorithm.bound_second_moment,
         advantage_function=algorithm.advantage_function,
@@ -163,19 +161,19 @@ def estimate(objective: Objective, micro_batch: PreparedMicroBatch, rewards: Ten
     values = torch.where(value_mask(objective, mask), micro_batch.old_values, 0.0)
     found = token_rewards(rewards, mask, penalty)
     if objective.has_vtrace:
-        ratio: Ratio = "prefix" if objective.is_one_action else "token"
+        ratio: Ratio = "prefix" if objective.policy.is_one_action else "token"
         importance = log_ratios(micro_batch.proximal, micro_batch.batch.behaviour, mask, ratio).exp()
         advantages, returns = vtrace(found, values, importance, mask, objective.gamma, objective.lambda_)
     else:
         advantages, returns = gae(found, values, mask, objective.gamma, objective.lambda_)
-    if objective.is_one_action:
+    if objective.policy.is_one_action:
         advantages = torch.where(mask, advantages[:, :1], 0.0)
     return replace(micro_batch, advantages=advantages, returns=returns)
 
 
 def value_mask(objective: Objective, mask: Tensor) -> Tensor:
     """Return the positions of the critic's values: one for each action."""
-    return units(mask, "prefix" if objective.is_one_action else "token")
+    return units(mask, "prefix" if objective.policy.is_one_action else "token")
 
 
 def denominators(objective: Objective, micro_batch: PreparedMicroBatch) -> Tensor:

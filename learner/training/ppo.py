@@ -96,6 +96,8 @@ class PolicySettings:
     dual_clip: float = math.inf
     """Bound on the objective as a multiple of a negative advantage."""
     ratio: Ratio = "token"
+    is_one_action: bool = False
+    """True if a prefix is one action: the surrogate of its ratio counts whole, not divided by its tokens."""
     above_cap: Literal["truncate", "mask"] = "truncate"
     """A weight above `importance_cap` counts as the cap, or as 0; the token stays in the denominator."""
     is_interpolated: bool = False
@@ -169,6 +171,9 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
         surrogate, is_clipped = _tapered(logprobs, log_ratio, advantages)
     else:
         surrogate, is_clipped = _clipped(log_ratio.exp(), advantages, settings)
+        if settings.ratio == "prefix" and not settings.is_one_action:
+            # At ratio 1 the gradient is then the same at every granularity, as is its share beside entropy and KL.
+            surrogate = surrogate / mask.sum(dim=1, keepdim=True).clamp(min=1)
     is_bounded = _is_bounded(terms, logprobs.detach(), behaviour, drift.detach(), settings)
     per_token = -torch.where(is_bounded, surrogate.detach(), surrogate)
     if settings.entropy != 0.0:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from benchmarks import staleness_ablation
+from benchmarks import kept, staleness_ablation
 from benchmarks.aged_run import AgedRun, Target, Trained
+from benchmarks.kept import KeptRuns, program_digest
 from benchmarks.results import Report
 from benchmarks.snapshots import snapshot_of
-from benchmarks.staleness_ablation import CORRECTIONS, draw, figures_of, holds_to, markdown, run_all
-from benchmarks.staleness_arms import Arm, Run, Size, ages_of, config_of, run_arm
+from benchmarks.staleness_ablation import arms_of, draw, figures_of, markdown, run_all
+from benchmarks.staleness_arms import FORMS, SAME_WHEN_FRESH, Arm, Run, Size, ages_of, config_of, run_arm
 from prefixrl.common.engines.hf import TransformersEngine
 from prefixrl.learner.training.batch import IterationData
 from support.tiny_model import DEEPSPEED_WARNINGS
@@ -23,6 +24,7 @@ from support.tiny_model import DEEPSPEED_WARNINGS
 pytestmark = DEEPSPEED_WARNINGS
 
 LEARNING_RATE = 1e-3
+COMPARED = ("none", "behaviour", "decoupled")
 SIZE = Size((0, 2), (1,), iterations=5, groups=2, problems=8, evaluate_every=5)
 
 
@@ -31,8 +33,8 @@ def target() -> Target:
     return Target(config_of(arm(), SIZE))
 
 
-def arm(age: int = 2, correction: str = "none") -> Arm:
-    return Arm(age, correction, 1, LEARNING_RATE)
+def arm(age: int = 2, form: str = "none") -> Arm:
+    return Arm(age, form, 1, LEARNING_RATE)
 
 
 def trained(run: AgedRun) -> tuple[list[Trained], list[dict[str, Tensor]]]:
@@ -83,12 +85,8 @@ def test_an_age_that_is_not_the_arms_is_noticed(target: Target) -> None:
         ages_of(arm(2), iterations)
 
 
-def test_arms_differ_in_their_correction_only_and_train_the_same_samples_until_it_acts(target: Target) -> None:
-    arms = [arm(2, correction) for correction in CORRECTIONS]
-    dumps: list[dict[str, Any]] = [config_of(each, SIZE).model_dump() for each in arms]
-    assert [dump["algorithm"].pop("correction") for dump in dumps] == list(CORRECTIONS)
-    assert dumps[0] == dumps[1] == dumps[2]
-    runs = [trained(AgedRun(config_of(each, SIZE), target)) for each in arms]
+def test_forms_train_the_same_samples_until_they_act(target: Target) -> None:
+    runs = [trained(AgedRun(config_of(arm(2, form), SIZE), target)) for form in COMPARED]
     (first, weights), *others = runs
     # Version 1 was trained on samples of its own version, where the corrections agree; version 2 is the first that was
     # not.
@@ -103,8 +101,22 @@ def test_arms_differ_in_their_correction_only_and_train_the_same_samples_until_i
         assert furthest(weights[-1], other_weights[-1]) > 1e-4
 
 
-def test_at_age_0_the_corrections_agree_to_rounding(target: Target) -> None:
-    runs = [trained(AgedRun(config_of(arm(0, each), SIZE), target)) for each in CORRECTIONS]
+def test_a_run_names_every_key_that_makes_a_form() -> None:
+    """A default that changes must change no arm: but for the keys of its form, two arms have one config."""
+    dumps: list[dict[str, Any]] = [config_of(arm(2, form), SIZE).model_dump() for form in FORMS]
+    for dump, keys in zip(dumps, FORMS.values(), strict=True):
+        for key in ("clip", "dual_clip", "correction", "ratio", "bound_ratio"):
+            if key in ("correction", "ratio", "bound_ratio"):
+                assert any(each.startswith(f"{key}=") for each in keys)
+            dump["algorithm"].pop(key)
+    assert all(dump == dumps[0] for dump in dumps)
+
+
+def test_forms_that_are_one_run_at_age_0_agree_there_to_rounding(target: Target) -> None:
+    same = [form for form in FORMS if SAME_WHEN_FRESH.get(form, form) == "none"]
+    assert {arm(0, form).made_as for form in same} == {arm(0, "none")}
+    assert arm(2, "decoupled").made_as == arm(2, "decoupled")
+    runs = [trained(AgedRun(config_of(arm(0, each), SIZE), target)) for each in same]
     (first, weights), *others = runs
     for iterations, other_weights in others:
         assert furthest(weights[-1], other_weights[-1]) < 1e-4
@@ -131,41 +143,35 @@ def test_a_run_says_what_it_trained_and_cells_become_figures_table_and_picture(t
     assert run.ages == {2: 48} and run.warmup_ages == {0: 16, 1: 16}
     assert run.actor_steps == 4 * SIZE.iterations and run.actor_steps_dropped == 0
     assert [version for version, _ in run.accuracy] == [0, 5]
-    runs = [
-        told(replace(SIZE, seeds=(seed,)), age, correction, 0.5 + 0.1 * seed - 0.01 * age)
-        for seed in (1, 2)
-        for age in SIZE.ages
-        for correction in CORRECTIONS
-    ]
-    figures = {figure.name: figure for figure in figures_of(runs, SIZE)}
-    assert figures["final accuracy, none, age 2"].value == pytest.approx(0.63)
-    assert figures["final accuracy, none, age 2"].ratio == pytest.approx(0.63 / 0.65)
-    assert figures["final accuracy less that of age 0, none, age 2"].spread == pytest.approx((-0.02, -0.02))
+    lrs = staleness_ablation.LEARNING_RATES
+    runs = [told(each, 0.5 + 0.1 * each.seed - 0.01 * each.age) for each in arms_of(SEEDS, COMPARED)]
+    figures = {figure.name: figure for figure in figures_of(runs, SEEDS, COMPARED)}
+    where = f"none, age 2, learning rate {lrs[0]:g}"
+    assert figures[f"final accuracy, {where}"].value == pytest.approx(0.63)
+    assert figures[f"final accuracy, {where}"].ratio == pytest.approx(0.63 / 0.65)
+    assert figures[f"final accuracy less that of decoupled, {where}"].spread == pytest.approx((0.0, 0.0))
     report = Report("staleness_ablation", True, {}, [], runs, "c0ffee", machine={"cores": 2, "cpu": "x"})
-    assert "| 2 | decoupled | 0.630 [" in markdown(report, runs, SIZE)
-    draw(runs, SIZE, tmp_path / "picture.png")
+    text = markdown(report, runs, SEEDS, COMPARED)
+    assert "| 2 | decoupled | 0.630 [" in text and "| 0.969 | 0.580 |" in text
+    draw(runs, SEEDS, COMPARED, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
-def told(size: Size, age: int, correction: str, final: float) -> Run:
+SEEDS = replace(SIZE, seeds=(1, 2))
+
+
+def told(arm: Arm, final: float) -> Run:
     """A run that ended with this accuracy."""
     return Run(
-        Arm(age, correction, size.seeds[0], LEARNING_RATE),
-        {age: 1},
-        {},
-        [(0, 0.1), (4, final), (5, final)],
-        {"reward": final},
-        4,
-        0,
-        1.0,
+        arm=arm,
+        ages={arm.age: 1},
+        warmup_ages={},
+        accuracy=[(0, 0.1), (4, final), (5, final)],
+        figures={"behaviour_gap": 0.1 + arm.age},
+        actor_steps=4,
+        actor_steps_dropped=0,
+        wall_s=1.0,
     )
-
-
-def test_an_arm_holds_up_to_the_last_age_before_the_first_that_falls() -> None:
-    size = replace(SIZE, ages=(0, 2, 8, 32))
-    finals = {0: 1.0, 2: 0.96, 8: 0.94, 32: 0.99}
-    runs = [told(size, age, "none", final) for age, final in finals.items()]
-    assert holds_to(runs, size, "none") == 2
 
 
 # --- a benchmark that was interrupted -------------------------------------------------------------------------------
@@ -178,27 +184,37 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Arm, Size]]:
 
     def instead(arm: Arm, size: Size, target: Target) -> Run:
         ran.append((arm, size))
-        run = told(size, arm.age, arm.correction, 0.5 + 0.1 * arm.seed)
-        return msgspec.structs.replace(run, arm=arm)
+        return told(arm, 0.5 + 0.1 * arm.seed)
 
     monkeypatch.setattr(staleness_ablation, "run_arm", instead)
     return ran
 
 
+def runs_in(folder: Path) -> KeptRuns[Run]:
+    return KeptRuns(folder / "found.json", Run, ("learner/training/*.py",))
+
+
 def test_it_goes_on_with_the_arms_that_are_missing_whatever_their_order(
     made: list[tuple[Arm, Size]], tmp_path: Path
 ) -> None:
-    arms, kept = [arm(age) for age in (0, 2, 8)], tmp_path / "kept.jsonl"
-    first = run_all([arms[2]], SIZE, kept)
-    runs = run_all(arms, SIZE, kept)
+    arms = [arm(age) for age in (0, 2, 8)]
+    first = run_all([arms[2]], SIZE, runs_in(tmp_path))
+    runs = run_all(arms, SIZE, runs_in(tmp_path))
     assert [run.arm for run in runs] == arms
     assert made == [(arms[2], SIZE), (arms[0], SIZE), (arms[1], SIZE)]
     assert runs[2] == first[0]
-    assert run_all(arms, SIZE, kept) == runs and len(made) == 3
+    assert run_all(arms, SIZE, runs_in(tmp_path)) == runs and len(made) == 3
+
+
+def test_a_run_that_two_forms_share_is_made_once_and_stands_under_both(
+    made: list[tuple[Arm, Size]], tmp_path: Path
+) -> None:
+    runs = run_all([arm(0, form) for form in ("none", "decoupled")], SIZE, runs_in(tmp_path))
+    assert [run.arm.form for run in runs] == ["none", "decoupled"]
+    assert made == [(arm(0, "none"), SIZE)]
 
 
 def test_a_run_of_another_size_or_learning_rate_is_made_again(made: list[tuple[Arm, Size]], tmp_path: Path) -> None:
-    kept = tmp_path / "kept.jsonl"
     changed = replace(SIZE, changes=("algorithm.clip=0.1",))
     wanted = [
         ([arm()], SIZE),
@@ -207,20 +223,34 @@ def test_a_run_of_another_size_or_learning_rate_is_made_again(made: list[tuple[A
         ([msgspec.structs.replace(arm(), actor_lr=1.0)], SIZE),
     ]
     for arms, size in wanted:
-        run_all(arms, size, kept)
+        run_all(arms, size, runs_in(tmp_path))
     assert made == [(arms[0], size) for arms, size in wanted]
 
 
-@pytest.mark.parametrize(("measured", "runs"), [("c0ffee", 1), ("c0ffee-dirty", 2), ("unknown", 2)])
-def test_what_a_tree_with_changes_measured_is_not_gone_on_with(
-    made: list[tuple[Arm, Size]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: str, runs: int
+def test_a_run_of_another_program_is_made_again_but_not_of_another_comment(
+    made: list[tuple[Arm, Size]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staleness_ablation, "commit", lambda: measured)
-    monkeypatch.setattr(staleness_ablation, "QUICK", SIZE)
+    monkeypatch.setattr(kept, "ROOT", tmp_path)
+    source = tmp_path / "loss.py"
+    texts = (
+        'def loss():\n    """One."""\n    return 1\n',
+        'def loss():\n    """The first."""\n    return 1  # one\n',
+        "def loss():\n    return 2\n",
+    )
+    digests = []
+    for text in texts:
+        source.write_text(text)
+        digests.append(program_digest(("*.py",)))
+        run_all([arm()], SIZE, KeptRuns(tmp_path / "found.json", Run, ("*.py",)))
+    assert digests[0] == digests[1] != digests[2]
+    assert len(made) == 2
+
+
+def test_the_whole_benchmark_ends_with_its_documents_and_keeps_no_runs(
+    made: list[tuple[Arm, Size]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staleness_ablation, "QUICK", SEEDS)
     path = tmp_path / "found.json"
-    kept = path.with_suffix(f".{measured}.jsonl")
-    first = Arm(0, CORRECTIONS[0], 1, staleness_ablation.LEARNING_RATE)
-    run_all([first], SIZE, kept)
-    staleness_ablation.main.callback(path, True, False, (), ())  # type: ignore[misc]
-    assert sum(each == first for each, _ in made) == runs
-    assert path.exists() and not kept.exists()
+    staleness_ablation.main.callback(path, True, ("none", "decoupled"), (), (), ())  # type: ignore[misc]
+    assert len(made) == 2 * len(staleness_ablation.LEARNING_RATES) * 3
+    assert {each.suffix for each in tmp_path.iterdir()} == {".json", ".md", ".png"}

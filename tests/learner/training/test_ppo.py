@@ -41,6 +41,7 @@ settings_drawn = st.builds(
     clip_high=st.none() | st.floats(0.05, 0.9),
     dual_clip=st.just(INF) | st.floats(1.1, 3.0),
     ratio=st.sampled_from(get_args(Ratio)),
+    is_one_action=st.booleans(),
     above_cap=st.sampled_from(("truncate", "mask")),
     is_interpolated=st.booleans(),
     bounds=st.builds(
@@ -118,7 +119,8 @@ def slow_surrogate(
     rho = quotient(theta, mu if settings.correction == "behaviour" else p, t, settings.ratio)
     high = settings.clip if settings.clip_high is None else settings.clip_high
     value = min(rho * a, min(max(rho, 1 - settings.clip), 1 + high) * a)
-    return max(value, settings.dual_clip * a) if a < 0 else value
+    value = max(value, settings.dual_clip * a) if a < 0 else value
+    return value / len(theta) if settings.ratio == "prefix" and not settings.is_one_action else value
 
 
 def slow_regularisers(terms: PolicyTerms, settings: PolicySettings, i: int, t: int) -> float:
@@ -243,6 +245,25 @@ def test_at_the_first_step_the_ratio_is_1_and_the_gradient_is_that_of_the_policy
     torch.testing.assert_close(start.grad, torch.where(terms.mask, -terms.advantages / 10.0, 0.0))
     assert sums["ratio"].item() == sums["tokens"].item()
     assert sums["clipped"].item() == sums["approx_kl"].item() == 0.0
+
+
+@pytest.mark.parametrize("correction", get_args(Correction))
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+def test_of_fresh_samples_every_granularity_and_correction_has_the_same_gradient(
+    correction: Correction, aggregation: Aggregation
+) -> None:
+    _, terms = terms_of(5)
+    fresh = replace(
+        terms,
+        logprobs=terms.proximal,
+        behaviour=terms.proximal,
+        advantages=terms.advantages[:, :1].expand_as(terms.mask),
+    )
+    usual = PolicySettings("none", 0.2, 2.0, aggregation, 0.0, 0.0, "k3")
+    expected, _ = gradients(fresh, usual)
+    for ratio in get_args(Ratio):
+        found, _ = gradients(fresh, replace(usual, correction=correction, ratio=ratio))
+        torch.testing.assert_close(found, expected)
 
 
 def one_token(log_ratio: float, advantage: float, settings: PolicySettings) -> tuple[float, float, bool]:
