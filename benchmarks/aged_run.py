@@ -76,7 +76,7 @@ class Target:
         return [tuple(next(found) for _ in group.rows) for group in groups]
 
     def verdicts(self, asked: Sequence[tuple[Prompt, bytes]]) -> list[Verdict]:
-        """A verdict per prompt and packed prefix; what was not judged before is completed in one forward."""
+        """A verdict per prompt and packed prefix; new ones are completed in one forward."""
         keys = [(prompt.question, tokens) for prompt, tokens in asked]
         gold = {prompt.question: prompt.gold for prompt, _ in asked}
         new = [key for key in dict.fromkeys(keys) if key not in self._verdicts]
@@ -94,7 +94,7 @@ class Target:
         return [self._verdicts[key] for key in keys]
 
     def _prefix(self, tokens: TokenIds) -> TokenIds:
-        """A prefix as the target continues it: the same ids, or where it reads another text in them their text."""
+        """A prefix as the target continues it: ids that read the same to it, else the text."""
         text = self._reads.decode_with_special(self._reads.without_stop(tokens))
         bare = self._text.without_stop(tokens)
         if text in map(self._text.decode_with_special, (bare, tokens)):

@@ -1,4 +1,4 @@
-"""GRPO in plain torch and transformers, the yardstick: it imports nothing of the software it is compared with.
+"""GRPO in plain torch and transformers: the yardstick, which imports nothing of the product.
 
 One optimiser step per batch, no correction, no clipping (nothing to clip before the first step), no KL, no entropy
 bonus. `delay` d: version v trains what version max(0, v - d) wrote."""
@@ -103,7 +103,7 @@ class PlainLoop:
         return Batch(ids, seen, torch.stack(mask, dim=1), torch.stack(logprobs, dim=1))
 
     def step(self, batch: Batch, rewards: Tensor) -> dict[str, float]:
-        """One step up the gradient of sum A log pi / tokens; `rewards` (rows,), groups one after the other."""
+        """One step up the gradient of sum A log pi / tokens; rows of a group are neighbours."""
         by_group = rewards.double().view(-1, self._recipe.samples)
         spread = by_group.std(dim=1, keepdim=True) + self._recipe.std_floor
         advantages = ((by_group - by_group.mean(dim=1, keepdim=True)) / spread).float().view(-1, 1)

@@ -1,4 +1,4 @@
-"""A task that nothing was tuned to: does the product learn it as a plain loop does, and what does age cost there?
+"""Cost of age under each correction on a task that nothing was tuned to, beside a plain loop.
 
     python -m benchmarks.second_task --json FILE
 
@@ -98,7 +98,7 @@ def less_fresh(outcomes: Sequence[Outcome], setting: str) -> list[float]:
 
 
 def figures_of(outcomes: Sequence[Outcome], names: Sequence[str]) -> list[Figure]:
-    """Per setting: the final reward, the same less that of S = 0, the least ESS, the share of collapsed runs."""
+    """Per setting: final reward, the same less that of S = 0, least ESS, share of collapsed runs."""
     found = []
     for name in names:
         cell, gaps = of(outcomes, name), less_fresh(outcomes, name)

@@ -1,4 +1,4 @@
-"""One run of the openings task: by the product at an exact age, or by the plain loop, and what became of it.
+"""One run of the openings task, by the product at an exact age or by the plain loop.
 
 *Collapsed*, fixed before any stale run was seen: the policy writes one prefix in at least 99 % of the last iteration's
 rows; or over the last ten iterations its entropy is below 0.05 nats per token and its reward at least 0.1 below the

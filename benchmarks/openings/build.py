@@ -1,4 +1,4 @@
-"""Build the openings task: problems, two tokenizers, a frozen target and an adapter to train.
+"""Build the openings task: problems, tokenizers, a frozen target and an adapter to train.
 
     python -m benchmarks.openings.build [--out DIR] [--seed S]       about a minute on one core
 
@@ -46,7 +46,7 @@ Answer = Callable[[Problem, random.Random], str]
 
 
 def made(out: Path = FOLDER, seed: int = 0) -> Path:
-    """The run file of the task in `out`, which is built unless this program built it there before."""
+    """The run file of the task in `out`; the task is built unless it is there already."""
     sources = b"".join((HERE / name).read_bytes() for name in ("build.py", "problems.py", *COPIED))
     stamp, wanted = out / "built", f"{seed} {hashlib.blake2b(sources, digest_size=8).hexdigest()}"
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
@@ -93,7 +93,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def piece_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE in which each word of openings and questions is a token; letters are mostly single."""
+    """Byte-level BPE in which each word of openings and questions is a token, and most letters."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -138,7 +138,7 @@ def make_adapter(tokenizer: PreTrainedTokenizerFast) -> GPT2LMHeadModel:
     Weights are spread widely: with GPT-2's own 0.02 so narrow a model, taught to ignore the question, hardly sees it.
     """
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=32, n_embd=48, n_layer=2, n_head=2, n_inner=96, initializer_range=0.1,
+        vocab_size=len(tokenizer), n_positions=64, n_embd=48, n_layer=2, n_head=2, n_inner=96, initializer_range=0.1,
         activation_function="gelu_pytorch_tanh", embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, dtype="float32",
     )  # fmt: skip
@@ -173,7 +173,7 @@ def _teach(
 def _batches(
     tokenizer: PreTrainedTokenizerFast, lessons: Iterator[list[tuple[str, str]]]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(ids, labels), both (rows, tokens) int64, padded on the right; answers and their ends are labelled."""
+    """(ids, labels), both (rows, tokens) int64, padded on the right; labels are the answers'."""
     begins, pad = tokenizer.convert_tokens_to_ids(ASSISTANT), tokenizer.pad_token_id
     for rows in lessons:
         texts = [f"{USER}{question}{ASSISTANT}{answer}{EOS}" for question, answer in rows]

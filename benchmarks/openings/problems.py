@@ -1,4 +1,4 @@
-"""The problems: operations on letters, the words that ask for them, the openings that announce them.
+"""The problems: operations on letters, words that ask for them, openings that announce them.
 
 Letters of a question differ from each other, so each operation has one right answer; two operations may agree on some
 places, which is what a wrong opening earns."""
@@ -57,7 +57,7 @@ class Problem:
 
 
 def problems(rng: random.Random, rows: int, taken: set[str]) -> list[Problem]:
-    """Problems that ask for all words in turn, none on letters in `taken`, to which theirs are added."""
+    """Problems that ask for all words in turn; their letters are added to `taken`, none is in it."""
     asked = itertools.cycle((operation, word) for operation in OPERATIONS for word in operation.words)
     found = []
     for operation, word in itertools.islice(asked, rows):
