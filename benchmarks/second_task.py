@@ -2,14 +2,12 @@
 
     python -m benchmarks.second_task --json FILE
 
-FILE.md and FILE.png are written beside it. Where it was interrupted, the same command at the same commit goes on (from
-a tree without changes only).
+FILE.md and FILE.png are written beside it. Where it was interrupted, the same command goes on (`kept.py`).
 
 The task and how it was fixed: `openings/__init__.py`; what counts as collapsed: `openings/arms.py`. In the product
 every sample has exactly the age of its setting (`aged_run.py`), the worst that a window of S = age versions allows. The
 plain loop (`plain_grpo.py`) is the yardstick: without staleness both must end at the same reward."""
 
-import hashlib
 import os
 import statistics
 import warnings
@@ -28,9 +26,13 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from benchmarks.aged_run import Target
+from benchmarks.kept import TRAINING, KeptRuns
 from benchmarks.openings.arms import Outcome, Setting, Size, config_of, run_arm
 from benchmarks.openings.build import made
-from benchmarks.results import Figure, Report, commit, is_committed, mean_figure, options, t_interval
+from benchmarks.results import Figure, Report, commit, mean_figure, options, t_interval
+from benchmarks.staleness_arms import FORMS
+from prefixrl.common.config.run import RunConfig
+from prefixrl.learner.training.objectives import resolve
 
 FRESH = "product, S = 0"
 SETTINGS = {
@@ -40,42 +42,43 @@ SETTINGS = {
     "product, S = 2, default": Setting(2),
     "product, S = 8, default": Setting(8),
     **{
-        f"product, S = {age}, {correction}": Setting(age, (f"algorithm.correction={correction}",))
-        for correction in ("none", "behaviour", "decoupled")
+        f"product, S = {age}, {form}": Setting(age, tuple(f"algorithm.{key}" for key in FORMS[form]))
+        for form in ("none", "behaviour", "decoupled", "none, bounded", "decoupled, bounded")
         for age in (2, 8)
     },
 }
-"""What is compared, by name. Two names of one resolved config share their runs."""
+"""Everything that is compared, by name. Two names of one resolved loss share their runs."""
 FULL = Size(tuple(range(1, 9)), iterations=300, heldout=128, evaluate_every=10)
 QUICK = Size((1, 2), iterations=20, heldout=32, evaluate_every=10)
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A line of what an interrupted benchmark leaves."""
-
-    key: str
-    """Digest of everything that a run follows from but the program."""
-    outcome: Outcome
+PROGRAM = (*TRAINING, "benchmarks/openings/*.py", "benchmarks/plain_grpo.py")
 
 
-def run_all(settings: dict[str, Setting], size: Size, run_file: Path, kept: Path) -> list[Outcome]:
+def run_all(settings: dict[str, Setting], size: Size, run_file: Path, kept: KeptRuns[Outcome]) -> list[Outcome]:
     """Every seed of every setting, seeds outermost, in one process and with one target."""
-    lines = kept.read_bytes().splitlines() if kept.exists() else []
-    known = {each.key: each.outcome for each in (msgspec.json.decode(line, type=Kept) for line in lines)}
     target, outcomes = None, []
     for seed in size.seeds:
         for name, setting in settings.items():
             config = config_of(run_file, setting, seed, size)
-            text = f"{config.model_dump_json()} {setting.is_plain} {size.heldout} {size.evaluate_every}"
-            key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-            if key not in known:
+            key = key_of(config, setting, size)
+            run = kept.get(key)
+            if run is None:
                 target = target or Target(config)
-                known[key] = run_arm(name, setting, config, size, target)
-                with kept.open("ab") as file:
-                    file.write(msgspec.json.encode(Kept(key, known[key])) + b"\n")
-                print(_line(known[key]), flush=True)
-            outcomes.append(msgspec.structs.replace(known[key], setting=name))
+                run = run_arm(name, setting, config, size, target)
+                kept.add(key, run)
+                print(_line(run), flush=True)
+            outcomes.append(msgspec.structs.replace(run, setting=name))
     return outcomes
+
+
+def key_of(config: RunConfig, setting: Setting, size: Size) -> tuple[object, ...]:
+    """Return everything that a run follows from but the program: the resolved loss, not the names of its keys."""
+    algorithm = config.algorithm
+    shape = (algorithm.groups_per_iteration, algorithm.samples_per_prompt, algorithm.minibatches, algorithm.ppo_epochs)
+    loss = None if setting.is_plain else resolve(algorithm, config.max_sampled_tokens)
+    once = (config.learner, config.rollout.temperature, size.iterations, size.heldout, size.evaluate_every)
+    return (setting.is_plain, algorithm.max_staleness, config.seed, *shape, loss, *once)
 
 
 def _line(run: Outcome) -> str:
@@ -183,16 +186,13 @@ def main(path: Path, quick: bool, only: tuple[str, ...], seeds: tuple[int, ...],
     size = replace(size, seeds=seeds or size.seeds, changes=changes)
     settings = {name: each for name, each in SETTINGS.items() if not only or any(part in name for part in only)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    measured = commit()
-    kept = path.with_suffix(f".{measured}.jsonl")
-    if not is_committed(measured):
-        kept.unlink(missing_ok=True)
+    measured, kept = commit(), KeptRuns(path, Outcome, PROGRAM)
     outcomes = run_all(settings, size, made(), kept)
     figures = figures_of(outcomes, list(settings))
     report = Report("second_task", quick, {"size": size, "settings": settings}, figures, outcomes, measured)
     report.wall_s = round(sum(run.wall_s for run in outcomes), 1)
     report.write(path)
-    kept.unlink()
+    kept.remove()
     draw(outcomes, list(settings), path.with_suffix(".png"))
     text = markdown(outcomes, list(settings), size, report)
     path.with_suffix(".md").write_text(text, encoding="utf-8")

@@ -6,12 +6,16 @@ import pytest
 
 from benchmarks import second_task
 from benchmarks.aged_run import Target
+from benchmarks.kept import KeptRuns
 from benchmarks.openings.arms import Iteration, Outcome, Setting, Size
 from benchmarks.openings.build import build
 from benchmarks.results import Report
-from benchmarks.second_task import FRESH, SETTINGS, draw, figures_of, less_fresh, markdown, run_all
+from benchmarks.second_task import FRESH, PROGRAM, SETTINGS, draw, figures_of, less_fresh, markdown, run_all
+from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.run import RunConfig
 
+USUAL = AlgorithmConfig()
+DEFAULTS = {"correction": USUAL.correction, "bound_ratio": USUAL.bound_ratio, "ratio": USUAL.ratio_used}
 SIZE = Size((1, 2), iterations=20, heldout=8, evaluate_every=10)
 
 
@@ -44,7 +48,7 @@ def told(setting: str, seed: int, final: float, ess: float = 0.9) -> Outcome:
 def test_it_goes_on_with_what_is_missing_and_names_of_one_config_share_their_runs(
     made: list[tuple[str, int]], run_file: Path, tmp_path: Path
 ) -> None:
-    kept = tmp_path / "kept.jsonl"
+    kept = KeptRuns(tmp_path / "found.json", Outcome, PROGRAM)
     default = "product, S = 2, default"
     settings = {name: SETTINGS[name] for name in (FRESH, default)}
     run_all(settings, SIZE, run_file, kept)
@@ -59,8 +63,10 @@ def test_it_goes_on_with_what_is_missing_and_names_of_one_config_share_their_run
 def test_settings_of_a_default_that_is_named_are_one(
     run_file: Path, made: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    names = ("product, S = 8, default", "product, S = 8, decoupled")
-    run_all({name: SETTINGS[name] for name in names}, SIZE, run_file, tmp_path / "kept.jsonl")
+    names = ("product, S = 8, default", "product, S = 8, the same")
+    keys = tuple(f"algorithm.{key}={value}" for key, value in DEFAULTS.items())
+    settings = {names[0]: SETTINGS[names[0]], names[1]: Setting(8, keys)}
+    run_all(settings, SIZE, run_file, KeptRuns(tmp_path / "found.json", Outcome, PROGRAM))
     assert made == [(names[0], 1), (names[0], 2)]
 
 
