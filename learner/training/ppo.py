@@ -148,7 +148,7 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
         "behaviour": rho = theta/mu, w = 1.
         "none": rho = theta/p, w = 1, that is, samples count as if the proximal policy had written them.
         "topr": the surrogate is A log theta where A >= 0, and sg(min(theta/mu, 1)) A log theta where A < 0, w = 1
-            (Le Roux et al. 2025, eq. 8).
+            (Le Roux et al. 2025, arXiv 2503.14286).
     Where A < 0, `dual_clip` = c bounds the clipped surrogate from below by c A (Ye et al. 2020, eq. 5). Past one of the
     bounds on theta/mu the surrogate has no gradient.
 

@@ -45,7 +45,7 @@ def log_ratios(above: Tensor, below: Tensor, mask: Tensor, ratio: Ratio) -> Tens
 
 
 def interpolated(logprobs: Tensor, behaviour: Tensor, ages: Tensor) -> Tensor:
-    """Approximate the proximal logprobs without a forward (A-3PO, Li et al. 2025).
+    """Approximate the proximal logprobs without a forward (A-3PO, Li et al. 2025, arXiv 2512.06547).
 
     log p = log mu + (log theta - log mu) a / (a + 1) at age a: p is one version behind theta, and mu is a + 1 behind.
 
@@ -83,7 +83,10 @@ def is_past_ratio(logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages:
 
 
 def is_past_probability(logprobs: Tensor, behaviour: Tensor, advantages: Tensor, bound: float) -> Tensor:
-    """Return True where a probability moved more than `bound`, the way it is pushed (DPPO)."""
+    """Return True where a probability moved more than `bound`, the way it is pushed.
+
+    DPPO's mask with binary total variation (Qi et al. 2026, arXiv 2602.04879).
+    """
     moved = logprobs.exp() - behaviour.exp()
     return ((advantages > 0) & (moved > bound)) | ((advantages < 0) & (moved < -bound))
 
@@ -91,7 +94,7 @@ def is_past_probability(logprobs: Tensor, behaviour: Tensor, advantages: Tensor,
 def is_stale_negative(logprobs: Tensor, behaviour: Tensor, mask: Tensor, advantages: Tensor, bound: float) -> Tensor:
     """Return True where A < 0 and the row's mean log(mu/theta) is above `bound` nat.
 
-    Off-policy sequence masking (DeepSeek-AI 2025, DeepSeek-V3.2, section 3.1).
+    Off-policy sequence masking (DeepSeek-AI 2025, DeepSeek-V3.2).
     """
     return (advantages < 0) & (-log_ratios(logprobs, behaviour, mask, "prefix_mean") > bound)
 
@@ -104,7 +107,7 @@ def second_moments(log_ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tenso
 def second_moment_limit(moments: Tensor, bound: float) -> float:
     """Return the limit below which the largest set of values lies whose mean is at most `bound`.
 
-    M2PO (Zheng et al. 2025, algorithm 1): the tokens with the largest (log theta/mu)^2 are left out until the mean of
+    M2PO (Zheng et al. 2025, arXiv 2510.01161): the tokens with the largest (log theta/mu)^2 are left out until the mean of
     the others is within the bound. Infinite where nothing need be left out.
 
     Args:

@@ -22,8 +22,14 @@ OPTIONS: dict[str, dict[str, Any]] = {"grouped": {}, "low rank": {"lora": {"rank
 """The ranks also pack rows and checkpoint gradients with low-rank matrices: that changes no step either."""
 ITERATIONS = 10
 STAGES = [0, 1, 2, 3]
-GROUPED = {"name": "rloo", "ppo_epochs": 2, "mask_token_band": [0.6, 1.7], "kl_limit": 1e-7}
-"""An objective without a critic, in which the ranks must agree on denominators and on when to stop."""
+GROUPED = {
+    "name": "rloo",
+    "ppo_epochs": 2,
+    "mask_token_band": [0.6, 1.7],
+    "kl_limit": 1e-7,
+    "bound_second_moment": 0.02,
+}
+"""An objective without a critic: the ranks must agree on denominators, on a limit over all tokens, on when to stop."""
 
 
 @pytest.fixture(scope="module")
