@@ -313,8 +313,8 @@ class Broker:
                 return self.dispatcher.evaluations.progress(name)
             case messages.GetStatus():
                 return messages.Status(msgspec.json.encode(document(self._status, self._malformed, now_s))), []
-            case messages.IterationDone(iteration):
-                self.ledger.trained(iteration)
+            case messages.IterationDone():
+                self.batches.iteration_done(message, now_s)
             case messages.Published(note):
                 self._published(note)
             case messages.Evaluate():
