@@ -26,10 +26,10 @@ from prefixrl.learner.broker.window import Window
 
 SHORT_WAIT, LONG_WAIT = 0.01, 0.1
 """Fractions of an iteration: a wait for numbers above the first makes the lead grow, above the second twice as fast."""
-GROWTH, DECAY = 1 / 4, 1 / 64
-"""Change of the lead per iteration, in batches."""
-SHRINKAGE, RECOVERY = 0.7, 1 / 16
-"""Factor on the cap where old samples are worth too little; growth of the cap per iteration, in batches, elsewhere."""
+GROWTH, DECAY = 1 / 8, 1 / 40
+"""Per iteration: growth of the lead, in batches; part of the lead beyond a batch that is given up."""
+SHRINKAGE, RECOVERY = 0.5, 1 / 16
+"""Factor on what is begun ahead where old samples are worth too little; else growth of the cap, in batches."""
 LEAST_CAP = 1 / 16
 """A cap below this, in batches, is 0."""
 NEWEST_SHARE = 0.1
@@ -101,17 +101,18 @@ class Admission:
         """
         if not self.is_active or not wanted:
             return wanted
-        accepted = states.get("scored", 0) + states.get("batched", 0)
+        scored = states.get("scored", 0)
+        accepted = scored + states.get("batched", 0)
         ahead = states.get("sampling", 0) + states.get("sampled", 0)
         under_way = ahead + states.get("scoring", 0)
         lacking = self._room(version - completed, 0.0, accepted, under_way)
         if self._room(version - completed, self.cap, accepted, under_way) < wanted:
             return max(0, min(wanted, lacking))
-        is_idle = not under_way and states.get("scored", 0) < self._window.batch_groups
-        if is_idle or (
-            under_way + wanted <= self._window.over_sampling * (self.lead - states.get("scored", 0))
-            and ahead + wanted <= self._most_ahead()
-        ):
+        if not under_way and scored < self._window.batch_groups:
+            return wanted  # the learner will wait for groups that nobody has begun
+        # The lead counts as of the newest version: a rollout that will install it soon has a batch less to begin.
+        room = self.lead - self._window.batch_groups * (completed - version) - scored
+        if under_way + wanted <= self._window.over_sampling * room and ahead + wanted <= self._most_ahead():
             return wanted
         return max(0, min(wanted, lacking))
 
@@ -158,15 +159,16 @@ class Admission:
         if waited > SHORT_WAIT:
             self.lead += GROWTH * batch * (2 if waited > LONG_WAIT else 1)
         else:
-            self.lead -= DECAY * batch
+            self.lead -= DECAY * (self.lead - batch)
 
     def _move_cap(self, old_ess: float | None) -> None:
         batch = self._window.batch_groups
         if self._unmoved:
             self._unmoved -= 1
         elif old_ess is not None and old_ess < self._min_ess:
+            ahead = min(self.cap, self.lead)
             # What is trained in the next iterations was begun before: its ESS says nothing about the new cap.
-            self._unmoved = math.ceil(self.cap / batch) + 1
-            self.cap = self.cap * SHRINKAGE if self.cap * SHRINKAGE >= LEAST_CAP * batch else 0.0
+            self._unmoved = math.ceil(ahead / batch)
+            self.cap = ahead * SHRINKAGE if ahead * SHRINKAGE >= LEAST_CAP * batch else 0.0
         else:
             self.cap = min(self.widest, self.cap + RECOVERY * batch)

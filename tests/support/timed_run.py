@@ -4,6 +4,7 @@ Rollouts install a version some time after it is made, and finish what they hold
 held may still arrive. Nothing sleeps: events are taken in the order of their times, drawn from one seed."""
 
 import heapq
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -66,7 +67,8 @@ class TimedRun:
     leads: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._draws = random.Random(self.seed)
+        self._draws, self._own = random.Random(self.seed), random.Random(self.seed)
+        self._normals: list[float] = []
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         timing = self.timing
@@ -79,11 +81,11 @@ class TimedRun:
     def run(self) -> "TimedRun":
         """Run to the end; AssertionError at a standstill or a broken invariant."""
         for _ in range(MOST_EVENTS):
-            self._dispatch()
             self._ask()
             self.world.check()
             if self.world.over:
                 return self
+            self._dispatch()
             assert self._events, f"standstill after {self.world.completed} iterations"
             self.now_s, _, event = heapq.heappop(self._events)
             event()
@@ -93,9 +95,13 @@ class TimedRun:
         self._number += 1
         heapq.heappush(self._events, (self.now_s + delay_s, self._number, event))
 
-    def _time(self, mean_s: float) -> float:
+    def _time(self, mean_s: float, item: SampleItem | ScoreItem) -> float:
+        """Return the time of an item: its own, whatever else happens, so that rules of admission can be compared."""
         sigma = self.timing.sigma
-        return mean_s * self._draws.lognormvariate(-sigma * sigma / 2, sigma) if sigma else mean_s
+        while sigma and len(self._normals) <= 2 * item.seqs[0] + 1:
+            self._normals.append(self._own.gauss(0.0, 1.0))
+        normal = self._normals[2 * item.seqs[0] + isinstance(item, ScoreItem)] if sigma else 0.0
+        return mean_s * math.exp(sigma * normal - sigma * sigma / 2)
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -107,11 +113,11 @@ class TimedRun:
                 rollout.version = rollout.staged
             while rollout.free and rollout.staged == rollout.version and world.start_sampling(rollout.version):
                 rollout.free -= 1
-                self._lease(rollout, world.sampling[-1], self._time(timing.sampling_s))
+                self._lease(rollout, world.sampling[-1], self._time(timing.sampling_s, world.sampling[-1]))
         for scorer in self.scorers:
             while scorer.free and world.start_scoring():
                 scorer.free -= 1
-                self._lease(scorer, world.scoring[-1], self._time(timing.scoring_s))
+                self._lease(scorer, world.scoring[-1], self._time(timing.scoring_s, world.scoring[-1]))
 
     def _lease(self, worker: Worker, item: SampleItem | ScoreItem, lasts_s: float) -> None:
         dies = self._draws.random() < self.timing.dying
@@ -151,10 +157,7 @@ class TimedRun:
             self._asked_s = None
             versions = [version_of(each.prefixes) for each in self.world.ledger.results(choice.seqs)]
             ages = Counter(self.world.completed - version for version in versions)
-            self._later(
-                self._time(self.timing.training_s) if self.timing.dying else self.timing.training_s,
-                lambda: self._finish(ages),
-            )
+            self._later(self.timing.training_s, lambda: self._finish(ages))
 
     def _finish(self, ages: Counter[int]) -> None:
         assert self.world.train()
