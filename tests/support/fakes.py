@@ -20,7 +20,7 @@ import torch
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import model_digests, scorer_digests
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.run.status import GroupCounts, StatusDocument, WorkerStatus
+from prefixrl.common.run.status import AdmissionStatus, GroupCounts, StatusDocument, WorkerStatus
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.messages import (
@@ -285,6 +285,8 @@ def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
         "filter": None,
         "queues": {},
         "window": 2,
+        "mean_age": 0.0,
+        "admission": AdmissionStatus(rule="just_in_time", lead_groups=0.0, cap_groups=0.0, waited_s=0.0),
         "age_histogram": {},
         "token_age_histogram": {},
         "crossed_fraction": 0.0,

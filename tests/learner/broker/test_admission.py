@@ -6,16 +6,7 @@ from fractions import Fraction
 import pytest
 
 from prefixrl.common.config.algorithm import AdmissionRule
-from prefixrl.learner.broker.admission import (
-    DECAY,
-    GROWTH,
-    LEAST_CAP,
-    RECOVERY,
-    SHRINKAGE,
-    Admission,
-    ItemTimes,
-    Supply,
-)
+from prefixrl.learner.broker.admission import GROWTH, LEAST_CAP, RECOVERY, SHRINKAGE, Admission, ItemTimes, Supply
 from prefixrl.learner.broker.groups import LedgerLimits
 from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.window import Choice, Window

@@ -1,7 +1,8 @@
 """Thousands of unkind runs in simulated time, under both rules: every one ends, nothing is older than S.
 
-Workers die, deliver late and install late; service times have heavy tails; the learner reports any worth of old samples.
-The world around the ledger checks its books after every event, and ages and pairings from the samples themselves."""
+Workers die, deliver late and install late; service times have heavy tails; the learner reports old samples to be worth
+anything. The world around the ledger checks its books after every event, and reads ages and pairings from the samples
+themselves."""
 
 import random
 from collections import Counter
@@ -111,7 +112,6 @@ class RefusesToSampleAgain(Admission):
 
 @pytest.mark.parametrize("fault", [RefusesWhenIdle, RefusesToSampleAgain])
 def test_a_rule_without_what_keeps_it_going_comes_to_a_standstill(fault: type[Admission]) -> None:
-    stuck = 0
     for number in range(QUICK):
         run = configuration(number)
         run.world.ledger.admission.__class__ = fault
@@ -119,5 +119,5 @@ def test_a_rule_without_what_keeps_it_going_comes_to_a_standstill(fault: type[Ad
             run.run()
         except AssertionError as error:
             assert "standstill" in str(error)
-            stuck += 1
-    assert stuck
+            return
+    pytest.fail("every run came to its end")
