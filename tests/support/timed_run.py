@@ -26,6 +26,7 @@ class Timing:
     rollouts: int = 1
     scorers: int = 2
     slots: int = 1
+    """Of every worker."""
     sampling_s: float = 0.1
     """Of an item of any size."""
     scoring_s: float = 0.5
