@@ -31,8 +31,10 @@ GROWTH, DECAY = 1 / 8, 1 / 40
 """Per iteration: growth of the lead, in batches; part of the lead beyond a batch that is given up."""
 AHEAD = 1 / 2
 """Items that wait for scorers, per scoring slot: slots become free one after the other."""
-SHRINKAGE, RECOVERY = 0.5, 1 / 16
-"""Factor on what is begun ahead where old samples are worth too little; else growth of the cap, in batches."""
+MOST_SHRINKAGE, LEAST_SHRINKAGE = 0.5, 0.9
+"""Bounds of the factor on what is begun ahead where old samples are worth too little."""
+RECOVERY = 1 / 16
+"""Growth of the cap per iteration, in batches, where they are not."""
 LEAST_CAP = 1 / 16
 """A cap below this, in batches, is 0."""
 NEWEST_SHARE = 0.1
@@ -172,6 +174,12 @@ class Admission:
             ahead = min(self.cap, self.lead)
             # What is trained in the next iterations was begun before: its ESS says nothing about the new cap.
             self._unmoved = math.ceil(ahead / batch)
-            self.cap = ahead * SHRINKAGE if ahead * SHRINKAGE >= LEAST_CAP * batch else 0.0
+            kept = ahead * self._shrinkage(old_ess)
+            self.cap = kept if kept >= LEAST_CAP * batch else 0.0
         else:
             self.cap = min(self.widest, self.cap + RECOVERY * batch)
+
+    def _shrinkage(self, old_ess: float) -> float:
+        """Return the factor on the age that leads to the least ESS, if each version of age costs the same part."""
+        factor = math.log(self._min_ess) / math.log(old_ess) if old_ess > 0 else 0.0
+        return min(max(factor, MOST_SHRINKAGE), LEAST_SHRINKAGE)
