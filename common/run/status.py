@@ -51,7 +51,7 @@ class FilterStatus(msgspec.Struct, frozen=True):
 
 
 class AdmissionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far ahead of the learner groups are begun (docs/staleness.md)."""
+    """The rule of admission and the groups it lets be begun (docs/staleness.md)."""
 
     rule: str
     """`algorithm.admission`."""

@@ -26,7 +26,9 @@ class Timing:
     rollouts: int = 1
     scorers: int = 2
     slots: int = 1
-    """Of every worker."""
+    """Of every scorer."""
+    sampling_slots: int = 1
+    """Of every rollout."""
     sampling_s: float = 0.1
     """Of an item of any size."""
     scoring_s: float = 0.5
@@ -73,7 +75,7 @@ class TimedRun:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         timing = self.timing
-        self.rollouts = [Worker(timing.slots) for _ in range(timing.rollouts)]
+        self.rollouts = [Worker(timing.sampling_slots) for _ in range(timing.rollouts)]
         self.scorers = [Worker(timing.slots) for _ in range(timing.scorers)]
         self._asked_s: float | None = 0.0
         self._looked_s = self._short_s = 0.0
@@ -110,7 +112,7 @@ class TimedRun:
         timing, world = self.timing, self.world
         world.ledger.admission.supply = Supply(timing.rollouts, timing.scorers * timing.slots)
         for rollout in sorted(self.rollouts, key=lambda each: -each.free):
-            if rollout.staged > rollout.version and rollout.free == timing.slots:
+            if rollout.staged > rollout.version and rollout.free == timing.sampling_slots:
                 rollout.version = rollout.staged
             while rollout.free and rollout.staged == rollout.version and world.start_sampling(rollout.version):
                 rollout.free -= 1

@@ -6,7 +6,16 @@ from fractions import Fraction
 import pytest
 
 from prefixrl.common.config.algorithm import AdmissionRule
-from prefixrl.learner.broker.admission import GROWTH, LEAST_CAP, RECOVERY, SHRINKAGE, Admission, ItemTimes, Supply
+from prefixrl.learner.broker.admission import (
+    GROWTH,
+    LEAST_CAP,
+    LEAST_SHRINKAGE,
+    MOST_SHRINKAGE,
+    RECOVERY,
+    Admission,
+    ItemTimes,
+    Supply,
+)
 from prefixrl.learner.broker.groups import LedgerLimits
 from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.window import Choice, Window
@@ -89,10 +98,10 @@ def test_no_more_waits_for_scorers_than_their_slots_need() -> None:
     rule = admission()
     rule.lead = float(B * (S + 1))
     rule.supply, rule.times = Supply(rollouts=1, scoring_slots=4), ItemTimes(sampling_s=1.0, scoring_s=2.0)
-    # 4 slots, each with half an item ahead and half of one in sampling, and one rollout: five items of 8.
-    assert begun(rule, BATCH_IN_TRAINING) == 5 * 8
-    assert begun(rule, BATCH_IN_TRAINING | {"scoring": 32}) == 5 * 8
-    assert begun(rule, BATCH_IN_TRAINING | {"sampled": 40}) == 0
+    # 4 slots, each with one item ahead and half of one in sampling, and one rollout: seven items of 8.
+    assert begun(rule, BATCH_IN_TRAINING) == 7 * 8
+    assert begun(rule, BATCH_IN_TRAINING | {"scoring": 32}) == 7 * 8
+    assert begun(rule, BATCH_IN_TRAINING | {"sampled": 56}) == 0
 
 
 def test_what_the_next_iteration_lacks_is_begun_however_long_the_queue_before_the_scorers() -> None:
@@ -112,14 +121,23 @@ def test_over_sampling_multiplies_the_lead_of_groups_that_are_not_judged() -> No
 
 def test_the_cap_shrinks_while_old_samples_are_worth_too_little_and_recovers() -> None:
     rule = admission()
-    assert rule.finish_iteration(1.0, 0.0, 0.5) == "tightened"
-    assert rule.cap == SHRINKAGE * B, "of what is begun ahead, not of what might be"
+    assert rule.finish_iteration(1.0, 0.0, 0.1) == "tightened"
+    assert rule.cap == MOST_SHRINKAGE * B, "of what is begun ahead, not of what might be"
     narrow = rule.cap
-    assert rule.finish_iteration(1.0, 0.0, 0.5) is None
+    assert rule.finish_iteration(1.0, 0.0, 0.1) is None
     assert rule.cap == narrow, "what is trained now was begun before the cap was changed"
     changes = [rule.finish_iteration(1.0, 0.0, 0.95) for _ in range(100)]
     assert changes.count("restored") == 1 and set(changes) == {"restored", None}
     assert rule.cap == B * S
+
+
+@pytest.mark.parametrize(
+    ("old_ess", "factor"), [(0.0, MOST_SHRINKAGE), (0.8**1.25, 0.8), (0.799, LEAST_SHRINKAGE), (1e-300, MOST_SHRINKAGE)]
+)
+def test_the_cap_shrinks_to_the_age_at_which_old_samples_are_worth_enough(old_ess: float, factor: float) -> None:
+    rule = admission()
+    rule.finish_iteration(1.0, 0.0, old_ess)
+    assert rule.cap == pytest.approx(factor * B)
 
 
 def test_the_cap_ends_at_nothing_and_probes_again() -> None:

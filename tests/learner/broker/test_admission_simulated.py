@@ -45,6 +45,7 @@ def configuration(number: int) -> TimedRun:
         rollouts=draws.randint(1, 5),
         scorers=draws.randint(1, 7),
         slots=draws.randint(1, 3),
+        sampling_slots=draws.randint(1, 3),
         sampling_s=draws.choice((0.01, 0.5, 3.0)),
         scoring_s=draws.choice((0.05, 1.0, 10.0)),
         training_s=draws.choice((0.0, 0.1, 2.0, 20.0)),
