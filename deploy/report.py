@@ -87,7 +87,10 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         *(fixed if "fixed_prefix" in summary.accuracy else []),
         ("trained rows cut by the length limit", f"{summary.truncated_fraction:.1%}"),
         ("groups", groups),
-        ("trained groups by age in versions", f"{ages.histogram} (window {ages.window})"),
+        (
+            "trained groups by age in versions",
+            f"{ages.histogram} (mean {ages.mean_trained:.2f}, window {ages.window}, admission {ages.admission})",
+        ),
         *([("trained tokens by age in versions", crossed)] if ages.crossed_fraction else []),
         ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
         ("busy", busy),
@@ -119,8 +122,7 @@ def _draw(lines: list[MetricsLine], evaluated: list[Point], path: Path) -> None:
     top.set_ylim(0, 1.02)
     top.set_ylabel("reward")
     top.legend(loc="lower right")
-    ages = [sum(int(age) * count for age, count in line.ages.items()) / sum(line.ages.values()) for line in lines]
-    bottom.plot(iterations, ages, color="tab:orange")
+    bottom.plot(iterations, [line.mean_age for line in lines], color="tab:orange")
     bottom.set_ylabel("mean age, versions")
     bottom.set_xlabel("iteration")
     figure.tight_layout()

@@ -123,11 +123,22 @@ def _add_training(head: Table, document: StatusDocument, newest: MetricsLine | N
     head.add_row("cut by the length limit", f"{document.truncated_fraction:.1%} of the newest batch")
     ages = ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items())
     head.add_row("trained groups by age", ages, "window", str(document.window))
+    head.add_row("mean age", f"{document.mean_age:.2f}", "begun ahead", _ahead(document))
     if document.crossed_fraction:
         tokens = ", ".join(f"{age}: {count}" for age, count in document.token_age_histogram.items())
         crossed = f"{document.crossed_fraction:.1%} of the rows"
         head.add_row("trained tokens by age", tokens, "crossed an update", crossed)
     head.add_row("groups", _listed(document.queues))
+
+
+def _ahead(document: StatusDocument) -> str:
+    """Return what may be under way besides the batch in training, and the wait that set it."""
+    admission = document.admission
+    if admission.rule != "just_in_time" or not document.window:
+        return "as early as the window allows"
+    cap = f"at most {admission.cap_groups:.0f} beyond a batch by drift"
+    waited = f"the learner waited {admission.waited_s:.1f} s for groups"
+    return f"{admission.lead_groups:.0f} groups, just in time ({cap}; {waited})"
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -109,7 +109,8 @@ class Learner:
         if self.rank_zero:
             self.rank_zero.servers.completed = self.iteration
             self.rank_zero.arms.advance(self.iteration)
-            self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps)
+            old_ess_fraction = metrics.means.get("old_ess_fraction")
+            self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps, old_ess_fraction)
             now_s = time.monotonic()
             times = Times(self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s))
             self.rank_zero.metrics.write(batch, metrics, self.models.optimizer_steps, times, self.client.status())

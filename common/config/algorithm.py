@@ -19,6 +19,7 @@ from prefixrl.common.config.section import (
 Name = Literal["gae", "tppo", "appo", "grpo", "dr_grpo", "rloo", "reinforce_baseline"]
 Correction = Literal["decoupled", "behaviour", "none", "topr"]
 Ratio = Literal["token", "prefix", "prefix_mean"]
+AdmissionRule = Literal["just_in_time", "as_early_as_allowed"]
 Band = Annotated[tuple[NonNegativeFloat, PositiveFloat], Field(strict=False)]
 AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
@@ -63,6 +64,12 @@ class AlgorithmConfig(Section):
     """Iterations of the run; exclusive with `data.epochs`."""
     max_staleness: NonNegative = 2
     """S: no sample is trained more than S versions after the one that wrote it. 0 is synchronous PPO."""
+    admission: AdmissionRule = "just_in_time"
+    """just_in_time: only as much is begun as keeps learner and scorers busy, so that most samples are younger than S.
+    as_early_as_allowed: all that the window has room for. With `max_staleness = 0` they are the same."""
+    min_ess: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    """Least effective sample size of samples of age 1 or more, as a fraction of that of age 0; below it less is begun
+    ahead, down to nothing, and above it more again (docs/staleness.md). 0 turns this off."""
     correction: Correction = "decoupled"
     """The form of the policy loss where the behaviour policy is not the current one; see docs/objectives.md."""
     ratio: Ratio | None = None
@@ -145,9 +152,21 @@ class AlgorithmConfig(Section):
         if not self.is_whitened and self.is_given("whiten_floor", info):
             condition = f"name = {self.name!r}{' and whiten = false' if self.whiten is False else ''}"
             useless.append(self.no_effect("whiten_floor", condition, "advantages are not whitened"))
+        if self.is_given("min_ess", info):
+            useless += self._without_ahead()
         if useless:
             raise ValueError("\n    ".join(useless))
         return self
+
+    def _without_ahead(self) -> list[str]:
+        """Return a sentence for every key that leaves `min_ess` without effect."""
+        found = []
+        if self.max_staleness == 0:
+            found.append(self.no_effect("min_ess", "max_staleness = 0", "no sample is ever old"))
+        if self.admission != "just_in_time":
+            reason = "what the window allows is begun whatever it is worth"
+            found.append(self.no_effect("min_ess", f"admission = {self.admission!r}", reason))
+        return found
 
     @model_validator(mode="after")
     def _pairs(self) -> "AlgorithmConfig":

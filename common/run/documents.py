@@ -3,7 +3,7 @@
 import msgspec
 
 from prefixrl.common.run.accuracy import Interval, Point
-from prefixrl.common.run.status import UsageTotal
+from prefixrl.common.run.status import AdmissionStatus, UsageTotal
 from prefixrl.common.wire.messages import StageTimes
 
 METRICS_FILE, ADVANTAGES_FILE, SUMMARY_FILE = "metrics.jsonl", "advantages.jsonl", "summary.json"
@@ -37,6 +37,10 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, float]
     ages: dict[str, int]
     """Groups of the batch by age in versions, that of their oldest token."""
+    mean_age: float
+    """Mean age of these groups."""
+    admission: AdmissionStatus
+    """Lead and cap after this iteration, and the wait that moved the lead."""
     statuses: dict[str, int]
     """Texts of the batch by verdict (docs/verification.md): one per row, or `scorer.continuations` of them."""
     histograms: dict[str, dict[str, list[float]]]
@@ -78,7 +82,11 @@ class Staleness(msgspec.Struct, frozen=True, kw_only=True):
     """Ages in versions of what was trained."""
 
     window: int
+    admission: str
+    """`algorithm.admission`."""
     max_trained: int
+    mean_trained: float
+    """Mean over the groups."""
     histogram: dict[str, int]
     """Groups, by the age of their oldest token."""
     token_histogram: dict[str, int]

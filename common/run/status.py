@@ -50,6 +50,19 @@ class FilterStatus(msgspec.Struct, frozen=True):
     judged: int
 
 
+class AdmissionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The rule of admission and the groups it lets be begun (docs/staleness.md)."""
+
+    rule: str
+    """`algorithm.admission`."""
+    lead_groups: float
+    """Most groups under way or scored, besides the batch in training."""
+    cap_groups: float
+    """Most groups of them beyond one batch, by what old samples are worth."""
+    waited_s: float
+    """Time of the newest iteration that the learner waited because fewer groups were scored than it takes."""
+
+
 class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of all scorers to the endpoint that serves the target, since the run began."""
 
@@ -101,6 +114,9 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     queues: dict[str, int]
     """Live groups by state."""
     window: int
+    mean_age: float
+    """Mean age of the trained groups in versions."""
+    admission: AdmissionStatus
     age_histogram: dict[str, int]
     """Trained groups by age in versions; the age of their oldest token."""
     token_age_histogram: dict[str, int]

@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
 
 UNPROVED = -1
@@ -457,6 +457,8 @@ class IterationDone(_Message, frozen=True):
 
     iteration: int
     optimizer_steps: int
+    old_ess_fraction: float | None = None
+    """Effective sample size of the groups of age 1 or more, as a fraction of that of age 0; None without old ones."""
 
 
 class Published(_Message, frozen=True):

@@ -5,6 +5,7 @@ trained next, and writes to its journal what must survive a crash before it ackn
 
     ledger.py        state and next steps of every group; over `groups.py`, its plain values
     window.py        admission, deadline and choice: the age of samples
+    admission.py     how much of what the window allows is begun: just in time
     filtering.py     the prompt filter, and the shares of groups that end a run
     dispatch.py      tasks for workers; the effect of results and losses
     workers.py       workers, leases, free slots

@@ -19,6 +19,7 @@ from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.records import Record, RunHeader, VersionPublished
 from prefixrl.common.wire.messages import PROTOCOL, FromBroker, ToBroker, WeightsNote
 from prefixrl.common.wire.transport import Server
+from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.filtering import AccuracyFilter
 from prefixrl.learner.broker.groups import LedgerLimits
@@ -84,7 +85,8 @@ def make_ledger(config: RunConfig, order: PromptOrder, trains: bool = True) -> L
     if config.filter.accuracy is not None:
         judged = config.filter.limit_batches * batch_groups
         band = AccuracyFilter(*config.filter.accuracy, judged, config.filter.min_pass_rate)
-    return Ledger(window, limits, order, band)
+    admission = Admission(window, algorithm.admission, algorithm.min_ess, limits.groups_per_item)
+    return Ledger(window, limits, order, band, admission)
 
 
 def prompt_order(config: RunConfig, loaded: Sequence[problems.Problem]) -> PromptOrder:

@@ -1,5 +1,6 @@
 """Answers to `GetBatch`: a rank's shard, the obstacle to it, a halt, or the end of the run."""
 
+import logging
 from collections import Counter
 
 import msgspec
@@ -15,6 +16,8 @@ from prefixrl.learner.broker.waiting import Awaited, awaited_groups, why_no_batc
 from prefixrl.learner.broker.window import Choice, NotYetChosen
 from prefixrl.learner.run.batch_fractions import batch_fractions
 from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
+
+log = logging.getLogger(__name__)
 
 NOT_YET_EVERY_S = 1.0
 
@@ -33,6 +36,12 @@ class BatchDesk:
         self._resumed_at = resumed_at
         self._looked_s = 0.0
         self._waited_s: dict[str, float] = {}
+        self._done_s: float | None = None
+        """Time at which the newest iteration was finished; None before the first."""
+        self._is_short = False
+        """True if at the last look ranks waited because too few groups were scored."""
+        self._short_s = 0.0
+        """Time that ranks so waited, since the newest iteration was finished."""
         self._newest: tuple[int, tuple[messages.BatchGroup, ...], dict[str, float]] | None = None
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
         self._is_halting = False
@@ -51,11 +60,14 @@ class BatchDesk:
         """Return the answers that are due; the ledger's new records must be written before they go."""
         answers: dict[bytes, Answer] = {}
         passed_s, self._looked_s = now_s - self._looked_s, now_s
+        self._short_s += passed_s * self._is_short
+        self._is_short = False
         waits: dict[str, float] = {}
         for peer, (request, since_s) in list(self._waiting.items()):
             answer = self._answer(request, now_s)
             if isinstance(answer, Awaited):
                 self.waiting_for = answer.text
+                self._is_short |= answer.is_short
                 waits[answer.cause] = max(waits.get(answer.cause, 0.0), min(passed_s, now_s - since_s))
                 if now_s - since_s > NOT_YET_EVERY_S:
                     answers[peer] = messages.NotYet(request.iteration, self.waiting_for), []
@@ -70,6 +82,28 @@ class BatchDesk:
         for cause, wait_s in waits.items():
             self._waited_s[cause] = self._waited_s.get(cause, 0.0) + wait_s
         return answers
+
+    def iteration_done(self, done: messages.IterationDone, now_s: float) -> None:
+        """Note that every rank finished an iteration; ValueError if no batch of it was handed out."""
+        ledger = self._dispatcher.ledger
+        is_new = done.iteration == ledger.completed
+        ledger.trained(done.iteration)
+        if not is_new:
+            return  # told twice
+        # Before the first one workers load, which no lead makes shorter.
+        iteration_s = 0.0 if self._done_s is None else now_s - self._done_s
+        admission = ledger.admission
+        change = admission.finish_iteration(iteration_s, self._short_s, done.old_ess_fraction)
+        self._done_s, self._short_s = now_s, 0.0
+        if change == "tightened":
+            log.warning(
+                "old samples are worth %.2f of a fresh one, less than algorithm.min_ess: the lead is held to %.0f "
+                "groups beyond a batch until they are worth more",
+                done.old_ess_fraction,
+                admission.cap,
+            )
+        elif change == "restored":
+            log.info("the lead is no longer held back: old samples are worth enough")
 
     def _answer(self, request: messages.GetBatch, now_s: float) -> Answer | Awaited | None:
         """Return shard, end of the run or obstacle; None where the iteration is trained already."""

@@ -43,6 +43,7 @@ class Dispatcher:
     def dispatch(self, now_s: float) -> None:
         """Fill every free slot that the window and the data allow."""
         rollouts = list(self.registry.of("rollout"))
+        self.ledger.admission.supply = self.registry.supply()
         self.evaluations.give_up_stranded((each.version for each in rollouts), now_s)
         for worker in sorted(rollouts, key=lambda each: -each.free):
             while worker.phase in ("ready", "draining") and worker.free > 0 and self._give_sampling(worker, now_s):

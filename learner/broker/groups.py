@@ -104,6 +104,12 @@ class GroupStates:
     rows_crossed: int = 0
     """Trained rows with tokens of more than one version."""
 
+    @property
+    def mean_age(self) -> float:
+        """Mean age of the trained groups, 0 before the first."""
+        total = sum(age * count for age, count in self.age_histogram.items())
+        return total / max(1, sum(self.age_histogram.values()))
+
     def note_scored(self, group: ScoredGroup) -> None:
         """Count the rows of an accepted group that could not be judged."""
         self.rows_left_out.update(each.status for each in group.verdicts if not each.is_judged)

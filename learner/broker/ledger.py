@@ -17,6 +17,7 @@ from typing import Literal
 
 from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, Record
 from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
+from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.filtering import AccuracyFilter, FailureShare, PassRate, Starved, objection
 from prefixrl.learner.broker.groups import Group, GroupStates, LedgerLimits, PromptSource, SampleItem, ScoreItem, State
 from prefixrl.learner.broker.window import Choice, NotYetChosen, Window, choose
@@ -31,11 +32,18 @@ class Ledger:
     """Live groups of a run; see the module's picture."""
 
     def __init__(
-        self, window: Window, limits: LedgerLimits, prompts: PromptSource, accuracy_filter: AccuracyFilter | None = None
+        self,
+        window: Window,
+        limits: LedgerLimits,
+        prompts: PromptSource,
+        accuracy_filter: AccuracyFilter | None = None,
+        admission: Admission | None = None,
     ) -> None:
+        """Begin groups as early as `window` allows unless `admission` says otherwise."""
         assert window.iterations is not None or prompts.total is not None, "a run must end"
         assert window.over_sampling == 1 or accuracy_filter, "over-sampling is for what a filter takes"
         self.window = window
+        self.admission = admission or Admission(window)
         self.limits = limits
         self.counts = GroupStates()
         self.records: list[Record] = []
@@ -72,6 +80,8 @@ class Ledger:
 
     def _resample_item(self, version: int) -> SampleItem | None:
         seqs = self._live_again(self._resample[0])
+        if not self.admission.may_resample(version, self.completed):
+            return None
         # What waits to be sampled again is not under way: counted, such groups could keep each other out for ever.
         room = self._room(version, [group for group in self.live() if group.state != "queued"])
         if room < len(seqs) and (self.window.over_sampling == 1 or not room):
@@ -87,7 +97,8 @@ class Ledger:
             return 0  # what is under way decides whether the run can go on
         room = self._room(version, self.live())
         to_boundary = self.window.batch_groups - self._next_seq % self.window.batch_groups
-        return min(self.limits.groups_per_item, to_boundary, room, self._issuable(room))
+        size = min(self.limits.groups_per_item, to_boundary, room, self._issuable(room))
+        return self.admission.size(size, version, self.completed, self.states())
 
     def _room(self, version: int, under_way: Iterable[Group]) -> int:
         states = Counter(group.is_accepted for group in under_way)
@@ -122,6 +133,7 @@ class Ledger:
             else:
                 self._live[group.seq].state, self._live[group.seq].version = "sampled", version
         if good := tuple(group for group in taken if not group.error):
+            self.admission.times.note("sampling_s", sampled_s)
             self._queue_scoring(ScoreItem(good, version, weights_digest, sampled_s))
         return [group.seq for group in taken]
 
@@ -148,6 +160,8 @@ class Ledger:
             if self._may_take(group.prefixes, group.version, ("queued", "sampling", "sampled", "scoring")):
                 taken.append(group.prefixes.seq)
                 self._judge(group)
+        if taken:
+            self.admission.times.note("scoring_s", groups[0].scoring_s)
         self.counts.duplicates_ignored += len(groups) - len(taken)
         return taken
 

@@ -90,8 +90,9 @@ class Broker:
             self._receive_some()
             now_s = time.monotonic()
             self._give_up_lost(now_s)
-            self.dispatcher.dispatch(now_s)
+            # Before work is given: a batch that goes to the learner makes room for groups.
             answers = self.batches.answers(now_s)
+            self.dispatcher.dispatch(now_s)
             self._write_down()
             for peer, (message, payload) in answers.items():
                 self._send(peer, message, payload)
@@ -313,8 +314,8 @@ class Broker:
                 return self.dispatcher.evaluations.progress(name)
             case messages.GetStatus():
                 return messages.Status(msgspec.json.encode(document(self._status, self._malformed, now_s))), []
-            case messages.IterationDone(iteration):
-                self.ledger.trained(iteration)
+            case messages.IterationDone():
+                self.batches.iteration_done(message, now_s)
             case messages.Published(note):
                 self._published(note)
             case messages.Evaluate():

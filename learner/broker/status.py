@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefixrl.common.run.journal import Journal
-from prefixrl.common.run.status import FilterStatus, GroupCounts, StatusDocument, WorkerStatus
+from prefixrl.common.run.status import AdmissionStatus, FilterStatus, GroupCounts, StatusDocument, WorkerStatus
+from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.spending import UsageFile
@@ -46,6 +47,8 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         filter=FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None,
         queues=ledger.states(),
         window=ledger.window.max_staleness,
+        mean_age=counts.mean_age,
+        admission=_admission(ledger.admission),
         age_histogram={str(age): count for age, count in sorted(counts.age_histogram.items())},
         token_age_histogram={str(age): count for age, count in sorted(counts.token_age_histogram.items())},
         crossed_fraction=counts.rows_crossed / max(1, counts.rows),
@@ -61,6 +64,11 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         endpoint=sources.usage_file.total(),
         completions=dict(dispatcher.completions),
     )
+
+
+def _admission(admission: Admission) -> AdmissionStatus:
+    lead, cap = admission.lead, admission.cap
+    return AdmissionStatus(rule=admission.rule, lead_groups=lead, cap_groups=cap, waited_s=admission.waited_s)
 
 
 def _worker(worker: Worker, now_s: float) -> WorkerStatus:

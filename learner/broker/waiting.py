@@ -18,6 +18,8 @@ class Awaited:
 
     cause: Literal["rollouts", "scorers", "report"]
     text: str
+    is_short: bool = False
+    """True if fewer groups are scored than an iteration takes; else it waits for one that is due."""
 
 
 def awaited_groups(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) -> Awaited:
@@ -27,7 +29,9 @@ def awaited_groups(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) -> 
     sampled = sum(states.get(state, 0) for state in ("sampled", "scoring", "scored"))
     if rate and rate.judged:
         text += f"; {rate.passed} of the last {rate.judged} judged groups passed the filter"
-    return Awaited("scorers" if sampled >= ledger.window.batch_groups else "rollouts", text)
+    batch_groups = ledger.window.batch_groups
+    is_short = states.get("scored", 0) < batch_groups
+    return Awaited("scorers" if sampled >= batch_groups else "rollouts", text, is_short)
 
 
 def _groups_with_holders(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) -> str:

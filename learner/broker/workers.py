@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from prefixrl.common.wire.messages import UNPROVED, ModelDigests, ProbeFailed
+from prefixrl.learner.broker.admission import Supply
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 
 Phase = Literal["loading", "ready", "draining", "swapping"]
@@ -166,6 +167,11 @@ class Registry:
         ready = [worker for worker in self.of(role) if worker.phase == "ready" and fits(worker)]
         best = max(ready, key=lambda worker: (worker.free, -worker.tasks_done), default=None)
         return best if best is None or best.free > 0 or (prefetch and best.free == 0) else None
+
+    def supply(self) -> Supply:
+        """Return what works now; a rollout that swaps works again soon."""
+        rollouts = sum(worker.phase != "loading" for worker in self.of("rollout"))
+        return Supply(rollouts, sum(worker.slots for worker in self.of("scorer") if worker.phase == "ready"))
 
     def prefetched(self, role: str) -> Lease | None:
         """Return the newest lease beyond its worker's slots: it has not started and may be revoked."""

@@ -59,12 +59,15 @@ class MetricsLog:
         now_s = self.since_run_began_s(times.since_start_s)
         interval_s, self._written_s = now_s - self._written_s, now_s
         mismatches = (each.engine_mismatch for each in status.workers if each.role == "rollout")
+        ages = [batch.iteration - group.version for group in batch.groups]
         line = MetricsLine(
             iteration=batch.iteration,
             version=batch.iteration + 1,
             optimizer_steps=optimizer_steps,
             figures=metrics.means | batch_fractions(batch.groups),
-            ages=Counter(str(batch.iteration - group.version) for group in batch.groups),
+            ages=Counter(map(str, ages)),
+            mean_age=sum(ages) / max(1, len(ages)),
+            admission=status.admission,
             statuses=statuses(batch.groups),
             histograms={
                 name: {"edges": list(each.edges), "counts": list(map(float, each.counts))}

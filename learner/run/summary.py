@@ -56,6 +56,8 @@ def summarise(
         filter_pass_fraction=_pass_fraction(status),
         staleness=Staleness(
             window=status.window,
+            admission=status.admission.rule,
+            mean_trained=status.mean_age,
             max_trained=max((int(age) for age in status.age_histogram), default=0),
             histogram=status.age_histogram,
             token_histogram=status.token_age_histogram,

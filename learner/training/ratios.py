@@ -45,9 +45,10 @@ def log_ratios(above: Tensor, below: Tensor, mask: Tensor, ratio: Ratio) -> Tens
 
 
 def interpolated(logprobs: Tensor, behaviour: Tensor, ages: Tensor) -> Tensor:
-    """Approximate the proximal logprobs without a forward (A-3PO, Li et al. 2025, arXiv 2512.06547).
+    """Approximate the proximal logprobs without a forward.
 
-    log p = log mu + (log theta - log mu) a / (a + 1) at age a: p is one version behind theta, and mu is a + 1 behind.
+    A-3PO (Li et al. 2025, arXiv 2512.06547): log p = log mu + (log theta - log mu) a / (a + 1) at age a, since p is one
+    version behind theta, and mu is a + 1 behind.
 
     Args:
         ages: versions between p and mu, per token.
@@ -107,8 +108,8 @@ def second_moments(log_ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tenso
 def second_moment_limit(moments: Tensor, bound: float) -> float:
     """Return the limit below which the largest set of values lies whose mean is at most `bound`.
 
-    M2PO (Zheng et al. 2025, arXiv 2510.01161): the tokens with the largest (log theta/mu)^2 are left out until the mean of
-    the others is within the bound. Infinite where nothing need be left out.
+    M2PO (Zheng et al. 2025, arXiv 2510.01161): the tokens with the largest (log theta/mu)^2 are left out until the mean
+    of the others is within the bound. Infinite where nothing need be left out.
 
     Args:
         moments: 1-d, of all ranks, 0 for tokens that no clip could act on is not among them.

@@ -3,10 +3,11 @@
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.run.status import AdmissionStatus, StatusDocument
 from prefixrl.common.wire.messages import Batch
 from prefixrl.deploy import report
 from prefixrl.deploy.status import _picture, newest_line, plain_line
@@ -27,6 +28,16 @@ def test_a_run_says_where_training_stands() -> None:
     line = plain_line(status, None)
     assert line.startswith("iteration 3/8: ") and "2 sampling, 4 scored" in line
     assert "3 of 8" in pictured(status)
+
+
+def test_a_picture_shows_the_mean_age_and_what_is_begun_ahead() -> None:
+    admission = AdmissionStatus(rule="just_in_time", lead_groups=40.4, cap_groups=64.0, waited_s=0.25)
+    shown = pictured(document(total_iterations=8, window=4, mean_age=1.256, admission=admission))
+    assert "mean age" in shown and "1.26" in shown
+    assert "40 groups, just in time (at most 64 beyond a batch by drift; the learner waited 0.2 s for groups)" in shown
+    early = msgspec.structs.replace(admission, rule="as_early_as_allowed")
+    assert "as early as the window allows" in pictured(document(total_iterations=8, window=4, admission=early))
+    assert "as early as the window allows" in pictured(document(total_iterations=8, window=0, admission=admission))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,43 @@ def test_no_sample_is_older_than_the_window_and_none_expires(
         assert aged >= GROUPS / 4, "the pipe is not asynchronous"
 
 
+@pytest.mark.parametrize("staleness", [1, 4])
+def test_just_in_time_samples_are_younger_than_the_window_and_none_expires(
+    staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(tmp_path, staleness, ITERATIONS // 2, algorithm={"admission": "just_in_time"})
+    trained = run(config, trains_s=0.2)
+    mean = sum(age * count for age, count in trained.ages.items()) / trained.ages.total()
+    with capsys.disabled():
+        sys.stdout.write(f"\nS = {staleness}, just in time: {by_age(trained)}; {trained.status['admission']}\n")
+    assert isinstance(trained.end, RunOver)
+    assert len(trained.groups) == len(set(trained.groups)) == GROUPS // 2
+    assert max(trained.ages) <= staleness
+    assert trained.status["mean_age"] == pytest.approx(mean)
+    assert mean <= min(staleness, 2.5)
+    groups = trained.status["groups"]
+    assert not any(groups[state] for state in ("expired", "failed", "filtered", "outstanding"))
+
+
+def test_a_run_whose_old_samples_are_worth_nothing_becomes_synchronous(tmp_path: Path) -> None:
+    config = config_of(tmp_path, 4, ITERATIONS // 2, algorithm={"admission": "just_in_time"})
+    trained = run(config, old_ess=0.0, trains_s=0.05)
+    assert isinstance(trained.end, RunOver)
+    assert trained.versions[-8:] == [{iteration} for iteration in range(ITERATIONS // 2 - 8, ITERATIONS // 2)]
+    assert trained.status["admission"]["cap_groups"] == 0.0
+    assert not any(trained.status["groups"][state] for state in ("expired", "failed", "outstanding"))
+
+
+def test_without_a_window_both_rules_train_the_same_groups_on_the_same_versions(tmp_path: Path) -> None:
+    found = []
+    for admission in ("just_in_time", "as_early_as_allowed"):
+        folder = tmp_path / admission
+        folder.mkdir()
+        found.append(run(config_of(folder, 0, 20, algorithm={"admission": admission})))
+    assert found[0].groups == found[1].groups and found[0].rewards == found[1].rewards
+    assert found[0].versions == found[1].versions == [{iteration} for iteration in range(20)]
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 4])
 def test_no_token_is_older_than_the_window_where_answers_cross_updates(
     staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -20,7 +20,7 @@ import torch
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import model_digests, scorer_digests
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.run.status import GroupCounts, StatusDocument, WorkerStatus
+from prefixrl.common.run.status import AdmissionStatus, GroupCounts, StatusDocument, WorkerStatus
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.messages import (
@@ -78,12 +78,13 @@ def run_on_disk(folder: Path, *, problems: int = 40, mode: str = "prefix", **sec
         (model / "model.safetensors").write_bytes(name.encode() * 8)
     rows = [{"id": f"p{i}", "question": f"{i} + 1 =", "answer": i + 1} for i in range(problems)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    algorithm = {"groups_per_iteration": 4, "samples_per_prompt": ROWS, "iterations": 5}
+    algorithm = {"groups_per_iteration": 4, "samples_per_prompt": ROWS, "iterations": 5, "minibatches": 1}
     usual: dict[str, dict[str, Any]] = {
         "adapter": {"model": str(folder / "adapter")},
         "data": {"train": str(folder / "train.jsonl")},
         "rollout": {"groups_per_task": 2},
-        "algorithm": algorithm | {"minibatches": 1},
+        # Tests count on as many tasks as the window allows.
+        "algorithm": algorithm | {"admission": "as_early_as_allowed"},
         "broker": {"heartbeat_s": 1.0, "silence_s": 30.0},
     }
     if mode == "prefix":
@@ -284,6 +285,8 @@ def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
         "filter": None,
         "queues": {},
         "window": 2,
+        "mean_age": 0.0,
+        "admission": AdmissionStatus(rule="just_in_time", lead_groups=0.0, cap_groups=0.0, waited_s=0.0),
         "age_histogram": {},
         "token_age_histogram": {},
         "crossed_fraction": 0.0,

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.run.records import Record
 from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
+from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups import LedgerLimits, SampleItem, ScoreItem
 from prefixrl.learner.broker.ledger import Ledger
@@ -43,6 +45,8 @@ class Shape:
     """With a filter: the draws, modulo 10, below this pass; None: no filter."""
     limit_groups: int = 10**6
     """Judged groups of which one must pass."""
+    admission: AdmissionRule = "as_early_as_allowed"
+    min_ess: float = 0.8
 
 
 @dataclass
@@ -70,7 +74,8 @@ class World:
         limits = LedgerLimits(shape.groups_per_item, 2, 2)
         window = Window(shape.batch_groups, shape.max_staleness, shape.over_sampling, shape.iterations)
         band = AccuracyFilter(0.5, 1.0, shape.limit_groups, 0.0)
-        return self.make(window, limits, Places(shape.places), None if shape.passing is None else band)
+        admission = Admission(window, shape.admission, shape.min_ess, shape.groups_per_item)
+        return self.make(window, limits, Places(shape.places), None if shape.passing is None else band, admission)
 
     # --- what workers do ---------------------------------------------------------------------------------------------
 
@@ -98,10 +103,10 @@ class World:
         prompt = Prompt(Places(None).identity(place), "?", "1")
         return GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(row,))
 
-    def deliver_prefixes(self, groups: tuple[GroupPrefixes, ...]) -> None:
+    def deliver_prefixes(self, groups: tuple[GroupPrefixes, ...], sampled_s: float = 0.0) -> None:
         for version in {version_of(group) for group in groups}:
             same = [group for group in groups if version_of(group) == version]
-            self.ledger.take_prefixes(same, version, f"d{version}", 0.0)
+            self.ledger.take_prefixes(same, version, f"d{version}", sampled_s)
         self._sync()
 
     def start_scoring(self) -> bool:
@@ -110,12 +115,9 @@ class World:
             self.scoring.append(item)
         return item is not None
 
-    def deliver_scores(self, groups: tuple[GroupPrefixes, ...], error: bool = False) -> None:
-        self.ledger.take_scores([self._judged(group, error) for group in groups])
+    def deliver_scores(self, groups: tuple[GroupPrefixes, ...], error: bool = False, scoring_s: float = 0.0) -> None:
+        self.ledger.take_scores([judged(group, error, self.passes(group), scoring_s) for group in groups])
         self._sync()
-
-    def _judged(self, group: GroupPrefixes, error: bool) -> ScoredGroup:
-        return judged(group, error, self.passes(group))
 
     def passes(self, group: GroupPrefixes) -> bool:
         """True if a group is worth training: a property of the draw, equal for every scorer."""
@@ -131,19 +133,22 @@ class World:
 
     # --- what the learner does ---------------------------------------------------------------------------------------
 
-    def train(self) -> bool:
-        """Ask for the next batch and train it if there is one."""
+    def ask(self) -> Choice | NotYetChosen | Starved | None:
+        """Ask for the next batch."""
         choice = self.ledger.batch(self.completed)
         self._sync()
-        if choice is None:
-            self.over = True
-            return False
+        self.over = choice is None or isinstance(choice, Starved)
         if isinstance(choice, Starved):
-            self.starved, self.over = choice, True
+            self.starved = choice
+        if isinstance(choice, Choice):
+            self._check_batch(choice)
+        return choice
+
+    def train(self) -> bool:
+        """Ask for the next batch and train it if there is one."""
+        choice = self.ask()
+        if not isinstance(choice, Choice):
             return False
-        if isinstance(choice, NotYetChosen):
-            return False
-        self._check_batch(choice)
         self.ledger.trained(self.completed)
         self.trained[self.completed] = choice.seqs
         self.completed += 1
@@ -151,10 +156,7 @@ class World:
 
     def batch_only(self) -> None:
         """A batch is handed out and written down, and the learner dies before it is trained."""
-        choice = self.ledger.batch(self.completed)
-        self._sync()
-        if isinstance(choice, Choice):
-            self._check_batch(choice)
+        self.ask()
 
     def _check_batch(self, choice: Choice) -> None:
         iteration, shape = self.completed, self.shape
@@ -267,7 +269,7 @@ def draw_of(group: GroupPrefixes) -> int:
     return int(token_ids(group.rows[0].tokens)[1])
 
 
-def judged(group: GroupPrefixes, error: bool = False, is_right: bool = True) -> ScoredGroup:
+def judged(group: GroupPrefixes, error: bool = False, is_right: bool = True, scoring_s: float = 0.0) -> ScoredGroup:
     """A verdict per row that names the draw it judged."""
     status: Literal["ok", "error"] = "error" if error else "ok"
     verdicts = tuple(
@@ -282,5 +284,10 @@ def judged(group: GroupPrefixes, error: bool = False, is_right: bool = True) -> 
         for row in group.rows
     )
     return ScoredGroup(
-        prefixes=group, version=version_of(group), weights_digest="d", verdicts=verdicts, scorer="scorer-0"
+        prefixes=group,
+        version=version_of(group),
+        weights_digest="d",
+        verdicts=verdicts,
+        scorer="scorer-0",
+        scoring_s=scoring_s,
     )

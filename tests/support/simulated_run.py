@@ -7,6 +7,7 @@ are at hand instead of fetched, and answers are compared instead of verified: ne
 may become."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -140,25 +141,36 @@ def config_of(folder: Path, staleness: int, iterations: int, **sections: dict[st
         rollout={"engine": "simulated", "prefix_tokens": 2} | sections.pop("rollout", {}),
         scorer={"engine": "simulated", "max_new_tokens": 8},
         simulated=simulated | sections.pop("simulated", {}),
-        algorithm={"groups_per_iteration": 20, "iterations": iterations, "max_staleness": staleness},
+        algorithm={"groups_per_iteration": 20, "iterations": iterations, "max_staleness": staleness}
+        | sections.pop("algorithm", {}),
         **sections,
     )
 
 
-def run(config: RunConfig, before_batch: Callable[[Broker, int], None] = lambda *_: None) -> Trained:
-    """Train to the end with one rollout and two scorers; `before_batch` may hold the learner up."""
+def run(
+    config: RunConfig,
+    before_batch: Callable[[Broker, int], None] = lambda *_: None,
+    old_ess: float | None = None,
+    trains_s: float = 0.0,
+) -> Trained:
+    """Train to the end with one rollout and two scorers.
+
+    `before_batch` may hold the learner up, which reports `old_ess` after every iteration of so many seconds.
+    """
     with serving(config) as broker:
         endpoint = endpoint_of(config)
         with workers(endpoint, config, ("rollout", "scorer", "scorer")):
             rank = Peer(endpoint, b"rank")
             try:
                 may_cross = config.rollout.swap == "in_flight"
-                return _learn(rank, lambda iteration: before_batch(broker, iteration), may_cross)
+                return _learn(rank, lambda iteration: before_batch(broker, iteration), may_cross, old_ess, trains_s)
             finally:
                 rank.close()
 
 
-def _learn(rank: Peer, before_batch: Callable[[int], None], may_cross: bool) -> Trained:
+def _learn(
+    rank: Peer, before_batch: Callable[[int], None], may_cross: bool, old_ess: float | None, trains_s: float
+) -> Trained:
     trained, iteration = Trained(), 0
     rank.join("rank")
     while True:
@@ -174,7 +186,8 @@ def _learn(rank: Peer, before_batch: Callable[[int], None], may_cross: bool) -> 
             return trained
         decoder = msgspec.msgpack.Decoder(ScoredGroup)
         trained.take(answer, [decoder.decode(frame) for frame in payload], may_cross)
-        rank.say(IterationDone(iteration, iteration + 1))
+        time.sleep(trains_s)
+        rank.say(IterationDone(iteration, iteration + 1, old_ess))
         rank.hear(Accepted)
         iteration += 1
 

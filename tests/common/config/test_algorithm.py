@@ -126,6 +126,15 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         {"whiten": "false", "whiten_floor": "1e-3"},
         "whiten_floor = 0.001 has no effect with name = 'gae' and whiten = false",
     ),
+    "a worth of old samples where none is old": (
+        {"min_ess": "0.8", "max_staleness": "0"},
+        r"min_ess = 0\.8 has no effect with max_staleness = 0: no sample is ever old; leave min_ess out",
+    ),
+    "a worth of old samples that changes nothing": (
+        {"min_ess": "0.5", "admission": "as_early_as_allowed"},
+        r"min_ess = 0\.5 has no effect with admission = 'as_early_as_allowed': what the window allows is begun",
+    ),
+    "a worth of old samples that none can have": ({"min_ess": "1.0"}, "min_ess = 1.0: Input should be less than 1"),
     "a band beside 1": (
         {"mask_token_band": "[1.5, 2.0]"},
         r"mask_token_band = \[1.5, 2\] must hold 1 between its ends",

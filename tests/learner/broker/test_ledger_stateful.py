@@ -16,9 +16,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.run.records import GroupEnded, Record
 from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker import ledger as ledgers
+from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups import Group, PromptSource
 from prefixrl.learner.broker.ledger import SURPLUS, Ledger
@@ -42,6 +44,7 @@ class LedgerMachine(RuleBasedStateMachine):
         length=st.integers(1, 6),
         over_sampling=st.sampled_from([Fraction(1), Fraction(3, 2), Fraction(2)]),
         passing=st.sampled_from([None, 0, 3, 5, 10]),
+        admission=st.sampled_from(["just_in_time", "as_early_as_allowed"]),
     )
     def begin(
         self,
@@ -52,13 +55,15 @@ class LedgerMachine(RuleBasedStateMachine):
         length: int,
         over_sampling: Fraction,
         passing: int | None,
+        admission: AdmissionRule,
     ) -> None:
         iterations = length if by_iterations else None
         places = None if by_iterations else length * batch_groups - length % batch_groups + 1
         if passing is None:
             over_sampling = Fraction(1)
         shape = Shape(
-            *(batch_groups, max_staleness, groups_per_item, iterations, places), *(over_sampling, passing, 40)
+            *(batch_groups, max_staleness, groups_per_item, iterations, places),
+            *(over_sampling, passing, 40, admission),
         )
         self.world = World(shape, self.ledger_type)
 
@@ -107,9 +112,10 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             self.world.deliver_prefixes(groups)
 
-    @rule()
-    def the_learner_trains(self) -> None:
-        self.world.train()
+    @rule(waited_s=st.sampled_from([0.0, 0.05, 1.0]), old_ess=st.sampled_from([None, 0.0, 0.5, 1.0]))
+    def the_learner_trains(self, waited_s: float, old_ess: float | None) -> None:
+        if self.world.train():
+            self.world.ledger.admission.finish_iteration(1.0, waited_s, old_ess)
 
     @rule()
     def a_batch_is_handed_out(self) -> None:
@@ -174,9 +180,10 @@ class LearnersVersion(Ledger):
         limits: ledgers.LedgerLimits,
         prompts: PromptSource,
         accuracy_filter: AccuracyFilter | None = None,
+        admission: Admission | None = None,
     ) -> None:
         faulty = NewestVersionWindow(window.batch_groups, window.max_staleness, window.over_sampling, window.iterations)
-        super().__init__(faulty, limits, prompts, accuracy_filter)
+        super().__init__(faulty, limits, prompts, accuracy_filter, admission)
 
 
 class FinishedFirst(Ledger):

@@ -12,8 +12,10 @@ from itertools import product
 
 import pytest
 
+from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.filtering import AccuracyFilter
 from prefixrl.learner.broker.groups import Group, LedgerLimits, SampleItem, ScoreItem
 from prefixrl.learner.broker.ledger import Ledger
@@ -107,6 +109,9 @@ class Tiny:
         choice = self.ledger.batch(self.ledger.completed)
         if isinstance(choice, Choice):
             self.ledger.trained(self.ledger.completed)
+            # By turns nothing old may be begun, and all that the window allows.
+            self.ledger.admission.cap = (0.0, self.ledger.admission.widest)[self.ledger.completed % 2]
+            self.ledger.admission.lead = self.ledger.window.batch_groups + self.ledger.admission.cap
         self.over = choice is None or (not isinstance(choice, Choice) and not self.ledger.outstanding)
         return isinstance(choice, Choice)
 
@@ -152,17 +157,19 @@ def explore(ledger: Ledger) -> int:
     return len(seen)
 
 
+@pytest.mark.parametrize("admission", ["just_in_time", "as_early_as_allowed"])
 @pytest.mark.parametrize("over_sampling", [Fraction(1), Fraction(3, 2), Fraction(2)])
 @pytest.mark.parametrize(
     ("batch_groups", "staleness", "item", "places"),
     [(1, 0, 1, 3), (1, 1, 1, 3), (2, 0, 1, 3), (2, 0, 2, 5), (2, 1, 2, 5)],
 )
 def test_no_order_of_events_ends_in_a_state_in_which_nothing_can_happen(
-    batch_groups: int, staleness: int, item: int, places: int, over_sampling: Fraction
+    batch_groups: int, staleness: int, item: int, places: int, over_sampling: Fraction, admission: AdmissionRule
 ) -> None:
     window = Window(batch_groups, staleness, over_sampling)
     band = AccuracyFilter(1.0, 1.0, 10**6, 0.0)
-    assert explore(Ledger(window, LedgerLimits(item, 2, 2), Places(places), band)) > 30
+    rule = Admission(window, admission, 0.8, item)
+    assert explore(Ledger(window, LedgerLimits(item, 2, 2), Places(places), band, rule)) > 30
 
 
 class QueuedHoldPlaces(Ledger):

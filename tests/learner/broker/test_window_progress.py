@@ -9,18 +9,22 @@ from itertools import product
 
 import pytest
 
+from prefixrl.common.config.algorithm import AdmissionRule
 from support.ledger_world import Shape, World
 
+REPORTS = ((0.0, None), (0.5, 0.9), (0.0, 0.1), (0.0, 0.1), (0.02, 0.1))
+"""Time of an iteration of one second that the learner waited, and what old samples were worth."""
 SCHEDULES = ("oldest first", "newest first", "sampling first", "every third lost", "drains")
 
 
-def shapes(over_sampling: Fraction, passing: int | None) -> Iterator[Shape]:
+def shapes(over_sampling: Fraction, passing: int | None, admission: AdmissionRule) -> Iterator[Shape]:
     """Every small B, S, item size and length of run."""
+    rest = over_sampling, passing, 10**6, admission
     for batch_groups, staleness, item in product((1, 2, 3), (0, 1, 2), (1, 2, 3)):
         for iterations in (1, 2, 3):
-            yield Shape(batch_groups, staleness, item, iterations, None, over_sampling, passing)
+            yield Shape(batch_groups, staleness, item, iterations, None, *rest)
         for places in (1, batch_groups, 2 * batch_groups + 1, 12):
-            yield Shape(batch_groups, staleness, item, None, places, over_sampling, passing)
+            yield Shape(batch_groups, staleness, item, None, places, *rest)
 
 
 def drive(world: World, schedule: str, slots: int) -> None:
@@ -46,7 +50,9 @@ def drive(world: World, schedule: str, slots: int) -> None:
         elif world.sampling:
             world.deliver_prefixes(world.sample(world.sampling.pop(which)))
             moved = True
-        moved = world.train() or moved
+        if world.train():
+            moved = True
+            world.ledger.admission.finish_iteration(1.0, *REPORTS[world.completed % len(REPORTS)])
         world.check()
         if world.over:
             return
@@ -55,13 +61,16 @@ def drive(world: World, schedule: str, slots: int) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("admission", ["just_in_time", "as_early_as_allowed"])
 @pytest.mark.parametrize(
     ("over_sampling", "passing"),
     [(Fraction(1), None), (Fraction(1), 4), (Fraction(3, 2), 4), (Fraction(2), 4), (Fraction(2), 10)],
 )
-def test_every_small_run_comes_to_its_end(over_sampling: Fraction, passing: int | None) -> None:
+def test_every_small_run_comes_to_its_end(
+    over_sampling: Fraction, passing: int | None, admission: AdmissionRule
+) -> None:
     runs = 0
-    for shape, schedule, slots in product(shapes(over_sampling, passing), SCHEDULES, (1, 2)):
+    for shape, schedule, slots in product(shapes(over_sampling, passing, admission), SCHEDULES, (1, 2)):
         world = World(shape)
         drive(world, schedule, slots)
         assert world.starved is None or (world.starved.why == "data" and not world.trained)

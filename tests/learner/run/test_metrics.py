@@ -7,7 +7,7 @@ import pytest
 
 from prefixrl.common.errors import DataError
 from prefixrl.common.run.documents import MetricsLine, Summary
-from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.run.status import AdmissionStatus, StatusDocument
 from prefixrl.common.wire.messages import Batch, BatchGroup, StageTimes
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
@@ -51,6 +51,17 @@ def test_the_time_of_a_run_goes_on_where_the_last_kept_line_of_a_killed_learner_
     assert [line.since_start_s for line in lines(tmp_path)] == [10.0, 12.0, 17.0]
     assert lines(tmp_path)[2].tokens_per_s["rollout"] == pytest.approx(2 / 5.0)
     assert second.since_run_began_s(6.0) == 18.0
+
+
+def test_a_line_and_the_summary_say_how_old_samples_were_and_how_far_ahead_they_were_begun(tmp_path: Path) -> None:
+    admission = AdmissionStatus(rule="just_in_time", lead_groups=40.0, cap_groups=64.0, waited_s=0.25)
+    status = document(admission=admission, mean_age=1.25, age_histogram={"1": 3, "2": 1})
+    log = MetricsLog(tmp_path, 0)
+    train(log, 2, 10.0, status)
+    (line,) = lines(tmp_path)
+    assert (line.ages, line.mean_age, line.admission) == ({"2": 1}, 2.0, admission)
+    ages = summarised(log, status, 13.0).staleness
+    assert (ages.mean_trained, ages.max_trained, ages.admission) == (1.25, 2, "just_in_time")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "advantages.jsonl"])
