@@ -1,7 +1,7 @@
 """The age of samples, and its price, when groups are begun just in time instead of as early as the window allows.
 
 A real broker, weight server and publisher, a rollout and scorers as processes with the simulated engine (declared
-latencies, no model), and a learner that sleeps for half a second an iteration: scorers that could do 0.6, 1 and 2 times
+latencies, no model), and a learner that sleeps for a second an iteration: scorers that could do 0.6, 1 and 2 times
 what the learner trains, times of scoring that are constant, lognormal 0.5 and lognormal 1. The two rules of a cell run
 at the same time and on the same service times. Then the arithmetic example, trained for real, its runs one after the
 other and by turns. S = 4. The first quarter of every run is left out.
@@ -46,14 +46,14 @@ from prefixrl.learner.weights.publish import Publisher
 
 RULES: tuple[AdmissionRule, AdmissionRule] = ("just_in_time", "as_early_as_allowed")
 S, GROUPS, ITEM, SLOTS = 4, 16, 2, 4
-TRAINING_S, PREFIX_S = 0.5, 0.05
+TRAINING_S, PREFIX_S = 1.0, 0.1
 LOADS = {"scorers slowest": (1, 0.6), "balanced": (1, 1.0), "learner slowest": (2, 2.0)}
 """Scorers, and what they could score as a multiple of what the learner trains."""
 SIGMAS = (0.0, 0.5, 1.0)
 EXAMPLE = ROOT / "deploy/examples/arithmetic/run.toml"
 EXAMPLE_NAME = "arithmetic example"
-AT_ONCE = 4
-"""Simulated runs at a time: two cells, each with both rules. They sleep most of the time."""
+AT_ONCE = 6
+"""Simulated runs at a time: three cells, each with both rules. They sleep most of the time."""
 SPAWN = multiprocessing.get_context("spawn")
 KINDS = ("median", "smallest and largest")
 
@@ -235,7 +235,7 @@ def main(path: Path, quick: bool, repeats: int) -> None:
     """Measure and write the figures."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     at, started_s = commit(), time.monotonic()
-    iterations, trained, same = (12, 12, 3) if quick else (150, 100, 12)
+    iterations, trained, same = (12, 12, 3) if quick else (100, 100, 12)
     cells = [("balanced", 0.5)] if quick else [(load, sigma) for load in LOADS for sigma in SIGMAS]
     runs: list[Ran] = []
     with ProcessPoolExecutor(AT_ONCE, SPAWN) as pool:

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import math
 from pathlib import Path
 
 import msgspec
@@ -106,7 +107,7 @@ def _draw(lines: list[MetricsLine], evaluated: list[Point], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 1))
+    figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(8, 7), sharex=True, height_ratios=(3, 1, 1))
     iterations = [line.iteration for line in lines]
     rewards = [line.figures["reward"] for line in lines]
     recent = [rewards[max(0, end - SMOOTHED_OVER) : end] for end in range(1, len(rewards) + 1)]
@@ -122,8 +123,12 @@ def _draw(lines: list[MetricsLine], evaluated: list[Point], path: Path) -> None:
     top.set_ylim(0, 1.02)
     top.set_ylabel("reward")
     top.legend(loc="lower right")
-    bottom.plot(iterations, [line.mean_age for line in lines], color="tab:orange")
-    bottom.set_ylabel("mean age, versions")
+    middle.plot(iterations, [line.mean_age for line in lines], color="tab:orange")
+    middle.set_ylabel("mean age, versions")
+    worth = [line.figures.get("old_ess_fraction", math.nan) for line in lines]
+    bottom.plot(iterations, worth, color="tab:green")
+    bottom.set_ylim(0, 1.05)
+    bottom.set_ylabel("ESS of old samples")
     bottom.set_xlabel("iteration")
     figure.tight_layout()
     figure.savefig(path, dpi=120)

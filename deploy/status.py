@@ -124,6 +124,9 @@ def _add_training(head: Table, document: StatusDocument, newest: MetricsLine | N
     ages = ", ".join(f"{age}: {count}" for age, count in document.age_histogram.items())
     head.add_row("trained groups by age", ages, "window", str(document.window))
     head.add_row("mean age", f"{document.mean_age:.2f}", "begun ahead", _ahead(document))
+    if newest and newest.drift:
+        shown = (f"{each.age}: {each.gap:.3f} nats, ESS {each.ess_fraction:.2f}" for each in newest.drift)
+        head.add_row("drift by age", "; ".join(shown))
     if document.crossed_fraction:
         tokens = ", ".join(f"{age}: {count}" for age, count in document.token_age_histogram.items())
         crossed = f"{document.crossed_fraction:.1%} of the rows"

@@ -6,9 +6,9 @@ exactly S versions old, whatever is slow. Two things hide the latency, and no mo
     lead    groups under way or scored, the batch in training apart; from B to B + cap. It grows when the learner waited
             for numbers (fewer than B were scored; not for a straggler at its deadline, whom no lead makes faster),
             shrinks slowly otherwise: this holds where the learner is the slowest part
-    ahead   groups begun and not at a scorer: an item per scoring slot, one per rollout, and what is sampled
-            while a slot scores: this holds where scorers are the slowest part, and a longer lead would only be a longer
-            queue
+    ahead   groups begun and not at a scorer: an item for every second scoring slot, one per rollout, and what is
+            sampled while a slot scores: this holds where scorers are the slowest part, and a longer lead would only be
+            a longer queue
     cap     drift: from B S groups down to 0. While old samples are worth too little of a fresh one, it shrinks; at 0
             the run is synchronous, and only the newest version is sampled. It grows again slowly
 
@@ -29,6 +29,8 @@ SHORT_WAIT, LONG_WAIT = 0.01, 0.1
 """Fractions of an iteration: a wait for numbers above the first makes the lead grow, above the second twice as fast."""
 GROWTH, DECAY = 1 / 8, 1 / 48
 """Per iteration: growth of the lead, in batches; part of the lead beyond a batch that is given up."""
+AHEAD = 1 / 2
+"""Items that wait for scorers, per scoring slot: slots become free one after the other."""
 MOST_SHRINKAGE, LEAST_SHRINKAGE = 0.5, 0.9
 """Bounds of the factor on what is begun ahead where old samples are worth too little."""
 RECOVERY = 1 / 16
@@ -132,7 +134,7 @@ class Admission:
         times, slots = self.times, self.supply.scoring_slots
         if not slots or not times.scoring_s:
             return math.inf
-        return self._groups_per_item * (slots * (1 + times.sampling_s / times.scoring_s) + self.supply.rollouts)
+        return self._groups_per_item * (slots * (AHEAD + times.sampling_s / times.scoring_s) + self.supply.rollouts)
 
     # --- what is learnt ----------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ def test_workers_that_are_still_loading_are_named() -> None:
 def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, 0)
     batch = Batch(iteration=0, total_iterations=3, seed=0, groups=(), payload_groups=(), waited_s={})
-    log.write(batch, IterationMetrics({"reward": 0.5}, {}, (), ()), 1, Times(1.0, 1.0, 2.0, 0.5), document())
+    log.write(batch, IterationMetrics({"reward": 0.5}, {}, (), (), ()), 1, Times(1.0, 1.0, 2.0, 0.5), document())
     whole = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(whole + whole[:30])
     newest = newest_line(tmp_path)

@@ -177,7 +177,7 @@ ONE_LINE: dict[str, tuple[str, str]] = {
     "a value out of range": ("algorithm.gamma=1.5", "algorithm.gamma = 1.5: Input should be less than or equal to 1"),
     "an unknown choice": (
         "algorithm.correction=both",
-        "algorithm.correction = \"both\": Input should be 'decoupled', 'behaviour' or 'none'",
+        "algorithm.correction = \"both\": Input should be 'decoupled', 'behaviour', 'none' or 'topr'",
     ),
     "zero groups": (
         "algorithm.groups_per_iteration=0",

@@ -98,10 +98,10 @@ def test_no_more_waits_for_scorers_than_their_slots_need() -> None:
     rule = admission()
     rule.lead = float(B * (S + 1))
     rule.supply, rule.times = Supply(rollouts=1, scoring_slots=4), ItemTimes(sampling_s=1.0, scoring_s=2.0)
-    # 4 slots, each with one item ahead and half of one in sampling, and one rollout: seven items of 8.
-    assert begun(rule, BATCH_IN_TRAINING) == 7 * 8
-    assert begun(rule, BATCH_IN_TRAINING | {"scoring": 32}) == 7 * 8
-    assert begun(rule, BATCH_IN_TRAINING | {"sampled": 56}) == 0
+    # 4 slots, each with half an item ahead and half of one in sampling, and one rollout: five items of 8.
+    assert begun(rule, BATCH_IN_TRAINING) == 5 * 8
+    assert begun(rule, BATCH_IN_TRAINING | {"scoring": 32}) == 5 * 8
+    assert begun(rule, BATCH_IN_TRAINING | {"sampled": 40}) == 0
 
 
 def test_what_the_next_iteration_lacks_is_begun_however_long_the_queue_before_the_scorers() -> None:
