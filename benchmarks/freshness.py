@@ -3,8 +3,8 @@
 A real broker, weight server and publisher, a rollout and scorers as processes with the simulated engine (declared
 latencies, no model), and a learner that sleeps for a second an iteration: scorers that could do 0.6, 1 and 2 times
 what the learner trains, times of scoring that are constant, lognormal 0.5 and lognormal 1. The two rules of a cell run
-at the same time and on the same service times. Then the arithmetic example, trained for real, again with
-both rules at the same time, so that they share whatever else the machine does. S = 4. The first quarter of every run is left out.
+at the same time and on the same service times. Then the arithmetic example, trained for real, again with both rules at
+the same time, so that they share whatever else the machine does. S = 4. The first quarter of every run is left out.
 
     mean age    versions between the one that wrote a group and the one that trains it
     throughput  iterations per second, as a ratio of the same run with `admission = "as_early_as_allowed"`
