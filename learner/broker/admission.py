@@ -27,7 +27,7 @@ from prefixrl.learner.broker.window import Window
 
 SHORT_WAIT, LONG_WAIT = 0.01, 0.1
 """Fractions of an iteration: a wait for numbers above the first makes the lead grow, above the second twice as fast."""
-GROWTH, DECAY = 1 / 8, 1 / 48
+GROWTH, DECAY = 1 / 8, 1 / 64
 """Per iteration: growth of the lead, in batches; part of the lead beyond a batch that is given up."""
 AHEAD = 1 / 2
 """Items that wait for scorers, per scoring slot: slots become free one after the other."""
