@@ -56,6 +56,8 @@ class Learner:
     busy_s: float = 0.0
     first_batch_s: float | None = None
     waited_s: float = 0.0
+    fresh_ess: float = 1.0
+    """Newest known effective sample size of samples of age 0: 1, less what engine and learner differ by."""
     is_stopping: bool = False
     saved: int = -1
     """Iteration of the newest checkpoint."""
@@ -109,8 +111,10 @@ class Learner:
         if self.rank_zero:
             self.rank_zero.servers.completed = self.iteration
             self.rank_zero.arms.advance(self.iteration)
-            old_ess_fraction = metrics.means.get("old_ess_fraction")
-            self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps, old_ess_fraction)
+            self.fresh_ess = metrics.means.get("fresh_ess_fraction", self.fresh_ess)
+            old_ess = metrics.means.get("old_ess_fraction")
+            worth = None if old_ess is None else old_ess / max(self.fresh_ess, 1e-9)
+            self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps, worth)
             now_s = time.monotonic()
             times = Times(self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s))
             self.rank_zero.metrics.write(batch, metrics, self.models.optimizer_steps, times, self.client.status())

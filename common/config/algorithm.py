@@ -86,7 +86,8 @@ class AlgorithmConfig(Section):
     bound_negatives: PositiveFloat | None = None
     """A prefix of negative advantage with a larger mean log(mu/theta) is pushed no further (OPSM)."""
     bound_second_moment: PositiveFloat | None = None
-    """The largest (log theta/mu)^2 of a step are pushed no further until the others' mean is below (M2PO)."""
+    """The largest (log theta/mu)^2 are pushed no further, so that the mean of the others is below (M2PO). The limit is
+    taken from p/mu, for each minibatch once per iteration."""
     mask_token_band: Band | None = None
     """[low, high] on p/mu of a token: tokens outside are left out of the policy loss."""
     mask_sequence_band: Band | None = None
@@ -176,6 +177,11 @@ class AlgorithmConfig(Section):
                 raise ValueError(f"{key} = [{low:g}, {high:g}] must hold 1 between its ends: fresh samples have p/mu 1")
         if self.proximal == "interpolated":
             self._measures_nothing()
+        if self.bound_probability is not None and self.ratio_used != "token":
+            raise ValueError(
+                f"bound_probability = {self.bound_probability:g} with ratio = {self.ratio_used!r}: one ratio of a "
+                f"prefix pushes all its tokens, so that none can be left out; use ratio = 'token' or leave it out"
+            )
         if self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1:
             raise ValueError(
                 f"kl_limit = {self.kl_limit:g} with minibatches = 1 and ppo_epochs = 1: an iteration has no later step "
@@ -199,6 +205,7 @@ class AlgorithmConfig(Section):
             key for key in ("mask_token_band", "mask_sequence_band", "bound_second_moment") if getattr(self, key)
         ]
         needing += ["kl_placement = 'reward'"] if self.kl > 0 and self.kl_placement == "reward" else []
+        needing += [f"kl_limit = {self.kl_limit:g}"] if self.kl_limit is not None else []
         needing += ["critic_targets = 'vtrace'"] if self.critic_targets == "vtrace" else []
         if needing:
             raise ValueError(

@@ -457,8 +457,8 @@ class IterationDone(_Message, frozen=True):
 
     iteration: int
     optimizer_steps: int
-    old_ess_fraction: float | None = None
-    """Effective sample size of the groups of age 1 or more, as a fraction of that of age 0; None without old ones."""
+    relative_ess: float | None = None
+    """Effective sample size of tokens of age 1 and more, over that of age 0; None without old ones."""
 
 
 class Published(_Message, frozen=True):

@@ -93,13 +93,13 @@ class BatchDesk:
         # Before the first one workers load, which no lead makes shorter.
         iteration_s = 0.0 if self._done_s is None else now_s - self._done_s
         admission = ledger.admission
-        change = admission.finish_iteration(iteration_s, self._short_s, done.old_ess_fraction)
+        change = admission.finish_iteration(iteration_s, self._short_s, done.relative_ess)
         self._done_s, self._short_s = now_s, 0.0
         if change == "tightened":
             log.warning(
                 "old samples are worth %.2f of a fresh one, less than algorithm.min_ess: the lead is held to %.0f "
                 "groups beyond a batch until they are worth more",
-                done.old_ess_fraction,
+                done.relative_ess,
                 admission.cap,
             )
         elif change == "restored":

@@ -63,9 +63,9 @@ class BrokerClient:
             if time.monotonic() > deadline_s:
                 raise PeerLost(f"iteration {iteration} got no batch within {timeout_s:g} s; it waits for {waiting_for}")
 
-    def iteration_done(self, iteration: int, optimizer_steps: int, old_ess_fraction: float | None = None) -> None:
+    def iteration_done(self, iteration: int, optimizer_steps: int, relative_ess: float | None = None) -> None:
         """Report that every rank finished an iteration, and what its old samples were worth."""
-        self._ask(messages.IterationDone(iteration, optimizer_steps, old_ess_fraction), messages.Accepted)
+        self._ask(messages.IterationDone(iteration, optimizer_steps, relative_ess), messages.Accepted)
 
     def published(self, note: messages.WeightsNote) -> None:
         """Announce a version that workers can fetch now."""

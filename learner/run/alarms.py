@@ -59,7 +59,7 @@ def _ess(figures: Mapping[str, float]) -> str:
     if ess is None or ess >= LOW_ESS:
         return ""
     return (
-        f"the policy has left its samples behind: the effective sample size of those older than the newest version is "
-        f"{ess:.2f} of their number; lower the learning rate, the optimiser steps per batch or algorithm.max_staleness "
+        f"the policy has left its samples behind: the effective sample size of tokens of age 1 and more is {ess:.2f} "
+        f"of their number; lower the learning rate, the optimiser steps per batch or algorithm.max_staleness "
         f"(docs/staleness.md)"
     )

@@ -4,12 +4,16 @@ At age 0 both have the same weights: what differs there is the *mismatch* of the
 above it is staleness.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from prefixrl.common.run.documents import AgeDrift
 from prefixrl.learner.training.ratios import log_ratios, units
 
+ENOUGH = 0.05
+"""Fraction of an iteration's tokens that must be of age 0 for their ESS to be a figure."""
 _FIELDS = 7
 
 
@@ -32,15 +36,16 @@ def drift_sums(proximal: Tensor, behaviour: Tensor, mask: Tensor, ages: Tensor, 
 
 
 def drift_by_age(sums: Tensor) -> tuple[AgeDrift, ...]:
-    """Return the drift of every age that was trained, youngest first."""
-    return tuple(_drift(age, row) for age, row in enumerate(sums.tolist()) if row[0])
+    """Return the drift of every age that was trained and is finite, youngest first."""
+    found = (_drift(age, row) for age, row in enumerate(sums.tolist()) if row[0])
+    return tuple(each for each in found if math.isfinite(each.gap + each.ess_fraction + each.row_ess_fraction))
 
 
 def drift_figures(sums: Tensor) -> dict[str, float]:
     """Return the figures of all ages together.
 
-    `row_ess_fraction`: of whole rows. `engine_mismatch_gap` (age 0) and `old_ess_fraction` (ages above 0: ESS of their
-    tokens over that of age 0) are there only where such samples are.
+    `row_ess_fraction`: of whole rows. `engine_mismatch_gap` (age 0) and `old_ess_fraction` (tokens of age 1 and more)
+    are there only where such samples are, `fresh_ess_fraction` (age 0) where they are enough to judge by.
     """
     whole, old = _drift(0, sums.sum(dim=0).tolist()), _drift(0, sums[1:].sum(dim=0).tolist())
     fresh = _drift(0, sums[0].tolist())
@@ -48,7 +53,9 @@ def drift_figures(sums: Tensor) -> dict[str, float]:
     if fresh.tokens:
         figures["engine_mismatch_gap"] = fresh.gap
     if old.tokens:
-        figures["old_ess_fraction"] = old.ess_fraction / (fresh.ess_fraction if fresh.tokens else 1.0)
+        figures["old_ess_fraction"] = old.ess_fraction
+    if fresh.tokens > ENOUGH * whole.tokens:
+        figures["fresh_ess_fraction"] = fresh.ess_fraction
     return figures
 
 

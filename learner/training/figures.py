@@ -228,7 +228,7 @@ def means(sums: Report, moments: Sequence[float]) -> Report:
     advantage = total / max(count, 1.0)
     figures = {
         "clip_fraction": sums["clipped"] / ratios,
-        "bounded_fraction": sums["bounded"] / ratios,
+        "bounded_fraction": sums["bounded"] / tokens,
         "approx_kl": sums["approx_kl"] / tokens,
         "entropy": sums["entropy"] / tokens,
         "ratio": sums["ratio"] / ratios,

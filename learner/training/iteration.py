@@ -75,6 +75,7 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
             [replace(each, proximal=seen) for each, seen in zip(own, step.logprobs, strict=True)]
             for own, step in zip(micro_batches, steps, strict=False)
         ]
+        _check_logprobs(data.iteration, [seen for step in steps for seen in step.logprobs], micro_batches)
     facts = IterationFacts(whitening, objective.policy.ratio, left_out, algorithm.max_staleness)
     return report(data, [micro_batch for own in micro_batches for micro_batch in own], steps, facts)
 
@@ -131,6 +132,23 @@ def _sample(data: IterationData, row: int) -> Sample:
     return sample
 
 
+def _check_logprobs(
+    iteration: int, logprobs: Sequence[Tensor], micro_batches: Sequence[Sequence[PreparedMicroBatch]]
+) -> None:
+    """Raise TrainingFault on every rank if logprobs are not finite on one. A collective."""
+    masks = [each.batch.mask for own in micro_batches for each in own]
+    bad = [(~torch.isfinite(seen[mask])).sum() for seen, mask in zip(logprobs, masks, strict=False)]
+    if sum_over_ranks(torch.stack(bad).sum()).item():
+        raise TrainingFault(_spoilt(iteration, "logprobs"))
+
+
+def _spoilt(iteration: int, what: str) -> str:
+    return (
+        f"iteration {iteration}: {what} are not finite, so the weights of the policy, critic or reference are not "
+        f"either; resume from an older checkpoint with a smaller learning rate"
+    )
+
+
 def _with_advantages(
     micro_batches: Sequence[Sequence[PreparedMicroBatch]], data: IterationData, objective: Objective
 ) -> tuple[Whitening, list[list[PreparedMicroBatch]]]:
@@ -142,11 +160,7 @@ def _with_advantages(
     )
     *sums, bad_logprobs = reduced.tolist()
     if bad_logprobs or not torch.isfinite(reduced).all():
-        raise TrainingFault(
-            f"iteration {data.iteration}: {'logprobs' if bad_logprobs else 'advantages'} are not finite, so the "
-            f"weights of the policy, critic or reference are not either; resume from an older checkpoint with a "
-            f"smaller learning rate"
-        )
+        raise TrainingFault(_spoilt(data.iteration, "logprobs" if bad_logprobs else "advantages"))
     if objective.whiten_floor is None:
         return Whitening(tuple(sums), False), estimates
     is_floored = False
@@ -162,7 +176,7 @@ def _with_advantages(
 
 
 def _with_limits(micro_batches: list[list[PreparedMicroBatch]], objective: Objective) -> list[list[PreparedMicroBatch]]:
-    """Set M2PO's limit, one for each optimiser step over all ranks. A collective where it is on."""
+    """Set M2PO's limit for each minibatch, from p/mu of all ranks. A collective where on."""
     if objective.second_moment is None:
         return micro_batches
     done = []

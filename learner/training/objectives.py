@@ -161,14 +161,21 @@ def estimate(objective: Objective, micro_batch: PreparedMicroBatch, rewards: Ten
     values = torch.where(value_mask(objective, mask), micro_batch.old_values, 0.0)
     found = token_rewards(rewards, mask, penalty)
     if objective.has_vtrace:
-        ratio: Ratio = "prefix" if objective.policy.is_one_action else "token"
-        importance = log_ratios(micro_batch.proximal, micro_batch.batch.behaviour, mask, ratio).exp()
+        importance = _importance(objective, micro_batch)
         advantages, returns = vtrace(found, values, importance, mask, objective.gamma, objective.lambda_)
     else:
         advantages, returns = gae(found, values, mask, objective.gamma, objective.lambda_)
     if objective.policy.is_one_action:
         advantages = torch.where(mask, advantages[:, :1], 0.0)
     return replace(micro_batch, advantages=advantages, returns=returns)
+
+
+def _importance(objective: Objective, micro_batch: PreparedMicroBatch) -> Tensor:
+    """Return p/mu of each action: at every token, or once at the first; 1 elsewhere."""
+    mask = micro_batch.batch.mask
+    ratio: Ratio = "prefix" if objective.policy.is_one_action else "token"
+    importance = log_ratios(micro_batch.proximal, micro_batch.batch.behaviour, mask, ratio).exp()
+    return torch.where(value_mask(objective, mask), importance, 1.0)
 
 
 def value_mask(objective: Objective, mask: Tensor) -> Tensor:

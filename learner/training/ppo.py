@@ -172,7 +172,7 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
     else:
         surrogate, is_clipped = _clipped(log_ratio.exp(), advantages, settings)
         if settings.ratio == "prefix" and not settings.is_one_action:
-            # At ratio 1 the gradient is then the same at every granularity, as is its share beside entropy and KL.
+            # At ratio 1 the gradient is then that of the tokens' ratios, as is its share beside entropy and KL.
             surrogate = surrogate / mask.sum(dim=1, keepdim=True).clamp(min=1)
     is_bounded = _is_bounded(terms, logprobs.detach(), behaviour, drift.detach(), settings)
     per_token = -torch.where(is_bounded, surrogate.detach(), surrogate)
@@ -189,7 +189,7 @@ def policy_loss(terms: PolicyTerms, settings: PolicySettings, normaliser: float)
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | {
             "units": unit.sum().double(),
             "clipped": _total(is_clipped, unit),
-            "bounded": _total(is_bounded, unit),
+            "bounded": _total(is_bounded, mask),
             "ratio": _total(log_ratio.exp(), unit),
             "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
             "importance": _total(importance, unit),

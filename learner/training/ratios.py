@@ -62,7 +62,7 @@ def kept_tokens(
 ) -> Tensor:
     """Drop tokens whose p/mu, or rows whose geometric mean of p/mu, is out of band.
 
-    A value that is not a number stays in: it must reach the loss, which drops the step, and not count as staleness.
+    A value that is not a number stays in: it must not count as staleness.
     """
     kept = mask
     per_token = log_ratios(proximal, behaviour, mask, "token")
@@ -112,7 +112,7 @@ def second_moment_limit(moments: Tensor, bound: float) -> float:
     of the others is within the bound. Infinite where nothing need be left out.
 
     Args:
-        moments: 1-d, of all ranks, 0 for tokens that no clip could act on is not among them.
+        moments: 1-d, of all ranks, of the tokens on which a clip could act.
     """
     ordered = moments.sort().values
     means = ordered.cumsum(dim=0) / torch.arange(1, len(ordered) + 1, device=moments.device)

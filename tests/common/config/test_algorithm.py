@@ -81,12 +81,20 @@ def test_a_key_without_effect_under_the_correction_is_refused(run_file: Path, co
         read(run_file, **keys)
 
 
-@pytest.mark.parametrize("needing", [{"mask_token_band": "[0.5, 2]"}, {"bound_second_moment": "0.04"}, {"kl": "0.1"}])
+@pytest.mark.parametrize(
+    "needing", [{"mask_token_band": "[0.5, 2]"}, {"bound_second_moment": "0.04"}, {"kl": "0.1"}, {"kl_limit": "0.1"}]
+)
 def test_a_proximal_that_is_not_measured_serves_nothing_that_needs_it_before_the_loss(
     run_file: Path, needing: dict[str, str]
 ) -> None:
     with pytest.raises(ConfigError, match="need proximal logprobs before the loss; leave one of the two out"):
         read(run_file, **({"proximal": "interpolated", "kl": "0"} | needing))
+
+
+def test_a_ratio_of_a_whole_prefix_leaves_no_single_token_out(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"bound_probability = 0\.2 with ratio = 'prefix': one ratio of a prefix"):
+        read(run_file, name="appo", bound_probability="0.2")
+    assert read(run_file, bound_probability="0.2").algorithm.bound_probability == 0.2
 
 
 def test_a_bound_that_is_on_can_be_turned_off_and_survives_the_wire(run_file: Path) -> None:

@@ -32,10 +32,11 @@ def test_tokens_count_at_their_own_age_and_rows_at_that_of_their_oldest_token() 
     assert two.row_ess_fraction == pytest.approx(ess(0.4, 1.0))
 
 
-def test_old_samples_are_compared_with_the_mismatch_of_age_0() -> None:
+def test_age_0_shows_the_mismatch_and_the_others_what_staleness_adds() -> None:
     figures = drift_figures(sums())
     assert figures["engine_mismatch_gap"] == pytest.approx(0.1)
-    assert figures["old_ess_fraction"] == pytest.approx(ess(0.5, 0.2, -0.3, 1.0) / ess(0.1, -0.1))
+    assert figures["old_ess_fraction"] == pytest.approx(ess(0.5, 0.2, -0.3, 1.0))
+    assert figures["fresh_ess_fraction"] == pytest.approx(ess(0.1, -0.1))
     assert figures["row_ess_fraction"] == pytest.approx(ess(0.0, 0.4, 1.0))
 
 
@@ -46,5 +47,11 @@ def test_without_fresh_or_old_samples_their_figures_are_absent() -> None:
     old_only = sums()
     old_only[0] = 0.0
     figures = drift_figures(old_only)
-    assert "engine_mismatch_gap" not in figures
+    assert not {"engine_mismatch_gap", "fresh_ess_fraction"} & set(figures)
     assert figures["old_ess_fraction"] == pytest.approx(ess(0.5, 0.2, -0.3, 1.0))
+
+
+def test_a_drift_that_is_no_number_is_left_out() -> None:
+    spoilt = sums()
+    spoilt[2, 1] = math.nan
+    assert [each.age for each in drift_by_age(spoilt)] == [0, 1]

@@ -143,6 +143,19 @@ def test_a_group_objective_adds_the_penalties_still_to_come_to_what_the_row_is_w
         assert not found.advantages[i, size:].any()
 
 
+@given(seeds)
+def test_vtrace_of_appo_weighs_the_prefix_once(seed: int) -> None:
+    """v = V + min(1, product of p/mu) (R - V) and A = R - V, of the prompt's value."""
+    rows, objective = random_rows(seed), objective_of("appo", kl=0.0, critic_targets="vtrace")
+    piece = estimated(objective, rows)
+    for i, size in enumerate(rows.sizes):
+        value, reward = piece.old_values[i, 0].item(), rows.rewards[i]
+        gaps = piece.proximal[i, :size] - piece.batch.behaviour[i, :size]
+        rho = min(1.0, math.exp(gaps.sum().item()))
+        assert piece.advantages[i, 0].item() == pytest.approx(reward - value, abs=1e-5)
+        assert piece.returns[i, 0].item() == pytest.approx(value + rho * (reward - value), abs=1e-5)
+
+
 def test_only_the_names_that_say_so_whiten() -> None:
     floors = {name: objective_of(name).whiten_floor is not None for name in NAMES}
     assert [name for name, is_whitened in floors.items() if is_whitened] == [
