@@ -52,7 +52,7 @@ class Size:
 
 
 class Iteration(msgspec.Struct, frozen=True):
-    """What one iteration saw."""
+    """The figures of one iteration."""
 
     reward: float
     entropy: float

@@ -1,4 +1,4 @@
-"""How a learner comes to its broker, whatever an earlier start left behind, and learns that there is none any more."""
+"""The way of a learner to its broker, also past leftovers of an earlier start, and the loss of a broker."""
 
 import queue
 import threading

@@ -26,11 +26,11 @@ class Timing:
     rollouts: int = 1
     scorers: int = 2
     slots: int = 1
-    """Of every scorer."""
+    """Scoring slots of each scorer."""
     sampling_slots: int = 1
-    """Of every rollout."""
+    """Sampling slots of each rollout."""
     sampling_s: float = 0.1
-    """Of an item of any size."""
+    """Mean time of an item, whatever its size."""
     scoring_s: float = 0.5
     training_s: float = 1.0
     sigma: float = 0.0
@@ -40,7 +40,7 @@ class Timing:
     dying: float = 0.0
     """Fraction of leases that die."""
     old_ess: Callable[[random.Random, Counter[int]], float | None] = lambda draws, ages: None
-    """What the learner says of a batch, given its groups by age."""
+    """The relative ESS that the learner reports for a batch, given its groups by age."""
 
 
 @dataclass

@@ -88,7 +88,7 @@ def test_nothing_of_the_old_weights_is_left_in_what_follows_a_swap(here: Here, r
 
 @dataclass
 class Course:
-    """How far the first answers of a rollout have come."""
+    """The progress of the first answers of a rollout, in tokens."""
 
     engine: "Held"
     begun: int

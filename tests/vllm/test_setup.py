@@ -1,4 +1,4 @@
-"""What vLLM is started with, and what a person is told where it cannot be. Needs no vLLM."""
+"""The arguments that vLLM is started with, and the messages where it cannot be. Needs no vLLM."""
 
 import importlib.util
 from pathlib import Path

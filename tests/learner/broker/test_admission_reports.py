@@ -1,4 +1,4 @@
-"""What admission is told: times at rollouts and scorers, waits of the learner, the worth of old samples."""
+"""Reports to admission: times at rollouts and scorers, waits of the learner, the worth of old samples."""
 
 import logging
 from pathlib import Path
@@ -27,7 +27,7 @@ class Run:
         self.scores: list[ScoreTask] = []
 
     def look(self, now_s: float) -> bool:
-        """Whether the rank that waits has its batch."""
+        """Return True if the rank that waits has its batch."""
         answer = self.batches.answers(now_s).get(PEER)
         return answer is not None and isinstance(answer[0], Batch)
 

@@ -1,4 +1,4 @@
-"""Who gets which task, and what becomes of the task of a lost worker.
+"""The choice of a worker for each task, and the return of a lost worker's tasks.
 
 The dispatcher with a real ledger and no socket.
 """

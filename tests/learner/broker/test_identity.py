@@ -17,7 +17,7 @@ def check_of(config: RunConfig) -> IdentityCheck:
 
 
 def served(config: RunConfig, name: str) -> ModelDigests:
-    """What a scorer says whose endpoint serves the target by this name."""
+    """The identity that a scorer sends whose endpoint serves the target by this name."""
     loaded = scorer_digests(config, config.model_of("scorer"))
     return msgspec.structs.replace(loaded, model=name_digest(name))
 

@@ -1,4 +1,4 @@
-"""How a broker ends: nobody misses its last words, and nobody who is gone keeps it."""
+"""The end of a broker: nobody misses its last message, and nobody who is gone keeps it."""
 
 import threading
 import time

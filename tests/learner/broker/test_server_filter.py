@@ -1,4 +1,4 @@
-"""What ranks are told by a broker whose filter lets too little through, and that evaluations are never filtered."""
+"""Answers to ranks where the filter lets too little through; evaluations are never filtered."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ MIXED = [0.01, 0.99]
 
 
 def filtered_run(folder: Path, **keys: Any) -> RunConfig:
-    """Of 4 groups per iteration; 8 judged groups decide."""
+    """A run of 4 groups per iteration; 8 judged groups decide."""
     return run_on_disk(folder, filter={"accuracy": MIXED, "limit_batches": 2} | keys)
 
 

@@ -1,4 +1,4 @@
-"""What the target's endpoint cost: nothing twice, nothing lost, whoever dies."""
+"""The cost of the target's endpoint: nothing is counted twice or lost, whoever dies."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How a broker starts: on which address, and from what its journal says."""
+"""The start of a broker: its address, and its state from the journal."""
 
 import tracemalloc
 from pathlib import Path
