@@ -43,7 +43,7 @@ SETTINGS = {
     "product, S = 8, default": Setting(8),
     **{
         f"product, S = {age}, {form}": Setting(age, tuple(f"algorithm.{key}" for key in FORMS[form]))
-        for form in ("none", "behaviour", "decoupled", "none, bounded", "decoupled, bounded")
+        for form in ("none", "behaviour", "decoupled", "topr", "none, bounded", "decoupled, bounded", "topr, bounded")
         for age in (2, 8)
     },
 }

@@ -44,6 +44,7 @@ FORMS = {
     "behaviour": ("correction=behaviour", "ratio=token", "clip=0.2", "dual_clip=3.0", "bound_ratio=off"),
     "prefix_mean": ("correction=behaviour", "ratio=prefix_mean", "clip=0.1", "dual_clip=3.0", "bound_ratio=off"),
     "topr": ("correction=topr", "ratio=prefix", "bound_ratio=off"),
+    "topr, bounded": ("correction=topr", "ratio=prefix", "bound_ratio=1.6"),
     "none, bounded": ("correction=none", "ratio=token", "clip=0.2", "dual_clip=3.0", "bound_ratio=1.6"),
     "decoupled, bounded": ("correction=decoupled", "ratio=token", "clip=0.2", "dual_clip=3.0", "bound_ratio=1.6"),
 }
