@@ -33,6 +33,7 @@ from prefixrl.common.engines.base import JobResult
 from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.address import given
 from prefixrl.common.worker.link import Link
 from prefixrl.learner.servers import Servers
 from prefixrl.rollout.loop import Rollout
@@ -84,7 +85,7 @@ class TimedRollout(Rollout):
 def run_rollout(config: RunConfig, endpoint: str, updates: "SimpleQueue[Update]") -> None:
     """A rollout process."""
     torch.set_num_threads(1)
-    link = Link(endpoint, "rollout")
+    link = Link(given(endpoint), "rollout")
     welcome = link.welcome()
     link.name = welcome.worker
     fetcher = Fetcher(welcome.weights_endpoint)

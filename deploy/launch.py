@@ -58,20 +58,17 @@ class Child:
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
     log_from_bytes: int = 0
     """Size of the log at the last start: it may hold earlier runs."""
-    endpoint_file: Path | None = None
-    """File with the endpoint of a worker's broker, which may be another one at every start."""
     ended_s: float | None = None
     """Monotonic time at which its end was noticed."""
 
     def start(self) -> None:
         """Start it; its output is appended to its log."""
         self.budget.started_s, self.ended_s = time.monotonic(), None
-        connect = ["--connect", self.endpoint_file.read_text(encoding="utf-8").strip()] if self.endpoint_file else []
         with self.log_path.open("ab") as output:
             self.log_from_bytes = output.tell()
             # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
             self.process = subprocess.Popen(
-                [*self.command, *connect], stdout=output, stderr=output, env=self.environment, start_new_session=True
+                self.command, stdout=output, stderr=output, env=self.environment, start_new_session=True
             )
 
     @property
@@ -236,8 +233,7 @@ class Launcher:
             ("scorer", config.launch.scorers, scorer_gpus),
         ):
             for index in range(count):
-                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [], devices)
-                worker.endpoint_file = self._endpoint_file
+                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", ["--run", str(self._directory)], devices)
                 self.workers.append(worker)
         if self._devices.shared:
             self._view.announce(self._devices.shared)

@@ -1,16 +1,19 @@
 """The command line of a worker, and the option `--set` of all commands that read a run file."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import click
 
+from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import exit_codes, start_logging, stop_event
 
 if TYPE_CHECKING:
     from prefixrl.common.worker.join import WorkerSession
 
 
+PATH = click.Path(path_type=Path)
 settings_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. algorithm.kl=1e-3."
 )
@@ -30,23 +33,29 @@ def worker_command(
     """Make the command `prefixrl-ROLE`: enrol, `load` the worker, run it until the end."""
 
     @click.command(name=f"prefixrl-{role}", help=text)
-    @click.option("--connect", required=True, help="The broker's endpoint, for example tcp://127.0.0.1:5555.")
+    @click.option("--run", "directory", type=PATH, help="The run's directory, which names the broker's endpoint.")
+    @click.option("--connect", help="Without --run: the broker's endpoint, for example tcp://127.0.0.1:5555.")
     @click.option("--model", help="The model's folder on this host, if it differs from the run's.")
     @click.option(
         "--engine", type=click.Choice(["auto", "vllm", "transformers", "simulated"]), help="Engine on this host."
     )
     @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host.")
-    def command(connect: str, model: str | None, engine: str | None, device: str | None) -> None:
+    def command(
+        directory: Path | None, connect: str | None, model: str | None, engine: str | None, device: str | None
+    ) -> None:
         stop = stop_event()
         with exit_codes():
-            # Slow imports only after the flags are read.
-            from prefixrl.common.wire.transport import check_endpoint
-
-            check_endpoint(connect)
+            if (directory is None) == (connect is None):
+                raise ConfigError("give --run DIRECTORY where the run's directory can be read, else --connect ENDPOINT")
             start_logging(f"prefixrl-{role}")
-            from prefixrl.common.worker.join import Overrides, join, work
+            # Slow imports only after the flags are read.
+            from prefixrl.common.worker.join import Overrides, find_broker, join, work
+            from prefixrl.common.worker.link import FIRST_CONTACT_S, ORPHAN_S
 
-            session = join(connect, role, Overrides(model, engine, device), stop.is_set)
+            find = find_broker(directory, connect, stop.is_set)
+            # The file in the directory may be of an earlier start, while a learner reads its data and its journal.
+            patience_s = FIRST_CONTACT_S if directory is None else ORPHAN_S
+            session = join(find, role, Overrides(model, engine, device), stop.is_set, patience_s)
             work(session.link, lambda: load(session).run(stop.is_set))
 
     return command

@@ -2,18 +2,25 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.errors import ConfigError, DataError, PeerLost, RunIsOver
 from prefixrl.common.hub import model_folder
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.wire.address import ENDPOINT_FILE, Find, given, of_run
 from prefixrl.common.wire.messages import Done, Welcome
-from prefixrl.common.worker.link import Link
+from prefixrl.common.wire.requester import WaitLog
+from prefixrl.common.worker.link import FIRST_CONTACT_S, ORPHAN_S, Link
 
 log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,38 @@ class EndedEarly(Exception):
     """A worker ends before its work has started; holds the reason."""
 
 
+def find_broker(directory: Path | None, endpoint: str | None, stopping: Callable[[], bool]) -> Find:
+    """Return the finder of an endpoint that was given, or of the broker that a run directory names or will name."""
+    if directory is None:
+        return given(endpoint or "")
+    _wait_for_endpoint(directory, stopping)
+    return of_run(directory)
+
+
+def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], patience_s: float = ORPHAN_S) -> None:
+    """Wait until a broker has started; PeerLost after `patience_s`, RunIsOver on a stop."""
+    check_format(directory)
+    from_s, wait = time.monotonic(), WaitLog(f"a learner to start its broker in {directory}")
+    while not (directory / ENDPOINT_FILE).exists():
+        if stopping():
+            raise RunIsOver("asked to stop before a run had begun")
+        waited_s = time.monotonic() - from_s
+        if waited_s > patience_s:
+            raise PeerLost(f"no learner started its broker in {directory} within {patience_s:g} s")
+        wait.log_progress(waited_s)
+        time.sleep(LOOK_EVERY_S)
+
+
 def join(
-    endpoint: str, role: Literal["rollout", "scorer"], overrides: Overrides, stopping: Callable[[], bool]
+    find: Find,
+    role: Literal["rollout", "scorer"],
+    overrides: Overrides,
+    stopping: Callable[[], bool],
+    patience_s: float = FIRST_CONTACT_S,
 ) -> WorkerSession:
-    """Connect and enrol; raises PeerLost, Refusal, RunIsOver, ConfigError, DataError."""
-    link = Link(endpoint, role)
-    welcome = link.welcome()
+    """Connect and enrol within `patience_s`; raises PeerLost, Refusal, RunIsOver, ConfigError, DataError."""
+    link = Link(find, role)
+    welcome = link.welcome(patience_s, stopping)
     link.name = welcome.worker
     config = from_json(welcome.config_json)
     link.use_heartbeat(config.broker.heartbeat_s)

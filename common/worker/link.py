@@ -5,15 +5,18 @@ are acknowledged, and Hello again when the broker answers Unknown. The work loop
 out: so a long forward does not look like death, nor a hung loop like life, since `progress` comes from the loop.
 """
 
+import contextlib
 import logging
 import queue
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal, RunIsOver
 from prefixrl.common.wire import messages
+from prefixrl.common.wire.address import Find
 from prefixrl.common.wire.requester import hello
 from prefixrl.common.wire.transport import Client, Malformed
 
@@ -26,6 +29,9 @@ ORPHAN_S = 600.0
 """Longest silence of the broker; then the worker ends, so as not to waste an allocation."""
 RENEW_S = 30.0
 """Longest time without an answer to a heartbeat; then the connection is made anew."""
+LOOK_S = 3.0
+"""Longest silence of the broker before its address is read again: a learner may go on at another one."""
+TICK_S = 0.2
 TURN_S = 2.0
 """Longest turn of the network thread while its process runs."""
 
@@ -44,16 +50,14 @@ class Vitals:
 class Link:
     """One worker's connection; the work loop writes its `vitals`."""
 
-    def __init__(self, endpoint: str, role: messages.Role, heartbeat_s: float = 1.0) -> None:
-        self.endpoint = endpoint
+    def __init__(self, find: Find, role: messages.Role, heartbeat_s: float = 1.0) -> None:
+        self._find, self._address = find, find()
         self.name: str = role
         self.vitals = Vitals()
         self.inbox: queue.SimpleQueue[messages.FromBroker] = queue.SimpleQueue()
-        incarnation = secrets.token_hex(8)
-        self._hello = hello(role, incarnation)
-        self._client = Client[messages.FromBroker, messages.ToBroker](
-            endpoint, messages.FromBroker, incarnation.encode()
-        )
+        self._incarnation = secrets.token_hex(8)
+        self._hello = hello(role, self._incarnation)
+        self._client = self._connected()
         self._outgoing: queue.SimpleQueue[messages.ToBroker] = queue.SimpleQueue()
         self._unacknowledged: dict[tuple[str, int], tuple[Result, float]] = {}
         self._welcome: queue.SimpleQueue[messages.Welcome | messages.Reject | messages.Done] = queue.SimpleQueue()
@@ -68,16 +72,21 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 
+    @property
+    def endpoint(self) -> str:
+        """The broker's endpoint, as far as this process knows."""
+        return self._address.endpoint
+
+    def _connected(self) -> Client[messages.FromBroker, messages.ToBroker]:
+        return Client(self._address.endpoint, messages.FromBroker, self._incarnation.encode())
+
     # --- for the work loop -------------------------------------------------------------------------------------------
 
-    def welcome(self, timeout_s: float = FIRST_CONTACT_S) -> messages.Welcome:
+    def welcome(
+        self, timeout_s: float = FIRST_CONTACT_S, stopping: Callable[[], bool] = lambda: False
+    ) -> messages.Welcome:
         """Wait for the broker's Welcome; raises PeerLost, Refusal or RunIsOver."""
-        try:
-            answer = self._welcome.get(timeout=timeout_s)
-        except queue.Empty:
-            raise PeerLost(
-                f"no broker answered at {self.endpoint} within {timeout_s:g} s; is the learner running there?"
-            ) from None
+        answer = self._first_answer(timeout_s, stopping)
         if isinstance(answer, messages.Reject):
             raise Refusal(answer.reason)
         if isinstance(answer, messages.Done):
@@ -87,6 +96,23 @@ class Link:
                 f"the broker speaks protocol {answer.protocol}, this process {messages.PROTOCOL}; use one release"
             )
         return answer
+
+    def _first_answer(
+        self, timeout_s: float, stopping: Callable[[], bool]
+    ) -> messages.Welcome | messages.Reject | messages.Done:
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if stopping():
+                raise RunIsOver("asked to stop before a broker had answered")
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise PeerLost(
+                    f"no broker answered at {self.endpoint} within {timeout_s:g} s; is the learner running there?"
+                )
+            with contextlib.suppress(queue.Empty):
+                return self._welcome.get(timeout=min(left_s, TICK_S))
 
     def use_heartbeat(self, heartbeat_s: float) -> None:
         """Use the run's heartbeat interval."""
@@ -149,9 +175,7 @@ class Link:
     def _beat(self, now_s: float) -> None:
         if now_s - self._heard_s > ORPHAN_S:
             raise PeerLost(f"the broker at {self.endpoint} has been silent for {now_s - self._heard_s:.0f} s")
-        if now_s - max(self._heard_s, self._renewed_s) > RENEW_S:
-            self._renewed_s = now_s
-            self._client.renew()
+        self._reconnect(now_s)
         vitals, leases = self.vitals, self.vitals.leases
         self._handed_over.difference_update(leases)
         beat = messages.Heartbeat(
@@ -163,6 +187,17 @@ class Link:
             usage=vitals.usage,
         )
         self._try_send(beat if self._known else self._hello)
+
+    def _reconnect(self, now_s: float) -> None:
+        """Connect anew while the broker is silent: where it moved to, or where it was."""
+        if now_s - self._heard_s > LOOK_S and (address := self._find()) != self._address:
+            log.info("the broker has moved from %s to %s", self.endpoint, address.endpoint)
+            old, self._address = self._client, address
+            self._client, self._renewed_s = self._connected(), now_s
+            old.close()
+        elif now_s - max(self._heard_s, self._renewed_s) > RENEW_S:
+            self._renewed_s = now_s
+            self._client.renew()
 
     def _send_waiting(self, now_s: float) -> None:
         while self._known:

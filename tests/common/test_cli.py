@@ -20,8 +20,8 @@ HELP = {
     "deploy inspect": {"RUN_DIRECTORY", "--json"},
     "deploy report": {"RUN_DIRECTORY"},
     "learner": {"RUN_FILE", "--set KEY=VALUE", "--check", "Executes the Python files"},
-    "rollout": {"--connect", "--model", "--engine", "--device"},
-    "scorer": {"--connect", "--model", "--engine", "--device"},
+    "rollout": {"--run", "--connect", "--model", "--engine", "--device"},
+    "scorer": {"--run", "--connect", "--model", "--engine", "--device"},
 }
 STARTERS = ("learner", "deploy launch")
 MISTAKES = {

@@ -68,12 +68,11 @@ def test_fresh_removes_a_run_but_not_one_that_is_going_on(tmp_path: Path) -> Non
 # --- what ends while the run goes on --------------------------------------------------------------------------------
 
 WORKER = """
-import sys
 from pathlib import Path
 with Path("starts").open("a") as starts:
-    starts.write(sys.argv[-1] + "\\n")
+    starts.write(Path("run/endpoint").read_text() + "\\n")
 """
-"""Goes at once, as one that is sent home or told to go, and notes where it was to connect."""
+"""Goes at once, as one that is sent home or told to go, and notes where the broker is."""
 LEARNER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -98,7 +97,6 @@ def launcher_of(folder: Path, learner: str) -> Launcher:
     launcher.learner.command = [sys.executable, "-c", LEARNER + learner]
     log = folder / "run/logs/scorer-0.log"
     worker = Child("scorer-0", [sys.executable, "-c", WORKER], log, dict(os.environ))
-    worker.endpoint_file = folder / "run/endpoint"
     launcher.workers = [worker]
     return launcher
 

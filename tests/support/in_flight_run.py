@@ -19,6 +19,7 @@ from prefixrl.common.engines.base import AdapterEngine
 from prefixrl.common.engines.hf import TransformersEngine
 from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.weights.snapshot import describe, write_snapshot
+from prefixrl.common.wire.address import given
 from prefixrl.common.wire.messages import (
     Accepted,
     Batch,
@@ -181,7 +182,7 @@ def _rollout(config: RunConfig, engine: AdapterEngine, weights: str) -> Iterator
     stop, failures = threading.Event(), []
 
     def work() -> None:
-        link = Link(endpoint_of(config), "rollout")
+        link = Link(given(endpoint_of(config)), "rollout")
         try:
             link.name = link.welcome().worker
             fetcher = Fetcher(weights)

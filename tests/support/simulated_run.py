@@ -24,6 +24,7 @@ from prefixrl.common.digests import scorer_digests
 from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.address import given
 from prefixrl.common.wire.messages import (
     Accepted,
     Batch,
@@ -213,7 +214,7 @@ def workers(endpoint: str, config: RunConfig, roles: tuple[str, ...]) -> Iterato
     stop, failures = threading.Event(), []
 
     def work(role: str) -> None:
-        link = Link(endpoint, role)  # type: ignore[arg-type]
+        link = Link(given(endpoint), role)  # type: ignore[arg-type]
         try:
             link.name = link.welcome().worker
             engine = SimulatedEngine(role, config.simulated)

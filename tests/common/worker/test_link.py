@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from prefixrl.common.errors import PeerLost, Refusal
+from prefixrl.common.errors import PeerLost, Refusal, RunIsOver
 from prefixrl.common.process import exit_codes
+from prefixrl.common.wire.address import ENDPOINT_FILE, given, of_run
 from prefixrl.common.wire.messages import (
     PROTOCOL,
     Ack,
@@ -91,7 +93,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBroker]:
 
 @pytest.fixture
 def link(broker: FakeBroker) -> Iterator[Link]:
-    connected = Link(broker.server.endpoint, "scorer", BEAT_S)
+    connected = Link(given(broker.server.endpoint), "scorer", BEAT_S)
     yield connected
     connected.close("test over", patience_s=0.5)
 
@@ -299,6 +301,30 @@ def test_nothing_is_lost_when_the_broker_restarts_on_its_port(broker: FakeBroker
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgements")
 
 
+def test_a_worker_follows_a_broker_that_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(links, "LOOK_S", 0.2)
+    first, second = FakeBroker(), FakeBroker()
+    file = tmp_path / ENDPOINT_FILE
+    file.write_text(first.server.endpoint)
+    link = Link(of_run(tmp_path), "scorer", BEAT_S)
+    acquainted(first, link)
+    link.send(result(1))
+    first.until(Scores)
+    first.server.close()
+    file.write_text(second.server.endpoint)
+    second.until(Scores)
+    assert link.endpoint == second.server.endpoint
+    link.close("done", patience_s=0.1)
+    second.server.close()
+
+
+def test_a_worker_that_waits_for_a_broker_can_be_stopped() -> None:
+    lonely = Link(given("tcp://127.0.0.1:1"), "scorer", BEAT_S)
+    with pytest.raises(RunIsOver, match="asked to stop"):
+        lonely.welcome(60.0, lambda: True)
+    lonely.close("nobody there", patience_s=2.0)
+
+
 def test_a_rejected_hello_ends_with_the_reason(broker: FakeBroker, link: Link) -> None:
     broker.next()
     broker.say(Reject("another target"))
@@ -354,7 +380,7 @@ def test_a_broker_that_answers_heartbeats_is_not_silent(
 
 
 def test_no_broker_at_all_is_named() -> None:
-    lonely = Link("tcp://127.0.0.1:1", "scorer", BEAT_S)
+    lonely = Link(given("tcp://127.0.0.1:1"), "scorer", BEAT_S)
     with pytest.raises(PeerLost, match=r"no broker answered at tcp://127.0.0.1:1 within 0.2 s"):
         lonely.welcome(0.2)
     lonely.close("nobody there", patience_s=2.0)
