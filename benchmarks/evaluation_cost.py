@@ -56,7 +56,7 @@ def run(iterations: int, every: int) -> Ran:
     config = simulated_run(directory, iterations, PREFIX_S, SCORING_S)
     servers = Servers(config, directory / "run", 0)
     try:
-        with daemons("rollout", 1, servers.endpoint), daemons("scorer", SCORERS, servers.endpoint):
+        with daemons("rollout", 1, directory / "run"), daemons("scorer", SCORERS, directory / "run"):
             return learn(servers, config, iterations, every)
     finally:
         servers.close()

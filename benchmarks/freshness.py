@@ -118,8 +118,8 @@ def simulate(load: str, sigma: float, rule: AdmissionRule, seed: int, iterations
     servers = Servers(config, directory / "run", 0)
     try:
         with (
-            daemons("rollout", 1, servers.endpoint),
-            daemons("scorer", scorers, servers.endpoint),
+            daemons("rollout", 1, Path(config.directory)),
+            daemons("scorer", scorers, Path(config.directory)),
             learner(servers, config) as (client, publisher),
         ):
             return learn(client, publisher, cell_name(load, sigma), rule, iterations)

@@ -68,9 +68,9 @@ def simulated_run(directory: Path, iterations: int, prefix_s: float, scoring_s: 
 @contextmanager
 def learner(servers: Servers, config: RunConfig) -> Iterator[tuple[BrokerClient, Publisher]]:
     """A learner that trains nothing and has published version 0; it ends the run."""
-    client = BrokerClient(servers.endpoint, servers.check)
+    client = BrokerClient(servers.address, servers.check)
     weights = Path(config.directory) / "weights"
-    publisher = Publisher(servers.endpoint, weights, PROBE, False, servers.check)
+    publisher = Publisher(servers.address, weights, PROBE, False, servers.check)
     publisher.publish(0, {"weight": torch.zeros(4)}, PROBE_LOGPROBS)
     yield client, publisher
     servers.expect_end()
@@ -86,9 +86,9 @@ def take_batch(client: BrokerClient, iteration: int) -> None:
 
 
 @contextmanager
-def daemons(role: str, count: int, endpoint: str) -> Iterator[None]:
+def daemons(role: str, count: int, directory: Path) -> Iterator[None]:
     """So many rollouts or scorers; they are killed at the end."""
-    command = [sys.executable, "-m", f"prefixrl.{role}", "--connect", endpoint]
+    command = [sys.executable, "-m", f"prefixrl.{role}", "--run", str(directory)]
     started = [subprocess.Popen(command) for _ in range(count)]
     try:
         yield

@@ -19,6 +19,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from functools import partial
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
@@ -33,11 +34,11 @@ from prefixrl.common.engines.base import JobResult
 from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.address import given
+from prefixrl.common.wire.address import address_in
 from prefixrl.common.worker.link import Link
 from prefixrl.learner.servers import Servers
 from prefixrl.rollout.loop import Rollout
-from prefixrl.rollout.weights import Fetcher
+from prefixrl.rollout.weights import Fetcher, WeightsSource
 
 MIB = 2**20
 SPAWN = multiprocessing.get_context("spawn")
@@ -82,13 +83,13 @@ class TimedRollout(Rollout):
         self.updates.put(Update(self.swap.version, pause_s, transfer_s))
 
 
-def run_rollout(config: RunConfig, endpoint: str, updates: "SimpleQueue[Update]") -> None:
+def run_rollout(config: RunConfig, updates: "SimpleQueue[Update]") -> None:
     """A rollout process."""
     torch.set_num_threads(1)
-    link = Link(given(endpoint), "rollout")
+    link = Link(partial(address_in, Path(config.directory), "worker"), "rollout")
     welcome = link.welcome()
     link.name = welcome.worker
-    fetcher = Fetcher(welcome.weights_endpoint)
+    fetcher = Fetcher(WeightsSource.of(welcome, link.address))
     engine = SimulatedEngine("rollout", config.simulated)
     rollout = TimedRollout(config, link, engine, ByteRenderer(), fetcher, config.adapter.model)
     rollout.updates = updates
@@ -103,10 +104,10 @@ def run(size_bytes: int, iterations: int, scoring_s: float) -> tuple[list[Update
     config = simulated_run(directory, iterations, 0.2, scoring_s)
     servers = Servers(config, directory / "run", 0)
     updates: SimpleQueue[Update] = SPAWN.SimpleQueue()
-    rollout = SPAWN.Process(target=run_rollout, args=(config, servers.endpoint, updates), daemon=True)
+    rollout = SPAWN.Process(target=run_rollout, args=(config, updates), daemon=True)
     rollout.start()
     try:
-        with daemons("scorer", SCORERS, servers.endpoint):
+        with daemons("scorer", SCORERS, directory / "run"):
             busy = learn(servers, config, size_bytes, iterations)
     finally:
         rollout.kill()

@@ -2,7 +2,9 @@
 
 How fast, against the same bytes over one raw TCP connection of the same run.
 
-    full        the real weight server (a process) and real fetchers (a process each), with staging and checksums
+    full        the real weight server (a process) and real fetchers (a process each) on its host, through its local
+                door, with staging and checksums
+    encrypted   the same by the way that rollouts on other hosts take: TCP with CURVE
     raw TCP     one process sends the same file, another receives it into memory that was touched before: nothing else
     PUB/SUB     one frame of everything, received and copied into memory: no checksum, no window, no resuming
     CURVE       chunks of 4 MiB over plain ZeroMQ sockets, encrypted and not: what encryption costs
@@ -38,7 +40,8 @@ from benchmarks.results import Figure, Report, commit, options
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import folder, prune
 from prefixrl.common.weights.snapshot import describe, write_snapshot
-from prefixrl.rollout.weights import Fetcher
+from prefixrl.common.wire.keys import client_key_file, make_keys, read_client_key
+from prefixrl.rollout.weights import Fetcher, WeightsSource
 
 MIB = 2**20
 CHUNK = 4 * MIB
@@ -84,10 +87,10 @@ def publish(directory: Path, version: int, tensors: dict[str, torch.Tensor]) -> 
 # --- processes that receive -----------------------------------------------------------------------------------------
 
 
-def fetch(endpoint: str, pipe: "Connection[Any, Any]") -> None:
+def fetch(source: WeightsSource, pipe: "Connection[Any, Any]") -> None:
     """A worker's fetcher: told a version, tells the seconds until it was staged, and whether by deltas."""
     torch.set_num_threads(1)
-    fetcher = Fetcher(endpoint)
+    fetcher = Fetcher(source)
     pipe.send(READY)
     while (version := pipe.recv()) is not None:
         pulled_s, deltas = fetcher.counts.pull_s, fetcher.counts.delta
@@ -185,12 +188,14 @@ class Receiver:
 
 
 @contextmanager
-def weight_server(directory: Path) -> Iterator[str]:
-    """The real one."""
-    file = directory / "endpoint"
+def weight_server(directory: Path) -> Iterator[tuple[WeightsSource, WeightsSource]]:
+    """The real one; yields its local door and its encrypted way."""
+    file, door = directory / "endpoint", f"ipc://{directory}/door"
+    make_keys(directory)
     command = [
         *(sys.executable, "-m", "prefixrl.learner.weights.server", "--directory", str(directory)),
-        *("--listen", "tcp://127.0.0.1:0", "--endpoint-file", str(file)),
+        *("--keys", str(directory), "--listen", "tcp://127.0.0.1:0", "--local-door", door),
+        *("--endpoint-file", str(file)),
         *("--parent", str(os.getpid())),
     ]
     child = subprocess.Popen(command)
@@ -198,7 +203,8 @@ def weight_server(directory: Path) -> Iterator[str]:
         while not file.exists():
             assert child.poll() is None, "the weight server ended"
             time.sleep(0.01)
-        yield file.read_text(encoding="utf-8")
+        key = read_client_key(client_key_file(directory, "worker"))
+        yield WeightsSource(door, None), WeightsSource(file.read_text(encoding="utf-8"), key)
     finally:
         child.terminate()
         child.wait()
@@ -284,8 +290,10 @@ def pushes(directory: Path, receivers: Sequence[int], repeats: int) -> dict[str,
         "raw TCP": Receiver(receive_tcp, tcp.address, size),
     }
     found: dict[str, list[float]] = {}
-    with weight_server(directory) as endpoint:
-        fetchers = [Receiver(fetch, endpoint) for _ in range(max(receivers))]
+    with weight_server(directory) as (door, encrypted):
+        fetchers = [Receiver(fetch, door) for _ in range(max(receivers))]
+        fetchers_by_way = {f"full, {count}": fetchers[:count] for count in receivers}
+        fetchers_by_way["encrypted, 1"] = [Receiver(fetch, encrypted)]
         version = 1
         # Two more bring the memory that is used again and again.
         for repeat in range(repeats + 2):
@@ -297,15 +305,17 @@ def pushes(directory: Path, receivers: Sequence[int], repeats: int) -> dict[str,
                     time.sleep(0.3)
                     pub.go()
                 _note(found, name, [receiver.result()[0]], size, repeat)
-            for count in receivers if repeat < SLOW_REPEATS else receivers[:1]:
+            for name, those in fetchers_by_way.items():
+                if repeat >= SLOW_REPEATS and name != f"full, {receivers[0]}":
+                    continue
                 version += 1
                 link(directory, version)
-                for fetcher in fetchers[:count]:
+                for fetcher in those:
                     fetcher.begin(version)
-                times = [fetcher.result()[0] for fetcher in fetchers[:count]]
-                _note(found, f"full, {count}", times, size, repeat)
+                times = [fetcher.result()[0] for fetcher in those]
+                _note(found, name, times, size, repeat)
                 prune(directory, {1, version})
-        for receiver in (*ways.values(), *fetchers):
+        for receiver in (*ways.values(), *fetchers, *fetchers_by_way["encrypted, 1"]):
             receiver.close()
         for sender in (tcp, pub, plain, curve):
             sender.close()
@@ -338,8 +348,8 @@ def _note(found: dict[str, list[float]], name: str, times: list[float], size: in
 def deltas(directory: Path, tensors: dict[str, torch.Tensor]) -> list[dict[str, float]]:
     """Size, time to write and time to fetch and apply, at shares of changed values."""
     found = []
-    with weight_server(directory) as endpoint:
-        fetcher = Receiver(fetch, endpoint)
+    with weight_server(directory) as (door, _):
+        fetcher = Receiver(fetch, door)
         for version in (1, 2):  # fresh memory both times, which later pulls use again
             publish(directory, version, tensors)
             fetcher.begin(version)

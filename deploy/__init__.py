@@ -5,6 +5,7 @@ launch.py        `prefixrl launch`, and the children of every command that start
 status.py        `prefixrl status`, and the live view
 inspect.py       `prefixrl inspect`
 report.py        `prefixrl report`
+keygen.py        `prefixrl keygen` and `prefixrl worker-command`
 show.py          `prefixrl show`
 checkpoints.py   runs and their checkpoints, as commands name them
 evaluate.py      `prefixrl eval`

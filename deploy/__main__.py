@@ -50,6 +50,31 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
         raise SystemExit(run(run_file, settings, fresh))
 
 
+@main.command()
+@run_directory_argument
+@click.option("--worker", "added", metavar="NAME", help="Let one more worker in, by a key file of its own.")
+@click.option("--remove", "removed", metavar="NAME", help="Let a key in no longer; its processes are refused at once.")
+def keygen(run_directory: Path, added: str | None, removed: str | None) -> None:
+    """Make the keys of a run, or add or remove one, also while the run goes on; list them."""
+    with exit_codes():
+        from prefixrl.deploy.keygen import change, listing
+
+        change(run_directory, added, removed)
+        click.echo(listing(run_directory))
+
+
+@main.command("worker-command")
+@run_directory_argument
+@click.option("--role", type=click.Choice(["rollout", "scorer"]), default="scorer", show_default=True)
+@click.option("--key", "name", default="worker", metavar="NAME", help="Name of the key to use.", show_default=True)
+def worker_command(run_directory: Path, role: str, name: str) -> None:
+    """Print the command that starts a worker on another host, and the key file to copy there."""
+    with exit_codes():
+        from prefixrl.deploy.keygen import command_for
+
+        click.echo(command_for(run_directory, role, name))
+
+
 @main.command("eval")
 @click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option("--checkpoint", "checkpoints", multiple=True, metavar="N", help=CHECKPOINT)

@@ -28,6 +28,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PeerLost
 from prefixrl.common.process import PARENT_VARIABLE, RestartBudget, end_children, own, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
+from prefixrl.common.wire.keys import KEYS_FOLDER
+from prefixrl.common.worker.allowed import flags as allowances
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.status import View
 
@@ -127,7 +129,7 @@ def _throw_away(directory: Path) -> None:
 
 def _holds_a_run(directory: Path) -> bool:
     """Return True for the directory of a run of any release, even of one that began just now."""
-    if {path.name for path in directory.iterdir()} <= {"logs", "lock", FORMAT_FILE}:
+    if {path.name for path in directory.iterdir()} <= {"logs", "lock", KEYS_FOLDER, FORMAT_FILE}:
         return True
     try:
         config = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
@@ -233,7 +235,8 @@ class Launcher:
             ("scorer", config.launch.scorers, scorer_gpus),
         ):
             for index in range(count):
-                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", ["--run", str(self._directory)], devices)
+                arguments = ["--run", str(self._directory), *(allowances(config) if role == "scorer" else ())]
+                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", arguments, devices)
                 self.workers.append(worker)
         if self._devices.shared:
             self._view.announce(self._devices.shared)

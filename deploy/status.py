@@ -14,6 +14,7 @@ from prefixrl.common.errors import ConfigError, PeerLost, Refusal
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine
 from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
 
@@ -24,11 +25,11 @@ LIVE_EVERY_S = 0.5
 def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
     """Return a run's status as JSON; ConfigError if the run is over, PeerLost without an answer."""
     check_format(directory)
-    endpoint = directory / "endpoint"
+    endpoint = directory / ENDPOINT_FILE
     if not endpoint.exists():
         raise ConfigError(f"{directory} holds no run that was ever started (no file {endpoint})")
     try:
-        requester = _requester(endpoint, answer_s)
+        requester = Requester(address_in(directory, "operator"), "operator", answer_s)
     except PeerLost as error:
         if (directory / SUMMARY_FILE).exists():
             remedy = f"its result is in summary.json (prefixrl report {directory})"
@@ -38,10 +39,6 @@ def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
         return requester.ask(GetStatus(), Status)[0].document
     finally:
         requester.close()
-
-
-def _requester(endpoint: Path, answer_s: float) -> Requester:
-    return Requester(endpoint.read_text(encoding="utf-8").strip(), "operator", answer_s)
 
 
 def newest_line(directory: Path) -> MetricsLine | None:
@@ -198,12 +195,11 @@ class View:
             self.announce(line)
 
     def _document(self) -> StatusDocument | None:
-        endpoint = self._directory / "endpoint"
-        if self._requester is None and not endpoint.exists():
+        if self._requester is None and not (self._directory / ENDPOINT_FILE).exists():
             return None
         try:
             if self._requester is None:
-                self._requester = _requester(endpoint, answer_s=1.0)
+                self._requester = Requester(address_in(self._directory, "operator"), "operator", answer_s=1.0)
             return msgspec.json.decode(self._requester.ask(GetStatus(), Status)[0].document, type=StatusDocument)
         except (PeerLost, Refusal):
             return None

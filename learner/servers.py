@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.process import RestartBudget, end_children
+from prefixrl.common.wire.address import Address, address_in
+from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import REPLAY_S
 
@@ -43,6 +46,9 @@ class Servers:
         listen = config.broker.listen
         self._weights_listen = f"{listen}.weights" if listen.startswith("ipc://") else f"{listen.rsplit(':', 1)[0]}:0"
         (directory / "weights").mkdir(exist_ok=True)
+        make_keys(directory)
+        self._folder = tempfile.TemporaryDirectory(prefix="prefixrl-")
+        self._local_door = f"ipc://{self._folder.name}/weights"
         self._weights_file, endpoint_file = directory / "weights_endpoint", directory / "endpoint"
         self._weights_file.unlink(missing_ok=True)
         known_ns = endpoint_file.stat().st_mtime_ns if endpoint_file.exists() else 0
@@ -57,11 +63,13 @@ class Servers:
         threading.Thread(target=self._watch, name="servers", daemon=True).start()
 
     def _start_weight_server(self) -> None:
-        flags = ("--listen", self._weights_listen, "--endpoint-file", str(self._weights_file))
+        doors = ("--keys", str(self._directory), "--listen", self._weights_listen, "--local-door", self._local_door)
+        flags = (*doors, "--endpoint-file", str(self._weights_file))
         self._start(WEIGHT_SERVER, "prefixrl.learner.weights.server", self._directory / "weights", *flags)
 
     def _start_broker(self, *flags: str) -> None:
-        state = ("--iteration", str(self.completed), "--weights-endpoint", self.weights_endpoint)
+        doors = ("--weights-endpoint", self.weights_endpoint, "--weights-door", self._local_door)
+        state = ("--iteration", str(self.completed), *doors)
         only = () if self._trains else ("--no-training",)
         self._start(BROKER, "prefixrl.learner.broker", self._directory, *state, *only, *flags)
 
@@ -115,6 +123,11 @@ class Servers:
             self._weights_listen = self.weights_endpoint
             self._start_weight_server()
 
+    @property
+    def address(self) -> Address:
+        """The broker's address, with the key of a rank."""
+        return address_in(self._directory, "rank")
+
     def check(self) -> None:
         """Raise PeerLost if a server ended for good: no request to it will be answered."""
         if self.failure:
@@ -130,3 +143,4 @@ class Servers:
         """Stop both; kill what still runs when the patience is over."""
         self._closing = True
         end_children(list(self._processes.values()), patience_s)
+        self._folder.cleanup()

@@ -10,6 +10,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.wire.address import ENDPOINT_FILE, Address, address_in
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
 from prefixrl.learner.data import problems
@@ -32,7 +33,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
     if rank == 0:
         read = problems.read_all(config)
         run_directory = RunDirectory(config)
-        is_resumed = (run_directory.path / "endpoint").exists()
+        is_resumed = (run_directory.path / ENDPOINT_FILE).exists()
         check_port_is_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
         training = problems.keep(run_directory.path, *read)
         completed = _completed(run_directory.path)
@@ -68,7 +69,7 @@ def _run(
     config: RunConfig, rank_and_count: tuple[int, int], servers: Servers | None, stopped: Callable[[], bool]
 ) -> None:
     directory = Path(config.directory)
-    client = BrokerClient(servers.endpoint, servers.check) if servers else join(directory)
+    client = BrokerClient(servers.address, servers.check) if servers else join(directory)
     # Rank 0 has written them down before its broker was there.
     training = len(problems.training(config))
     # Heavy imports from here on; the workers are loading their models at the same time.
@@ -90,7 +91,7 @@ def _run(
     if servers and arms:
         probe = probe_tokens(config.seed, models.hf_config.get_text_config().vocab_size)
         publisher = Publisher(
-            servers.endpoint, directory / "weights", probe, config.learner.weight_deltas, servers.check
+            servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check
         )
         rank_zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, iteration))
     learner = Learner(config, directory, client, models, rank_zero, training, stopped, iteration)
@@ -114,26 +115,26 @@ def join(directory: Path) -> BrokerClient:
     A file of an earlier start may stand there while rank 0 reads its data and the broker its journal.
     """
     while True:
-        endpoint = _endpoint(directory)
+        address = _address(directory)
         try:
-            return BrokerClient(endpoint, partial(_check_stays, directory, endpoint))
+            return BrokerClient(address, partial(_check_stays, directory, address))
         except _Moved as moved:
             log.info("%s", moved)
 
 
-def _check_stays(directory: Path, endpoint: str) -> None:
-    now = _endpoint(directory)
-    if now != endpoint:
-        raise _Moved(f"the broker has moved from {endpoint} to {now}")
+def _check_stays(directory: Path, address: Address) -> None:
+    now = _address(directory)
+    if now != address:
+        raise _Moved(f"the broker has moved from {address.endpoint} to {now.endpoint}")
 
 
-def _endpoint(directory: Path) -> str:
-    """Wait for the file with the endpoint of rank 0's broker, and read it."""
+def _address(directory: Path) -> Address:
+    """Wait for the file with the endpoint of rank 0's broker, and return its address."""
     from_s, wait = time.monotonic(), WaitLog(f"rank 0 to start its broker in {directory}")
-    while not (directory / "endpoint").exists():
+    while not (directory / ENDPOINT_FILE).exists():
         waited_s = time.monotonic() - from_s
         if waited_s > ANSWER_S:
             raise PeerLost(f"rank 0 wrote no broker endpoint to {directory} within {ANSWER_S:g} s")
         wait.log_progress(waited_s)
         time.sleep(0.1)
-    return (directory / "endpoint").read_text(encoding="utf-8").strip()
+    return address_in(directory, "rank")

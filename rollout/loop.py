@@ -24,7 +24,7 @@ from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Link
 from prefixrl.rollout.swap import WeightSwap
-from prefixrl.rollout.weights import Fetcher
+from prefixrl.rollout.weights import Fetcher, WeightsSource
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +90,8 @@ class Rollout:
                 self.swap.granted()
             case messages.Proved(version) if version == self.swap.version:
                 self._deliver_held()
-            case messages.Welcome(weights_endpoint=endpoint):
-                self._fetcher.use(endpoint)
+            case messages.Welcome():
+                self._fetcher.use(WeightsSource.of(message, self._link.address))
                 self.say_ready()
             case messages.ProbeFailed():
                 log.warning("probe of version %d differs by %.3g: fetching again", message.version, message.difference)

@@ -4,7 +4,7 @@ from prefixrl.common.engines.make import make_engine
 from prefixrl.common.engines.rendering import ByteRenderer, Renderer
 from prefixrl.common.worker.join import WorkerSession
 from prefixrl.rollout.loop import Rollout
-from prefixrl.rollout.weights import Fetcher
+from prefixrl.rollout.weights import Fetcher, WeightsSource
 
 
 def load(session: WorkerSession) -> Rollout:
@@ -13,7 +13,7 @@ def load(session: WorkerSession) -> Rollout:
     engine = make_engine(config.rollout.engine, session.model, "rollout", config)
     simulated = engine.name == "simulated"
     renderer = ByteRenderer() if simulated else Renderer(session.model, config.rollout.max_prompt_tokens)
-    fetcher = Fetcher(session.welcome.weights_endpoint)
+    fetcher = Fetcher(WeightsSource.of(session.welcome, session.link.address))
     rollout = Rollout(config, session.link, engine, renderer, fetcher, session.model)
     rollout.say_ready()
     return rollout

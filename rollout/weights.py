@@ -8,16 +8,20 @@ all of them pulled anew, pieces that arrived before a connection was lost are ke
 """
 
 import logging
+import os
 import queue
 import secrets
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from prefixrl.common.errors import PeerLost, PrefixRLError
 from prefixrl.common.weights.memory import MemoryFiles
 from prefixrl.common.weights.snapshot import BadSnapshot, Snapshot, check_manifest
-from prefixrl.common.wire.messages import Chunk, FromWeights, GetManifest, Gone, Manifest, ToWeights
+from prefixrl.common.wire.address import Address, beside
+from prefixrl.common.wire.keys import ClientKey
+from prefixrl.common.wire.messages import Chunk, FromWeights, GetManifest, Gone, Manifest, ToWeights, Welcome
 from prefixrl.common.wire.transport import Client, Malformed, keep_receive_buffers
 from prefixrl.rollout.staging import Staging
 
@@ -49,11 +53,29 @@ class PullCounts:
     """Time of the pulls that ended with a version."""
 
 
+@dataclass(frozen=True)
+class WeightsSource:
+    """The weight server as this process reaches it."""
+
+    endpoint: str
+    key: ClientKey | None
+    """None at the local door, which needs none."""
+
+    @classmethod
+    def of(cls, welcome: Welcome, broker: Address) -> "WeightsSource":
+        """Choose the local door where it is this user's, on this host; else the encrypted way."""
+        # Without encryption and over a local socket the bytes come several times as fast (benchmarks/weights_link.py).
+        door = Path(welcome.weights_door.removeprefix("ipc://"))
+        if welcome.weights_door and door.is_socket() and door.stat().st_uid == os.geteuid():
+            return cls(welcome.weights_door, None)
+        return cls(beside(welcome.weights_endpoint, broker.endpoint), broker.key)
+
+
 class Fetcher:
     """Background fetcher: `want` names a version, `take` returns the newest complete one."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, source: WeightsSource) -> None:
+        self._source = source
         self._wanted = self._have = NOTHING
         self._served = NOTHING
         """Weights that were wanted when the newest version came: the server may have had a newer one."""
@@ -76,10 +98,10 @@ class Fetcher:
             self._wanted = version, digest
             self._changed.set()
 
-    def use(self, endpoint: str) -> None:
+    def use(self, source: WeightsSource) -> None:
         """Fetch from this weight server from now on."""
         self._wanted = self._have  # what the former server announced may not be there (yet)
-        self._endpoint = endpoint
+        self._source = source
 
     def again(self) -> None:
         """Fetch all of the wanted version anew: the one fetched last proved bad."""
@@ -102,10 +124,10 @@ class Fetcher:
             while True:
                 self._changed.wait()
                 self._changed.clear()
-                if client is None or client.endpoint != self._endpoint:
+                if client is None or client.endpoint != self._source.endpoint:
                     if client is not None:
                         client.close()
-                    client = Client(self._endpoint, FromWeights, secrets.token_hex(8).encode())
+                    client = _connected(self._source)
                 wanted = self._wanted
                 is_missing = wanted not in (self._have, self._served) and wanted[0] >= self._have[0]
                 if is_missing and not self._fetch(client, wanted):
@@ -113,7 +135,7 @@ class Fetcher:
         except BaseException as error:
             # Raised in `take`: a rollout that never saw it would stay at its version for ever.
             if not isinstance(error, PrefixRLError):
-                log.exception("fetching weights from %s failed", self._endpoint)
+                log.exception("fetching weights from %s failed", self._source.endpoint)
             self._failure = error
         finally:
             if client is not None:
@@ -179,7 +201,7 @@ class Fetcher:
     def _receive(self, client: Client[FromWeights, ToWeights], staging: Staging, under_way: dict[int, int]) -> None:
         answer = client.receive_views(ANSWER_S)
         if answer is None:
-            raise PeerLost(f"no chunk from {self._endpoint} for {ANSWER_S:g} s")
+            raise PeerLost(f"no chunk from {self._source.endpoint} for {ANSWER_S:g} s")
         message, frames = answer
         if isinstance(message, Gone):
             raise PeerLost(f"version {message.version} was superseded by {message.latest} during the pull")
@@ -194,7 +216,7 @@ class Fetcher:
         while True:
             answer = client.receive(ANSWER_S)
             if answer is None:
-                raise PeerLost(f"no manifest from {self._endpoint} for {ANSWER_S:g} s")
+                raise PeerLost(f"no manifest from {self._source.endpoint} for {ANSWER_S:g} s")
             match answer[0]:
                 case Manifest() as manifest if manifest.version >= version:
                     return manifest
@@ -203,3 +225,7 @@ class Fetcher:
                         raise PeerLost(f"version {version} is not there (newest: {latest})")
                     version = latest
                     client.send(GetManifest(version), timeout_s=ANSWER_S)
+
+
+def _connected(source: WeightsSource) -> Client[FromWeights, ToWeights]:
+    return Client(source.endpoint, FromWeights, secrets.token_hex(8).encode(), source.key)

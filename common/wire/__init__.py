@@ -5,6 +5,7 @@ No other folder imports zmq; no message is pickled.
 messages.py       every message, one tagged union per link and direction
 packing.py        packed token ids and logprobs, and the checks of received groups
 continuations.py  the verdict on a row from the verdicts on its continuations
+keys.py           the keys of a run: who may connect, in which role
 transport.py      `Server` (ROUTER) and `Client` (DEALER), with one table of socket options
 address.py        the place where a run's broker listens
 requester.py      requests to the broker that wait for their answer, for learner ranks and operators

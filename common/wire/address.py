@@ -1,9 +1,12 @@
-"""The place where a run's broker listens: as the run directory names it now, or as it was given."""
+"""The place where a run's broker listens, and the key it lets in."""
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.wire.keys import ClientKey, KeyRole, client_key_file, read_client_key
 from prefixrl.common.wire.transport import check_endpoint
 
 ENDPOINT_FILE = "endpoint"
@@ -12,21 +15,46 @@ ENDPOINT_FILE = "endpoint"
 
 @dataclass(frozen=True)
 class Address:
-    """A broker's endpoint."""
+    """A broker's endpoint, and the key that proves one to the other."""
 
     endpoint: str
+    key: ClientKey
 
 
 Find = Callable[[], Address]
 """Returns the address as it is now; called again while the broker is silent."""
 
 
-def given(endpoint: str) -> Find:
-    """Return the finder of an endpoint that stays; raises ConfigError where it is malformed."""
-    address = Address(check_endpoint(endpoint))
+def given(endpoint: str, key_file: Path) -> Find:
+    """Return the finder of an endpoint that stays; raises ConfigError."""
+    address = Address(check_endpoint(endpoint), read_client_key(key_file))
     return lambda: address
 
 
-def of_run(directory: Path) -> Find:
-    """Return the finder of a run directory's broker; the file must be there."""
-    return lambda: Address(check_endpoint((directory / ENDPOINT_FILE).read_text(encoding="utf-8").strip()))
+def address_in(directory: Path, role: KeyRole) -> Address:
+    """Return the address of a run directory's broker, with a role's key; raises ConfigError."""
+    endpoint = check_endpoint((directory / ENDPOINT_FILE).read_text(encoding="utf-8").strip())
+    return Address(endpoint, read_client_key(client_key_file(directory, role)))
+
+
+def advertised(bound: str) -> str:
+    """Return a bound endpoint as other hosts reach it; raises ConfigError."""
+    host, _, port = bound.removeprefix("tcp://").rpartition(":")
+    if not bound.startswith("tcp://") or host not in ("0.0.0.0", "*"):
+        return bound
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise ConfigError(
+            f"broker.listen = {bound!r} would be told to workers as {name}:{port}, but that name is unknown here "
+            f"({error}); listen on an address of this host instead, tcp://10.0.0.7:0 for example"
+        ) from None
+    return f"tcp://{name}:{port}"
+
+
+def beside(endpoint: str, other: str) -> str:
+    """Return an endpoint with the host of another one, which is on the same machine."""
+    if not (endpoint.startswith("tcp://") and other.startswith("tcp://")):
+        return endpoint
+    return f"{other.rpartition(':')[0]}:{endpoint.rpartition(':')[2]}"

@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
 
 UNPROVED = -1
@@ -360,6 +360,8 @@ class Welcome(_Message, frozen=True, kw_only=True):
     """Name the broker gives this process in logs and messages, for example rollout-3."""
     config_json: str
     weights_endpoint: str
+    weights_door: str = ""
+    """Endpoint of the same server for workers of this user on its host, without encryption."""
 
 
 class Reject(_Message, frozen=True):

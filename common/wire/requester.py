@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal
+from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.messages import PROTOCOL, FromBroker, Goodbye, Hello, Reject, Role, ToBroker, Unknown, Welcome
-from prefixrl.common.wire.transport import Client, Malformed
+from prefixrl.common.wire.transport import Client, Malformed, is_tag
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,6 @@ ASK_AGAIN_S = 5.0
 SUSPENDED = 4
 """A try that took this many times its limit was interrupted: sending, waiting and Hello take three at most."""
 LINGER_S = 1.0
-TAG_BYTES = 9
 
 
 class WaitLog:
@@ -42,11 +42,6 @@ class WaitLog:
             log.info("waiting for %s, %.0f s so far", self._awaited, waited_s)
 
 
-def is_tag(frame: bytes) -> bool:
-    """Return True if a payload frame is a request's number; no encoded message begins like it."""
-    return len(frame) == TAG_BYTES and frame[:1] == b"#"
-
-
 def hello(role: Role, incarnation: str) -> Hello:
     """Return the first message of this process."""
     return Hello(protocol=PROTOCOL, role=role, incarnation=incarnation, host=socket.gethostname(), pid=os.getpid())
@@ -57,20 +52,22 @@ class Requester:
 
     def __init__(
         self,
-        endpoint: str,
+        address: Address,
         role: Role,
         answer_s: float = ANSWER_S,
         raise_if_hopeless: Callable[[], None] = lambda: None,
     ) -> None:
         """Connect and enrol. `raise_if_hopeless` is called after every try without an answer."""
-        self._endpoint = endpoint
+        self._endpoint = address.endpoint
         self._answer_s = answer_s
         self._try_s = min(ASK_AGAIN_S, answer_s)
         self._raise_if_hopeless = raise_if_hopeless
         self._number = 0
         identity = secrets.token_hex(8)
         self._hello = hello(role, identity)
-        self._client: Client[FromBroker, ToBroker] = Client(endpoint, FromBroker, identity.encode())
+        self._client: Client[FromBroker, ToBroker] = Client(
+            address.endpoint, FromBroker, identity.encode(), address.key
+        )
         try:
             self.welcome = self.ask(self._hello, Welcome)[0]
         except PrefixRLError:
@@ -93,12 +90,15 @@ class Requester:
             # A process that was suspended did not wait meanwhile: its broker is asked once more.
             was_suspended = took_s > SUSPENDED * self._try_s
             if waited_s >= self._answer_s and not was_suspended:
-                raise PeerLost(f"the broker at {self._endpoint} did not answer {name} within {self._answer_s:g} s")
+                raise PeerLost(
+                    f"the broker at {self._endpoint} did not answer {name} within {self._answer_s:g} s: "
+                    f"{self._client.why_not()}"
+                )
             wait.log_progress(waited_s)
 
     def _try(self, request: ToBroker, wanted: type[Answer]) -> tuple[FromBroker, list[bytes]] | None:
         try:
-            self._client.send(request, [self._tag], timeout_s=self._try_s)
+            self._client.send(request, self._tag, timeout_s=self._try_s)
             return self._answer(wanted)
         except (PeerLost, Malformed) as error:
             log.debug("%s", error)
@@ -115,7 +115,7 @@ class Requester:
             if isinstance(message, Reject):
                 raise Refusal(message.reason)
             if isinstance(message, Unknown):
-                self._client.send(self._hello, [self._tag], timeout_s=self._try_s)
+                self._client.send(self._hello, self._tag, timeout_s=self._try_s)
                 return None
             frames = received[1]
             if frames and is_tag(frames[0]):

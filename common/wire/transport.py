@@ -1,31 +1,43 @@
-"""The only importer of zmq: a ROUTER per server, a DEALER per client, one table of options.
+"""Encrypted sockets: a ROUTER per server, a DEALER per client, one table of options.
 
-`Server` and `Client` carry typed messages plus raw payload frames. Wire form of a message: one MessagePack frame (a
-tagged union, validated on decode), then zero or more payload frames. When a side is slow or gone: a server's send to a
-peer whose queue is full or that is not connected raises `Undeliverable` and never drops in silence (mandatory routing);
-a client's send waits at most its timeout, then raises `PeerLost`; a restarted peer takes over its identity; heartbeats
-find a half-open connection within `HEARTBEAT_TIMEOUT_MS`. A malformed message is counted and not answered.
+`Server` and `Client` carry typed messages. Nothing of a peer is decoded, and no frame of more than `MAX_FRAME_BYTES` is
+taken from it, before it has proved a key of the run's list (CURVE; `keys.py`). Wire form to a server: the tag of a
+request, if it has one, then one MessagePack message (a tagged union, validated on decode) in frames of limited size. To
+a client: the message, the tag, then raw payload frames.
+
+When a side is slow or gone: a server's send to a peer whose queue is full or that is not connected raises
+`Undeliverable` and never drops in silence (mandatory routing); a client's send waits at most its timeout, then raises
+`PeerLost`; a restarted peer takes over its identity; heartbeats find a half-open connection within
+`HEARTBEAT_TIMEOUT_MS`. A malformed message is counted and not answered.
 
 Sockets belong to the thread that made them.
 """
 
 import contextlib
 import ctypes
-import ipaddress
 import socket as _socket
 from collections.abc import Sequence
-from typing import Generic, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import parse_monitor_message
 
-from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.common.errors import ConfigError, PeerLost, Refusal
+from prefixrl.common.wire.keys import ClientKey, Listed, ServerKeys
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-MAX_HEADER_BYTES = 64 * 2**20
-"""Largest frame accepted from a peer."""
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Largest message, and largest frame that a client takes from its server."""
+MAX_FRAME_BYTES = 256 * 2**10
+"""Largest frame that a server takes: one that a stranger begins to send is held in memory before the key is asked."""
+CURVE_BYTES = 256
+"""Room for what encryption adds to a frame."""
+ZAP_DOMAIN = "prefixrl"
+TAG_BYTES = 9
 HWM_MESSAGES = 4096
 """A safety net, since credit bounds the messages under way; never 0, which would mean unbounded memory."""
 TAKEN_OVER = b"\0"
@@ -37,7 +49,6 @@ HEARTBEAT_TIMEOUT_MS = 10_000
 _COMMON_OPTIONS = {
     zmq.SNDHWM: HWM_MESSAGES,
     zmq.RCVHWM: HWM_MESSAGES,
-    zmq.MAXMSGSIZE: MAX_HEADER_BYTES,
     zmq.HEARTBEAT_IVL: HEARTBEAT_IVL_MS,
     zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
     zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
@@ -48,9 +59,26 @@ _COMMON_OPTIONS = {
     zmq.TCP_KEEPALIVE_CNT: 3,
     zmq.LINGER: 0,
 }
-_SERVER_OPTIONS = {zmq.ROUTER_MANDATORY: 1, zmq.ROUTER_HANDOVER: 1, zmq.BACKLOG: 1024}
+_SERVER_OPTIONS = {
+    zmq.ROUTER_MANDATORY: 1,
+    zmq.ROUTER_HANDOVER: 1,
+    zmq.BACKLOG: 1024,
+    zmq.MAXMSGSIZE: MAX_FRAME_BYTES + CURVE_BYTES,
+}
 # IMMEDIATE keeps unsent work in the application, where it is counted; the reconnect cap keeps recovery under seconds.
-_CLIENT_OPTIONS = {zmq.IMMEDIATE: 1, zmq.CONNECT_TIMEOUT: 3_000, zmq.RECONNECT_IVL: 100, zmq.RECONNECT_IVL_MAX: 2_000}
+_CLIENT_OPTIONS = {
+    zmq.IMMEDIATE: 1,
+    zmq.CONNECT_TIMEOUT: 3_000,
+    zmq.RECONNECT_IVL: 100,
+    zmq.RECONNECT_IVL_MAX: 2_000,
+    zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES + CURVE_BYTES,
+}
+_HANDSHAKE_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -66,19 +94,32 @@ class Malformed(Exception):
     """A peer sent bytes that are not a message of the link; names the peer and the fault."""
 
 
-def is_local(endpoint: str) -> bool:
-    """Return True for ipc and loopback endpoints, where plaintext is allowed."""
-    if endpoint.startswith(("ipc://", "inproc://")):
-        return True
-    host = endpoint.removeprefix("tcp://").rsplit(":", 1)[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+class Unlisted(Exception):
+    """The key of a connected peer was removed from the list; holds its identity."""
+
+    def __init__(self, peer: bytes) -> None:
+        super().__init__(f"peer {peer.hex()}: its key is not in the run's list any more")
+        self.peer = peer
+
+
+class Received(NamedTuple, Generic[In]):
+    """A message, and who sent it."""
+
+    peer: bytes
+    message: In
+    tag: bytes
+    """Number of the request, to be sent back with the answer; empty without one."""
+    client: Listed | None
+    """The owner of the key that the sender proved; None at the local door."""
+
+
+def is_tag(frame: bytes) -> bool:
+    """Return True if a frame is the number of a request; no encoded message begins like it."""
+    return len(frame) == TAG_BYTES and frame[:1] == b"#"
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Return the endpoint, or raise ConfigError unless it is a tcp or ipc address allowed here."""
+    """Return the endpoint, or raise ConfigError unless it is a tcp or ipc address."""
     port = endpoint.rsplit(":", 1)[-1]
     if not endpoint:
         raise ConfigError("the endpoint is empty; a learner writes RUN/endpoint seconds after its start: try again")
@@ -86,10 +127,6 @@ def check_endpoint(endpoint: str) -> str:
         raise ConfigError(f"endpoint {endpoint!r} is neither tcp://HOST:PORT nor ipc://PATH")
     if endpoint.startswith("tcp://") and not (port.isdigit() and int(port) <= 65535):
         raise ConfigError(f"endpoint {endpoint!r} needs a port between 1 and 65535: tcp://127.0.0.1:5555, for example")
-    if not is_local(endpoint):
-        raise ConfigError(
-            f"endpoint {endpoint!r} is not loopback and no keys are in use; listen on 127.0.0.1 (or ipc://) and tunnel"
-        )
     return endpoint
 
 
@@ -106,33 +143,74 @@ class Server(Generic[In, Out]):
     """A ROUTER: receives `In` from many clients, sends `Out` to one of them by identity."""
 
     def __init__(
-        self, endpoint: str, incoming: object, context: Context | None = None, queue_messages: int = HWM_MESSAGES
+        self,
+        endpoint: str,
+        incoming: object,
+        keys: ServerKeys,
+        queue_messages: int = HWM_MESSAGES,
+        local_door: str | None = None,
     ) -> None:
-        """Listen; a peer for which `queue_messages` wait does not read; raises ConfigError."""
-        self._context = context or zmq.Context(io_threads=1)
+        """Listen; raises ConfigError.
+
+        Args:
+            queue_messages: A peer for which so many wait does not read.
+            local_door: An ipc endpoint in a folder of this user, where peers need no key and nothing is encrypted.
+        """
+        self._keys = keys
+        self._context: Context = zmq.Context(io_threads=1)
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._authenticator = _Authenticator(self._context, keys)
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in {**_COMMON_OPTIONS, **_SERVER_OPTIONS}.items():
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.SNDHWM, queue_messages)
-        self._decoder = msgspec.msgpack.Decoder(incoming)
-        self._encoder = msgspec.msgpack.Encoder()
+        if local_door:
+            self._bind(local_door)
+        # A socket keeps, per address, the options that it had when it was bound.
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.pair.secret.encode())
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN.encode())
+        self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._bind(endpoint)
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def _bind(self, endpoint: str) -> None:
         try:
             self._socket.bind(check_endpoint(endpoint))
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(
-                f"cannot listen on {endpoint}: {error.strerror}; another process holds the port: choose another one"
+                f"cannot listen on {endpoint}: {error.strerror}; choose a free port, and an address of this host"
             ) from None
-        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def receive(self, timeout_s: float) -> tuple[bytes, In, list[bytes]] | None:
-        """Return the next (sender, message, payload), or None after `timeout_s`; raises Malformed."""
+    def receive(self, timeout_s: float) -> Received[In] | None:
+        """Return the next message, or None after `timeout_s`; raises Malformed, Unlisted."""
         if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLIN):
             return None
-        peer, *frames = self._socket.recv_multipart()
+        peer = self._socket.recv()
+        first = self._socket.recv(copy=False)
+        frames = [first.bytes, *(self._socket.recv_multipart() if first.more else ())]
         if peer.startswith(TAKEN_OVER):
             raise Malformed(f"peer {peer.hex()}: an old connection whose identity was taken over")
-        return peer, cast(In, _decode(self._decoder, frames, peer)), frames[1:]
+        client = self._client(peer, first)
+        tag = frames.pop(0) if is_tag(frames[0]) else b""
+        size_bytes = sum(map(len, frames))
+        if size_bytes > MAX_MESSAGE_BYTES:
+            raise Malformed(f"peer {peer.hex()}: a message of {size_bytes} bytes, at most {MAX_MESSAGE_BYTES}")
+        message = cast(In, _decode(self._decoder, [b"".join(frames)], peer))
+        return Received(peer, message, tag, client)
+
+    def _client(self, peer: bytes, frame: zmq.Frame) -> Listed | None:
+        """Return the owner of the key that a frame came with; raises Unlisted if it was removed."""
+        try:
+            key = str(frame["User-Id"])
+        except zmq.ZMQError:
+            return None  # it came through the local door
+        client = self._keys.clients.find(key)
+        if client is None:
+            raise Unlisted(peer)
+        return client
 
     def send(self, peer: bytes, message: Out, payload: Sequence[Payload] = ()) -> None:
         """Queue a message for one peer; raises Undeliverable when it is gone or does not read."""
@@ -145,15 +223,31 @@ class Server(Generic[In, Out]):
     def close(self, linger_s: float = 0.0) -> None:
         """Close the socket; queued messages get `linger_s` to leave."""
         self._socket.close(linger=int(linger_s * 1000))
+        self._authenticator.stop()
         self._context.term()
+
+
+class _Authenticator(ThreadAuthenticator):
+    """Lets in the keys of a run's list, in a thread of its own; asked once per connection."""
+
+    def __init__(self, context: Context, keys: ServerKeys) -> None:
+        super().__init__(context)
+        self._run_keys = keys
+        self.start()
+        self.configure_curve_callback(ZAP_DOMAIN, self)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return True for a key that may come in here."""
+        found = self._run_keys.clients.find(key.decode())
+        return found is not None and found.role in self._run_keys.roles
 
 
 def _checked(encoded: bytes, message: object) -> bytes:
     """Refuse a frame too large: its receiver would drop it, its sender would send it for ever."""
-    if len(encoded) > MAX_HEADER_BYTES:
+    if len(encoded) > MAX_MESSAGE_BYTES:
         raise ConfigError(
             f"{type(message).__name__} holds {len(encoded) / 2**20:.0f} MiB, a message at most "
-            f"{MAX_HEADER_BYTES / 2**20:.0f}: lower rollout.groups_per_task, algorithm.samples_per_prompt or the "
+            f"{MAX_MESSAGE_BYTES / 2**20:.0f}: lower rollout.groups_per_task, algorithm.samples_per_prompt or the "
             "lengths, or leave scorer.keep_completions out"
         )
     return encoded
@@ -162,11 +256,11 @@ def _checked(encoded: bytes, message: object) -> bytes:
 class Client(Generic[In, Out]):
     """A DEALER connected to one server, by an identity that does not begin with a zero byte."""
 
-    def __init__(self, endpoint: str, incoming: object, identity: bytes) -> None:
+    def __init__(self, endpoint: str, incoming: object, identity: bytes, key: ClientKey | None) -> None:
+        """Begin to connect, with a key, or without one to a server's local door."""
         self.endpoint = check_endpoint(endpoint)
         self._context: Context = zmq.Context(io_threads=1)
-        self._incoming = incoming
-        self._identity = identity
+        self._identity, self._key = identity, key
         self._decoder = msgspec.msgpack.Decoder(incoming)
         self._encoder = msgspec.msgpack.Encoder()
         self._wake_read, self._wake_write = _socket.socketpair()
@@ -179,10 +273,34 @@ class Client(Generic[In, Out]):
         for option, value in {**_COMMON_OPTIONS, **_CLIENT_OPTIONS}.items():
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.IDENTITY, self._identity)
+        if self._key:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._key.server.encode())
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, self._key.pair.public.encode())
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, self._key.pair.secret.encode())
+        self._handshakes = self._socket.get_monitor_socket(_HANDSHAKE_EVENTS)
+        self._handshake = 0
         self._socket.connect(self.endpoint)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
+
+    def _disconnect(self, linger_s: float) -> None:
+        self._socket.disable_monitor()
+        self._handshakes.close(linger=0)
+        self._socket.close(linger=int(linger_s * 1000))
+
+    def why_not(self) -> str:
+        """Return why there is no connection; raises Refusal if the key is not let in."""
+        while self._handshakes.poll(0):
+            self._handshake = parse_monitor_message(self._handshakes.recv_multipart())["event"]
+        if self._handshake == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._key:
+            raise Refusal(
+                f"{self.endpoint} does not let in the key {self._key.name!r} (role {self._key.role}): it was removed "
+                "from the run's list, or has another role than this address serves; `prefixrl keygen RUN` lists keys"
+            )
+        if self._handshake in (0, zmq.EVENT_HANDSHAKE_SUCCEEDED):
+            return "nothing listens there, or a network drops what is sent"
+        return "what listens there does not hold the run's key: another run, or the key file is of another one"
 
     def receive(self, timeout_s: float) -> tuple[In, list[bytes]] | None:
         """Return the next (message, payload), None after `timeout_s` or a wake; raises Malformed."""
@@ -202,19 +320,21 @@ class Client(Generic[In, Out]):
         frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
         return cast(In, _decode(self._decoder, frames, b"server")), frames[1:]
 
-    def send(self, message: Out, payload: Sequence[Payload] = (), timeout_s: float = 5.0) -> None:
-        """Hand a message to the connection; raises PeerLost when there is none within `timeout_s`."""
+    def send(self, message: Out, tag: bytes = b"", timeout_s: float = 5.0) -> None:
+        """Hand a message to the connection; raises PeerLost after `timeout_s`, Refusal."""
         if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLOUT):
-            raise PeerLost(f"no connection to {self.endpoint} within {timeout_s:g} s")
+            raise PeerLost(f"no connection to {self.endpoint} within {timeout_s:g} s: {self.why_not()}")
+        encoded = memoryview(_checked(self._encoder.encode(message), message))
+        frames = [encoded[start : start + MAX_FRAME_BYTES] for start in range(0, len(encoded), MAX_FRAME_BYTES)]
         try:
-            self._socket.send_multipart([_checked(self._encoder.encode(message), message), *payload], flags=zmq.NOBLOCK)
+            self._socket.send_multipart([tag, *frames] if tag else frames, flags=zmq.NOBLOCK)
         except zmq.Again:
             # The connection was lost between the poll and the send.
             raise PeerLost(f"the connection to {self.endpoint} was lost just now") from None
 
     def renew(self) -> None:
         """Connect anew as the same peer: zmq may report a dead connection as healthy."""
-        self._socket.close(linger=0)
+        self._disconnect(0.0)
         self._connect()
 
     def wake(self) -> None:
@@ -225,7 +345,7 @@ class Client(Generic[In, Out]):
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close the connection; queued messages get `linger_s` to leave."""
-        self._socket.close(linger=int(linger_s * 1000))
+        self._disconnect(linger_s)
         self._context.term()
         self._wake_read.close()
         self._wake_write.close()

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +14,10 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError, PeerLost, RunIsOver
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.wire.address import ENDPOINT_FILE, Find, given, of_run
+from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given
 from prefixrl.common.wire.messages import Done, Welcome
 from prefixrl.common.wire.requester import WaitLog
+from prefixrl.common.worker.allowed import NOTHING_ALLOWED, Allowed, check
 from prefixrl.common.worker.link import FIRST_CONTACT_S, ORPHAN_S, Link
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class Overrides:
     model: str | None = None
     engine: str | None = None
     device: str | None = None
+    allowed: Allowed = NOTHING_ALLOWED
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,14 @@ class EndedEarly(Exception):
     """A worker ends before its work has started; holds the reason."""
 
 
-def find_broker(directory: Path | None, endpoint: str | None, stopping: Callable[[], bool]) -> Find:
-    """Return the finder of an endpoint that was given, or of the broker that a run directory names or will name."""
+def find_broker(
+    directory: Path | None, endpoint: str | None, key_file: Path | None, stopping: Callable[[], bool]
+) -> Find:
+    """Return the finder of a given endpoint, or of the broker that a run directory names."""
     if directory is None:
-        return given(endpoint or "")
+        return given(endpoint or "", key_file or Path())
     _wait_for_endpoint(directory, stopping)
-    return of_run(directory)
+    return partial(address_in, directory, "worker")
 
 
 def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], patience_s: float = ORPHAN_S) -> None:
@@ -86,11 +91,13 @@ def join(
     stopping: Callable[[], bool],
     patience_s: float = FIRST_CONTACT_S,
 ) -> WorkerSession:
-    """Connect and enrol within `patience_s`; raises PeerLost, Refusal, RunIsOver, ConfigError, DataError."""
+    """Connect and enrol; raises PeerLost, Refusal, RunIsOver, ConfigError, DataError."""
     link = Link(find, role)
     welcome = link.welcome(patience_s, stopping)
     link.name = welcome.worker
     config = from_json(welcome.config_json)
+    if role == "scorer":
+        check(config, overrides.allowed)
     link.use_heartbeat(config.broker.heartbeat_s)
     section = config.rollout if role == "rollout" else config.scorer
     changed = {key: value for key, value in (("engine", overrides.engine), ("device", overrides.device)) if value}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal, RunIsOver
 from prefixrl.common.wire import messages
-from prefixrl.common.wire.address import Find
+from prefixrl.common.wire.address import Address, Find
 from prefixrl.common.wire.requester import hello
 from prefixrl.common.wire.transport import Client, Malformed
 
@@ -73,12 +73,18 @@ class Link:
         self._thread.start()
 
     @property
+    def address(self) -> Address:
+        """The broker's address, as far as this process knows."""
+        return self._address
+
+    @property
     def endpoint(self) -> str:
-        """The broker's endpoint, as far as this process knows."""
+        """The endpoint of that address."""
         return self._address.endpoint
 
     def _connected(self) -> Client[messages.FromBroker, messages.ToBroker]:
-        return Client(self._address.endpoint, messages.FromBroker, self._incarnation.encode())
+        address = self._address
+        return Client(address.endpoint, messages.FromBroker, self._incarnation.encode(), address.key)
 
     # --- for the work loop -------------------------------------------------------------------------------------------
 
@@ -109,7 +115,7 @@ class Link:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise PeerLost(
-                    f"no broker answered at {self.endpoint} within {timeout_s:g} s; is the learner running there?"
+                    f"no broker answered at {self.endpoint} within {timeout_s:g} s; {self._client.why_not()}"
                 )
             with contextlib.suppress(queue.Empty):
                 return self._welcome.get(timeout=min(left_s, TICK_S))

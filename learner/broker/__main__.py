@@ -17,6 +17,8 @@ from prefixrl.common.process import die_with_parent, exit_codes, start_logging, 
 from prefixrl.common.run import journal as journals
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.records import Record, RunHeader, VersionPublished
+from prefixrl.common.wire.address import ENDPOINT_FILE, advertised, beside
+from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import PROTOCOL, FromBroker, ToBroker, WeightsNote
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker.admission import Admission
@@ -38,10 +40,19 @@ log = logging.getLogger(__name__)
 @click.option("--directory", type=click.Path(path_type=Path), required=True, help="Run directory with config.json.")
 @click.option("--iteration", type=int, required=True, help="Iterations the learner has completed.")
 @click.option("--weights-endpoint", required=True, help="Where workers fetch published weights.")
+@click.option("--weights-door", default="", help="Where workers on this host fetch them.")
 @click.option("--restart", is_flag=True, help="An earlier broker of this run died while its ranks lived on.")
 @click.option("--no-training", is_flag=True, help="Issue no groups: serve evaluations alone.")
 @click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
-def main(directory: Path, iteration: int, weights_endpoint: str, restart: bool, no_training: bool, parent: int) -> None:
+def main(
+    directory: Path,
+    iteration: int,
+    weights_endpoint: str,
+    weights_door: str,
+    restart: bool,
+    no_training: bool,
+    parent: int,
+) -> None:
     """Serve one run until it is stopped."""
     die_with_parent(parent)
     start_logging("prefixrl-broker")
@@ -50,9 +61,9 @@ def main(directory: Path, iteration: int, weights_endpoint: str, restart: bool, 
         check_format(directory)
         config = from_json((directory / "config.json").read_text(encoding="utf-8"))
         server = bind(config, directory, restart)
-        start = Start(iteration, weights_endpoint, restart, trains=not no_training)
+        start = Start(iteration, weights_endpoint, weights_door, restart, trains=not no_training)
         broker = build(config, directory, start, server)
-        write_atomically(directory / "endpoint", server.endpoint)
+        write_atomically(directory / ENDPOINT_FILE, advertised(server.endpoint))
         broker.serve(stop.is_set)
         broker.journal.close()
         server.close(LINGER_S)
@@ -60,19 +71,20 @@ def main(directory: Path, iteration: int, weights_endpoint: str, restart: bool, 
 
 def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroker, FromBroker]:
     """Bind the endpoint, after a restart the former one; ConfigError if ranks need a taken one."""
-    endpoint, known = config.broker.listen, directory / "endpoint"
+    endpoint, known = config.broker.listen, directory / ENDPOINT_FILE
     if endpoint.endswith(":0") and known.exists():
-        endpoint = known.read_text(encoding="utf-8").strip()
+        endpoint = beside(known.read_text(encoding="utf-8").strip(), endpoint)
+    keys = server_keys(directory)
     deadline_s = time.monotonic() + (REBIND_S if known.exists() else 0.0)
     while True:
         try:
-            return Server(endpoint, ToBroker)
+            return Server(endpoint, ToBroker, keys)
         except ConfigError as error:
             if time.monotonic() > deadline_s:
                 if is_restart or endpoint == config.broker.listen:
                     raise
                 log.warning("%s; taking a free port, workers must be started again", error)
-                return Server(config.broker.listen, ToBroker)
+                return Server(config.broker.listen, ToBroker, keys)
             time.sleep(0.1)
 
 
@@ -102,6 +114,8 @@ class Start:
     iteration: int
     """Number of iterations the learner has completed."""
     weights_endpoint: str
+    weights_door: str = ""
+    """Endpoint of the same server for workers on this host."""
     is_restart: bool = False
     trains: bool = True
 
@@ -119,7 +133,7 @@ def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBro
         run_id = secrets.token_hex(6)
         journal.append([RunHeader(run_id, PROTOCOL)])
     resumed_at = start.iteration if start.is_restart else -1
-    state = RunState(run_id, start.weights_endpoint, len(loaded), identity, resumed_at)
+    state = RunState(run_id, start.weights_endpoint, start.weights_door, len(loaded), identity, resumed_at)
     broker = Broker(config, state, Dispatcher(config, ledger, order, secrets.token_hex(3)), journal, server)
     # Only a broker that died alone announces the newest version again; a learner that resumed publishes it anew.
     if newest is not None and newest.version == start.iteration:

@@ -11,6 +11,7 @@ import msgspec
 from prefixrl.common.errors import NothingToTrain, PeerLost
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire import messages
+from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.requester import Requester
 
 log = logging.getLogger(__name__)
@@ -29,10 +30,10 @@ _BATCH_ANSWERS = cast("type[_Answer]", _Answer)
 class BrokerClient:
     """Connection used by one thread. Every request may be repeated without effect on the broker."""
 
-    def __init__(self, endpoint: str, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, address: Address, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
         """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
-        self._endpoint, self._raise_if_hopeless = endpoint, raise_if_hopeless
-        self._requester = Requester(endpoint, "rank", ANSWER_S, raise_if_hopeless)
+        self._address, self._raise_if_hopeless = address, raise_if_hopeless
+        self._requester = Requester(address, "rank", ANSWER_S, raise_if_hopeless)
         self._ask = self._requester.ask
 
     def next_batch(
@@ -92,7 +93,7 @@ class BrokerClient:
         """End the run: the broker stops every worker and itself. No answer is logged, no error."""
         try:
             # Not `_requester`, whose patience is for a broker that comes back: this one need not.
-            with contextlib.closing(Requester(self._endpoint, "rank", STOP_S, self._raise_if_hopeless)) as stopping:
+            with contextlib.closing(Requester(self._address, "rank", STOP_S, self._raise_if_hopeless)) as stopping:
                 stopping.ask(messages.Stop(reason), messages.Accepted)
                 stopping.leave(reason)
         except PeerLost as error:

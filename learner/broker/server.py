@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -20,8 +21,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.journal import Journal
 from prefixrl.common.run.records import VersionPublished
 from prefixrl.common.wire import messages
-from prefixrl.common.wire.requester import is_tag
-from prefixrl.common.wire.transport import Malformed, Payload, Server, Undeliverable
+from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, Undeliverable, Unlisted
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.identity import IdentityCheck
@@ -39,6 +39,11 @@ GOODBYE_S = 6.0
 than `servers.CLOSE_S`, by more than `LINGER_S`."""
 LINGER_S = 2.0
 """Longest time that the last messages may take to leave."""
+MOST_PEERS = 4096
+"""Ranks and operators remembered; a run has few at a time, but each look at its status is another one."""
+PeerRole = Literal["rank", "operator"]
+PEER_ROLES: tuple[PeerRole, ...] = ("rank", "operator")
+OPERATORS_MAY = (messages.GetStatus, messages.Stop)
 APART = {"simulated", "openai"}
 """Engines that share a run with no other engine: their targets are not loaded from the same files."""
 
@@ -49,6 +54,7 @@ class RunState:
 
     run_id: str
     weights_endpoint: str
+    weights_door: str
     problems: int
     identity: IdentityCheck
     resumed_at: int = -1
@@ -76,7 +82,7 @@ class Broker:
             run.run_id, config.directory, dispatcher, self.batches, self.usage_file, journal, time.monotonic()
         )
         self._malformed = 0
-        self._peers: dict[bytes, str] = {}
+        self._peers: dict[bytes, PeerRole] = {}
         self._tags: dict[bytes, bytes] = {}
         self._acks: list[tuple[bytes, messages.FromBroker]] = []
         self._stopping: str | None = None
@@ -113,9 +119,9 @@ class Broker:
         deadline_s = time.monotonic() + GOODBYE_S
         while leaving and time.monotonic() < deadline_s:
             match self._receive(CHECK_EVERY_S):
-                case (peer, messages.Goodbye()):
+                case Received(peer, messages.Goodbye()):
                     leaving.discard(peer)
-                case (peer, message):
+                case Received(peer, message):
                     self._send(peer, messages.Accepted() if isinstance(message, messages.Stop) else done)
 
     def _receive_some(self) -> None:
@@ -126,24 +132,35 @@ class Broker:
             if received is None:
                 return
             timeout_s = 0.0
-            self._handle(*received)
+            self._handle(received)
             if self._stopping is not None:
                 return  # what follows, a Goodbye perhaps, is for `_dismiss`
 
-    def _receive(self, timeout_s: float) -> tuple[bytes, messages.ToBroker] | None:
-        """Return the next message and its sender; None after `timeout_s` or for a malformed one."""
+    def _receive(self, timeout_s: float) -> Received[messages.ToBroker] | None:
+        """Return the next message; None after `timeout_s` or for one that is not to be handled."""
         try:
             received = self._server.receive(timeout_s)
         except Malformed as error:
             self._malformed += 1
             log.warning("ignored a malformed message: %s", error)
             return None
-        if received is None:
+        except Unlisted as error:
+            self._shut_out(error.peer)
             return None
-        peer, message, payload = received
-        if payload and is_tag(payload[0]):
-            self._tags[peer] = payload[0]
-        return peer, message
+        if received is not None and received.tag:
+            self._tags[received.peer] = received.tag
+        return received
+
+    def _shut_out(self, peer: bytes) -> None:
+        """Refuse a peer whose key was removed while it was connected."""
+        reason = "its key was removed from the run's list"
+        worker = self.dispatcher.registry.by_identity.get(peer)
+        if worker is not None:
+            log.warning("refused %s: %s", worker.label, reason)
+            self.dispatcher.lose(worker, reason, died=True)
+        self._peers.pop(peer, None)
+        self._send(peer, messages.Reject(reason))
+        self._tags.pop(peer, None)
 
     def _write_down(self) -> None:
         records, self.ledger.records = self.ledger.records, []
@@ -173,14 +190,14 @@ class Broker:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def _handle(self, peer: bytes, message: messages.ToBroker) -> None:
-        now_s = time.monotonic()
+    def _handle(self, received: Received[messages.ToBroker]) -> None:
+        peer, message, now_s = received.peer, received.message, time.monotonic()
         worker = self.dispatcher.registry.by_identity.get(peer)
         if worker is not None:
             worker.heard_s = now_s
         match message:
             case messages.Hello():
-                self._hello(peer, message, now_s)
+                self._hello(received, message, now_s)
             case (
                 messages.GetBatch()
                 | messages.IterationDone()
@@ -201,22 +218,41 @@ class Broker:
                 # A result of a worker given up meanwhile: it sends Hello again, and the result again.
                 self._send(peer, messages.Unknown())
 
-    def _hello(self, peer: bytes, hello: messages.Hello, now_s: float) -> None:
+    def _hello(self, received: Received[messages.ToBroker], hello: messages.Hello, now_s: float) -> None:
+        peer, key = received.peer, received.client
+        needed = hello.role if hello.role in PEER_ROLES else "worker"
+        if key is None or key.role != needed:
+            named = f"{key.name!r} is a key for the role {key.role}" if key else "there is no key"
+            self._send(peer, messages.Reject(f"{named}, a {hello.role} needs one for the role {needed}"))
+            return
         if hello.protocol != messages.PROTOCOL:
             theirs = f"{hello.role} on {hello.host} speaks {hello.protocol}"
             reason = f"this run speaks protocol {messages.PROTOCOL}, {theirs}; use one release"
             self._send(peer, messages.Reject(reason))
             return
-        if hello.role in ("rank", "operator"):
-            self._peers[peer] = name = str(hello.role)
+        if hello.role == "rank" or hello.role == "operator":
+            name: str = self._enrol_peer(peer, hello.role)
         else:
             name = self._enrol(peer, hello, now_s).name
-        protocol, run_id, config_json = messages.PROTOCOL, self.run.run_id, self.config.model_dump_json()
-        weights = self.run.weights_endpoint
         welcome = messages.Welcome(
-            protocol=protocol, run_id=run_id, worker=name, config_json=config_json, weights_endpoint=weights
+            protocol=messages.PROTOCOL,
+            run_id=self.run.run_id,
+            worker=name,
+            config_json=self.config.model_dump_json(),
+            weights_endpoint=self.run.weights_endpoint,
+            weights_door=self.run.weights_door,
         )
         self._send(peer, welcome)
+
+    def _enrol_peer(self, peer: bytes, role: PeerRole) -> PeerRole:
+        """Remember a rank or operator; the oldest gives way, and says Hello again if it lives."""
+        self._peers.pop(peer, None)
+        while len(self._peers) >= MOST_PEERS:
+            oldest = next(iter(self._peers))
+            del self._peers[oldest]
+            self._tags.pop(oldest, None)
+        self._peers[peer] = role
+        return role
 
     def _enrol(self, peer: bytes, hello: messages.Hello, now_s: float) -> Worker:
         """Register a worker; one that sends Hello again keeps its name and loses its leases."""
@@ -293,6 +329,8 @@ class Broker:
 
     def _handle_peer(self, peer: bytes, message: messages.ToBroker, now_s: float) -> None:
         try:
+            if self._peers[peer] == "operator" and not isinstance(message, OPERATORS_MAY):
+                raise ValueError(f"an operator may not send {type(message).__name__}")
             self._send(peer, *self._answer_peer(peer, message, now_s))
         except ValueError as error:
             # The process with the run's state must not end for a request that makes no sense.

@@ -32,7 +32,7 @@ def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, Callable[[], None
     """
     servers = Servers(config, Path(config.directory), 0, trains=False)
     try:
-        client = BrokerClient(servers.endpoint, servers.check)
+        client = BrokerClient(servers.address, servers.check)
         try:
             yield client, servers.check
             servers.expect_end()

@@ -16,6 +16,7 @@ from prefixrl.common.seeds import derive
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import prune, versions
 from prefixrl.common.weights.snapshot import describe, write_snapshot
+from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.messages import WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
@@ -42,14 +43,14 @@ class Publisher:
 
     def __init__(
         self,
-        endpoint: str,
+        address: Address,
         directory: Path,
         probe: list[int],
         deltas: bool = True,
         raise_if_hopeless: Callable[[], None] = lambda: None,
     ) -> None:
         """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
-        self._endpoint, self._raise_if_hopeless = endpoint, raise_if_hopeless
+        self._address, self._raise_if_hopeless = address, raise_if_hopeless
         self._directory, self._deltas = directory, deltas
         self._probe = pack_tokens(probe)
         self._queue: queue.Queue[tuple[int, dict[str, torch.Tensor], list[float]] | None] = queue.Queue(QUEUED)
@@ -99,7 +100,7 @@ class Publisher:
 
     def _run(self) -> None:
         try:
-            client = BrokerClient(self._endpoint, self._raise_if_hopeless)
+            client = BrokerClient(self._address, self._raise_if_hopeless)
             while (item := self._queue.get()) is not None:
                 version, tensors, logprobs = item
                 manifest = describe(version, tensors)

@@ -14,6 +14,7 @@ import msgspec
 
 from prefixrl.common.process import die_with_parent, exit_codes, start_logging, stop_event, write_atomically
 from prefixrl.common.weights.folders import DELTAS_KEPT, Mapped, delta_folder, folder, read_mapped, versions
+from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import Chunk, Delta, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
 from prefixrl.common.wire.transport import Malformed, Server, Undeliverable
 
@@ -23,7 +24,8 @@ OPEN_DELTAS = DELTAS_KEPT + 1
 OPEN_SNAPSHOTS = 3
 """The newest two and one pinned by an evaluation."""
 QUEUE_MESSAGES = 64
-"""Answers that may wait for one worker, twice a worker's own window; as views of mapped files they take no memory."""
+"""Answers that may wait for one worker, twice a worker's own window; as views of mapped files they take no memory,
+but for the one that is being encrypted."""
 T = TypeVar("T", Manifest, Delta)
 
 
@@ -104,16 +106,19 @@ def answer(snapshots: Snapshots, request: ToWeights) -> tuple[FromWeights, list[
 
 @click.command()
 @click.option("--directory", type=click.Path(path_type=Path), required=True, help="Folder of snapshots.")
+@click.option("--keys", "run", type=click.Path(path_type=Path), required=True, help="Run directory with the keys.")
 @click.option("--listen", required=True, help="Endpoint to bind.")
+@click.option("--local-door", required=True, help="Endpoint for this host, in a folder of this user alone.")
 @click.option("--endpoint-file", type=click.Path(path_type=Path), required=True, help="Where to write the endpoint.")
 @click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
-def main(directory: Path, listen: str, endpoint_file: Path, parent: int) -> None:
+def main(directory: Path, run: Path, listen: str, local_door: str, endpoint_file: Path, parent: int) -> None:
     """Serve snapshots until stopped."""
     die_with_parent(parent)
     start_logging("prefixrl-weights")
     stop = stop_event()
     with exit_codes():
-        server: Server[ToWeights, FromWeights] = Server(listen, ToWeights, queue_messages=QUEUE_MESSAGES)
+        keys = server_keys(run, "worker")
+        server: Server[ToWeights, FromWeights] = Server(listen, ToWeights, keys, QUEUE_MESSAGES, local_door)
         write_atomically(endpoint_file, server.endpoint)
         snapshots = Snapshots(directory)
         while not stop.is_set():

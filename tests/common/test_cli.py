@@ -20,8 +20,8 @@ HELP = {
     "deploy inspect": {"RUN_DIRECTORY", "--json"},
     "deploy report": {"RUN_DIRECTORY"},
     "learner": {"RUN_FILE", "--set KEY=VALUE", "--check", "Executes the Python files"},
-    "rollout": {"--run", "--connect", "--model", "--engine", "--device"},
-    "scorer": {"--run", "--connect", "--model", "--engine", "--device"},
+    "rollout": {"--run", "--connect", "--key", "--model", "--engine", "--device"},
+    "scorer": {*("--run", "--connect", "--key", "--model", "--engine", "--device"), *("--allow-function", "--secret")},
 }
 STARTERS = ("learner", "deploy launch")
 MISTAKES = {
@@ -98,7 +98,12 @@ def test_a_folder_without_a_run_is_one_message(command: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("command", ["rollout", "scorer"])
 @pytest.mark.parametrize("endpoint", ["localhost:5555", "tcp://127.0.0.1:port", "tcp://127.0.0.1"])
 def test_an_address_that_is_none_is_one_message(command: str, endpoint: str) -> None:
-    assert_one_message(run(command, "--connect", endpoint), repr(endpoint))
+    assert_one_message(run(command, "--connect", endpoint, "--key", "worker.key"), repr(endpoint))
+
+
+@pytest.mark.parametrize("flags", [(), ("--connect", "tcp://n7:1"), ("--run", "a", "--connect", "tcp://n7:1")])
+def test_a_worker_without_one_way_to_its_run_is_one_message(flags: tuple[str, ...]) -> None:
+    assert_one_message(run("scorer", *flags), "give --run DIRECTORY")
 
 
 def test_check_prints_what_follows_and_starts_nothing(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def config_of(folder: Path) -> RunConfig:
 
 
 @contextmanager
-def scorer(endpoint: str) -> "Iterator[subprocess.Popen[bytes]]":
-    command = [sys.executable, "-m", "prefixrl.scorer", "--connect", endpoint]
+def scorer(config: RunConfig) -> "Iterator[subprocess.Popen[bytes]]":
+    command = [sys.executable, "-m", "prefixrl.scorer", "--run", config.directory]
     child = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         yield child
@@ -97,9 +97,9 @@ def test_every_answer_is_of_the_pinned_version_although_each_iteration_publishes
         endpoint = endpoint_of(config)
         with (
             workers(endpoint, config, ("rollout", "rollout")),
-            scorer(endpoint) as first,
-            scorer(endpoint),
-            scorer(endpoint) as third,
+            scorer(config) as first,
+            scorer(config),
+            scorer(config) as third,
             peers(endpoint, "rank") as (rank,),
         ):
             rank.join("rank")

@@ -42,8 +42,7 @@ TWO_SCORERS = ("algorithm.iterations=24", "launch.scorers=2", "broker.silence_s=
 
 
 def scorer(directory: Path) -> "subprocess.Popen[bytes]":
-    endpoint = (directory / "endpoint").read_text().strip()
-    command = [sys.executable, "-m", "prefixrl.scorer", "--connect", endpoint]
+    command = [sys.executable, "-m", "prefixrl.scorer", "--run", str(directory)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

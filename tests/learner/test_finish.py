@@ -58,7 +58,7 @@ def servers(config: RunConfig) -> Iterator[Servers]:
 def learner_of(config: RunConfig, servers: Servers, stopped: Callable[[], bool] = lambda: False) -> Iterator[Learner]:
     """Rank 0 of a run that has trained everything there is and saved it."""
     directory = Path(config.directory)
-    client = BrokerClient(servers.endpoint)
+    client = BrokerClient(servers.address)
     arms = Arms(config, client, directory, 0)
     publisher = cast(Publisher, NoPublisher())
     zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, 0))
@@ -113,7 +113,7 @@ def test_a_broker_that_dies_before_it_answers_the_stop_makes_a_finished_run_no_e
 
 
 def test_a_broker_that_is_told_to_stop_goes(config: RunConfig, servers: Servers) -> None:
-    client = BrokerClient(servers.endpoint)
+    client = BrokerClient(servers.address)
     servers.expect_end()
     client.stop("the run is finished")
     wait_until(lambda: servers._processes["broker"].poll() is not None, "the broker's end")

@@ -20,6 +20,7 @@ from prefixrl.common.wire.transport import Client
 from prefixrl.learner import servers as module
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.servers import Servers
+from support import keys
 from support.fakes import NOTE, peers, run_on_disk, wait_until
 
 LEARNER = """
@@ -48,7 +49,7 @@ def servers(config: RunConfig) -> Iterator[Servers]:
 
 def newest(endpoint: str) -> int:
     """Ask the weight server for its newest version."""
-    client: Client[Gone, GetManifest] = Client(endpoint, Gone, b"asking")
+    client: Client[Gone, GetManifest] = Client(endpoint, Gone, b"asking", keys.key())
     try:
         client.send(GetManifest(5), timeout_s=30.0)
         received = client.receive(30.0)
@@ -60,7 +61,7 @@ def newest(endpoint: str) -> int:
 
 def test_killed_children_come_back_on_their_addresses_with_their_books(config: RunConfig, servers: Servers) -> None:
     assert newest(servers.weights_endpoint) == -1
-    client = BrokerClient(servers.endpoint)
+    client = BrokerClient(servers.address)
     client.published(NOTE)
     for name in (module.BROKER, module.WEIGHT_SERVER):
         child = servers._processes[name]
@@ -124,7 +125,7 @@ def test_deaths_of_a_long_run_do_not_add_up(servers: Servers, monkeypatch: pytes
 def test_who_asks_servers_beyond_help_ends_with_what_became_of_them(servers: Servers) -> None:
     for budget in servers._budgets.values():
         budget.most = 1
-    client = BrokerClient(servers.endpoint, servers.check)
+    client = BrokerClient(servers.address, servers.check)
     kill(servers, module.WEIGHT_SERVER)
     kill(servers)
     assert servers.failure is None, "each has restarts of its own"
@@ -151,7 +152,7 @@ def test_a_child_that_cannot_be_started_again_is_a_failure_that_leaves_the_other
 
 
 def test_a_broker_that_dies_while_it_is_asked_to_end_is_not_waited_for(servers: Servers) -> None:
-    client = BrokerClient(servers.endpoint, servers.check)
+    client = BrokerClient(servers.address, servers.check)
     servers.expect_end()
     os.kill(servers._processes[module.BROKER].pid, signal.SIGKILL)
     with pytest.raises(PeerLost, match="the broker ended with exit code -9 before it answered"):
@@ -160,7 +161,7 @@ def test_a_broker_that_dies_while_it_is_asked_to_end_is_not_waited_for(servers: 
 
 
 def test_a_broker_that_waits_for_a_worker_without_goodbye_ends_in_order(config: RunConfig, servers: Servers) -> None:
-    client = BrokerClient(servers.endpoint)
+    client = BrokerClient(servers.address)
     with peers(servers.endpoint, "worker") as (worker,):
         worker.ready(config, "scorer")
         servers.expect_end()

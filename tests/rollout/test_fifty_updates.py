@@ -11,6 +11,7 @@ from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.rollout.loop import installed_digest
 from prefixrl.rollout.weights import Fetcher
 from support.fakes import trained_further, wait_until, weight_server
+from support.keys import source
 from support.paths import EXAMPLE
 
 ADAPTER = EXAMPLE / "adapter"
@@ -23,7 +24,7 @@ def test_after_fifty_deltas_the_engine_holds_the_published_bits(tmp_path: Path) 
         published = {name: tensor.clone() for name, tensor in engine.weights().items()}
         folder = tmp_path / dtype
         with weight_server(folder) as (endpoint, _):
-            fetcher = Fetcher(endpoint)
+            fetcher = Fetcher(source(endpoint))
             for version in range(1, UPDATES + 2):
                 published = trained_further(published, version)
                 manifest = describe(version, published)

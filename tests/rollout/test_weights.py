@@ -16,16 +16,20 @@ import torch
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.weights.folders import DELTAS_KEPT, delta_folder, prune, versions
 from prefixrl.common.weights.snapshot import Snapshot, describe, write_snapshot
+from prefixrl.common.wire.keys import client_key_file
 from prefixrl.common.wire.messages import Manifest
 from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
+from support import keys
 from support.fakes import end, publish, publish_next, wait_until, weight_server
 
 PULLER = """
 import sys, time
+from pathlib import Path
+from prefixrl.common.wire.keys import read_client_key
 from prefixrl.common.wire.messages import FromWeights, GetChunk
 from prefixrl.common.wire.transport import Client
-client = Client(sys.argv[1], FromWeights, b"killed")
+client = Client(sys.argv[1], FromWeights, b"killed", read_client_key(Path(sys.argv[3])))
 for index in range(10_000):
     client.send(GetChunk(int(sys.argv[2]), index % 60))
     if index > 3:
@@ -58,9 +62,9 @@ def version(folder: Path) -> int:
 @contextmanager
 def fetching(endpoint: str) -> Iterator[Fetcher]:
     """A fetcher that wants nothing any more afterwards."""
-    fetcher = Fetcher(endpoint)
+    fetcher = Fetcher(keys.source(endpoint))
     yield fetcher
-    fetcher.use(endpoint)
+    fetcher.use(keys.source(endpoint))
 
 
 def taken(fetcher: Fetcher) -> tuple[Manifest, Tensors]:
@@ -100,7 +104,7 @@ def test_a_version_that_is_published_anew_is_fetched_anew(
         fetcher.want(version, first.digest)
         time.sleep(0.2)
         assert fetcher.take() is None, "it is there already, whatever it was announced as"
-        fetcher.use(elsewhere)
+        fetcher.use(keys.source(elsewhere))
         fetcher.want(version, manifest.digest)
         second, got = taken(fetcher)
     assert second.digest == manifest.digest != first.digest and equal(got, tensors)
@@ -192,7 +196,10 @@ def test_only_the_newest_complete_snapshot_is_taken(folder: Path, endpoint: str,
 def test_a_puller_killed_at_any_chunk_delays_nobody(folder: Path, endpoint: str, version: int) -> None:
     published = publish(folder, version)
     random_ = random.Random(7)
-    puller = subprocess.Popen([sys.executable, "-c", PULLER, endpoint, str(version)], stdout=subprocess.PIPE)
+    puller = subprocess.Popen(
+        [sys.executable, "-c", PULLER, endpoint, str(version), str(client_key_file(keys.folder(), "worker"))],
+        stdout=subprocess.PIPE,
+    )
     assert puller.stdout is not None
     for _ in range(random_.randint(1, 60)):
         puller.stdout.readline()
@@ -230,7 +237,7 @@ def test_another_weight_server_is_used_from_then_on(
     with fetching("tcp://127.0.0.1:1") as fetcher:
         fetcher.want(version, "")
         wait_until(lambda: fetcher.counts.retries, "a pull that failed")
-        fetcher.use(endpoint)
+        fetcher.use(keys.source(endpoint))
         fetcher.want(version, "")
         assert equal(taken(fetcher)[1], published)
     assert versions(folder) == [version]

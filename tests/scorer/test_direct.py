@@ -32,7 +32,7 @@ from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_token
 from prefixrl.common.worker.link import Vitals
 from prefixrl.scorer.direct import BusySlots, Decoder, DirectScorer
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.fakes import endpoint_of, run_on_disk, serving
+from support.fakes import run_on_disk, serving
 from support.paths import EXAMPLES
 
 EXAMPLE = EXAMPLES / "arithmetic_direct"
@@ -182,7 +182,7 @@ def test_a_prefetched_task_makes_no_slot_busier() -> None:
 def test_an_engine_asked_for_on_the_command_line_is_refused(tmp_path: Path) -> None:
     config = run_on_disk(tmp_path, mode="direct")
     with serving(config):
-        command = ["-m", "prefixrl.scorer", "--connect", endpoint_of(config), "--engine", "vllm"]
+        command = ["-m", "prefixrl.scorer", "--run", config.directory, "--engine", "vllm"]
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "error: --engine: this run is in direct mode, whose scorers run no engine" in done.stderr

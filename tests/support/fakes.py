@@ -23,6 +23,8 @@ from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.status import AdmissionStatus, GroupCounts, StatusDocument, WorkerStatus
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.snapshot import describe, write_snapshot
+from prefixrl.common.wire.address import Address
+from prefixrl.common.wire.keys import KeyRole
 from prefixrl.common.wire.messages import (
     PROTOCOL,
     Accepted,
@@ -55,6 +57,7 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Client, Server
 from prefixrl.learner.broker.__main__ import Start, build
 from prefixrl.learner.broker.server import Broker
+from support.keys import address, folder, give_keys, key, keys
 
 Wanted = TypeVar("Wanted")
 
@@ -94,6 +97,7 @@ def run_on_disk(folder: Path, *, problems: int = 40, mode: str = "prefix", **sec
     directory = Path(config.directory)
     directory.mkdir(exist_ok=True)
     write_format(directory)
+    give_keys(directory)
     (directory / "config.json").write_text(config.model_dump_json())
     return config
 
@@ -102,8 +106,13 @@ class Peer:
     """A connection to a broker that sends exactly what the test chooses."""
 
     def __init__(self, endpoint: str, identity: bytes) -> None:
-        self.client: Client[FromBroker, ToBroker] = Client(endpoint, FromBroker, identity)
+        self._endpoint, self._identity = endpoint, identity
+        self._role: KeyRole = "worker"
+        self.client = self._connected()
         self.passed_over: list[FromBroker] = []
+
+    def _connected(self) -> Client[FromBroker, ToBroker]:
+        return Client(self._endpoint, FromBroker, self._identity, key(self._role))
 
     def say(self, message: ToBroker) -> None:
         self.client.send(message)
@@ -136,6 +145,12 @@ class Peer:
         return received is None
 
     def join(self, role: Role, protocol: int = PROTOCOL) -> Welcome:
+        """Connect with the key of the role, and say Hello."""
+        needed: KeyRole = role if role == "rank" or role == "operator" else "worker"
+        if needed != self._role:
+            self.client.close()
+            self._role = needed
+            self.client = self._connected()
         self.say(Hello(protocol=protocol, role=role, incarnation="incarnation", host="host", pid=4711))
         return self.hear(Welcome)
 
@@ -225,7 +240,7 @@ def serving(config: RunConfig, prepare: Callable[[Broker], None] = lambda broker
 
     def serve() -> None:
         try:
-            server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
+            server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
             broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), server)
             prepare(broker)
             (Path(config.directory) / "endpoint").write_text(server.endpoint)
@@ -249,6 +264,11 @@ def serving(config: RunConfig, prepare: Callable[[Broker], None] = lambda broker
         thread.join(30.0)
         assert not thread.is_alive(), "the broker does not end"
     assert not failures, failures
+
+
+def address_of(config: RunConfig, role: KeyRole = "worker") -> Address:
+    """Return the address of a run's broker."""
+    return address(endpoint_of(config), role)
 
 
 def endpoint_of(config: RunConfig) -> str:
@@ -357,6 +377,7 @@ def weight_server(
     child = process(
         "prefixrl.learner.weights.server",
         *("--directory", str(directory), "--listen", listen),
+        *("--keys", str(folder()), "--local-door", f"ipc://{directory}/door"),
         *("--endpoint-file", str(endpoint_file)),
     )
     try:

@@ -19,7 +19,6 @@ from prefixrl.common.engines.base import AdapterEngine
 from prefixrl.common.engines.hf import TransformersEngine
 from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.weights.snapshot import describe, write_snapshot
-from prefixrl.common.wire.address import given
 from prefixrl.common.wire.messages import (
     Accepted,
     Batch,
@@ -37,7 +36,8 @@ from prefixrl.learner.training.batch import iteration_data
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher
 from support import versioned
-from support.fakes import Peer, endpoint_of, run_on_disk, scored, serving, wait_until, weight_server
+from support.fakes import Peer, address_of, endpoint_of, run_on_disk, scored, serving, wait_until, weight_server
+from support.keys import source
 
 STALENESS = 3
 PATIENCE_S = 240.0
@@ -182,10 +182,10 @@ def _rollout(config: RunConfig, engine: AdapterEngine, weights: str) -> Iterator
     stop, failures = threading.Event(), []
 
     def work() -> None:
-        link = Link(given(endpoint_of(config)), "rollout")
+        link = Link(lambda: address_of(config), "rollout")
         try:
             link.name = link.welcome().worker
-            fetcher = Fetcher(weights)
+            fetcher = Fetcher(source(weights))
             rollout = Rollout(config, link, engine, ByteRenderer(), fetcher, config.adapter.model)
             rollout.say_ready()
             rollout.run(stop.is_set)

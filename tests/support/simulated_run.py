@@ -24,7 +24,6 @@ from prefixrl.common.digests import scorer_digests
 from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.address import given
 from prefixrl.common.wire.messages import (
     Accepted,
     Batch,
@@ -47,6 +46,7 @@ from prefixrl.rollout.loop import Rollout
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.verify import Judgement
 from support.fakes import Peer, endpoint_of, run_on_disk, serving, status, wait_until
+from support.keys import address
 
 PROBE = pack_tokens([1, 2, 3])
 PATIENCE_S = 60.0
@@ -214,7 +214,7 @@ def workers(endpoint: str, config: RunConfig, roles: tuple[str, ...]) -> Iterato
     stop, failures = threading.Event(), []
 
     def work(role: str) -> None:
-        link = Link(given(endpoint), role)  # type: ignore[arg-type]
+        link = Link(lambda: address(endpoint), role)  # type: ignore[arg-type]
         try:
             link.name = link.welcome().worker
             engine = SimulatedEngine(role, config.simulated)

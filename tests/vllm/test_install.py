@@ -23,6 +23,7 @@ from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.rollout.weights import Fetcher
 from support import vllm_world as world
 from support.fakes import trained_further, wait_until, weight_server
+from support.keys import source
 from support.run_helper import wait_for
 from support.vllm_world import EXAMPLE
 
@@ -121,7 +122,7 @@ def test_after_fifty_updates_by_delta_the_engine_holds_the_published_bits(
     published = world.reference(ADAPTER).weights()
     found = []
     with weight_server(tmp_path) as (endpoint, _):
-        fetcher = Fetcher(endpoint)
+        fetcher = Fetcher(source(endpoint))
         for version in range(1, 52):
             published = trained_further(published, version)
             manifest = describe(version, published)

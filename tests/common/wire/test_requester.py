@@ -26,6 +26,7 @@ from prefixrl.common.wire.requester import Requester
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker.client import REPLAY_S, BrokerClient
 from support.fakes import SteppedClock
+from support.keys import address, keys
 
 WELCOME = Welcome(
     protocol=PROTOCOL, run_id="run", worker="rank", config_json="{}", weights_endpoint="tcp://127.0.0.1:9"
@@ -40,7 +41,7 @@ def broker(answer: Answering, endpoint: str = "tcp://127.0.0.1:0") -> Iterator[s
     endpoints: list[str] = []
 
     def serve() -> None:
-        server: Server[ToBroker, FromBroker] = Server(endpoint, ToBroker)
+        server: Server[ToBroker, FromBroker] = Server(endpoint, ToBroker, keys())
         endpoints.append(server.endpoint)
         bound.set()
         while not stop.is_set():
@@ -74,7 +75,7 @@ def test_an_answer_of_the_wanted_type_is_returned_and_others_are_passed_over() -
         return polite(message) if isinstance(message, Hello) else [NotYet(0, "x"), Status(b"{}")]
 
     with broker(answer) as endpoint:
-        asking = Requester(endpoint, "operator")
+        asking = Requester(address(endpoint, "operator"), "operator")
         assert asking.welcome == WELCOME
         assert asking.ask(GetStatus(), Status) == (Status(b"{}"), [])
         asking.close()
@@ -88,7 +89,7 @@ def test_a_request_is_repeated_until_it_is_answered(quick: None) -> None:
         return [] if heard.count(Stop("x")) in (1, 2) else polite(message)
 
     with broker(answer) as endpoint:
-        asking = Requester(endpoint, "rank")
+        asking = Requester(address(endpoint, "rank"), "rank")
         asking.ask(Stop("x"), Accepted)
         asking.close()
     assert heard.count(Stop("x")) == 3
@@ -107,7 +108,7 @@ def test_a_broker_that_does_not_know_the_peer_gets_hello_and_the_request_again(q
         return [Accepted()] if known else [Unknown()]
 
     with broker(answer) as endpoint:
-        asking = Requester(endpoint, "rank")
+        asking = Requester(address(endpoint, "rank"), "rank")
         asking.ask(Stop("x"), Accepted)
         asking.close()
     assert [type(message) for message in heard] == [Hello, Stop, Hello, Stop]
@@ -119,7 +120,7 @@ def test_a_rejected_peer_ends_with_the_reason() -> None:
         broker(lambda message: [Reject("use one release")]) as endpoint,
         pytest.raises(Refusal, match="use one release"),
     ):
-        Requester(endpoint, "operator")
+        Requester(address(endpoint, "operator"), "operator")
 
 
 def test_silence_ends_with_what_was_asked_and_whom(quick: None) -> None:
@@ -127,7 +128,7 @@ def test_silence_ends_with_what_was_asked_and_whom(quick: None) -> None:
         return polite(message) if isinstance(message, Hello) else []
 
     with broker(answer) as endpoint:
-        asking = Requester(endpoint, "operator", answer_s=0.5)
+        asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.5)
         with pytest.raises(PeerLost, match=f"{endpoint} did not answer GetStatus within 0.5 s"):
             asking.ask(GetStatus(), Status)
         asking.close()
@@ -135,12 +136,12 @@ def test_silence_ends_with_what_was_asked_and_whom(quick: None) -> None:
 
 def test_no_broker_at_all_ends_with_its_address(quick: None) -> None:
     with pytest.raises(PeerLost, match=r"127.0.0.1:1 did not answer Hello"):
-        Requester("tcp://127.0.0.1:1", "operator", answer_s=0.3)
+        Requester(address("tcp://127.0.0.1:1", "operator"), "operator", answer_s=0.3)
 
 
 def test_a_question_outlives_a_restart_of_the_broker(quick: None) -> None:
     with broker(polite) as endpoint:
-        asking = Requester(endpoint, "rank")
+        asking = Requester(address(endpoint, "rank"), "rank")
     answered: list[object] = []
     waiting = threading.Thread(target=lambda: answered.append(asking.ask(Stop("x"), Accepted)[0]))
     waiting.start()
@@ -164,7 +165,7 @@ def test_a_wait_that_became_useless_ends_with_the_reason(quick: None) -> None:
         return polite(message) if isinstance(message, Hello) else []
 
     with broker(answer) as endpoint:
-        asking = Requester(endpoint, "rank", 3600.0, watch)
+        asking = Requester(address(endpoint, "rank"), "rank", 3600.0, watch)
         assert tries == 0, "an answer that is there is taken"
         with pytest.raises(PeerLost, match="the broker died too often"):
             asking.ask(GetStatus(), Status)
@@ -195,7 +196,7 @@ def test_a_process_that_was_suspended_asks_again_before_it_gives_up(
     answer.answers_from = 2
     with broker(answer) as endpoint:
         # Nothing is left of its patience after the first try, however little that counts.
-        asking = Requester(endpoint, "operator", answer_s=0.1)
+        asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.1)
         assert asking.ask(GetStatus(), Status) == (Status(b"{}"), [])
         asking.close()
 
@@ -203,7 +204,7 @@ def test_a_process_that_was_suspended_asks_again_before_it_gives_up(
 def test_a_process_that_was_suspended_gives_up_in_the_end(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Suspended(monkeypatch)
     with broker(answer) as endpoint:
-        asking = Requester(endpoint, "operator", answer_s=0.3)
+        asking = Requester(address(endpoint, "operator"), "operator", answer_s=0.3)
         with pytest.raises(PeerLost, match=r"did not answer GetStatus within 0\.3 s"):
             asking.ask(GetStatus(), Status)
         asking.close()
@@ -216,7 +217,7 @@ def test_a_long_wait_says_what_is_waited_for(
     monkeypatch.setattr(requester, "LOG_EVERY_S", 0.2)
     caplog.set_level("INFO")
     with pytest.raises(PeerLost):
-        Requester("tcp://127.0.0.1:1", "rank", answer_s=0.9)
+        Requester(address("tcp://127.0.0.1:1", "rank"), "rank", answer_s=0.9)
     told = [each for each in caplog.messages if "waiting for the broker at tcp://127.0.0.1:1 to" in each]
     assert 1 <= len(told) <= 4, "now and then, not at every try"
     assert "to answer Hello, 0 s so far" in told[0]
@@ -233,7 +234,7 @@ def test_a_rank_waits_for_as_long_as_a_broker_may_replay(monkeypatch: pytest.Mon
         return [Accepted()] if clock.monotonic() >= REPLAY_S else [NotYet(0, "x")]
 
     with broker(answer) as endpoint:
-        rank = BrokerClient(endpoint)
+        rank = BrokerClient(address(endpoint, "rank"))
         rank.forget("x")
         rank.close()
     assert clock.monotonic() >= REPLAY_S

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 
 from prefixrl.common.errors import PeerLost, Refusal, RunIsOver
 from prefixrl.common.process import exit_codes
-from prefixrl.common.wire.address import ENDPOINT_FILE, given, of_run
+from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages import (
     PROTOCOL,
     Ack,
@@ -35,6 +36,7 @@ from prefixrl.common.wire.transport import Malformed, Server
 from prefixrl.common.worker import link as links
 from prefixrl.common.worker.link import Link
 from support.fakes import wait_until
+from support.keys import address, give_keys, keys
 
 WELCOME = Welcome(
     protocol=PROTOCOL, run_id="run", worker="scorer-0", config_json="{}", weights_endpoint="tcp://127.0.0.1:9"
@@ -51,7 +53,7 @@ class FakeBroker:
     """The other end, one message at a time."""
 
     def __init__(self, endpoint: str = "tcp://127.0.0.1:0") -> None:
-        self.server: Server[ToBroker, FromBroker] = Server(endpoint, ToBroker)
+        self.server: Server[ToBroker, FromBroker] = Server(endpoint, ToBroker, keys())
         self.peer = b""
         self.beats: list[Heartbeat] = []
 
@@ -93,7 +95,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBroker]:
 
 @pytest.fixture
 def link(broker: FakeBroker) -> Iterator[Link]:
-    connected = Link(given(broker.server.endpoint), "scorer", BEAT_S)
+    connected = Link(lambda: address(broker.server.endpoint), "scorer", BEAT_S)
     yield connected
     connected.close("test over", patience_s=0.5)
 
@@ -283,7 +285,7 @@ def test_nothing_is_lost_when_the_broker_restarts_on_its_port(broker: FakeBroker
     broker.server.close()
     link.send(result(2))
     link.send(result(3))
-    broker.server = Server(endpoint, ToBroker)
+    broker.server = Server(endpoint, ToBroker, keys())
     missing = {result(1), result(2), result(3)}
     deadline_s = time.monotonic() + 30.0
     greeted = False
@@ -304,9 +306,10 @@ def test_nothing_is_lost_when_the_broker_restarts_on_its_port(broker: FakeBroker
 def test_a_worker_follows_a_broker_that_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(links, "LOOK_S", 0.2)
     first, second = FakeBroker(), FakeBroker()
+    give_keys(tmp_path)
     file = tmp_path / ENDPOINT_FILE
     file.write_text(first.server.endpoint)
-    link = Link(of_run(tmp_path), "scorer", BEAT_S)
+    link = Link(partial(address_in, tmp_path, "worker"), "scorer", BEAT_S)
     acquainted(first, link)
     link.send(result(1))
     first.until(Scores)
@@ -319,7 +322,7 @@ def test_a_worker_follows_a_broker_that_moved(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_a_worker_that_waits_for_a_broker_can_be_stopped() -> None:
-    lonely = Link(given("tcp://127.0.0.1:1"), "scorer", BEAT_S)
+    lonely = Link(lambda: address("tcp://127.0.0.1:1"), "scorer", BEAT_S)
     with pytest.raises(RunIsOver, match="asked to stop"):
         lonely.welcome(60.0, lambda: True)
     lonely.close("nobody there", patience_s=2.0)
@@ -380,7 +383,7 @@ def test_a_broker_that_answers_heartbeats_is_not_silent(
 
 
 def test_no_broker_at_all_is_named() -> None:
-    lonely = Link(given("tcp://127.0.0.1:1"), "scorer", BEAT_S)
+    lonely = Link(lambda: address("tcp://127.0.0.1:1"), "scorer", BEAT_S)
     with pytest.raises(PeerLost, match=r"no broker answered at tcp://127.0.0.1:1 within 0.2 s"):
         lonely.welcome(0.2)
     lonely.close("nobody there", patience_s=2.0)

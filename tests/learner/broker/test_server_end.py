@@ -14,7 +14,7 @@ from prefixrl.common.run.status import USAGE_FILE
 from prefixrl.common.wire.messages import Accepted, Beat, Done, GetBatch, Goodbye, Heartbeat, RunOver, Stop, Usage
 from prefixrl.learner.broker import server, spending
 from prefixrl.learner.broker.client import BrokerClient
-from support.fakes import endpoint_of, peers, serving
+from support.fakes import address_of, endpoint_of, peers, serving
 
 STOP = Stop("the run is finished")
 
@@ -60,7 +60,7 @@ def test_a_stop_that_is_sent_again_is_accepted_again(config: RunConfig) -> None:
 
 def test_a_broker_ends_at_once_after_the_goodbyes_of_the_learner(config: RunConfig) -> None:
     with serving(config), ends_within(broker_thread(), 20.0):
-        client = BrokerClient(endpoint_of(config))
+        client = BrokerClient(address_of(config, "rank"))
         client.stop("the run is finished")
         client.close()
 
@@ -75,7 +75,7 @@ def test_a_goodbye_that_comes_together_with_the_stop_counts(config: RunConfig) -
 
 def test_a_rank_that_asks_for_a_batch_after_the_end_gets_run_over_and_rank_0_an_error(config: RunConfig) -> None:
     with serving(config), peers(endpoint_of(config), "rank", "worker") as (rank, worker):
-        late = BrokerClient(endpoint_of(config))
+        late = BrokerClient(address_of(config, "rank"))
         rank.join("rank")
         worker.ready(config, "scorer")
         rank.say(STOP)

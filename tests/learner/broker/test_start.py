@@ -25,6 +25,7 @@ from prefixrl.learner.broker import __main__ as module
 from prefixrl.learner.broker.__main__ import Start, bind, build, prompt_order
 from prefixrl.learner.data import problems
 from support.fakes import NOTE, run_on_disk
+from support.keys import keys
 
 TOKENS = 8192
 ITERATIONS = 40
@@ -42,7 +43,7 @@ def test_a_broker_that_died_alone_takes_no_other_address_than_the_ranks_know(
     monkeypatch.setattr(module, "REBIND_S", 0.2)
     config = config.model_copy(update={"broker": config.broker.model_copy(update={"listen": "tcp://127.0.0.1:0"})})
     directory = Path(config.directory)
-    taken: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
+    taken: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
     (directory / "endpoint").write_text(taken.endpoint)
     with pytest.raises(ConfigError, match=f"cannot listen on {taken.endpoint}"):
         bind(config, directory, is_restart=True)
@@ -88,7 +89,7 @@ def test_a_replay_holds_what_is_live_and_never_the_journal(config: RunConfig) ->
     size = path.stat().st_size
     with path.open("ab") as file:
         file.write(b"\x92\xcftorn")
-    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
+    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
     tracemalloc.start()
     try:
         start = Start(ITERATIONS, "tcp://127.0.0.1:9")

@@ -1,0 +1,204 @@
+"""The keys of a run: who may connect to it, and in which role.
+
+    RUN/keys/         0700: only the user who runs it may look
+      server.key      the run's own pair, for broker and weight server
+      clients         a line per key that is let in: its name, its role, its public half
+      NAME.key        a client's pair with the run's public half: all that a process needs (0600)
+
+`worker`, `rank` and `operator` are there from the first second; more workers get keys of their own (`prefixrl keygen`).
+The list is read again when it changes, so that keys come and go while a run goes on.
+"""
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+import zmq
+
+from prefixrl.common.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+KEYS_FOLDER = "keys"
+CLIENTS_FILE = "clients"
+SERVER = "server"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+KeyRole = Literal["worker", "rank", "operator"]
+ROLES: tuple[KeyRole, ...] = ("worker", "rank", "operator")
+"""A run's own keys have the names of their roles."""
+Z85 = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
+"""32 bytes in the text form of ZeroMQ (Z85)."""
+
+
+class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key pair of CurveZMQ."""
+
+    public: Z85
+    secret: Z85
+
+
+class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a client's key file."""
+
+    name: str
+    role: KeyRole
+    pair: Pair
+    server: Z85
+    """The public half of the run's own key: whoever cannot prove it is not the run."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A client that is let in."""
+
+    name: str
+    role: KeyRole
+
+
+class ClientList:
+    """The clients that are let in, by public key, as the file has them now."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / KEYS_FOLDER / CLIENTS_FILE
+        self._seen: tuple[int, int] = (0, 0)
+        self._clients: dict[str, Listed] = {}
+
+    def find(self, public: str) -> Listed | None:
+        """Return the client with this public key, or None where it is not let in (any more)."""
+        try:
+            state = self._path.stat()
+            if (now := (state.st_mtime_ns, state.st_ino)) != self._seen:
+                self._seen, self._clients = now, _read_clients(self._path)
+        except (OSError, ConfigError) as error:
+            # A slip in an editor must not end the run, nor lock its own processes out.
+            log.error("the list of keys stays as it was: %s", error)
+        return self._clients.get(public)
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """The run's own pair, and who is let in."""
+
+    pair: Pair
+    clients: ClientList
+    roles: frozenset[KeyRole] = frozenset(ROLES)
+    """Roles that this server lets in."""
+
+
+def make_keys(directory: Path) -> None:
+    """Make the keys of a run where they are missing."""
+    folder = directory / KEYS_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    if not (folder / f"{SERVER}.key").exists():
+        _write_private(folder / f"{SERVER}.key", _new_pair())
+    if not (folder / CLIENTS_FILE).exists():
+        _write_clients(folder / CLIENTS_FILE, {})
+    for role in ROLES:
+        if not client_key_file(directory, role).exists():
+            add_client(directory, role, role)
+
+
+def add_client(directory: Path, name: str, role: KeyRole = "worker") -> Path:
+    """Let a new key in; returns its file, to be copied to where it is used; raises ConfigError."""
+    folder, path = directory / KEYS_FOLDER, client_key_file(directory, name)
+    if not NAME.fullmatch(name) or name == SERVER:
+        raise ConfigError(f"a key's name has up to 64 letters, digits, '.', '_' and '-', and is not {SERVER}: {name!r}")
+    if path.exists():
+        raise ConfigError(f"{path} is there already; remove that key first (--remove {name}), or choose another name")
+    pair = _new_pair()
+    known = _read_clients(folder / CLIENTS_FILE)
+    _write_private(path, ClientKey(name, role, pair, _server_pair(directory).public))
+    _write_clients(folder / CLIENTS_FILE, known | {pair.public: Listed(name, role)})
+    return path
+
+
+def remove_client(directory: Path, name: str) -> None:
+    """Let a key in no longer: its peers are refused at their next message; raises ConfigError."""
+    path = directory / KEYS_FOLDER / CLIENTS_FILE
+    known = _read_clients(path)
+    left = {public: each for public, each in known.items() if each.name != name}
+    if left == known:
+        names = ", ".join(sorted(each.name for each in known.values()))
+        raise ConfigError(f"{path} lists no key named {name!r}; it lists {names}")
+    _write_clients(path, left)
+    client_key_file(directory, name).unlink(missing_ok=True)
+
+
+def clients(directory: Path) -> list[Listed]:
+    """Return who is let in."""
+    return list(_read_clients(directory / KEYS_FOLDER / CLIENTS_FILE).values())
+
+
+def client_key_file(directory: Path, name: str) -> Path:
+    """Return the path of a client's key in its run's directory."""
+    return directory / KEYS_FOLDER / f"{name}.key"
+
+
+def read_client_key(path: Path) -> ClientKey:
+    """Read a client's key; raises ConfigError, also where other users can read it."""
+    return _read(path, ClientKey)
+
+
+def server_keys(directory: Path, *roles: KeyRole) -> ServerKeys:
+    """Return what a server of a run needs; it lets in these roles, or all."""
+    return ServerKeys(_server_pair(directory), ClientList(directory), frozenset(roles or ROLES))
+
+
+def _server_pair(directory: Path) -> Pair:
+    return _read(directory / KEYS_FOLDER / f"{SERVER}.key", Pair)
+
+
+def _new_pair() -> Pair:
+    public, secret = zmq.curve_keypair()
+    return Pair(public.decode(), secret.decode())
+
+
+def _read(path: Path, kind: type[Kind]) -> Kind:
+    try:
+        mode = path.stat().st_mode
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no key {path}; a run makes its keys at its start, `prefixrl keygen` makes them before"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from None
+    if mode & 0o077:
+        raise ConfigError(f"other users can read the key {path} (mode {mode & 0o777:04o}): chmod 600 {path}")
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no key of a run: {error}; copy it again, or make a new one") from None
+
+
+def _write_private(path: Path, content: msgspec.Struct) -> None:
+    """Write a file that only this user can read, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+    temporary.replace(path)
+
+
+def _read_clients(path: Path) -> dict[str, Listed]:
+    clients: dict[str, Listed] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        match line.split():
+            case [name, "worker" | "rank" | "operator" as role, public]:
+                clients[public] = Listed(name, role)
+            case _:
+                raise ConfigError(f"{path}, line {number}: {line!r} is not NAME ROLE PUBLIC_KEY, with ROLE of {ROLES}")
+    return clients
+
+
+def _write_clients(path: Path, clients: dict[str, Listed]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text("".join(f"{each.name} {each.role} {public}\n" for public, each in clients.items()))
+    temporary.replace(path)

@@ -1,0 +1,56 @@
+"""The code and the secrets of its host that a worker lets its run use.
+
+A config comes from another host. It must not be able to have a file executed here, or a variable of the environment
+sent somewhere, because it says so.
+"""
+
+from dataclasses import dataclass
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
+
+FUNCTION_FLAG, SECRET_FLAG = "--allow-function", "--secret"
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The permissions of a worker's command line."""
+
+    functions: tuple[str, ...] = ()
+    """References FILE.py:NAME with absolute paths."""
+    secrets: tuple[str, ...] = ()
+    """Names of environment variables."""
+
+
+NOTHING_ALLOWED = Allowed()
+
+
+def needed(config: RunConfig) -> Allowed:
+    """Return the permissions that the scorers of a run need."""
+    function = config.reward.function
+    secret = config.scorer.openai.key_variable if config.scorer.engine == "openai" else None
+    return Allowed((function,) if function else (), (secret,) if secret else ())
+
+
+def flags(config: RunConfig) -> list[str]:
+    """Return the flags with which somebody who trusts the run file starts its scorers."""
+    wanted = needed(config)
+    functions = [part for each in wanted.functions for part in (FUNCTION_FLAG, each)]
+    return functions + [part for each in wanted.secrets for part in (SECRET_FLAG, each)]
+
+
+def check(config: RunConfig, allowed: Allowed) -> None:
+    """Raise ConfigError where a run needs a permission that the command line did not give."""
+    wanted = needed(config)
+    for function in wanted.functions:
+        if function not in allowed.functions:
+            raise ConfigError(
+                f"this run scores with {function}, which this host would execute; if you trust that file, start the "
+                f"scorer with {FUNCTION_FLAG} {function}"
+            )
+    for secret in wanted.secrets:
+        if secret not in allowed.secrets:
+            raise ConfigError(
+                f"this run sends the environment variable {secret} to {config.scorer.openai.url}; if that is right, "
+                f"start the scorer with {SECRET_FLAG} {secret}"
+            )

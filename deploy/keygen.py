@@ -1,0 +1,65 @@
+"""`prefixrl keygen`, `prefixrl worker-command`: keys, and a worker's way to a run."""
+
+import shlex
+from ipaddress import ip_address
+from pathlib import Path
+
+from prefixrl.common.config.load import from_json
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.wire.address import ENDPOINT_FILE
+from prefixrl.common.wire.keys import add_client, client_key_file, clients, make_keys, read_client_key, remove_client
+from prefixrl.common.worker.allowed import flags
+
+
+def change(directory: Path, added: str | None, removed: str | None) -> None:
+    """Make the keys that are missing; let one more in, or one no longer."""
+    check_format(directory)
+    make_keys(directory)
+    if removed:
+        remove_client(directory, removed)
+    if added:
+        add_client(directory, added)
+
+
+def listing(directory: Path) -> str:
+    """Return a line per key that is let in: its name, its role and its file."""
+    lines = [f"{each.name:<20} {each.role:<10} {client_key_file(directory, each.name)}" for each in clients(directory)]
+    return "\n".join(lines)
+
+
+def command_for(directory: Path, role: str, name: str) -> str:
+    """Return what to do on another host, as lines of a shell; raises ConfigError."""
+    check_format(directory)
+    key_file = client_key_file(directory, name)
+    if read_client_key(key_file).role != "worker":
+        raise ConfigError(f"{key_file} is no worker's key; make one with `prefixrl keygen {directory} --worker NAME`")
+    endpoint_file = directory / ENDPOINT_FILE
+    if not endpoint_file.exists():
+        raise ConfigError(f"{directory} names no endpoint yet: start the learner first")
+    endpoint = endpoint_file.read_text(encoding="utf-8").strip()
+    config = from_json((directory / "config.json").read_text(encoding="utf-8"))
+    allowed = flags(config) if role == "scorer" else []
+    command = shlex.join([f"prefixrl-{role}", "--connect", endpoint, "--key", key_file.name, *allowed])
+    model = config.model_of("rollout" if role == "rollout" else "scorer")
+    lines = [
+        f"# copy {key_file} to the other host; only its user may read it (chmod 600 {key_file.name})",
+        *([NOT_REACHABLE.format(endpoint=endpoint)] if _is_on_this_host(endpoint) else []),
+        f"# where the model {model} lies in another folder there, add --model FOLDER",
+        command,
+    ]
+    return "\n".join(lines)
+
+
+NOT_REACHABLE = """\
+# {endpoint} is reached from this host alone: resume the run with --set broker.listen=tcp://0.0.0.0:0
+# (or one of this host's addresses), or forward the ports of RUN/endpoint and RUN/weights_endpoint by ssh -L"""
+
+
+def _is_on_this_host(endpoint: str) -> bool:
+    if not endpoint.startswith("tcp://"):
+        return True
+    try:
+        return ip_address(endpoint.removeprefix("tcp://").rpartition(":")[0]).is_loopback
+    except ValueError:
+        return endpoint.startswith("tcp://localhost:")
