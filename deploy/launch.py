@@ -228,12 +228,14 @@ class Launcher:
         config = self._config
         has_model = config.target is not None and config.scorer.engine != "openai"
         scorer_gpus = config.scorer.vllm.tensor_parallel_size if has_model else 0
+        # They are stopped after the learner: nobody would take what they finish then.
+        arguments = ["--run", str(self._directory), "--grace-s", "0"]
         for role, count, devices in (
             ("rollout", config.launch.rollouts, config.rollout.vllm.tensor_parallel_size),
             ("scorer", config.launch.scorers, scorer_gpus),
         ):
             for index in range(count):
-                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", ["--run", str(self._directory)], devices)
+                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", arguments, devices)
                 self.workers.append(worker)
         if self._devices.shared:
             self._view.announce(self._devices.shared)
