@@ -66,11 +66,14 @@ def stop_event() -> threading.Event:
 
 
 class AskedToStop(BaseException):
-    """A stop signal came while nothing would be lost. No `Exception`: libraries catch those while they load."""
+    """A stop signal came while nothing would be lost.
+
+    No `Exception`, because libraries catch those while they load.
+    """
 
 
 class StopSignals:
-    """Counts the stop signals of a worker; the third, or a second SIGINT, ends the process at once."""
+    """Counts a worker's stop signals; the third, or a second SIGINT, ends the process at once."""
 
     def __init__(self) -> None:
         self._requests = self._interrupts = 0

@@ -57,7 +57,7 @@ def places(is_user: bool) -> Places:
 
 
 def prefix_of(name: str | None) -> str:
-    """Return the beginning of the names of a run's units; raise ConfigError for a name they cannot have."""
+    """Return the beginning of a run's unit names; raise ConfigError for an impossible one."""
     if name is None:
         return "prefixrl"
     if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", name) or name.split("-")[0] in (LEARNER, *ROLES):
@@ -216,7 +216,7 @@ def installation(
 
 
 def uninstall(where: Places, prefix: str) -> list[Path]:
-    """Remove the units and settings of a run; return what was removed. Its directory and drop-ins stay."""
+    """Remove a run's units and settings and return them; its directory and drop-ins stay."""
     names = [f"{prefix}.target", f"{prefix}-{LEARNER}.service", *(f"{prefix}-{role}@.service" for role in ROLES)]
     processes = re.compile(rf"{re.escape(prefix)}(-{LEARNER}|-({'|'.join(ROLES)})-\d+)?\.env")
     found = [where.units / name for name in names if (where.units / name).exists()]

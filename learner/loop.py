@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RankZeroParts:
-    """Parts that only rank 0 has: child processes, publisher, evaluations, log of metrics, systemd."""
+    """Parts of rank 0 alone: child processes, publisher, evaluations, log of metrics, systemd."""
 
     servers: Servers
     publisher: Publisher

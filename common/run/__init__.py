@@ -1,4 +1,4 @@
-"""Contents of a run directory, written by the learner and read by commands as well; signs of life for systemd.
+"""Contents of a run directory, written by the learner and read by commands; signs of life.
 
 directory_format.py   the format of the directory, checked before anything in it is read
 records.py            the records of the journal

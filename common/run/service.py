@@ -1,4 +1,4 @@
-"""Signs of life for systemd (`Type=notify`): datagrams to the socket that it names in NOTIFY_SOCKET.
+"""Signs of life for systemd (`Type=notify`): datagrams to its socket, NOTIFY_SOCKET.
 
 READY=1 when the process serves, STATUS= with what it does, WATCHDOG=1 while its work progresses, STOPPING=1 when it was
 asked to end. Without systemd nothing is sent.
@@ -19,7 +19,7 @@ class Service:
     def __init__(
         self, environment: MutableMapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Take the variables that systemd set out of the environment: no child may speak for this process."""
+        """Take systemd's variables out of the environment: no child may speak for this process."""
         self._address = environment.pop("NOTIFY_SOCKET", "")
         watched = environment.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
         microseconds = environment.pop("WATCHDOG_USEC", "")
@@ -42,13 +42,13 @@ class Service:
             self._send(f"STATUS={text}")
 
     def be_patient(self, most_s: float) -> None:
-        """Let the watchdog wait so long for the next progress; for a phase without a loop, such as loading."""
+        """Let the watchdog wait so long for progress, once: loading, for example, has no loop."""
         if self._watchdog_s:
             self._is_patient = True
             self._send(f"WATCHDOG_USEC={int(most_s * 1e6)}")
 
     def alive(self, progress: int | None) -> None:
-        """Feed the watchdog; not while work is open whose `progress` stands still. None: no work is open."""
+        """Feed the watchdog unless the `progress` of open work stands still; None: none is open."""
         now_s = self._clock()
         if not self._watchdog_s or (now_s - self._fed_s < self._watchdog_s / 2 and not self._is_patient):
             return

@@ -33,7 +33,7 @@ class Drain:
         return True
 
     def is_over(self, open_tasks: int, now_s: float) -> bool:
-        """Return True when the worker is to leave: all is done, no time is left, or a second request came."""
+        """Return True when the worker is to leave: all is done, time is up, or asked twice."""
         if self._until_s is None:
             return False
         return not open_tasks or now_s >= self._until_s or self._requests() > 1

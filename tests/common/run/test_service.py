@@ -1,4 +1,4 @@
-"""What systemd hears from a daemon, on a real datagram socket."""
+"""Messages of a daemon to systemd, on a real datagram socket."""
 
 import itertools
 import os
