@@ -1,11 +1,14 @@
 """A run under a real `systemd --user`: it trains, and what dies, hangs or is wrong is treated as it should be."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from prefixrl.common.config.load import load
+from prefixrl.deploy.units import Installation, Places
+from support.accounts import account
 from support.run_helper import RUN_FILE, SMALL, status, trained_iterations, wait_for
 
 pytestmark = [pytest.mark.systemd, pytest.mark.timeout(900)]
@@ -39,8 +45,11 @@ class Manager:
 
     def _sleeper(self) -> int | None:
         assert self._process.poll() is None, (self.folder / "manager.log").read_text()
-        found = psutil.Process(self._process.pid).children(recursive=True)
-        return next((each.pid for each in found if each.cmdline() == ["sleep", "infinity"]), None)
+        for each in psutil.Process(self._process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # the script's own short waits come and go
+                if each.cmdline() == ["sleep", "infinity"]:
+                    return each.pid
+        return None
 
     def ctl(self, *arguments: str, check: bool = True) -> str:
         """`systemctl --user`; its output."""
@@ -55,7 +64,7 @@ class Manager:
 
     def show(self, unit: str) -> dict[str, str]:
         """The properties of a unit."""
-        return dict(line.partition("=")[::2] for line in self.ctl("show", unit).splitlines())
+        return dict(line.partition("=")[::2] for line in self.ctl("show", "--all", unit).splitlines())
 
     def pid(self, unit: str) -> psutil.Process:
         """The main process of a unit, as it is known outside the manager's namespace."""
@@ -74,6 +83,11 @@ class Manager:
         return self._run("journalctl", "--no-pager", "-D", "/run/log/journal", "-n", "200", "-u", unit).stdout or str(
             self._run("journalctl", "--no-pager", "-D", "/run/log/journal", "-n", "200").stdout
         )
+
+    def since(self, began_s: float) -> str:
+        """The journal from a monotonic time on."""
+        ago_s = int(time.monotonic() - began_s) + 1
+        return self._run("journalctl", "--no-pager", "-D", "/run/log/journal", "--since", f"-{ago_s}s").stdout
 
     def install(self, *arguments: str, run_file: Path = RUN_FILE) -> str:
         """`prefixrl systemd install --user`."""
@@ -128,7 +142,13 @@ def flags(*settings: str) -> list[str]:
 def run(manager: Manager) -> Path:
     """The directory of a run that was started as a target, and trains."""
     directory = manager.folder / "run"
-    settings = (*SMALL, f"directory={directory}", "algorithm.iterations=400", "launch.scorers=2", "broker.silence_s=30")
+    settings = (
+        *SMALL,
+        f"directory={directory}",
+        "algorithm.iterations=5000",
+        "launch.scorers=2",
+        "broker.silence_s=30",
+    )
     output = manager.install(*flags(*settings))
     assert "systemctl --user start --no-block prefixrl.target" in output
     manager.drop_in("prefixrl-scorer@.service", f"[Service]\nWatchdogSec={WATCHDOG_S}\n")
@@ -186,12 +206,11 @@ def test_a_stop_drains_and_ends_cleanly(manager: Manager, run: Path) -> None:
     began_s = time.monotonic()
     manager.ctl("stop", "prefixrl.target", "prefixrl-*")
     took_s = time.monotonic() - began_s
-    for unit in ALL:
-        now = manager.show(unit)
-        assert (now["ActiveState"], now["Result"]) == ("inactive", "success"), f"{unit}: {manager.journal()}"
-        assert now["ExecMainStatus"] == ("143" if "learner" in unit else "0")
+    assert [manager.show(unit)["ActiveState"] for unit in ALL] == ["inactive"] * len(ALL), manager.journal()
     assert took_s < 60.0
-    journal = manager.journal()
+    # A unit that is down is forgotten with its figures; the journal has them.
+    journal = manager.since(began_s)
+    assert "stopped as asked after" in journal and "Failed with result" not in journal
     assert journal.count(" left: asked to stop") == 3, "workers leave while the broker is there"
     assert not losses.get("rollout: lost"), losses
     newest = json.loads((run / "metrics.jsonl").read_bytes().splitlines()[-1])
@@ -219,3 +238,58 @@ def test_a_mistake_in_the_run_file_keeps_the_learner_down(manager: Manager, tmp_
     now = manager.show("prefixrl-wrong-learner.service")
     assert (now["NRestarts"], now["ExecMainStatus"]) == ("0", "2")
     assert "did you mean" in manager.journal()
+
+
+@pytest.fixture(scope="module")
+def hardened(manager: Manager) -> Iterator[Path]:
+    """The directory of a short run whose units are those of the machine's manager, with all their limits."""
+    # Nothing below /tmp, which these units do not share, and below no folder that only root may pass.
+    directory = Path(tempfile.mkdtemp(prefix="prefixrl-", dir="/srv")) / "run"
+    settings = (*SMALL, f"directory={directory}", "algorithm.iterations=3")
+    config = load(RUN_FILE, settings)
+    where = Places(manager.units, directory.parent / "settings", "systemctl", "multi-user.target")
+    kept = tuple(each for each in settings if not each.startswith("directory="))
+    Installation("prefixrl-hard", where, config, RUN_FILE, kept, "root").install()
+    manager.ctl("daemon-reload")
+    yield directory
+    manager.ctl("stop", "prefixrl-hard-*", check=False)
+    shutil.rmtree(directory.parent)
+
+
+def test_a_run_trains_to_its_end_under_the_limits_of_the_hardened_units(manager: Manager, hardened: Path) -> None:
+    manager.ctl("start", "--no-block", "prefixrl-hard.target")
+    units = [f"prefixrl-hard-{each}.service" for each in ("learner", "rollout@1", "scorer@1")]
+
+    def have_ended() -> bool:
+        ended = [manager.show(unit) for unit in units]
+        return all(each["ActiveState"] in ("inactive", "failed") and each["ExecMainPID"] != "0" for each in ended)
+
+    wait_for(lambda: (hardened / "summary.json").exists(), "the end of the run", timeout_s=START_S)
+    wait_for(have_ended, "the end of all processes", timeout_s=60.0)
+    for unit in units:
+        now = manager.show(unit)
+        limits = [now[name] for name in ("NoNewPrivileges", "ProtectSystem", "PrivateTmp", "CapabilityBoundingSet")]
+        assert limits == ["yes", "strict", "yes", ""]
+        assert (now["Result"], now["ExecMainStatus"]) == ("success", "0"), manager.journal()
+    assert trained_iterations(hardened) == 3
+
+
+PROBE = """import site
+site.addsitedir({packages!r})
+from prefixrl.scorer.sandbox.runner import probe
+print('probed:', probe() or 'programs can be isolated')
+"""
+
+
+def test_programs_of_models_can_be_isolated_under_the_limits_of_the_scorer(manager: Manager, hardened: Path) -> None:
+    unit = "prefixrl-hard-scorer@9.service"
+    script = hardened.parent / "probe.py"
+    script.write_text(PROBE.format(packages=sysconfig.get_path("purelib")))
+    for path in (hardened.parent, script):
+        path.chmod(0o755)
+    # As a plain account, which may not be able to run the environment's own interpreter.
+    command = f"User={account()}\nExecStart=\nExecStart=/usr/bin/python3 {script}\n"
+    manager.drop_in(unit, f"[Service]\nType=oneshot\nWatchdogSec=0\nRestart=no\n{command}")
+    began_s = time.monotonic()
+    manager.ctl("start", unit, check=False)
+    assert "probed: programs can be isolated" in manager.since(began_s), manager.since(began_s)

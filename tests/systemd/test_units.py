@@ -1,7 +1,5 @@
 """The units as systemd's own tools judge them; no service manager runs."""
 
-import getpass
-import pwd
 import re
 import shutil
 import subprocess
@@ -11,17 +9,11 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.deploy.units import Installation, Places
+from support.accounts import account
 from support.paths import EXAMPLE
 
 pytestmark = pytest.mark.systemd
 EXPOSURE = 3.0
-
-
-def account() -> str:
-    """A plain account of this machine: its own where that is not root."""
-    me = getpass.getuser()
-    plain = (each.pw_name for each in pwd.getpwall() if each.pw_uid not in (0, 65534))
-    return me if me != "root" else next(plain)
 
 
 def written(folder: Path, is_user: bool, prefix: str = "prefixrl", run: str = "/srv/runs/a") -> list[Path]:
