@@ -62,7 +62,9 @@ def _watched(stopped: Callable[[], bool], service: Service) -> Callable[[], bool
 
     def asked() -> bool:
         service.alive(None)
-        return stopped()
+        if is_stopped := stopped():
+            service.stopping()
+        return is_stopped
 
     return asked
 
