@@ -4,13 +4,14 @@ READY=1 when the process serves, STATUS= with what it does, WATCHDOG=1 while its
 asked to end. Without systemd nothing is sent.
 """
 
-import contextlib
 import os
 import socket
 import time
 from collections.abc import Callable, MutableMapping
 
 STATUS_EVERY_S = 1.0
+SEND_S, READY_SEND_S = 1.0, 30.0
+"""Longest wait for a manager whose queue is full; it is, for a moment, while it reloads."""
 
 
 class Service:
@@ -32,7 +33,7 @@ class Service:
     def ready(self, status: str) -> None:
         """Say that the process serves now; the watchdog begins here."""
         self._fed_s = self._clock()
-        self._send(f"READY=1\nSTATUS={status}")
+        self._send(f"READY=1\nSTATUS={status}", READY_SEND_S)
 
     def status(self, text: str) -> None:
         """Say what the process does, when that has changed; at most once a second."""
@@ -54,8 +55,8 @@ class Service:
             return
         if progress is None or progress != self._fed_at:
             usual = f"WATCHDOG_USEC={int(self._watchdog_s * 1e6)}\n" if self._is_patient else ""
-            self._fed_s, self._fed_at, self._is_patient = now_s, -1 if progress is None else progress, False
-            self._send(f"{usual}WATCHDOG=1")
+            if self._send(f"{usual}WATCHDOG=1"):
+                self._fed_s, self._fed_at, self._is_patient = now_s, -1 if progress is None else progress, False
 
     def stopping(self) -> None:
         """Say, once, that the process is about to end."""
@@ -63,12 +64,16 @@ class Service:
             self._is_stopping = True
             self._send("STOPPING=1")
 
-    def _send(self, text: str) -> None:
+    def _send(self, text: str, patience_s: float = SEND_S) -> bool:
+        """Send lines; False where the manager is gone, or reads nothing for so long: no reason to end."""
         if not self._address:
-            return
+            return False
         # A name that begins with @ stands for the abstract namespace, whose names begin with a zero byte.
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
-        # A manager that restarts does not read for a moment: no reason for a daemon to end, or to wait.
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
-            link.setblocking(False)
-            link.sendto(text.encode(), address)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+            link.settimeout(patience_s)
+            try:
+                link.sendto(text.encode(), address)
+            except OSError:
+                return False
+        return True
