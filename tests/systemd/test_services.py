@@ -41,7 +41,15 @@ class Manager:
             stdout=self._log,
             stderr=self._log,
         )
-        self._inside = wait_for(self._sleeper, "the start of systemd", timeout_s=30.0)
+        try:
+            self._inside = wait_for(self._sleeper, "the start of systemd", timeout_s=30.0)
+        except BaseException:
+            # Its children die with it: the first is its namespace's init.
+            for each in psutil.Process(self._process.pid).children(recursive=True):
+                each.kill()
+            self._process.wait()
+            self._log.close()
+            raise
 
     def _sleeper(self) -> int | None:
         assert self._process.poll() is None, (self.folder / "manager.log").read_text()
