@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALL := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos vllm check clean
+.PHONY: help setup demo test test-all chaos systemd vllm check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -34,13 +34,17 @@ demo: .venv/.installed  ## train the arithmetic example on this machine
 	$(BIN)/prefixrl launch deploy/examples/arithmetic/run.toml --fresh
 
 test: .venv/.installed-dev  ## the quick, broad part of the tests, in minutes; without vLLM
-	$(PYTEST) -m "not (slow or vllm or chaos or gpu)"
+	$(PYTEST) -m "not (slow or vllm or chaos or gpu or systemd)"
 
-test-all: test $(ALL)  ## these, the slow end-to-end tests, and vLLM's (PREFIXRL_NO_VLLM=1: without vLLM's)
-	$(PYTEST) -m "(slow or vllm) and not (chaos or gpu)"
+test-all: test $(ALL) systemd  ## these, the slow end-to-end tests, and vLLM's (PREFIXRL_NO_VLLM=1: without vLLM's)
+	$(PYTEST) -m "(slow or vllm) and not (chaos or gpu or systemd)"
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m "chaos and not vllm"
+
+systemd: .venv/.installed-dev  ## a run as services of a real systemd; installs it where it is missing, as root
+	test -x /lib/systemd/systemd || { apt-get update && apt-get install --yes --no-install-recommends systemd; }
+	$(BIN)/pytest -m systemd tests/systemd
 
 vllm: .venv/.installed-vllm  ## the tests of the vLLM engine alone
 	$(BIN)/pytest tests/vllm -m vllm

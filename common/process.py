@@ -1,6 +1,7 @@
 """The conduct of every process of a run: logs, signals, end with its parent, exit codes."""
 
 import ctypes
+import faulthandler
 import fcntl
 import logging
 import os
@@ -20,6 +21,8 @@ import setproctitle
 from prefixrl.common.errors import ConfigError, PrefixRLError
 
 _PR_SET_PDEATHSIG = 1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that ask for an orderly end; batch systems send any of them."""
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
 """Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""
 WELL_S = 3600.0
@@ -31,6 +34,7 @@ def start_logging(title: str) -> None:
     if PARENT_VARIABLE in os.environ:
         die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     setproctitle.setproctitle(title)
+    faulthandler.enable()  # a watchdog's SIGABRT leaves the stack of every thread in the log
     logging.basicConfig(
         level=os.environ.get("PREFIXRL_LOG", "INFO").upper(),
         format=f"%(asctime)s %(levelname)-7s {title} %(message)s",
@@ -48,7 +52,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def stop_event() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set; a second SIGINT ends the process at once."""
+    """Return an event that every stop signal sets; a second SIGINT ends the process at once."""
     event = threading.Event()
 
     def stop(number: int, _frame: object) -> None:
@@ -56,9 +60,53 @@ def stop_event() -> threading.Event:
             os._exit(130)
         event.set()
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)
     return event
+
+
+class AskedToStop(BaseException):
+    """A stop signal came while nothing would be lost.
+
+    No `Exception`, because libraries catch those while they load.
+    """
+
+
+class StopSignals:
+    """Counts a worker's stop signals; the third, or a second SIGINT, ends the process at once."""
+
+    def __init__(self) -> None:
+        self._requests = self._interrupts = 0
+        self._ends_at_once = False
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._take)
+
+    def _take(self, number: int, _frame: object) -> None:
+        self._requests += 1
+        self._interrupts += number == signal.SIGINT
+        if self._requests > 2 or self._interrupts > 1:
+            os._exit(128 + number)
+        if self._ends_at_once:
+            raise AskedToStop
+
+    def requests(self) -> int:
+        """Return the number of signals so far: 1 asks to finish what is open, 2 to end now."""
+        return self._requests
+
+    def is_set(self) -> bool:
+        """Return True once a signal came."""
+        return self._requests > 0
+
+    @contextmanager
+    def ending_at_once(self) -> Iterator[None]:
+        """Raise AskedToStop at the first signal while the body runs, however long its calls take."""
+        self._ends_at_once = True
+        try:
+            if self._requests:
+                raise AskedToStop
+            yield
+        finally:
+            self._ends_at_once = False
 
 
 @contextmanager

@@ -162,6 +162,54 @@ def report(run_directory: Path) -> None:
         print_table(run_directory)
 
 
+@main.group()
+def systemd() -> None:
+    """Run a run's daemons as services of systemd on this machine."""
+
+
+user_option = click.option("--user", "is_user", is_flag=True, help="Your own service manager, not the machine's.")
+name_option = click.option("--name", help="Name of this run in unit names, where several runs share a machine.")
+
+
+@systemd.command()
+@run_file_argument
+@settings_option
+@user_option
+@name_option
+@click.option("--as-user", "account", help="Without --user: the account of the services.  [default: you]")
+@click.option("--print", "shows", is_flag=True, help="Print the files and write nothing.")
+def install(
+    run_file: Path, settings: tuple[str, ...], is_user: bool, name: str | None, account: str | None, shows: bool
+) -> None:
+    """Write units for the run of RUN_FILE and print the next commands."""
+    with exit_codes():
+        from prefixrl.deploy.units import installation
+
+        wanted = installation(run_file, settings, is_user, name, account)
+        if shows:
+            for path, content in (wanted.files() | wanted.gpu_files()).items():
+                click.echo(f"# {path}\n{content}")
+            return
+        for path in wanted.install():
+            click.echo(f"wrote {path}")
+        click.echo(f"\nNext:\n{wanted.next_commands()}")
+
+
+@systemd.command()
+@user_option
+@name_option
+def uninstall(is_user: bool, name: str | None) -> None:
+    """Remove the units of a run; its directory stays. Stop them first."""
+    with exit_codes():
+        from prefixrl.deploy import units
+
+        where = units.places(is_user)
+        removed = units.uninstall(where, units.prefix_of(name))
+        for path in removed:
+            click.echo(f"removed {path}")
+        click.echo(f"next: {where.manager} daemon-reload" if removed else f"nothing of that name in {where.units}")
+
+
 @main.command()
 @run_file_argument
 @click.argument("question")

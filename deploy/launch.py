@@ -159,7 +159,7 @@ class Launcher:
         self._config = config
         self._directory = Path(config.directory)
         self._endpoint_file = self._directory / "endpoint"
-        self._devices = _Devices()
+        self._devices = Devices()
         devices = config.launch.learner_ranks if name == LEARNER else 0
         self.learner = self._child(name, command[0], command[1:], devices)
         self.learner.budget.most = restarts
@@ -227,16 +227,12 @@ class Launcher:
                 worker.start()
 
     def _add_workers(self) -> None:
-        config = self._config
-        has_model = config.target is not None and config.scorer.engine != "openai"
-        scorer_gpus = config.scorer.vllm.tensor_parallel_size if has_model else 0
-        for role, count, devices in (
-            ("rollout", config.launch.rollouts, config.rollout.vllm.tensor_parallel_size),
-            ("scorer", config.launch.scorers, scorer_gpus),
-        ):
+        # They are stopped after the learner: nobody would take what they finish then.
+        arguments = ["--run", str(self._directory), "--grace-s", "0"]
+        for role, count, devices in workers_of(self._config):
             for index in range(count):
-                arguments = ["--run", str(self._directory), *(allowances(config) if role == "scorer" else ())]
-                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", arguments, devices)
+                allowed = allowances(self._config) if role == "scorer" else []
+                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *allowed], devices)
                 self.workers.append(worker)
         if self._devices.shared:
             self._view.announce(self._devices.shared)
@@ -257,7 +253,17 @@ class Launcher:
         child.start()
 
 
-class _Devices:
+def workers_of(config: RunConfig) -> list[tuple[str, int, int]]:
+    """Return the workers of a run on one machine: role, their number, GPUs of each."""
+    has_model = config.target is not None and config.scorer.engine != "openai"
+    scorer_gpus = config.scorer.vllm.tensor_parallel_size if has_model else 0
+    return [
+        ("rollout", config.launch.rollouts, config.rollout.vllm.tensor_parallel_size),
+        ("scorer", config.launch.scorers, scorer_gpus),
+    ]
+
+
+class Devices:
     """Deals the machine's GPUs out, process after process."""
 
     def __init__(self) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain
+from prefixrl.common.run.service import Service
 from prefixrl.common.wire.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation.arms import Arms
@@ -32,12 +33,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RankZeroParts:
-    """Parts that only rank 0 has: child processes, publisher, evaluations, log of metrics."""
+    """Parts of rank 0 alone: child processes, publisher, evaluations, log of metrics, systemd."""
 
     servers: Servers
     publisher: Publisher
     arms: Arms
     metrics: MetricsLog
+    service: Service
 
 
 @dataclass
@@ -117,6 +119,7 @@ class Learner:
             self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps, worth)
             now_s = time.monotonic()
             times = Times(self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s))
+            self.rank_zero.service.status(f"iteration {self.iteration}")
             self.rank_zero.metrics.write(batch, metrics, self.models.optimizer_steps, times, self.client.status())
 
     def publish(self) -> None:

@@ -99,7 +99,7 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
         subprocess.Popen(
             [sys.executable, "-m", "prefixrl.learner", *command],
             env={
-                **os.environ,
+                **_for_rank(rank, os.environ),
                 PARENT_VARIABLE: str(os.getpid()),
                 **RankInfo(rank, ranks, rank).environment("127.0.0.1", port),
             },
@@ -110,6 +110,12 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
         _watch(children, stopped)
     finally:
         end_children(children, KILL_AFTER_LOSS_S)
+
+
+def _for_rank(rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a rank: rank 0 speaks to systemd for all of them."""
+    unset = {"WATCHDOG_PID"} if rank == 0 else {"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
+    return {name: value for name, value in environment.items() if name not in unset}
 
 
 def _watch(children: "list[subprocess.Popen[bytes]]", stopped: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.service import Service
 from prefixrl.common.wire.address import ENDPOINT_FILE, Address, address_in
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
@@ -19,6 +20,9 @@ from prefixrl.learner.run.directory import REBIND_S, RunDirectory, check_port_is
 from prefixrl.learner.servers import Servers
 
 log = logging.getLogger(__name__)
+
+LOAD_S = 3600.0
+"""Longest time until models are loaded: only then a watchdog expects progress."""
 
 
 def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool]) -> None:
@@ -36,19 +40,34 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         is_resumed = (run_directory.path / ENDPOINT_FILE).exists()
         check_port_is_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
         training = problems.keep(run_directory.path, *read)
-        completed = _completed(run_directory.path)
+        completed, service = _completed(run_directory.path), Service()
         servers, golds = Servers(config, run_directory.path, completed), None
         try:
             answers = [each for each in training if each.code != "tests"]
             if config.reward.function is None and answers:
                 golds = GoldCheck(answers, run_directory.path, config.scorer.verify_timeout_s)
-            _run(config, (rank, ranks), servers, stopped)
+            service.ready(f"serving {config.directory} at iteration {completed}, loading models")
+            service.be_patient(LOAD_S)
+            _run(config, (rank, ranks), servers, _watched(stopped, service), service)
         finally:
+            service.stopping()
             if golds:
                 golds.close()
             servers.close()
     else:
-        _run(config, (rank, ranks), None, stopped)
+        _run(config, (rank, ranks), None, stopped, None)
+
+
+def _watched(stopped: Callable[[], bool], service: Service) -> Callable[[], bool]:
+    """Return `stopped` as a sign of life, too: every wait of the learner asks it, turn by turn."""
+
+    def asked() -> bool:
+        service.alive(None)
+        if is_stopped := stopped():
+            service.stopping()
+        return is_stopped
+
+    return asked
 
 
 def _completed(directory: Path) -> int:
@@ -66,7 +85,11 @@ def _completed(directory: Path) -> int:
 
 
 def _run(
-    config: RunConfig, rank_and_count: tuple[int, int], servers: Servers | None, stopped: Callable[[], bool]
+    config: RunConfig,
+    rank_and_count: tuple[int, int],
+    servers: Servers | None,
+    stopped: Callable[[], bool],
+    service: Service | None,
 ) -> None:
     directory = Path(config.directory)
     client = BrokerClient(servers.address, servers.check) if servers else join(directory)
@@ -93,7 +116,9 @@ def _run(
         publisher = Publisher(
             servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check
         )
-        rank_zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, iteration))
+        assert service, "rank 0 speaks for the learner"
+        rank_zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, iteration), service)
+        models.on_forward = partial(service.alive, None)
     learner = Learner(config, directory, client, models, rank_zero, training, stopped, iteration)
     learner.saved = iteration if state else -1
     try:

@@ -22,6 +22,7 @@ from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.weights.snapshot import Snapshot, describe
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.worker.drain import Drain, handed_back
 from prefixrl.common.worker.link import Link
 from prefixrl.rollout.swap import WeightSwap
 from prefixrl.rollout.weights import Fetcher, WeightsSource
@@ -51,6 +52,7 @@ class Rollout:
         self._unusable: set[str] = set()
         """Open tasks with tokens of weights that will never be proved."""
         self._digests = model_digests(model)
+        self._drain = Drain(lambda: 0, 0.0)
         self.swap = WeightSwap(installed_digest(engine), config.rollout.swap)
 
     def say_ready(self) -> None:
@@ -60,11 +62,18 @@ class Rollout:
             messages.Ready(slots=slots, digests=self._digests, version=version, weights_digest=digest, engine=name)
         )
 
-    def run(self, stopping: Callable[[], bool]) -> str:
-        """Work until the run is over or the process is to stop; return why it ended."""
-        while not stopping():
-            is_busy = len(self._open) > len(self._held)
-            message = self._link.receive(0.0 if is_busy else IDLE_S)
+    def run(
+        self, requests: Callable[[], int], grace_s: float = 0.0, alive: Callable[[int | None], None] = lambda _: None
+    ) -> str:
+        """Work until the run is over or `requests` to stop end the drain; return why it ended.
+
+        `alive` is called every turn with the engine's progress, None while it has nothing to do.
+        """
+        drain = self._drain = Drain(requests, grace_s)
+        while not drain.is_over(len(self._open), time.monotonic()):
+            if drain.begins(time.monotonic()):
+                self._leave()
+            message = self._link.receive(0.0 if self._is_busy else IDLE_S)
             while message is not None:
                 if isinstance(message, messages.Done):
                     return message.reason
@@ -74,7 +83,22 @@ class Rollout:
                 self._take(result)
             self._swap_weights()
             self._report()
+            alive(self._engine.progress if self._is_busy else None)
+        for task, _ in self._open.values():
+            self._link.send(handed_back(task))
         return "asked to stop"
+
+    @property
+    def _is_busy(self) -> bool:
+        return len(self._open) > len(self._held)
+
+    def _leave(self) -> None:
+        """Tell the broker that this worker takes no new task; hand back those not begun."""
+        self._link.send(messages.Leaving())
+        for task in self._tasks():
+            if self._engine.cancel(task.task):
+                del self._open[task.task]
+                self._link.send(handed_back(task))
 
     def _handle(self, message: messages.FromBroker) -> None:
         match message:
@@ -92,6 +116,8 @@ class Rollout:
                 self._deliver_held()
             case messages.Welcome():
                 self._fetcher.use(WeightsSource.of(message, self._link.address))
+                if self._drain.is_on:
+                    self._link.send(messages.Leaving())
                 self.say_ready()
             case messages.ProbeFailed():
                 log.warning("probe of version %d differs by %.3g: fetching again", message.version, message.difference)
@@ -107,6 +133,9 @@ class Rollout:
             self._deliver(result)
 
     def _start(self, task: messages.PrefixTask) -> None:
+        if self._drain.is_on:  # it was on its way when the broker was told
+            self._link.send(handed_back(task))
+            return
         if task.version != self.swap.version:
             reason = f"version {self.swap.version} is installed, the task wants {task.version}"
             self._link.send(messages.Refused(task.task, task.attempt, reason))
@@ -181,7 +210,7 @@ class Rollout:
         """Take the steps towards the next version that can be taken now."""
         now_s = time.monotonic()
         self.swap.stage(self._fetcher.take())
-        if (offer := self.swap.offer(now_s)) is not None:
+        if not self._drain.is_on and (offer := self.swap.offer(now_s)) is not None:
             self._link.send(offer)
         if (snapshot := self.swap.due(self._tasks())) is not None:
             self._install(snapshot)
@@ -209,6 +238,8 @@ class Rollout:
         vitals.progress, vitals.busy_slot_s = self._engine.progress, self._engine.busy_slot_s
         vitals.leases = tuple(self._open)
         vitals.state = f"version {self.swap.version}"
+        if self._drain.is_on:
+            vitals.state += f", leaving, {len(self._open)} open"
 
 
 def make_job(task: messages.PrefixTask, prompts: tuple[TokenIds | str, ...], stop_tokens: frozenset[int]) -> Job:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError
-from prefixrl.common.wire.messages import ModelDigests, Ready, Revoke, Row, ScoreTask
+from prefixrl.common.wire.messages import ModelDigests, Ready, Row, ScoreTask
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
 from prefixrl.scorer.judging import Answered, Judging, ScorerLoop
@@ -83,8 +83,8 @@ class DirectScorer(ScorerLoop):
         ids = token_ids(row.tokens)
         return self._decoder.text(ids[:-1] if row.finish == "eos" else ids)
 
-    def _revoke(self, revoke: Revoke) -> None:
-        pass  # too late: a task starts when it arrives
+    def _take_back(self, task: str) -> bool:
+        return False  # too late: a task starts when it arrives
 
     def _step(self) -> None:
         judging, vitals = self._judging, self._link.vitals

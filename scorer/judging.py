@@ -15,6 +15,7 @@ from typing import Literal
 from prefixrl.common.engines.extract import extract_answer
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.continuations import row_verdict
+from prefixrl.common.worker.drain import Drain, handed_back
 from prefixrl.common.worker.link import Link
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.verify import Judgement
@@ -163,30 +164,56 @@ class ScorerLoop(ABC):
         self._link = link
         self._judging = judging
         self._ready = ready
+        self._drain = Drain(lambda: 0, 0.0)
 
     def say_ready(self) -> None:
         """Report to the broker what is loaded."""
         self._link.send(self._ready)
 
-    def run(self, stopping: Callable[[], bool]) -> str:
-        """Work until the run is over or the process is asked to stop; returns why it ended."""
-        while not stopping():
+    def run(
+        self, requests: Callable[[], int], grace_s: float = 0.0, alive: Callable[[int | None], None] = lambda _: None
+    ) -> str:
+        """Work until the run is over or `requests` to stop end the drain; return why it ended.
+
+        `alive` is called every turn with the progress, None while there is nothing to do.
+        """
+        drain = self._drain = Drain(requests, grace_s)
+        still_open = self._judging.open
+        while not drain.is_over(len(still_open), time.monotonic()):
+            if drain.begins(time.monotonic()):
+                self._leave()
             message = self._link.receive(self._patience_s())
             while message is not None:
                 match message:
                     case messages.Done():
                         return message.reason
+                    case messages.ScoreTask() if drain.is_on:  # it was on its way when the broker was told
+                        self._link.send(handed_back(message))
                     case messages.ScoreTask():
                         self._start(message)
-                    case messages.Revoke():
-                        self._revoke(message)
+                    case messages.Revoke(task) if self._take_back(task):
+                        self._link.send(messages.Refused(task, message.attempt, "revoked before it started"))
                     case messages.Welcome():  # after a restart of the broker
+                        if drain.is_on:
+                            self._link.send(messages.Leaving())
                         self.say_ready()
                     case _:
                         pass
                 message = self._link.receive(0.0)
             self._step()
+            if drain.is_on:
+                self._link.vitals.state = f"leaving, {len(still_open)} open"
+            alive(self._link.vitals.progress if still_open else None)
+        for entry in still_open.values():
+            self._link.send(handed_back(entry.task))
         return "asked to stop"
+
+    def _leave(self) -> None:
+        """Tell the broker that this worker takes no new task; hand back those not begun."""
+        self._link.send(messages.Leaving())
+        for task in [entry.task for entry in self._judging.open.values()]:
+            if self._take_back(task.task):
+                self._link.send(handed_back(task))
 
     def _patience_s(self) -> float:
         return POLL_S if self._judging.open else IDLE_S
@@ -195,7 +222,8 @@ class ScorerLoop(ABC):
     def _start(self, task: messages.ScoreTask) -> None: ...
 
     @abstractmethod
-    def _revoke(self, revoke: messages.Revoke) -> None: ...
+    def _take_back(self, task: str) -> bool:
+        """Forget a task that has not begun; False for one that has, or is unknown."""
 
     @abstractmethod
     def _step(self) -> None: ...

@@ -103,13 +103,13 @@ class Scorer(ScorerLoop):
             self._judge(result.key, self._completions.answer(result.key, result.rows))
         self._judging.collect()
 
-    def _revoke(self, revoke: messages.Revoke) -> None:
-        task = revoke.task
-        if task in self._decoding and self._engine.cancel(task):
-            del self._decoding[task]
-            self._completions.forget(task)
-            self._judging.drop(task)
-            self._link.send(messages.Refused(task, revoke.attempt, "revoked before it started"))
+    def _take_back(self, task: str) -> bool:
+        if task not in self._decoding or not self._engine.cancel(task):
+            return False
+        del self._decoding[task]
+        self._completions.forget(task)
+        self._judging.drop(task)
+        return True
 
     def _start(self, task: messages.ScoreTask) -> None:
         """Submit every text whose question can be rendered; the others get the verdict `error`."""

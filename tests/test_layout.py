@@ -105,7 +105,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_source_file_and_the_examples(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("prefixrl/")}
-    examples = [path for path in (ROOT / "deploy/examples").rglob("*") if path.is_file()]
+    shipped = (ROOT / "deploy/examples", ROOT / "deploy/systemd")
+    examples = [path for folder in shipped for path in folder.rglob("*") if path.is_file()]
     typed = [ROOT / root / "py.typed" for root in ROOTS]
     expected = {
         f"prefixrl/{path.relative_to(ROOT).as_posix()}"

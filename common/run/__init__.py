@@ -1,4 +1,4 @@
-"""Contents of a run directory, written by the learner and read by commands as well.
+"""Contents of a run directory, written by the learner and read by commands; signs of life.
 
 directory_format.py   the format of the directory, checked before anything in it is read
 records.py            the records of the journal
@@ -7,5 +7,6 @@ json_lines.py         files of JSON lines
 status.py             the status document
 documents.py          metrics, advantages, summary
 accuracy.py           judged rows and the figures of an arm
+service.py            what systemd is told about a daemon
 plans.py              plans, results and answers of `prefixrl eval` and `generate`
 """

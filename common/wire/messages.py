@@ -10,6 +10,7 @@ checks them). A worker (W) and the broker (B) exchange, in this order:
     B Beat       ─▶ W                        answers each Heartbeat with the newest published version
     W Staged     ─▶ B Swap ─▶ W Installed    a rollout holds new weights, may swap, has scored the probe
     B Proved | ProbeFailed   ─▶ W            its samples count, or are dropped and the weights fetched again
+    W Leaving    ─▶ B                        it was asked to stop: no new task; Goodbye follows the last open one
 
 Learner ranks and operators use the same socket: GetBatch, IterationDone, Published, Evaluate, GetStatus and others. In
 this file: parts; worker to broker; broker to worker; rank or operator to broker; broker to rank or operator; weights.
@@ -322,7 +323,7 @@ class Scores(_Leased, frozen=True):
 
 
 class Refused(_Leased, frozen=True):
-    """A lease that the worker hands back without a result (revoked, draining, wrong version)."""
+    """A lease that the worker hands back without a result (revoked, leaving, wrong version)."""
 
     reason: str
 
@@ -340,6 +341,10 @@ class Installed(_Message, frozen=True):
     digest: str
     probe_logprobs: bytes
     """float32, one per probe token but the first."""
+
+
+class Leaving(_Message, frozen=True):
+    """The worker takes no new task, finishes what it can of the open ones, then says Goodbye."""
 
 
 class Goodbye(_Message, frozen=True):
@@ -574,7 +579,7 @@ class Accepted(_Message, frozen=True):
     """The request was carried out."""
 
 
-_FromWorker = Hello | Ready | Heartbeat | Prefixes | Scores | Refused | Staged | Installed | Goodbye
+_FromWorker = Hello | Ready | Heartbeat | Prefixes | Scores | Refused | Staged | Installed | Leaving | Goodbye
 _ToWorker = Welcome | Reject | Unknown | Beat | PrefixTask | ScoreTask | Revoke | Ack | Done
 _ToRollout = Swap | Proved | ProbeFailed
 _FromLearner = GetBatch | IterationDone | Published | Evaluate | GetEvaluation | Forget | GetStatus | Stop

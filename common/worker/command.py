@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 import click
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import exit_codes, start_logging, stop_event
+from prefixrl.common.process import StopSignals, exit_codes, start_logging
+from prefixrl.common.run.service import Service
+from prefixrl.common.worker.drain import GRACE_S
 
 if TYPE_CHECKING:
     from prefixrl.common.worker.join import WorkerSession
@@ -26,8 +28,8 @@ settings_option = click.option(
 class LoadedWorker(Protocol):
     """A loaded worker."""
 
-    def run(self, stopping: Callable[[], bool]) -> str:
-        """Work until the run is over or the process is asked to stop; returns why it ended."""
+    def run(self, requests: Callable[[], int], grace_s: float, alive: Callable[[int | None], None]) -> str:
+        """Work until the run is over or `requests` to stop end it; return why it ended."""
 
 
 def worker_command(
@@ -44,19 +46,27 @@ def worker_command(
         "--engine", type=click.Choice(["auto", "vllm", "transformers", "simulated"]), help="Engine on this host."
     )
     @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host.")
+    @click.option(
+        "--grace-s",
+        type=click.FloatRange(0),
+        default=GRACE_S,
+        show_default=True,
+        help="Longest time to finish open tasks after SIGTERM, SIGUSR1 or SIGUSR2; a second signal ends it.",
+    )
     @_scorer_option(role, "--allow-function", "functions", metavar="FILE.py:NAME", help=ALLOW_FUNCTION)
     @_scorer_option(role, "--secret", "secrets", metavar="NAME", help=SECRET)
     def command(  # noqa: PLR0913 -- one per flag
         directory: Path | None,
         connect: str | None,
         key_file: Path | None,
+        grace_s: float,
         model: str | None,
         engine: str | None,
         device: str | None,
         functions: tuple[str, ...] = (),
         secrets: tuple[str, ...] = (),
     ) -> None:
-        stop = stop_event()
+        stop, service = StopSignals(), Service()
         with exit_codes():
             if (directory is None) == (connect is None) or (connect is None) != (key_file is None):
                 raise ConfigError(
@@ -73,7 +83,7 @@ def worker_command(
             patience_s = FIRST_CONTACT_S if directory is None else ORPHAN_S
             allowed = Allowed(tuple(map(_absolute, functions)), secrets)
             session = join(find, role, Overrides(model, engine, device, allowed), stop.is_set, patience_s)
-            work(session.link, lambda: load(session).run(stop.is_set))
+            work(session.link, lambda: _run(session, load, stop, service, grace_s))
 
     return command
 
@@ -89,3 +99,26 @@ def _absolute(function_ref: str) -> str:
     """Return FILE.py:NAME with an absolute path, as the run's config has it."""
     path, separator, name = function_ref.rpartition(":")
     return f"{Path(path).expanduser().resolve()}{separator}{name}"
+
+
+def _run(
+    session: "WorkerSession",
+    load: "Callable[[WorkerSession], LoadedWorker]",
+    stop: StopSignals,
+    service: Service,
+    grace_s: float,
+) -> str:
+    """Load the worker and run it, watched by systemd from its Ready on."""
+    link, name = session.link, f"{session.welcome.worker} of run {session.welcome.run_id}"
+    service.status(f"{name}: loading {session.model}")
+    with stop.ending_at_once():
+        loaded = load(session)
+    service.ready(f"{name}: ready")
+
+    def alive(progress: int | None) -> None:
+        service.alive(progress)
+        service.status(f"{name}: {link.vitals.state}")
+        if stop.is_set():
+            service.stopping()
+
+    return loaded.run(stop.requests, grace_s, alive)

@@ -13,6 +13,7 @@ from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError, PeerLost, RunIsOver
 from prefixrl.common.hub import model_folder
+from prefixrl.common.process import AskedToStop
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given
 from prefixrl.common.wire.messages import Done, Welcome
@@ -122,8 +123,8 @@ def work(link: Link, run: Callable[[], str]) -> None:
     try:
         reason = run()
         log.info("leaving: %s", reason)
-    except EndedEarly as ended:
-        reason = str(ended)
+    except (EndedEarly, AskedToStop) as ended:
+        reason = str(ended) or "asked to stop"
         log.info("leaving: %s", reason)
     finally:
         link.close(reason)

@@ -45,7 +45,7 @@ class Dispatcher:
         rollouts = list(self.registry.of("rollout"))
         self.ledger.admission.supply = self.registry.supply()
         self.evaluations.give_up_stranded((each.version for each in rollouts), now_s)
-        for worker in sorted(rollouts, key=lambda each: -each.free):
+        for worker in sorted((each for each in rollouts if not each.is_leaving), key=lambda each: -each.free):
             while worker.phase in ("ready", "draining") and worker.free > 0 and self._give_sampling(worker, now_s):
                 pass
         while (scorer := self.registry.pick("scorer", lambda each: True, prefetch=True)) is not None:

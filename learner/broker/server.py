@@ -287,6 +287,9 @@ class Broker:
                     self.versions.staged(worker, version)
                 case messages.Installed():
                     self._send(worker.identity, self.versions.installed(worker, message))
+                case messages.Leaving():
+                    log.info("%s takes no more tasks, %d are open", worker.name, len(worker.leases))
+                    worker.is_leaving = True
                 case messages.Goodbye(reason):
                     log.info("%s left: %s", worker.name, reason)
                     self.dispatcher.lose(worker, reason, died=False)

@@ -74,7 +74,9 @@ def _admission(admission: Admission) -> AdmissionStatus:
 def _worker(worker: Worker, now_s: float) -> WorkerStatus:
     fields = {name: value for name, value in vars(worker).items() if name in WorkerStatus.__struct_fields__}
     busy, silent_s = worker.busy_fraction(now_s), now_s - worker.heard_s
-    return WorkerStatus(**fields | {"leases": len(worker.leases), "busy_fraction": busy, "silent_s": silent_s})
+    phase = "leaving" if worker.is_leaving else worker.phase
+    own = {"phase": phase, "leases": len(worker.leases), "busy_fraction": busy, "silent_s": silent_s}
+    return WorkerStatus(**fields | own)
 
 
 def _busy_fractions(workers: Sequence[WorkerStatus]) -> dict[str, float]:

@@ -71,11 +71,18 @@ class Worker:
     engine_mismatch: float = 0.0
     tasks_done: int = 0
     wanted_version: int = -1
+    is_leaving: bool = False
+    """True once it said that it takes no new task; it never takes one again."""
 
     @property
     def free(self) -> int:
         """Number of slots without a lease."""
         return self.slots - len(self.leases)
+
+    @property
+    def is_working(self) -> bool:
+        """True if it takes tasks of every kind."""
+        return self.phase == "ready" and not self.is_leaving
 
     @property
     def label(self) -> str:
@@ -164,14 +171,14 @@ class Registry:
     def pick(self, role: str, fits: Callable[[Worker], bool], prefetch: bool) -> Worker | None:
         """Return the worker for the next task, by free slots, then by fewest tasks done."""
         # Without the second, new workers stay idle for ever where work is short.
-        ready = [worker for worker in self.of(role) if worker.phase == "ready" and fits(worker)]
+        ready = [worker for worker in self.of(role) if worker.is_working and fits(worker)]
         best = max(ready, key=lambda worker: (worker.free, -worker.tasks_done), default=None)
         return best if best is None or best.free > 0 or (prefetch and best.free == 0) else None
 
     def supply(self) -> Supply:
         """Return what works now; a rollout that swaps works again soon."""
-        rollouts = sum(worker.phase != "loading" for worker in self.of("rollout"))
-        return Supply(rollouts, sum(worker.slots for worker in self.of("scorer") if worker.phase == "ready"))
+        rollouts = sum(worker.phase != "loading" and not worker.is_leaving for worker in self.of("rollout"))
+        return Supply(rollouts, sum(worker.slots for worker in self.of("scorer") if worker.is_working))
 
     def prefetched(self, role: str) -> Lease | None:
         """Return the newest lease beyond its worker's slots: it has not started and may be revoked."""

@@ -1,6 +1,7 @@
 """Actor, critic and reference behind a few methods; `iteration.py` brings losses and order."""
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,6 +76,8 @@ class Models:
     lora: LoraConfig | None = None
     optimizer_steps: int = 0
     """Steps planned so far, dropped and left out ones included: the position in the learning rate schedule."""
+    on_forward: Callable[[], None] = lambda: None
+    """Called before every forward of the actor: a sign of life in a long iteration."""
 
     @classmethod
     def load(cls, config: RunConfig, rank: int, world_size: int, initial_path: str) -> "Models":
@@ -108,6 +111,7 @@ class Models:
 
     def forward_actor(self, batch: PaddedRows) -> tuple[Tensor, Tensor]:
         """Return current logprobs and entropies, (rows, tokens), at the sampling temperature."""
+        self.on_forward()
         logprobs, entropy = self.actor.engine(_inputs(batch), self.temperature)
         return logprobs, entropy
 

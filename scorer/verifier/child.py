@@ -27,7 +27,7 @@ import setproctitle
 from prefixrl.common.config import user_function
 from prefixrl.common.digests import function_digest
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import die_with_parent
+from prefixrl.common.process import STOP_SIGNALS, die_with_parent
 from prefixrl.common.wire.messages import CodeMode, Fault
 from prefixrl.scorer.sandbox.programs import MAX_TESTS, is_value, read_tests, share_passed, value_of
 from prefixrl.scorer.sandbox.runner import GRACE_S, START_S, ProgramLimits, SandboxError
@@ -196,7 +196,9 @@ def main() -> None:
     """Judge, or fork children that judge, until the parent closes the pipe or dies."""
     die_with_parent(int(sys.argv[1]))
     setproctitle.setproctitle("prefixrl-verifier")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    # The parent handles Ctrl-C and signals of a batch system; it needs its children while it drains.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Nothing that a library reads or prints may be, or fall between, frames.
     given, answers = os.dup(0), os.dup(1)

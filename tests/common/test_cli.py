@@ -20,8 +20,15 @@ HELP = {
     "deploy inspect": {"RUN_DIRECTORY", "--json"},
     "deploy report": {"RUN_DIRECTORY"},
     "learner": {"RUN_FILE", "--set KEY=VALUE", "--check", "Executes the Python files"},
-    "rollout": {"--run", "--connect", "--key", "--model", "--engine", "--device"},
-    "scorer": {*("--run", "--connect", "--key", "--model", "--engine", "--device"), *("--allow-function", "--secret")},
+    "deploy systemd install": {"RUN_FILE", "--set KEY=VALUE", "--user", "--name", "--as-user", "--print"},
+    "deploy systemd uninstall": {"--user", "--name"},
+    "deploy keygen": {"RUN_DIRECTORY", "--worker", "--remove"},
+    "deploy worker-command": {"RUN_DIRECTORY", "--role", "--key"},
+    "rollout": {"--run", "--connect", "--key", "--model", "--engine", "--device", "--grace-s"},
+    "scorer": {
+        *("--run", "--connect", "--key", "--model", "--engine", "--device", "--grace-s"),
+        *("--allow-function", "--secret"),
+    },
 }
 STARTERS = ("learner", "deploy launch")
 MISTAKES = {

@@ -11,14 +11,14 @@ from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import own
 from prefixrl.deploy import launch
-from prefixrl.deploy.launch import Child, Launcher, _Devices, _throw_away
+from prefixrl.deploy.launch import Child, Devices, Launcher, _throw_away
 from support.fakes import run_on_disk
 from support.run_helper import RUN_FILE
 
 
 def test_gpus_are_dealt_out_in_turn_as_many_as_a_process_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
-    devices = _Devices()
+    devices = Devices()
     dealt = [devices.deal(count)["CUDA_VISIBLE_DEVICES"] for count in (2, 1, 2, 1)]
     assert dealt == ["0,1", "2", "3,4", "0"]
     assert "ask for 6 GPUs, 5 are there: some share one" in devices.shared
@@ -29,7 +29,7 @@ def test_nothing_is_said_of_gpus_that_nobody_shares(
     there: str, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", there)
-    devices = _Devices()
+    devices = Devices()
     for count in wanted:
         devices.deal(count)
     assert devices.shared == ""
@@ -37,12 +37,12 @@ def test_nothing_is_said_of_gpus_that_nobody_shares(
 
 def test_an_empty_list_of_gpus_stays_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert _Devices().deal(1) == {}
+    assert Devices().deal(1) == {}
 
 
 def test_a_process_that_needs_no_gpu_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    devices = _Devices()
+    devices = Devices()
     assert devices.deal(0) == {"CUDA_VISIBLE_DEVICES": ""}
     assert devices.deal(1) == {"CUDA_VISIBLE_DEVICES": "0"}
 

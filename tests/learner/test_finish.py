@@ -12,6 +12,7 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain, PeerLost
+from prefixrl.common.run.service import Service
 from prefixrl.learner.broker import client as clients
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation.arms import Arms
@@ -61,7 +62,7 @@ def learner_of(config: RunConfig, servers: Servers, stopped: Callable[[], bool] 
     client = BrokerClient(servers.address)
     arms = Arms(config, client, directory, 0)
     publisher = cast(Publisher, NoPublisher())
-    zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, 0))
+    zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, 0), Service({}))
     learner = Learner(config, directory, client, cast(Models, NoModels()), zero, 0, stopped)
     learner.saved = 0
     try:

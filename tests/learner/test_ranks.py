@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from prefixrl.common.errors import Halted, PeerLost
-from prefixrl.learner.ranks import _watch
+from prefixrl.learner.ranks import _for_rank, _watch
 from support.fakes import end
 
 HALTS = """
@@ -79,3 +79,9 @@ def test_a_rank_that_failed_gives_its_exit_code() -> None:
     with ranks(ends(2), ends(2)) as children, pytest.raises(SystemExit) as failed:
         _watch(children, is_not_asked)
     assert failed.value.code == 2
+
+
+def test_the_first_rank_alone_speaks_to_systemd_for_all() -> None:
+    given = {"NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "1", "WATCHDOG_PID": "7", "HOME": "/root"}
+    assert _for_rank(0, given) == {"NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "1", "HOME": "/root"}
+    assert _for_rank(1, given) == {"HOME": "/root"}

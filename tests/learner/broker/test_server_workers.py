@@ -17,10 +17,12 @@ from prefixrl.common.wire.messages import (
     Goodbye,
     Heartbeat,
     Installed,
+    Leaving,
     PrefixTask,
     ProbeFailed,
     Prompt,
     Published,
+    Refused,
     Reject,
     Sampling,
     ScoreTask,
@@ -87,6 +89,31 @@ def test_a_worker_that_leaves_gives_its_task_back_at_once(config: RunConfig, bro
         wait_until(lambda: broker.dispatcher.losses["rollout: left"] == 1, "the leave")
         staying.ready(config, "rollout")
         assert staying.hear(PrefixTask).groups == task.groups
+
+
+def test_a_leaving_worker_gets_no_more_work_and_what_it_finishes_counts(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "leaving", "staying") as (leaving, staying):
+        leaving.ready(config, "rollout", slots=2)
+        first, second = leaving.hear(PrefixTask), leaving.hear(PrefixTask)
+        leaving.say(Leaving())
+        leaving.say(Refused(second.task, second.attempt, "this worker was asked to stop"))
+        assert leaving.hears_nothing_of(PrefixTask), "two slots are free"
+        staying.ready(config, "rollout")
+        assert staying.hear(PrefixTask).groups == second.groups
+        leaving.say(sampled(first))
+        leaving.hear(Ack)
+        assert leaving.hears_nothing_of(PrefixTask)
+        leaving.say(Goodbye("asked to stop"))
+        wait_until(lambda: broker.dispatcher.losses == {"rollout: left": 1}, "the leave")
+
+
+def test_a_leaving_worker_that_joins_again_gets_no_work_either(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "leaving") as (leaving,):
+        leaving.ready(config, "rollout")
+        leaving.hear(PrefixTask)
+        leaving.say(Leaving())
+        leaving.ready(config, "rollout")
+        assert leaving.hears_nothing_of(PrefixTask)
 
 
 def beats(peer: Peer, state: str, times: int = 5) -> None:
