@@ -65,7 +65,7 @@ class Service:
             self._send("STOPPING=1")
 
     def _send(self, text: str, patience_s: float = SEND_S) -> bool:
-        """Send lines; False where the manager is gone, or reads nothing for so long: no reason to end."""
+        """Send lines; return False where the manager is gone or does not read, which ends nothing."""
         if not self._address:
             return False
         # A name that begins with @ stands for the abstract namespace, whose names begin with a zero byte.

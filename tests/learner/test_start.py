@@ -13,6 +13,7 @@ from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.start import join
 from prefixrl.learner.weights.publish import Publisher
 from support.fakes import endpoint_of, run_on_disk, serving, wait_until
+from support.keys import address
 
 
 def joining(directory: Path) -> "queue.SimpleQueue[BrokerClient | PrefixRLError]":
@@ -61,7 +62,7 @@ def test_a_publisher_whose_broker_is_beyond_help_says_so(tmp_path: Path, monkeyp
     def watch() -> None:
         raise PeerLost("the broker died too often")
 
-    publisher = Publisher("tcp://127.0.0.1:1", tmp_path, [1, 2], raise_if_hopeless=watch)
+    publisher = Publisher(address("tcp://127.0.0.1:1", "rank"), tmp_path, [1, 2], raise_if_hopeless=watch)
 
     def failed() -> str:
         try:
