@@ -57,8 +57,9 @@ class Answered:
 
 def failure(reason: str, fault: messages.Fault) -> messages.TextVerdict:
     """Return the verdict `error` on a text that could not be produced."""
+    short = messages.cut_text(reason)
     return messages.TextVerdict(
-        reward=0.0, status="error", extracted=reason, finish="error", completion_tokens=0, elapsed_ms=0, fault=fault
+        reward=0.0, status="error", extracted=short, finish="error", completion_tokens=0, elapsed_ms=0, fault=fault
     )
 
 
@@ -118,7 +119,7 @@ class Judging:
         verdict = messages.TextVerdict(
             reward=judged.reward,
             status=judged.status,
-            extracted=judged.extracted or "",
+            extracted=messages.cut_text(judged.extracted or ""),
             finish=answered.finish,
             completion_tokens=answered.completion_tokens,
             elapsed_ms=elapsed_ms,

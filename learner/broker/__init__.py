@@ -8,6 +8,8 @@ trained next, and writes to its journal what must survive a crash before it ackn
     admission.py     how much of what the window allows is begun: just in time
     filtering.py     the prompt filter, and the shares of groups that end a run
     dispatch.py      tasks for workers; the effect of results and losses
+    task_names.py    names that prove which worker held which task
+    limits.py        most tokens and text that a result may hold
     workers.py       workers, leases, free slots
     evaluations.py   work pinned to one version, apart from the ledger
     versions.py      the weights each worker holds, proved or not; the other half is `rollout/swap.py`

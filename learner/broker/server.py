@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.journal import Journal
 from prefixrl.common.run.records import VersionPublished
 from prefixrl.common.wire import messages
@@ -28,7 +29,7 @@ from prefixrl.learner.broker.identity import IdentityCheck
 from prefixrl.learner.broker.spending import UsageFile
 from prefixrl.learner.broker.status import StatusSources, document
 from prefixrl.learner.broker.versions import Versions
-from prefixrl.learner.broker.workers import Worker
+from prefixrl.learner.broker.workers import MOST_SLOTS, UNCOUNTED, Worker
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ GOODBYE_S = 6.0
 than `servers.CLOSE_S`, by more than `LINGER_S`."""
 LINGER_S = 2.0
 """Longest time that the last messages may take to leave."""
-APART = {"simulated", "openai"}
+APART = UNCOUNTED
 """Engines that share a run with no other engine: their targets are not loaded from the same files."""
 
 
@@ -51,6 +52,8 @@ class RunState:
     weights_endpoint: str
     problems: int
     identity: IdentityCheck
+    ranks: int = 1
+    """Number of learner ranks."""
     resumed_at: int = -1
     """Iteration at which an earlier broker of the present ranks died; -1 where ranks begin with this one."""
 
@@ -69,7 +72,7 @@ class Broker:
         self.config, self.run, self.journal = config, run, journal
         self.dispatcher, self.ledger = dispatcher, dispatcher.ledger
         self.versions = Versions(config, run.identity, dispatcher.evaluations)
-        self.batches = BatchDesk(config, dispatcher, run.problems, run.resumed_at)
+        self.batches = BatchDesk(config, dispatcher, run.problems, run.ranks, run.resumed_at)
         self.usage_file = UsageFile(Path(config.directory), config.scorer.openai)
         self._server = server
         self._status = StatusSources(
@@ -126,7 +129,7 @@ class Broker:
             if received is None:
                 return
             timeout_s = 0.0
-            self._handle(*received)
+            self._handle_safely(*received)
             if self._stopping is not None:
                 return  # what follows, a Goodbye perhaps, is for `_dismiss`
 
@@ -164,6 +167,10 @@ class Broker:
         except Undeliverable as error:
             # A lease that could not be delivered is taken back when its worker is given up for silence.
             log.debug("could not deliver %s: %s", type(message).__name__, error)
+        except ConfigError as error:
+            log.error("could not send %s: %s", type(message).__name__, error)
+            if isinstance(message, messages.PrefixTask | messages.ScoreTask):
+                self.dispatcher.take_back(peer, message.task)
 
     def _give_up_lost(self, now_s: float) -> None:
         for worker, reason in self.dispatcher.registry.lost(now_s):
@@ -172,6 +179,30 @@ class Broker:
             self._send(worker.identity, messages.Unknown())
 
     # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _handle_safely(self, peer: bytes, message: messages.ToBroker) -> None:
+        """Handle a message; a fault in it ends its sender, never the process with the run's state."""
+        try:
+            self._handle(peer, message)
+        except OSError:
+            raise  # this host's disk: the next broker cuts off what was half written
+        except ValueError as error:
+            self._refuse(peer, message, str(error))
+        except Exception as error:
+            name = type(message).__name__
+            log.exception("a fault in handling %s", name)
+            self._refuse(peer, message, f"the broker failed over this {name} ({error!r}); its log has the trace")
+
+    def _refuse(self, peer: bytes, message: messages.ToBroker, reason: str) -> None:
+        self._malformed += 1
+        worker = self.dispatcher.registry.by_identity.get(peer)
+        if worker is not None:
+            self._reject(worker, reason)
+        else:
+            log.error("refused %s of a %s: %s", type(message).__name__, self._peers.get(peer, "stranger"), reason)
+            self._send(peer, messages.Reject(reason))
+        # A ledger that the fault left half changed must not go on: the next broker rebuilds it from the journal.
+        self.ledger.check()
 
     def _handle(self, peer: bytes, message: messages.ToBroker) -> None:
         now_s = time.monotonic()
@@ -192,7 +223,7 @@ class Broker:
                 | messages.Stop()
             ):
                 if peer in self._peers:
-                    self._handle_peer(peer, message, now_s)
+                    self._send(peer, *self._answer_peer(peer, message, now_s))
                 else:
                     self._send(peer, messages.Unknown())
             case _ if worker is not None:
@@ -231,38 +262,34 @@ class Broker:
         return worker
 
     def _handle_worker(self, worker: Worker, message: messages.ToBroker, now_s: float) -> None:
-        try:
-            match message:
-                case messages.Heartbeat():
-                    self._heartbeat(worker, message, now_s)
-                case messages.Ready():
-                    self._ready(worker, message, now_s)
-                case messages.Prefixes():
-                    self.versions.check_prefixes(worker, message)
-                    self.dispatcher.take_prefixes(worker, message, now_s)
-                    self._acks.append((worker.identity, messages.Ack(message.task, message.attempt)))
-                case messages.Scores():
-                    self.versions.check_scores(message)
-                    self.dispatcher.take_scores(worker, message, now_s)
-                    self._acks.append((worker.identity, messages.Ack(message.task, message.attempt)))
-                case messages.Refused():
-                    self.dispatcher.take_refusal(worker, message)
-                case messages.Staged(version):
-                    self.versions.staged(worker, version)
-                case messages.Installed():
-                    self._send(worker.identity, self.versions.installed(worker, message))
-                case messages.Goodbye(reason):
-                    log.info("%s left: %s", worker.name, reason)
-                    self.dispatcher.lose(worker, reason, died=False)
-                case _:
-                    raise ValueError(f"a {worker.role} may not send {type(message).__name__}")
-        except ValueError as error:
-            self._malformed += 1
-            self._reject(worker, str(error))
+        match message:
+            case messages.Heartbeat():
+                self._heartbeat(worker, message, now_s)
+            case messages.Ready():
+                self._ready(worker, message, now_s)
+            case messages.Prefixes() if worker.role == "rollout":
+                self.versions.check_prefixes(worker, message)
+                self.dispatcher.take_prefixes(worker, message, now_s)
+                self._acks.append((worker.identity, messages.Ack(message.task, message.attempt)))
+            case messages.Scores() if worker.role == "scorer":
+                self.dispatcher.take_scores(worker, message, now_s)
+                self._acks.append((worker.identity, messages.Ack(message.task, message.attempt)))
+            case messages.Refused():
+                self.dispatcher.take_refusal(worker, message)
+            case messages.Staged(version) if worker.role == "rollout":
+                self.versions.staged(worker, version)
+            case messages.Installed() if worker.role == "rollout":
+                self._send(worker.identity, self.versions.installed(worker, message))
+            case messages.Goodbye(reason):
+                log.info("%s left: %s", worker.name, reason)
+                self.dispatcher.lose(worker, reason, died=False)
+            case _:
+                raise ValueError(f"a {worker.role} may not send {type(message).__name__}")
         self._send(worker.identity, self.versions.grant(worker, now_s))
 
     def _heartbeat(self, worker: Worker, message: messages.Heartbeat, now_s: float) -> None:
         self.usage_file.note(worker.identity.decode(errors="replace"), message.usage)
+        worker.check_claim(message.progress, message.leases)
         worker.heartbeat(message.progress, message.busy_slot_s, message.state, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
         if worker.lost_its_ready(now_s):
@@ -277,8 +304,10 @@ class Broker:
         self.dispatcher.lose(worker, reason, died=True)
 
     def _ready(self, worker: Worker, ready: messages.Ready, now_s: float) -> None:
-        if ready.slots < 1:
-            raise ValueError(f"a worker with {ready.slots} slots cannot work; its engine must offer at least one")
+        if not 1 <= ready.slots <= MOST_SLOTS:
+            raise ValueError(
+                f"a worker with {ready.slots} slots cannot work here; its engine must offer from 1 to {MOST_SLOTS}"
+            )
         section = self.config.rollout if worker.role == "rollout" else self.config.scorer
         if ready.engine != section.engine and {ready.engine, section.engine} & APART:
             raise ValueError(f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}")
@@ -291,22 +320,11 @@ class Broker:
 
     # --- learner and operator ----------------------------------------------------------------------------------------
 
-    def _handle_peer(self, peer: bytes, message: messages.ToBroker, now_s: float) -> None:
-        try:
-            self._send(peer, *self._answer_peer(peer, message, now_s))
-        except ValueError as error:
-            # The process with the run's state must not end for a request that makes no sense.
-            self._malformed += 1
-            log.error("refused %s of a %s: %s", type(message).__name__, self._peers[peer], error)
-            self._send(peer, messages.Reject(str(error)))
-
     def _answer_peer(
         self, peer: bytes, message: messages.ToBroker, now_s: float
     ) -> tuple[messages.FromBroker | None, Sequence[Payload]]:
         """Return the answer to a rank or operator with its payload; None for one that comes later."""
         match message:
-            case messages.GetBatch(rank=rank, ranks=ranks) if not 0 <= rank < ranks:
-                raise ValueError(f"there is no rank {rank} among {ranks}")
             case messages.GetBatch():
                 self.batches.ask(peer, message, now_s)
                 return None, []
