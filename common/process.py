@@ -37,7 +37,7 @@ def printable(text: str) -> str:
 
 
 class _Lines(logging.Formatter):
-    """One line per record; what a record holds further is indented, so that no text can forge a record."""
+    """Records whose further lines are indented, so that no text can forge a record."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record)).replace("\n", "\n    ")

@@ -1,4 +1,4 @@
-"""The place where a run's broker listens: as the run directory names it now, or as it was given."""
+"""The place where a run's broker listens: as the run directory names it, or as it was given."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

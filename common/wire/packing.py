@@ -38,7 +38,7 @@ def pack_logprobs(values: list[float] | NDArray[np.float32]) -> bytes:
 
 
 def token_ids(packed: bytes, vocabulary: int = UNLIMITED.vocabulary) -> NDArray[np.int32]:
-    """Read packed token ids, shape (tokens,); raises ValueError unless all are of the vocabulary."""
+    """Read packed token ids, shape (tokens,); ValueError unless all are of the vocabulary."""
     if len(packed) % 4:
         raise ValueError(f"packed token ids of {len(packed)} bytes are not whole int32 values")
     ids = np.frombuffer(packed, dtype="<i4")

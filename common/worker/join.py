@@ -58,7 +58,7 @@ class EndedEarly(Exception):
 
 
 def find_broker(directory: Path | None, endpoint: str | None, stopping: Callable[[], bool]) -> Find:
-    """Return the finder of an endpoint that was given, or of the broker that a run directory names or will name."""
+    """Return the finder of a given endpoint, or of the broker that a run directory (will) name."""
     if directory is None:
         return given(endpoint or "")
     _wait_for_endpoint(directory, stopping)
@@ -86,7 +86,7 @@ def join(
     stopping: Callable[[], bool],
     patience_s: float = FIRST_CONTACT_S,
 ) -> WorkerSession:
-    """Connect and enrol within `patience_s`; raises PeerLost, Refusal, RunIsOver, ConfigError, DataError."""
+    """Connect and enrol within `patience_s`; raises a PrefixRLError that tells why it cannot."""
     link = Link(find, role)
     welcome = link.welcome(patience_s, stopping)
     link.name = welcome.worker

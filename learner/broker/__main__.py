@@ -137,7 +137,7 @@ def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBro
 def _replay(
     path: Path, ledger: Ledger, identity: IdentityCheck, iteration: int
 ) -> tuple[RunHeader | None, WeightsNote | None]:
-    """Rebuild the ledger from the journal; return its header, if it has one, and the newest note."""
+    """Rebuild the ledger from the journal; return its header, if any, and the newest note."""
     log.info("replaying %s, %.0f MiB", path, path.stat().st_size / 2**20)
     header, newest = None, None
 

@@ -30,7 +30,7 @@ class BatchDesk:
     def __init__(
         self, config: RunConfig, dispatcher: Dispatcher, problems: int, ranks: int = 1, resumed_at: int = -1
     ) -> None:
-        """Serve `ranks`, which may have begun iteration `resumed_at` with a broker that died; -1: they did not."""
+        """Serve `ranks`, which may have begun iteration `resumed_at` with another broker (-1: none)."""
         self._config = config
         self._ranks = ranks
         self._dispatcher = dispatcher
@@ -55,7 +55,7 @@ class BatchDesk:
         """Fraction of texts of the newest batch that were cut by the length limit."""
 
     def ask(self, peer: bytes, request: messages.GetBatch, now_s: float) -> None:
-        """Note a rank's request, which replaces its earlier one; ValueError for a rank that the run has not."""
+        """Note a rank's request in place of its earlier one; ValueError for a rank that is not."""
         if request.ranks != self._ranks or not 0 <= request.rank < self._ranks:
             raise ValueError(
                 f"rank {request.rank} of {request.ranks} asks for a batch, this run has {self._ranks}, rank 0 "

@@ -172,7 +172,7 @@ class Dispatcher:
         worker.finish(result.task)
 
     def _lease_of(self, worker: Worker, result: messages.Prefixes | messages.Scores) -> Lease | None:
-        """Return the lease of a result, None for a late one; ValueError unless its worker held that task.
+        """Return a result's lease, None for a late one; ValueError unless its worker held that task.
 
         It is then about the groups, prompts, seeds and prefixes of the task, each once, and a scorer has changed none.
         """

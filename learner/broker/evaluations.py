@@ -71,7 +71,7 @@ class EvaluationQueue:
         self._next = 0
 
     def add(self, request: messages.Evaluate) -> None:
-        """Start an evaluation; one with a known name changes nothing. ValueError where it is too large."""
+        """Start an evaluation unless its name is known; ValueError where it is too large."""
         if request.name in self.runs:
             return
         _check_size(request)

@@ -28,7 +28,7 @@ class RunLimits:
             )
 
     def prefixes(self, row_tokens: int | None) -> GroupLimits:
-        """Return the limits of sampled groups; `row_tokens` are those of an evaluation, None in training."""
+        """Return the limits of sampled groups; `row_tokens`: of an evaluation, None in training."""
         return self._training if row_tokens is None else replace(self._training, row_tokens=row_tokens)
 
     def completion_chars(self, kind: Kind, row_tokens: int, new_tokens: int) -> int:

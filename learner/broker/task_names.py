@@ -36,7 +36,7 @@ def version_of(task: str) -> int:
 
 
 class TaskNames:
-    """Gives tasks their names, and knows its own again; `epoch` tells the brokers of a run apart."""
+    """Names tasks and knows its names again; `epoch` tells the brokers of a run apart."""
 
     def __init__(self, epoch: str, key: bytes) -> None:
         self._epoch, self._key = epoch, key
