@@ -6,7 +6,6 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from prefixrl.common.wire.messages import FromBroker, FromWeights, Role, ToBroker, ToWeights
 from prefixrl.common.wire.transport import Malformed, _decode
