@@ -123,7 +123,7 @@ class Judging:
             finish=answered.finish,
             completion_tokens=answered.completion_tokens,
             elapsed_ms=elapsed_ms,
-            completion=answered.text if keeps_text else "",
+            completion=messages.encodable(answered.text) if keeps_text else "",
             fault=judged.fault,
             was_text=answered.was_text,
             was_cached=answered.was_cached,

@@ -55,10 +55,14 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 """A time or another figure that is not negative; neither NaN nor infinite."""
 
 
-def cut_text(text: str) -> str:
+def encodable(text: str) -> str:
+    """Return a text without lone surrogates, which a tokenizer may produce and no message can hold."""
+    return text.encode(errors="replace").decode()
+
+
+def cut_text(text: str, most: int = MOST_TEXT_CHARS) -> str:
     """Return a text short enough to be sent as `Text`, in characters that can be encoded."""
-    short = text if len(text) <= MOST_TEXT_CHARS else text[: MOST_TEXT_CHARS - 4] + " ..."
-    return short.encode(errors="replace").decode()
+    return encodable(text if len(text) <= most else text[: most - 4] + " ...")
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
