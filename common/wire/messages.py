@@ -56,7 +56,7 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 
 
 def encodable(text: str) -> str:
-    """Return a text without lone surrogates, which a tokenizer may produce and no message can hold."""
+    """Return a text without lone surrogates, which no message can hold."""
     return text.encode(errors="replace").decode()
 
 

@@ -41,8 +41,11 @@ class Dispatcher:
         self._score_tasks = 0
         self.ledger = ledger
         self.evaluations = EvaluationQueue(config.seed, config.broker.attempts)
-        result_s = max(config.broker.stall_s, RESULT_SHARE * config.learner.batch_timeout_s)
-        self.registry = Registry(config.broker.silence_s, config.broker.stall_s, result_s)
+        self._result_s = max(config.broker.stall_s, RESULT_SHARE * config.learner.batch_timeout_s)
+        if config.scorer.engine == "openai":
+            # A scorer may wait so long for its endpoint.
+            self._result_s = max(self._result_s, config.scorer.openai.patience_s)
+        self.registry = Registry(config.broker.silence_s, config.broker.stall_s)
         self.outgoing: list[tuple[bytes, messages.FromBroker]] = []
         self.losses: Counter[str] = Counter()
         self.completions: Counter[str] = Counter(judged=0, cached=0)
@@ -228,10 +231,15 @@ class Dispatcher:
     def reconcile(self, worker: Worker, held: Sequence[str], now_s: float) -> None:
         """Take back leases that a worker does not hold: the task or its result was lost on the way.
 
-        ValueError for a worker to which that happens `MOST_LOST_TASKS` times without a result in between.
+        ValueError for a worker that loses many tasks without a result in between, or keeps one for too long.
         """
         listed = set(held)
         for lease in list(worker.leases.values()):
+            if lease.kind == "train" and now_s - lease.since_s > self._result_s:
+                raise ValueError(
+                    f"no result of {lease.task} within {self._result_s:g} s, whatever progress it reports: the learner "
+                    f"waits for a batch twice as long (learner.batch_timeout_s)"
+                )
             if lease.task in listed:
                 lease.held_s = now_s
             elif now_s - lease.held_s > LOST_TASK_S:

@@ -139,7 +139,7 @@ class Broker:
             received = self._server.receive(timeout_s)
         except Malformed as error:
             self._malformed += 1
-            log.warning("ignored a malformed message: %s", error)
+            log.warning("ignored a malformed message: %.500s", error)
             return None
         if received is None:
             return None
@@ -195,6 +195,7 @@ class Broker:
 
     def _refuse(self, peer: bytes, message: messages.ToBroker, reason: str) -> None:
         self._malformed += 1
+        reason = messages.cut_text(reason)  # it may name what a peer sent
         worker = self.dispatcher.registry.by_identity.get(peer)
         if worker is not None:
             self._reject(worker, reason)

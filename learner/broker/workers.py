@@ -5,7 +5,6 @@ it. A task goes to the worker with most free slots. One more task is *prefetched
 anywhere, so that a decode never waits for a round trip; it is revoked when a new worker has nothing to do.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -141,12 +140,6 @@ class Worker:
         needed = {each: known for each, known in self.proved.items() if each >= oldest}
         self.proved = needed | {version: digest}
 
-    def overdue(self, before_s: float) -> list[Lease]:
-        """Return the training tasks that it was given before a time."""
-        if not self.leases or next(iter(self.leases.values())).since_s >= before_s:
-            return []  # the first is the oldest
-        return [each for each in self.leases.values() if each.kind == "train" and each.since_s < before_s]
-
     def heartbeat(self, progress: int, busy_slot_s: float, state: str, now_s: float) -> None:
         """Note a sign of life and the work loop's report."""
         self.busy_slot_s, self.state = busy_slot_s, state
@@ -176,9 +169,8 @@ class Worker:
 class Registry:
     """Connected workers of a run."""
 
-    def __init__(self, silence_s: float, stall_s: float, result_s: float = math.inf) -> None:
-        """Give up workers by silence, by progress that stalls, and by training tasks without result."""
-        self._silence_s, self._stall_s, self._result_s = silence_s, stall_s, result_s
+    def __init__(self, silence_s: float, stall_s: float) -> None:
+        self._silence_s, self._stall_s = silence_s, stall_s
         self.by_identity: dict[bytes, Worker] = {}
         self._numbers = {"rollout": 0, "scorer": 0}
 
@@ -202,8 +194,6 @@ class Registry:
                 found.append((worker, f"silent for {silent_s:.1f} s"))
             elif worker.leases and stuck_s > self._stall_s:
                 found.append((worker, f"no progress for {stuck_s:.0f} s on {', '.join(worker.leases)}"))
-            elif late := [each.task for each in worker.overdue(now_s - self._result_s)]:
-                found.append((worker, f"no result of {', '.join(late)} within {self._result_s:g} s"))
             elif worker.phase == "swapping" and stuck_s > self._stall_s:
                 # Its Swap or Installed was lost with a connection: it is asked to join again, and proves what it has.
                 found.append((worker, f"no installed weights for {stuck_s:.0f} s after its swap"))

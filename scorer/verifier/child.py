@@ -252,7 +252,7 @@ def _answer(function_ref: str, question: ChildQuestion) -> ChildAnswer:
 
 
 def _short(answer: ChildAnswer) -> ChildAnswer:
-    """Cut what an answer or a program wrote: a long frame would look like the end of this process."""
+    """Cut what an answer or a program wrote: a long frame looks like the end of this process."""
     extracted = None if answer.extracted is None else encodable(answer.extracted[:MAX_ANSWER_CHARS])
     return msgspec.structs.replace(answer, extracted=extracted, reason=encodable(answer.reason[:MAX_ANSWER_CHARS]))
 
