@@ -57,7 +57,7 @@ class TaskNames:
         return hmac.compare_digest(seal.encode(), self._seal(start, holder, answered).encode())
 
     def _seal(self, start: str, holder: bytes, asked: Content) -> str:
-        # SHA-256 alone would take a third of the broker's time where answers are long. Who does not know the seed cannot
-        # search for a collision, and sees no hash, only the seal of one.
+        # SHA-256 alone would take a third of the broker's time where answers are long. Who does not know the seed
+        # cannot search for a collision, and sees no hash, only the seal of one.
         fast = xxhash.xxh3_128_digest(self._encoder.encode(asked), seed=self._seed)
         return hmac.digest(self._key, self._encoder.encode((start, holder, fast)), "sha256")[:SEAL_BYTES].hex()
