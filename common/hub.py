@@ -1,6 +1,7 @@
 """Folders of models and datasets on this host: the folder given, or a hub snapshot."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from prefixrl.common.errors import DataError
@@ -21,6 +22,17 @@ def model_folder(model: str, needs_weights: bool = True) -> str:
     fault = f"model {model!r} is neither a folder on this host nor available from the hub"
     remedy = "give a local folder, or fetch it where there is a network (`hf download`); a gated model"
     return _fetched(fault, remedy, model, allow_patterns=list(FILES if needs_weights else TOKENIZER_FILES))
+
+
+def cached_file(model: str, name: str) -> Path | None:
+    """Return a file of a model where it is on this host already, else None."""
+    if os.path.isdir(model):
+        path = Path(model) / name
+        return path if path.is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, name)
+    return Path(found) if isinstance(found, str) else None
 
 
 def dataset_folder(dataset: str) -> str:

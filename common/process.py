@@ -29,17 +29,32 @@ WELL_S = 3600.0
 """A process that ran this long before it ended has all its restarts again: ends in a long run do not add up."""
 
 
+_HIDDEN = (*range(32), *range(127, 160), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+"""Characters that move a cursor, colour text, end a line or turn its direction."""
+_ESCAPES = {code: f"\\u{code:04x}" for code in _HIDDEN if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """Return a text of a peer or model for a terminal or log: control characters as in JSON."""
+    return text.translate(_ESCAPES)
+
+
+class _Lines(logging.Formatter):
+    """Records whose further lines are indented, so that no text can forge a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record)).replace("\n", "\n    ")
+
+
 def start_logging(title: str) -> None:
     """Start as a daemon of a run; logs go to stderr, which the supervisor writes to files."""
     if PARENT_VARIABLE in os.environ:
         die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     setproctitle.setproctitle(title)
     faulthandler.enable()  # a watchdog's SIGABRT leaves the stack of every thread in the log
-    logging.basicConfig(
-        level=os.environ.get("PREFIXRL_LOG", "INFO").upper(),
-        format=f"%(asctime)s %(levelname)-7s {title} %(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(f"%(asctime)s %(levelname)-7s {title} %(message)s"))
+    logging.basicConfig(level=os.environ.get("PREFIXRL_LOG", "INFO").upper(), handlers=[handler])
     logging.captureWarnings(True)
 
 
@@ -115,7 +130,7 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except PrefixRLError as error:
-        sys.stderr.write(f"error: {error}\n" if error.is_fault else f"{error}\n")
+        sys.stderr.write(printable(f"error: {error}\n" if error.is_fault else f"{error}\n"))
         sys.stderr.flush()
         raise SystemExit(error.exit_code) from None
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from prefixrl.common.process import exit_codes
+from prefixrl.common.process import exit_codes, printable
 from prefixrl.common.worker.command import settings_option
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -134,7 +134,7 @@ def status(run_directory: Path, as_json: bool) -> None:
 
         document = fetch(run_directory)
         if as_json:
-            click.echo(document)
+            click.echo(printable(document.decode()))
         else:
             render(document, run_directory)
 
@@ -148,7 +148,7 @@ def inspect(run_directory: Path, as_json: bool) -> None:
         from prefixrl.deploy.inspect import inspect as run
 
         for line in run(run_directory, as_json):
-            click.echo(line)
+            click.echo(printable(line))
 
 
 @main.command()

@@ -22,7 +22,7 @@ from prefixrl.common.config.data import DataConfig, resolve
 from prefixrl.common.config.load import changed, from_flags
 from prefixrl.common.config.run import ModelConfig, RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import stop_event, write_atomically
+from prefixrl.common.process import printable, stop_event, write_atomically
 from prefixrl.common.run.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, AnswerLine, GenerationPlan
 from prefixrl.common.run.status import USAGE_FILE, total_usage
 from prefixrl.common.wire.messages import Usage
@@ -84,6 +84,8 @@ class Copy:
                 # Only files hold bytes; pipes and devices cannot be truncated.
                 if os.fstat(self._out.fileno()).st_size:
                     self._out.truncate(0)
+            if self._out.isatty():
+                text = printable(text.decode()).encode()  # still the same JSON
             self._out.write(text + newline)
             self._out.flush()
         except BrokenPipeError:
@@ -98,7 +100,7 @@ class Copy:
             return
         self.failed += 1
         if self.failed <= SHOWN_FAILURES:
-            click.echo(f"{line.file} row {line.row}: {FAILURES[line.status]}: {line.reason}", err=True)
+            click.echo(printable(f"{line.file} row {line.row}: {FAILURES[line.status]}: {line.reason}"), err=True)
         elif self.failed == SHOWN_FAILURES + 1:
             click.echo("more rows failed; each has a line with status and reason", err=True)
 

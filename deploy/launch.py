@@ -26,7 +26,7 @@ import msgspec
 from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PeerLost
-from prefixrl.common.process import PARENT_VARIABLE, RestartBudget, end_children, own, stop_event
+from prefixrl.common.process import PARENT_VARIABLE, RestartBudget, end_children, own, printable, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
@@ -80,7 +80,7 @@ class Child:
 
     def tail(self) -> str:
         """Return the end of its log."""
-        return "\n".join(self._log().splitlines()[-TAIL_LINES:])
+        return printable("\n".join(self._log().splitlines()[-TAIL_LINES:]))
 
     def error(self) -> str:
         """Return the message of the error it ended with, "" where it left none."""

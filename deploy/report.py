@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.process import printable
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.accuracy import Point
 from prefixrl.common.run.directory_format import check_format
@@ -52,7 +53,7 @@ def print_table(directory: Path) -> None:
             table.add_row(*row)
         console.print(table)
     for name, value in _facts(summary):
-        console.print(f"{name}: {value}", highlight=False, markup=False)
+        console.print(printable(f"{name}: {value}"), highlight=False, markup=False)
     console.print(f"everything is in {directory}", highlight=False, markup=False)
 
 

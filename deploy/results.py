@@ -7,6 +7,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from prefixrl.common.process import printable
 from prefixrl.common.run.accuracy import over_runs
 from prefixrl.common.run.plans import ArmResult
 
@@ -28,7 +29,7 @@ def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
         table.add_row(*line)
     console.print(table)
     for note in _notes(results, incomplete):
-        console.print(note, markup=False, highlight=False)
+        console.print(printable(note), markup=False, highlight=False)
 
 
 def markdown(results: list[ArmResult], incomplete: list[str]) -> str:

@@ -9,8 +9,10 @@ import msgspec
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from prefixrl.common.errors import ConfigError, PeerLost, Refusal
+from prefixrl.common.process import printable
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine
 from prefixrl.common.run.status import StatusDocument
@@ -92,7 +94,7 @@ def _picture(document: StatusDocument, newest: MetricsLine | None) -> Group:
         head.add_row("evaluations", _evaluated(document))
     if document.causes:
         passes = f"{document.filter.passed} of {document.filter.judged}" if document.filter else ""
-        head.add_row("ended untrained", _listed(document.causes), "filter passes", passes)
+        head.add_row("ended untrained", _cell(_listed(document.causes)), "filter passes", passes)
     if cached := document.completions.get("cached"):
         head.add_row("completions from the cache", f"{cached} of {document.completions['judged']}")
     if document.row_errors:
@@ -100,15 +102,20 @@ def _picture(document: StatusDocument, newest: MetricsLine | None) -> Group:
     if document.endpoint:
         head.add_row("the target's endpoint", str(document.endpoint))
     if document.waiting_for:
-        head.add_row("the learner waits for", document.waiting_for)
+        head.add_row("the learner waits for", _cell(document.waiting_for))
     columns = "worker", "phase", "engine", "version", "leases", "busy", "tasks", "state"
     workers = Table(*columns, box=None, padding=(0, 2))
     for each in document.workers:
         busy = "" if each.busy_fraction is None else f"{each.busy_fraction:.0%}"
         version = str(each.version) if each.role == "rollout" else ""
         figures = version, f"{each.leases}/{each.slots}", busy, str(each.tasks_done)
-        workers.add_row(each.name, each.phase, each.engine, *figures, each.state)
+        workers.add_row(each.name, each.phase, _cell(each.engine), *figures, _cell(each.state))
     return Group(head, workers)
+
+
+def _cell(text: str) -> Text:
+    """Return a worker's text as it is: rich would read markup in it."""
+    return Text(printable(text))
 
 
 def _add_training(head: Table, document: StatusDocument, newest: MetricsLine | None) -> None:
@@ -178,7 +185,7 @@ class View:
 
     def announce(self, text: str) -> None:
         """Print a line that stays."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(printable(text), markup=False, highlight=False)
 
     def refresh(self) -> None:
         """Show the newest state, at most every few seconds; ignore a broker that is silent."""

@@ -8,6 +8,7 @@ for. No collective begins before every rank holds its shard: each rank asks the 
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -115,7 +116,9 @@ class Learner:
             self.rank_zero.arms.advance(self.iteration)
             self.fresh_ess = metrics.means.get("fresh_ess_fraction", self.fresh_ess)
             old_ess = metrics.means.get("old_ess_fraction")
-            worth = None if old_ess is None else old_ess / max(self.fresh_ess, 1e-9)
+            worth = None
+            if old_ess is not None and math.isfinite(old_ess):
+                worth = old_ess / max(self.fresh_ess, 1e-9)
             self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps, worth)
             now_s = time.monotonic()
             times = Times(self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s))

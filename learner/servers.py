@@ -32,11 +32,11 @@ WATCH_EVERY_S = 0.1
 class Servers:
     """Starts, watches and restarts both; a restarted broker is given `completed`, an iteration.
 
-    With `trains` false the broker issues no groups: it serves evaluations alone.
+    With `trains` false the broker issues no groups: it serves evaluations alone. `ranks`: learner ranks of the run.
     """
 
-    def __init__(self, config: RunConfig, directory: Path, completed: int, trains: bool = True) -> None:
-        self._trains = trains
+    def __init__(self, config: RunConfig, directory: Path, completed: int, trains: bool = True, ranks: int = 1) -> None:
+        self._trains, self._ranks = trains, ranks
         self._directory = directory
         self.completed = completed
         self._budgets = {name: RestartBudget(RESTARTS_ALLOWED) for name in (BROKER, WEIGHT_SERVER)}
@@ -70,8 +70,9 @@ class Servers:
     def _start_broker(self, *flags: str) -> None:
         doors = ("--weights-endpoint", self.weights_endpoint, "--weights-door", self._local_door)
         state = ("--iteration", str(self.completed), *doors)
+        ranks = ("--ranks", str(self._ranks))
         only = () if self._trains else ("--no-training",)
-        self._start(BROKER, "prefixrl.learner.broker", self._directory, *state, *only, *flags)
+        self._start(BROKER, "prefixrl.learner.broker", self._directory, *state, *ranks, *only, *flags)
 
     def _start(self, name: str, module: str, directory: Path, *flags: str) -> None:
         self._budgets[name].started_s = time.monotonic()

@@ -41,7 +41,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         check_port_is_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
         training = problems.keep(run_directory.path, *read)
         completed, service = _completed(run_directory.path), Service()
-        servers, golds = Servers(config, run_directory.path, completed), None
+        servers, golds = Servers(config, run_directory.path, completed, ranks=ranks), None
         try:
             answers = [each for each in training if each.code != "tests"]
             if config.reward.function is None and answers:

@@ -153,7 +153,7 @@ class Rollout:
         try:
             return self._renderer.prompt(group.prompt.question)
         except ValueError as error:
-            return str(error)
+            return messages.cut_text(str(error))
 
     def _take(self, result: JobResult) -> None:
         """Deliver a finished job, keep it until its weights are proved, or hand it back."""

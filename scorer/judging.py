@@ -58,8 +58,9 @@ class Answered:
 
 def failure(reason: str, fault: messages.Fault) -> messages.TextVerdict:
     """Return the verdict `error` on a text that could not be produced."""
+    short = messages.cut_text(reason)
     return messages.TextVerdict(
-        reward=0.0, status="error", extracted=reason, finish="error", completion_tokens=0, elapsed_ms=0, fault=fault
+        reward=0.0, status="error", extracted=short, finish="error", completion_tokens=0, elapsed_ms=0, fault=fault
     )
 
 
@@ -119,11 +120,11 @@ class Judging:
         verdict = messages.TextVerdict(
             reward=judged.reward,
             status=judged.status,
-            extracted=judged.extracted or "",
+            extracted=messages.cut_text(judged.extracted or ""),
             finish=answered.finish,
             completion_tokens=answered.completion_tokens,
             elapsed_ms=elapsed_ms,
-            completion=answered.text if keeps_text else "",
+            completion=messages.encodable(answered.text) if keeps_text else "",
             fault=judged.fault,
             was_text=answered.was_text,
             was_cached=answered.was_cached,

@@ -45,7 +45,8 @@ class LearnerConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Positive = 1
     batch_timeout_s: PositiveFloat = 3600.0
-    """Longest wait for one batch; then the learner ends and names what it waited for."""
+    """Longest wait for one batch; then the learner ends and names what it waited for. A worker that holds a training
+    task for half of it without a result counts as dead, whatever progress it reports."""
     collective_timeout_s: PositiveFloat = 1800.0
     """Longest wait of a rank inside a collective. No rank enters one before all hold their shard."""
     deepspeed: dict[str, Any] = Field(default_factory=lambda: {"zero_optimization": {"stage": 0}})

@@ -12,6 +12,8 @@ class RunHeader(msgspec.Struct, frozen=True, tag=True):
 
     run_id: str
     protocol: int
+    task_key: bytes = b""
+    """Secret key of `broker/task_names.py`: results of tasks that an earlier broker gave out are known by it."""
 
 
 class VersionPublished(msgspec.Struct, frozen=True, tag=True):

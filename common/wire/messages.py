@@ -17,9 +17,10 @@ this file: parts; worker to broker; broker to worker; rank or operator to broker
 """
 
 from collections import Counter
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 PROTOCOL = 7
 """Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
@@ -42,6 +43,29 @@ CodeMode = Literal["none", "answers", "tests"]
 """Programs in answers that are run; `data.code` explains the values."""
 
 
+MOST_NAME_CHARS, MOST_TEXT_CHARS = 256, 4096
+Name = Annotated[str, Meta(max_length=MOST_NAME_CHARS)]
+"""A name, digest or host; longer ones are refused where they arrive."""
+Text = Annotated[str, Meta(max_length=MOST_TEXT_CHARS)]
+"""A reason, state or short answer; its sender cuts it with `cut_text`."""
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+MOST_LEASES_LISTED = 2**14
+"""A worker holds at most one task more than its slots, of which the broker counts at most `workers.MOST_SLOTS`."""
+Version = Annotated[int, Meta(ge=UNPROVED, le=2**31 - 1)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+"""A time or another figure that is not negative; neither NaN nor infinite."""
+
+
+def encodable(text: str) -> str:
+    """Return a text without lone surrogates, which no message can hold."""
+    return text.encode(errors="replace").decode()
+
+
+def cut_text(text: str, most: int = MOST_TEXT_CHARS) -> str:
+    """Return a text short enough to be sent as `Text`, in characters that can be encoded."""
+    return encodable(text if len(text) <= most else text[: most - 4] + " ...")
+
+
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A message of one of the unions below; its tag is its class name."""
 
@@ -49,8 +73,8 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 class _Leased(_Message, frozen=True):
     """A message about one lease of a task."""
 
-    task: str
-    attempt: int
+    task: Name
+    attempt: Count
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,22 +87,22 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Sampling(_Part, frozen=True, kw_only=True):
     """All settings of an engine's draws; a model's generation_config never leaks in."""
 
-    temperature: float
+    temperature: Annotated[float, Meta(ge=0.0, le=1e3)]
     """0 decodes greedily."""
-    max_new_tokens: int
-    top_k: int = 0
+    max_new_tokens: Annotated[int, Meta(ge=1, le=2**24)]
+    top_k: Count = 0
     """0 for all tokens."""
-    top_p: float = 1.0
-    min_p: float = 0.0
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
 class ModelDigests(_Part, frozen=True):
     """Digests of what a worker loaded; a worker that differs from its role is refused."""
 
-    model: str
-    tokenizer: str
-    chat_template: str
-    reward_function: str = ""
+    model: Name
+    tokenizer: Name
+    chat_template: Name
+    reward_function: Name = ""
     """Digest of the file of `reward.function`; "" without one and for rollouts."""
 
 
@@ -96,7 +120,7 @@ class Prompt(_Part, frozen=True):
 class GroupTask(_Part, frozen=True):
     """One group to sample, and the seed from which the seed of every row is derived."""
 
-    seq: int
+    seq: Count
     prompt: Prompt
     seed: int
 
@@ -104,9 +128,9 @@ class GroupTask(_Part, frozen=True):
 class VersionSpan(_Part, frozen=True):
     """Consecutive tokens of a row that one version of the adapter sampled."""
 
-    version: int
-    weights_digest: str
-    tokens: int
+    version: Version
+    weights_digest: Name
+    tokens: Count
     """Number of these tokens, at least one."""
 
 
@@ -129,13 +153,13 @@ class Row(_Part, frozen=True, kw_only=True):
 class GroupPrefixes(_Part, frozen=True, kw_only=True):
     """All rows of one group, the result of one engine call."""
 
-    seq: int
+    seq: Count
     prompt: Prompt
     seed: int
     prompt_tokens: bytes
     """int32 ids of the rendered prompt the adapter saw; empty for rows that no adapter wrote."""
     rows: tuple[Row, ...]
-    error: str = ""
+    error: Text = ""
     """Reason why the group could not be sampled (an over-long prompt, say); `rows` is then empty."""
 
 
@@ -145,13 +169,13 @@ class TextVerdict(_Part, frozen=True, kw_only=True):
     reward: float
     """In [0, 1]; meaningless where the text is not judged, which is never trained."""
     status: VerdictStatus
-    extracted: str
+    extracted: Text
     """The answer found in the text; with status `error` the reason, where one is known."""
     finish: Finish
     """End of the text that was judged; `length`: it was cut. In direct mode a cut answer has reward 0."""
-    completion_tokens: int
+    completion_tokens: Count
     """Tokens the scorer's engine wrote: 0 in direct mode, and where the completion was in its cache."""
-    elapsed_ms: int
+    elapsed_ms: Count
     completion: str = ""
     """The whole text judged, in evaluations and with `scorer.keep_completions`; else empty."""
     fault: Fault = ""
@@ -183,13 +207,13 @@ class ScoredGroup(_Part, frozen=True, kw_only=True):
     """A group with a verdict per row, and the prefixes judged, so that nothing is joined by id."""
 
     prefixes: GroupPrefixes
-    version: int
+    version: Version
     """The adapter's when it wrote the oldest token of the task; -1 where no adapter wrote any."""
-    weights_digest: str
+    weights_digest: Name
     verdicts: tuple[Verdict, ...]
-    scorer: str
-    sampled_s: float = 0.0
-    scoring_s: float = 0.0
+    scorer: Name
+    sampled_s: Seconds = 0.0
+    scoring_s: Seconds = 0.0
     """Seconds that the rollout (`sampled_s`) and the scorer spent on the tasks that held the group."""
 
     @property
@@ -246,8 +270,8 @@ class BatchGroup(_Part, frozen=True, kw_only=True):
 class WeightsNote(_Part, frozen=True):
     """One published version: what a worker must fetch and how its installation is proved."""
 
-    version: int
-    digest: str
+    version: Version
+    digest: Name
     probe_tokens: bytes
     """int32 ids of the text that the engine scores after installing."""
     probe_logprobs: bytes
@@ -257,13 +281,13 @@ class WeightsNote(_Part, frozen=True):
 class Usage(_Part, frozen=True, kw_only=True):
     """A scorer's use of its target's endpoint since its start; the endpoint counts the tokens."""
 
-    requests: int = 0
+    requests: Count = 0
     """Requests that were answered."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    retries: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    retries: Count = 0
     """Requests that failed and were, or will be, made again."""
-    limited_s: float = 0.0
+    limited_s: Seconds = 0.0
     """Seconds in which some row waited for a rate limit."""
 
 
@@ -275,10 +299,10 @@ class Hello(_Message, frozen=True, kw_only=True):
 
     protocol: int
     role: Role
-    incarnation: str
+    incarnation: Name
     """Random per process: a restarted worker is another worker."""
-    host: str
-    pid: int
+    host: Name
+    pid: Count
 
 
 class Ready(_Message, frozen=True, kw_only=True):
@@ -286,20 +310,20 @@ class Ready(_Message, frozen=True, kw_only=True):
 
     slots: int
     digests: ModelDigests
-    version: int
+    version: Version
     """Installed version: 0 for the initial adapter, UNPROVED until a probe has passed and for scorers."""
-    weights_digest: str
-    engine: str
+    weights_digest: Name
+    engine: Name
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):
     """A sign of life, sent on a clock, with figures of the work loop: a hung loop shows."""
 
-    progress: int
+    progress: Count
     """Grows with every token, verification and loading step; for a limited time also while an endpoint is out."""
-    busy_slot_s: float
-    leases: tuple[str, ...]
-    state: str
+    busy_slot_s: Seconds
+    leases: Annotated[tuple[Name, ...], Meta(max_length=MOST_LEASES_LISTED)]
+    state: Text
     usage: Usage | None = None
     """None unless the engine uses an endpoint."""
 
@@ -308,11 +332,11 @@ class Prefixes(_Leased, frozen=True, kw_only=True):
     """The result of a PrefixTask."""
 
     kind: Kind
-    version: int
+    version: Version
     """Version of the oldest token; the task's version where no group could be sampled."""
-    weights_digest: str
+    weights_digest: Name
     groups: tuple[GroupPrefixes, ...]
-    elapsed_s: float
+    elapsed_s: Seconds
 
 
 class Scores(_Leased, frozen=True):
@@ -325,20 +349,20 @@ class Scores(_Leased, frozen=True):
 class Refused(_Leased, frozen=True):
     """A lease that the worker hands back without a result (revoked, leaving, wrong version)."""
 
-    reason: str
+    reason: Text
 
 
 class Staged(_Message, frozen=True):
     """A rollout holds verified weights of this version in memory and asks to swap."""
 
-    version: int
+    version: Version
 
 
 class Installed(_Message, frozen=True):
     """A rollout installed a version and scored the probe with its engine."""
 
-    version: int
-    digest: str
+    version: Version
+    digest: Name
     probe_logprobs: bytes
     """float32, one per probe token but the first."""
 
@@ -350,7 +374,7 @@ class Leaving(_Message, frozen=True):
 class Goodbye(_Message, frozen=True):
     """The peer leaves on purpose; its leases go back at once."""
 
-    reason: str
+    reason: Text
 
 
 # --- broker to worker -----------------------------------------------------------------------------------------------
@@ -452,7 +476,7 @@ class Done(_Message, frozen=True):
 class GetBatch(_Message, frozen=True):
     """A rank's request for its shard; answered by Batch, NotYet, RunOver, Halt or CannotGoOn."""
 
-    iteration: int
+    iteration: Count
     rank: int
     ranks: int
     is_stopping: bool = False
@@ -462,9 +486,9 @@ class GetBatch(_Message, frozen=True):
 class IterationDone(_Message, frozen=True):
     """Every rank finished the optimiser steps of this iteration; its groups are trained."""
 
-    iteration: int
-    optimizer_steps: int
-    relative_ess: float | None = None
+    iteration: Count
+    optimizer_steps: Count
+    relative_ess: Seconds | None = None
     """Effective sample size of tokens of age 1 and more, over that of age 0; None without old ones."""
 
 
@@ -477,15 +501,15 @@ class Published(_Message, frozen=True):
 class Evaluate(_Message, frozen=True, kw_only=True):
     """A request to judge every prompt, with prefixes of one version or with one given prefix."""
 
-    name: str
-    version: int
+    name: Name
+    version: Version
     """-1: no adapter; `prefix_tokens` stands before every completion (and may be empty). Rollouts that reach a version
     to be evaluated stay at it until its prefixes are sampled."""
     prefix_tokens: bytes
     prompts: tuple[Prompt, ...]
     prefix_sampling: Sampling
     completion_sampling: Sampling
-    samples: int = 1
+    samples: Annotated[int, Meta(ge=1, le=2**16)] = 1
     """Rows per prompt, each with draws of its own."""
     prefix_text: str | None = None
     """`prefix_tokens` as text, with the meaning of `Row.text`."""
@@ -494,13 +518,13 @@ class Evaluate(_Message, frozen=True, kw_only=True):
 class GetEvaluation(_Message, frozen=True):
     """A request for EvaluationProgress."""
 
-    name: str
+    name: Name
 
 
 class Forget(_Message, frozen=True):
     """A finished evaluation was fetched: the broker need not hold it any longer."""
 
-    name: str
+    name: Name
 
 
 class GetStatus(_Message, frozen=True):
@@ -510,7 +534,7 @@ class GetStatus(_Message, frozen=True):
 class Stop(_Message, frozen=True):
     """The operator or rank 0 ends the run; workers get Done. Accepted is answered by Goodbye."""
 
-    reason: str
+    reason: Text
 
 
 # --- broker to learner rank and operator ----------------------------------------------------------------------------

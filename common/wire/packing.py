@@ -2,12 +2,29 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.wire.messages import GroupPrefixes, Kind, Row, ScoredGroup, Verdict
+
+MOST_CHARS_PER_TOKEN = 1024
+"""More than the longest token of any vocabulary: a text that is longer was not written by its tokens."""
+
+
+@dataclass(frozen=True)
+class GroupLimits:
+    """Most that a group may hold."""
+
+    prompt_tokens: int = 2**31
+    row_tokens: int = 2**31
+    vocabulary: int = 2**31
+    """Token ids are below it."""
+
+
+UNLIMITED = GroupLimits()
 
 
 def pack_tokens(ids: list[int] | NDArray[np.int32]) -> bytes:
@@ -20,13 +37,16 @@ def pack_logprobs(values: list[float] | NDArray[np.float32]) -> bytes:
     return np.asarray(values, dtype="<f4").tobytes()
 
 
-def token_ids(packed: bytes) -> NDArray[np.int32]:
-    """Read packed token ids, shape (tokens,); raises ValueError on a wrong size or negative id."""
+def token_ids(packed: bytes, vocabulary: int = UNLIMITED.vocabulary) -> NDArray[np.int32]:
+    """Read packed token ids, shape (tokens,); ValueError unless all are of the vocabulary."""
     if len(packed) % 4:
         raise ValueError(f"packed token ids of {len(packed)} bytes are not whole int32 values")
     ids = np.frombuffer(packed, dtype="<i4")
-    if ids.size and int(ids.min()) < 0:
-        raise ValueError(f"token id {int(ids.min())} is negative")
+    # As unsigned numbers negative ids are the largest of all.
+    if ids.size and int(ids.view("<u4").max()) >= vocabulary:
+        if int(ids.min()) < 0:
+            raise ValueError(f"token id {int(ids.min())} is negative")
+        raise ValueError(f"token id {int(ids.max())} is not below the vocabulary of {vocabulary}")
     return ids
 
 
@@ -40,7 +60,9 @@ def logprobs(packed: bytes, tokens: int) -> NDArray[np.float32]:
     return values
 
 
-def check_prefixes(group: GroupPrefixes, rows_per_group: int, is_by_adapter: bool = True) -> None:
+def check_prefixes(
+    group: GroupPrefixes, rows_per_group: int, is_by_adapter: bool = True, limits: GroupLimits = UNLIMITED
+) -> None:
     """Raise ValueError naming the group unless a received group of prefixes fits its task.
 
     `is_by_adapter`: an adapter saw a prompt and wrote at least one token per row; else both may be empty.
@@ -54,14 +76,23 @@ def check_prefixes(group: GroupPrefixes, rows_per_group: int, is_by_adapter: boo
         raise ValueError(f"{where} holds {len(group.rows)} rows, the task asked for {rows_per_group}")
     parts = [("prompt", group.prompt_tokens), *((f"row {index}", row.tokens) for index, row in enumerate(group.rows))]
     for index, (part, tokens) in enumerate(parts, start=-1):
+        most = limits.prompt_tokens if index < 0 else limits.row_tokens
         try:
-            size = token_ids(tokens).size
+            size = token_ids(tokens, limits.vocabulary).size
+            if size > most:
+                raise ValueError(f"{size} tokens, allowed are {most}")
             if index >= 0:
                 logprobs(group.rows[index].logprobs, size)
+                _check_length(group.rows[index].text or "", MOST_CHARS_PER_TOKEN * size)
         except ValueError as error:
             raise ValueError(f"{where}, {part}: {error}") from None
         if is_by_adapter and not size:
             raise ValueError(f"{where}, {part}: there is no token")
+
+
+def _check_length(text: str, most: int) -> None:
+    if len(text) > most:
+        raise ValueError(f"a text of {len(text)} characters, allowed are {most}")
 
 
 def token_versions(row: Row) -> NDArray[np.int32]:
@@ -102,16 +133,24 @@ def digests(groups: Iterable[GroupPrefixes]) -> set[tuple[int, str]]:
 
 
 def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1, kind: Kind = "train") -> None:
-    """Raise ValueError naming the group when a received scored group is malformed.
-
-    Only a text of an evaluation may lack a verdict because there is no gold answer.
-    """
+    """Raise ValueError naming the group when a received scored group is malformed."""
     check_prefixes(group.prefixes, rows_per_group, is_by_adapter=group.version >= 0)
+    check_verdicts(group, continuations, kind)
+
+
+def check_verdicts(group: ScoredGroup, continuations: int = 1, kind: Kind = "train", most_chars: int = 2**31) -> None:
+    """Raise ValueError naming the group unless its verdicts are those of its rows.
+
+    Only a text of an evaluation may lack a verdict because there is no gold answer. `most_chars`: of a verdict's text.
+    """
     where = f"group {group.prefixes.seq} (prompt {group.prefixes.prompt.prompt_id})"
     if len(group.verdicts) != len(group.prefixes.rows):
         raise ValueError(f"{where} holds {len(group.verdicts)} verdicts for {len(group.prefixes.rows)} rows")
     for index, verdict in enumerate(group.verdicts):
-        _check_verdict(verdict, continuations, f"{where}, row {index}")
+        try:
+            _check_verdict(verdict, continuations, most_chars)
+        except ValueError as error:
+            raise ValueError(f"{where}, row {index}: {error}") from None
         gold = group.prefixes.prompt.gold
         if (kind == "train" or gold) and any(each.status == "no_gold" for each in verdict.texts):
             raise ValueError(
@@ -119,11 +158,12 @@ def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1
             )
 
 
-def _check_verdict(verdict: Verdict, continuations: int, where: str) -> None:
+def _check_verdict(verdict: Verdict, continuations: int, most_chars: int) -> None:
     if len(verdict.texts) != continuations:
-        raise ValueError(f"{where}: verdicts on {len(verdict.texts)} continuations, asked for were {continuations}")
+        raise ValueError(f"verdicts on {len(verdict.texts)} continuations, asked for were {continuations}")
     for each in (*verdict.continuations, verdict):
         if not (math.isfinite(each.reward) and 0.0 <= each.reward <= 1.0):
-            raise ValueError(f"{where}: reward {each.reward} is outside [0, 1]")
+            raise ValueError(f"reward {each.reward} is outside [0, 1]")
+        _check_length(each.completion, most_chars)
     if verdict.continuations and verdict != row_verdict(verdict.continuations):
-        raise ValueError(f"{where}: its verdict does not follow from those of its continuations")
+        raise ValueError("its verdict does not follow from those of its continuations")

@@ -11,7 +11,18 @@ from typing import TypeVar, cast
 
 from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal
 from prefixrl.common.wire.address import Address
-from prefixrl.common.wire.messages import PROTOCOL, FromBroker, Goodbye, Hello, Reject, Role, ToBroker, Unknown, Welcome
+from prefixrl.common.wire.messages import (
+    PROTOCOL,
+    FromBroker,
+    Goodbye,
+    Hello,
+    Reject,
+    Role,
+    ToBroker,
+    Unknown,
+    Welcome,
+    cut_text,
+)
 from prefixrl.common.wire.transport import Client, Malformed, is_tag
 
 log = logging.getLogger(__name__)
@@ -135,7 +146,7 @@ class Requester:
         """Send Goodbye, so that the broker need not stay for this peer."""
         # A broker that is gone needs none.
         with contextlib.suppress(PeerLost):
-            self._client.send(Goodbye(reason), timeout_s=0.0)
+            self._client.send(Goodbye(cut_text(reason)), timeout_s=0.0)
 
     def close(self) -> None:
         """Close the connection."""

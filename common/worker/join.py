@@ -92,7 +92,7 @@ def join(
     stopping: Callable[[], bool],
     patience_s: float = FIRST_CONTACT_S,
 ) -> WorkerSession:
-    """Connect and enrol; raises PeerLost, Refusal, RunIsOver, ConfigError, DataError."""
+    """Connect and enrol within `patience_s`; raises a PrefixRLError that tells why it cannot."""
     link = Link(find, role)
     welcome = link.welcome(patience_s, stopping)
     link.name = welcome.worker

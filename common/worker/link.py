@@ -146,7 +146,7 @@ class Link:
         deadline_s = time.monotonic() + patience_s
         while (self._unacknowledged or not self._outgoing.empty()) and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        self._outgoing.put(messages.Goodbye(reason))
+        self._outgoing.put(messages.Goodbye(messages.cut_text(reason)))
         self._closing.set()
         self._client.wake()
         self._thread.join(timeout=patience_s)
@@ -189,7 +189,7 @@ class Link:
             busy_slot_s=vitals.busy_slot_s,
             # A task that waits for the end of a long engine step is held, too: given away, it would be done twice.
             leases=(*leases, *self._handed_over),
-            state=vitals.state,
+            state=messages.cut_text(vitals.state),
             usage=vitals.usage,
         )
         self._try_send(beat if self._known else self._hello)

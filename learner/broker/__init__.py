@@ -8,9 +8,12 @@ trained next, and writes to its journal what must survive a crash before it ackn
     admission.py     how much of what the window allows is begun: just in time
     filtering.py     the prompt filter, and the shares of groups that end a run
     dispatch.py      tasks for workers; the effect of results and losses
+    task_names.py    names that prove which worker held which task
+    limits.py        most tokens and text that a result may hold
     workers.py       workers, leases, free slots
     evaluations.py   work pinned to one version, apart from the ledger
     versions.py      the weights each worker holds, proved or not; the other half is `rollout/swap.py`
+    peers.py         the ranks and operators that are known, and what they may do
     identity.py      the check of models, tokenizers and published digests
     batches.py       answers to ranks that ask for a batch; `waiting.py`: the sentences about a missing one
     server.py        socket, clock, enrolment, the handlers of every message; `__main__.py` starts it

@@ -12,7 +12,7 @@ import click
 
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.process import die_with_parent, exit_codes, start_logging, stop_event, write_atomically
 from prefixrl.common.run import journal as journals
 from prefixrl.common.run.directory_format import check_format
@@ -28,6 +28,7 @@ from prefixrl.learner.broker.groups import LedgerLimits
 from prefixrl.learner.broker.identity import IdentityCheck
 from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.server import LINGER_S, Broker, RunState
+from prefixrl.learner.broker.task_names import TaskNames
 from prefixrl.learner.broker.window import Window
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.order import PromptOrder
@@ -41,14 +42,16 @@ log = logging.getLogger(__name__)
 @click.option("--iteration", type=int, required=True, help="Iterations the learner has completed.")
 @click.option("--weights-endpoint", required=True, help="Where workers fetch published weights.")
 @click.option("--weights-door", default="", help="Where workers on this host fetch them.")
+@click.option("--ranks", type=int, default=1, help="Learner ranks that ask for batches.")
 @click.option("--restart", is_flag=True, help="An earlier broker of this run died while its ranks lived on.")
 @click.option("--no-training", is_flag=True, help="Issue no groups: serve evaluations alone.")
 @click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
-def main(
+def main(  # noqa: PLR0913 -- one per flag
     directory: Path,
     iteration: int,
     weights_endpoint: str,
     weights_door: str,
+    ranks: int,
     restart: bool,
     no_training: bool,
     parent: int,
@@ -61,7 +64,7 @@ def main(
         check_format(directory)
         config = from_json((directory / "config.json").read_text(encoding="utf-8"))
         server = bind(config, directory, restart)
-        start = Start(iteration, weights_endpoint, weights_door, restart, trains=not no_training)
+        start = Start(iteration, weights_endpoint, weights_door, ranks, restart, trains=not no_training)
         broker = build(config, directory, start, server)
         write_atomically(directory / ENDPOINT_FILE, advertised(server.endpoint))
         broker.serve(stop.is_set)
@@ -116,6 +119,7 @@ class Start:
     weights_endpoint: str
     weights_door: str = ""
     """Endpoint of the same server for workers on this host."""
+    ranks: int = 1
     is_restart: bool = False
     trains: bool = True
 
@@ -127,31 +131,37 @@ def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBro
     ledger = make_ledger(config, order, start.trains)
     path = directory / "journal.msgpack"
     identity = IdentityCheck(config, directory, inputs(directory))
-    run_id, newest = _replay(path, ledger, identity, start.iteration) if path.exists() else ("", None)
+    header, newest = _replay(path, ledger, identity, start.iteration) if path.exists() else (None, None)
     journal = journals.Journal(path)
-    if not run_id:
-        run_id = secrets.token_hex(6)
-        journal.append([RunHeader(run_id, PROTOCOL)])
+    if header is None:
+        header = RunHeader(secrets.token_hex(6), PROTOCOL, secrets.token_bytes(32))
+        journal.append([header])
     resumed_at = start.iteration if start.is_restart else -1
-    state = RunState(run_id, start.weights_endpoint, start.weights_door, len(loaded), identity, resumed_at)
-    broker = Broker(config, state, Dispatcher(config, ledger, order, secrets.token_hex(3)), journal, server)
+    state = RunState(
+        header.run_id, start.weights_endpoint, start.weights_door, len(loaded), identity, start.ranks, resumed_at
+    )
+    # An earlier release wrote no key: what its workers still hold is done again.
+    names = TaskNames(secrets.token_hex(3), header.task_key or secrets.token_bytes(32))
+    broker = Broker(config, state, Dispatcher(config, ledger, order, names), journal, server)
     # Only a broker that died alone announces the newest version again; a learner that resumed publishes it anew.
     if newest is not None and newest.version == start.iteration:
         broker.versions.announce(newest)
     return broker
 
 
-def _replay(path: Path, ledger: Ledger, identity: IdentityCheck, iteration: int) -> tuple[str, WeightsNote | None]:
-    """Rebuild the ledger from the journal; return the run id ("" for none) and the newest note."""
+def _replay(
+    path: Path, ledger: Ledger, identity: IdentityCheck, iteration: int
+) -> tuple[RunHeader | None, WeightsNote | None]:
+    """Rebuild the ledger from the journal; return its header, if any, and the newest note."""
     log.info("replaying %s, %.0f MiB", path, path.stat().st_size / 2**20)
-    run_id, newest = "", None
+    header, newest = None, None
 
     def events() -> Iterator[Record]:
         # One record at a time: a journal may be larger than the memory.
-        nonlocal run_id, newest
+        nonlocal header, newest
         for record in journals.recover(path):
             if isinstance(record, RunHeader):
-                run_id = record.run_id
+                header = record
             elif isinstance(record, VersionPublished):
                 newest = record.note
                 identity.publish(newest.version, newest.digest)
@@ -160,7 +170,13 @@ def _replay(path: Path, ledger: Ledger, identity: IdentityCheck, iteration: int)
 
     ledger.replay(events(), iteration)
     ledger.check()
-    return run_id, newest
+    if ledger.completed != iteration:
+        raise DataError(
+            f"{path} ends at iteration {ledger.completed}, the learner's checkpoint is of iteration {iteration}: the "
+            f"end of the journal is lost; restore it, remove the checkpoints after iteration {ledger.completed} "
+            f"({path.parent / 'checkpoints'}), or start a new run"
+        )
+    return header, newest
 
 
 if __name__ == "__main__":

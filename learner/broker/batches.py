@@ -27,9 +27,12 @@ Answer = tuple[messages.FromBroker, list[Payload]]
 class BatchDesk:
     """Ranks that wait for a batch; each is answered within `NOT_YET_EVERY_S`, as proof of life."""
 
-    def __init__(self, config: RunConfig, dispatcher: Dispatcher, problems: int, resumed_at: int = -1) -> None:
-        """Set `resumed_at` to the iteration ranks may have begun with a broker that died, else -1."""
+    def __init__(
+        self, config: RunConfig, dispatcher: Dispatcher, problems: int, ranks: int = 1, resumed_at: int = -1
+    ) -> None:
+        """Serve `ranks`, which may have begun iteration `resumed_at` with another broker (-1: none)."""
         self._config = config
+        self._ranks = ranks
         self._dispatcher = dispatcher
         self.total_iterations = config.iterations_in_all(problems)
         self._waiting: dict[bytes, tuple[messages.GetBatch, float]] = {}
@@ -52,7 +55,12 @@ class BatchDesk:
         """Fraction of texts of the newest batch that were cut by the length limit."""
 
     def ask(self, peer: bytes, request: messages.GetBatch, now_s: float) -> None:
-        """Note a rank's request; asking again replaces the earlier one."""
+        """Note a rank's request in place of its earlier one; ValueError for a rank that is not."""
+        if request.ranks != self._ranks or not 0 <= request.rank < self._ranks:
+            raise ValueError(
+                f"rank {request.rank} of {request.ranks} asks for a batch, this run has {self._ranks}, rank 0 "
+                f"first: start every rank with the same number of ranks"
+            )
         self._waiting[peer] = (request, now_s)
         self._is_halting |= request.is_stopping
 

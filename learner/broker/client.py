@@ -94,7 +94,7 @@ class BrokerClient:
         try:
             # Not `_requester`, whose patience is for a broker that comes back: this one need not.
             with contextlib.closing(Requester(self._address, "rank", STOP_S, self._raise_if_hopeless)) as stopping:
-                stopping.ask(messages.Stop(reason), messages.Accepted)
+                stopping.ask(messages.Stop(messages.cut_text(reason)), messages.Accepted)
                 stopping.leave(reason)
         except PeerLost as error:
             log.warning("%s; perhaps workers are not stopped", error)

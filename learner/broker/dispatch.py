@@ -4,34 +4,47 @@ Pure: time is passed in, messages to send are collected in `outgoing`, records i
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Container, Iterable, Sequence
+
+import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire import messages
-from prefixrl.common.wire.packing import check_prefixes, check_scores, check_spans
+from prefixrl.common.wire.packing import check_prefixes, check_spans, check_verdicts
 from prefixrl.learner.broker.evaluations import EvaluationQueue
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 from prefixrl.learner.broker.ledger import Ledger
+from prefixrl.learner.broker.limits import RunLimits
+from prefixrl.learner.broker.task_names import TaskNames, content, version_of
 from prefixrl.learner.broker.workers import Lease, Registry, Worker
 from prefixrl.learner.data.order import PromptOrder
 
-R = TypeVar("R", messages.Prefixes, messages.Scores)
 EVALUATION_SHARE = 4
 """One score task in this many is an evaluation's while there is training work too, so that none is starved."""
 LOST_TASK_S = 15.0
 """Time after which a lease without its task is taken back; a worker sends an unacknowledged result sooner."""
+VERIFICATION = 1
+"""Progress that a scorer reports for a text that was verified."""
+MOST_LOST_TASKS = 3
+"""Tasks per slot that a worker may lose before it delivers another result; then it holds them and hides it."""
+RESULT_SHARE = 0.5
+"""Part of `learner.batch_timeout_s` within which a training task must have a result: enough is left to do it again."""
 
 
 class Dispatcher:
     """Turns free slots into leases and results into ledger events."""
 
-    def __init__(self, config: RunConfig, ledger: Ledger, prompts: PromptOrder, epoch: str) -> None:
-        self._config, self._prompts, self._epoch = config, prompts, epoch
-        self._numbers = self._score_tasks = 0
+    def __init__(self, config: RunConfig, ledger: Ledger, prompts: PromptOrder, names: TaskNames) -> None:
+        self._config, self._prompts, self._names = config, prompts, names
+        self._limits = RunLimits(config)
+        self._score_tasks = 0
         self.ledger = ledger
         self.evaluations = EvaluationQueue(config.seed, config.broker.attempts)
+        self._result_s = max(config.broker.stall_s, RESULT_SHARE * config.learner.batch_timeout_s)
+        if config.scorer.engine == "openai":
+            # A scorer may wait so long for its endpoint.
+            self._result_s = max(self._result_s, config.scorer.openai.patience_s)
         self.registry = Registry(config.broker.silence_s, config.broker.stall_s)
         self.outgoing: list[tuple[bytes, messages.FromBroker]] = []
         self.losses: Counter[str] = Counter()
@@ -68,11 +81,11 @@ class Dispatcher:
                 return False
             kind, rows, sampling = "train", self._config.algorithm.samples_per_prompt, self._config.rollout_sampling()
             groups = tuple(self._group_task(seq) for seq in item.seqs)
-        name, version = self._name(), item.version
+        version = item.version
         task = messages.PrefixTask(
-            task=name, attempt=0, kind=kind, version=version, groups=groups, rows_per_group=rows, sampling=sampling
+            task="", attempt=0, kind=kind, version=version, groups=groups, rows_per_group=rows, sampling=sampling
         )
-        self._lease(worker, item, task, now_s)
+        self._lease(worker, item, task, rows * len(groups) * sampling.max_new_tokens, now_s)
         return True
 
     def _group_task(self, seq: int) -> messages.GroupTask:
@@ -95,7 +108,7 @@ class Dispatcher:
             sampling = self._config.scorer_sampling()
             self.stages.leased(item.seqs, now_s)
         task = messages.ScoreTask(
-            task=self._name(),
+            task="",
             attempt=0,
             kind=kind,
             version=item.version,
@@ -104,18 +117,23 @@ class Dispatcher:
             sampling=sampling,
             sampled_s=item.sampled_s,
         )
-        self._lease(worker, item, task, now_s)
+        texts = sum(len(group.rows) for group in item.groups) * self._config.scorer.texts_per_row(kind)
+        tokens = sampling.max_new_tokens + self._config.scorer.most_extension_tokens
+        self._lease(worker, item, task, texts * (tokens + VERIFICATION), now_s)
         return True
 
-    def _name(self) -> str:
-        self._numbers += 1
-        return f"{self._epoch}-{self._numbers}"
-
     def _lease(
-        self, worker: Worker, item: SampleItem | ScoreItem, task: messages.PrefixTask | messages.ScoreTask, now_s: float
+        self,
+        worker: Worker,
+        item: SampleItem | ScoreItem,
+        task: messages.PrefixTask | messages.ScoreTask,
+        work: int,
+        now_s: float,
     ) -> None:
-        worker.add(Lease(task.task, task.attempt, task.kind, item, now_s, now_s), now_s)
-        self.outgoing.append((worker.identity, task))
+        asked = content(task)
+        name = self._names.name(worker.identity, task.version, asked)
+        worker.add(Lease(name, task.attempt, task.kind, item, now_s, now_s, asked, work), now_s)
+        self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
 
     def _revoke_for(self, now_s: float) -> None:
         """Revoke the youngest task that waits behind another one: a scorer has nothing to do."""
@@ -128,80 +146,74 @@ class Dispatcher:
     # --- taking results ----------------------------------------------------------------------------------------------
 
     def take_prefixes(self, worker: Worker, result: messages.Prefixes, now_s: float) -> None:
-        """Accept a rollout's result; raises ValueError when it is not what a rollout may send."""
-        lease = self._end_lease(worker, result, self._check_prefixes)
+        """Accept a rollout's result; ValueError, changing nothing, when it may not send this one."""
+        lease = self._lease_of(worker, result)
+        if lease is None and result.kind == "eval":
+            return
+        self._check_prefixes(lease, result)
         if result.kind == "train":
             taken = self.ledger.take_prefixes(result.groups, result.version, result.weights_digest, result.elapsed_s)
             self.stages.came_in(taken, now_s)
         elif lease and isinstance(lease.item, SampleItem):
             self.evaluations.take_prefixes(lease.item, result.groups, result.weights_digest, result.elapsed_s)
-        self._return_missing(lease, {group.seq for group in result.groups})
+        worker.finish(result.task)
 
     def take_scores(self, worker: Worker, result: messages.Scores, now_s: float) -> None:
-        """Accept a scorer's result; raises ValueError when it is not what a scorer may send."""
-        lease = self._end_lease(worker, result, self._check_scores)
+        """Accept a scorer's result; ValueError, changing nothing, when it may not send this one."""
+        lease = self._lease_of(worker, result)
+        if lease is None and result.kind == "eval":
+            return
+        self._check_scores(lease, result)
         if lease:
             texts = [text for group in result.groups for text in group.texts]
             self.completions["judged"] += len(texts)
             self.completions["cached"] += sum(text.was_cached for text in texts)
         if result.kind == "train":
-            # Not leased here (any more): the groups carry all it takes to judge whether they may still be used.
             self.stages.came_in(self.ledger.take_scores(result.groups), now_s)
-        elif lease:
+        else:
             self.evaluations.take_scores(result.groups)
-        self._return_missing(lease, {group.prefixes.seq for group in result.groups})
+        worker.finish(result.task)
 
-    def _end_lease(self, worker: Worker, result: R, check: Callable[[Lease | None, R], None]) -> Lease | None:
-        """Take the lease of a result from its worker; it is returned if `check` raises ValueError."""
-        lease = worker.leases.pop(result.task, None)
-        try:
-            check(lease, result)
-        except ValueError:
-            if lease:
-                self._return(lease, died=True)
-            raise
-        worker.tasks_done += 1
+    def _lease_of(self, worker: Worker, result: messages.Prefixes | messages.Scores) -> Lease | None:
+        """Return a result's lease, None for a late one; ValueError unless its worker held that task.
+
+        It is then about the groups, prompts, seeds and prefixes of the task, each once, and a scorer has changed none.
+        """
+        lease, answered = worker.leases.get(result.task), content(result)
+        if lease is None and not self._names.proves(result.task, worker.identity, answered):
+            raise ValueError(
+                f"{type(result).__name__} of {len(result.groups)} groups for the task {result.task}: this worker was "
+                f"given no such task with these groups, prompts, seeds and prefixes"
+            )
+        if lease is not None and lease.asked != answered:
+            raise ValueError(f"{_difference(lease, result)}; it must answer exactly what it was given")
         return lease
 
     def _check_prefixes(self, lease: Lease | None, result: messages.Prefixes) -> None:
-        may_cross = self._may_cross(result.kind)
+        asked, may_cross = version_of(result.task), self._may_cross(result.kind)
+        if result.version != asked and not (may_cross and result.version > asked):
+            raise ValueError(f"prefixes of version {result.version} for a task at version {asked}")
+        rows, limits = self._config.algorithm.samples_per_prompt, self._limits.prefixes(None)
+        if lease and lease.kind == "eval":
+            request = self.evaluations.run_of(lease.item.seqs[0]).request
+            rows, limits = request.samples, self._limits.prefixes(request.prefix_sampling.max_new_tokens)
         for group in result.groups:
-            check_prefixes(group, self._rows_asked(lease, result.kind, len(group.rows)))
-        if lease:
-            _check_answers(lease, result)
-            asked = lease.item.version
-            if result.version != asked and not (may_cross and result.version > asked):
-                raise ValueError(f"prefixes of version {result.version} for a task at version {asked}")
-        for group in result.groups:
+            check_prefixes(group, rows, limits=limits)
             check_spans(group, result.version, may_cross)
 
     def _check_scores(self, lease: Lease | None, result: messages.Scores) -> None:
+        """Raise ValueError unless the verdicts fit; the prefixes were checked when they came in."""
+        prefix, completion = self._config.rollout_sampling(), self._config.scorer_sampling()
+        if lease and lease.kind == "eval":
+            request = self.evaluations.run_of(lease.item.seqs[0]).request
+            prefix, completion = request.prefix_sampling, request.completion_sampling
+        most = self._limits.completion_chars(result.kind, prefix.max_new_tokens, completion.max_new_tokens)
         for group in result.groups:
-            asked = self._rows_asked(lease, result.kind, len(group.prefixes.rows))
-            check_scores(group, asked, self._config.scorer.texts_per_row(result.kind), result.kind)
-            if result.kind == "train" and group.version < 0:
-                raise ValueError(f"training group {group.prefixes.seq} has no version")
-            check_spans(group.prefixes, group.version, self._may_cross(result.kind))
-        if lease:
-            _check_answers(lease, result)
-
-    def _rows_asked(self, lease: Lease | None, kind: messages.Kind, rows: int) -> int:
-        """Return the rows a group must have; `rows` for an evaluation's group without a lease."""
-        if kind == "train":
-            return self._config.algorithm.samples_per_prompt
-        if lease is None or lease.kind != "eval":
-            return rows
-        return self.evaluations.run_of(lease.item.seqs[0]).request.samples
+            check_verdicts(group, self._config.scorer.texts_per_row(result.kind), result.kind, most)
 
     def _may_cross(self, kind: messages.Kind) -> bool:
         """Return True if one answer may be of several versions; an evaluation is always of one."""
         return kind == "train" and self._config.rollout.swap == "in_flight"
-
-    def _return_missing(self, lease: Lease | None, delivered: set[int]) -> None:
-        """Put groups that a result leaves out back into the queue, counted against their attempts."""
-        if lease is not None and (left := set(lease.item.seqs) - delivered):
-            lease.item = lease.item.only(left)
-            self._return(lease, died=True)
 
     def take_refusal(self, worker: Worker, refusal: messages.Refused) -> None:
         """Return a lease that its worker did not work on to its queue."""
@@ -209,12 +221,31 @@ class Dispatcher:
         if lease is not None:
             self._return(lease, died=False)
 
+    def take_back(self, identity: bytes, task: str) -> None:
+        """Return a task that cannot be sent, counted against the attempts of its groups."""
+        worker = self.registry.by_identity.get(identity)
+        lease = worker.leases.pop(task, None) if worker else None
+        if lease is not None:
+            self._return(lease, died=True)
+
     def reconcile(self, worker: Worker, held: Sequence[str], now_s: float) -> None:
-        """Take back leases that a worker does not hold: the task or its result was lost on the way."""
+        """Take back leases that a worker does not hold: the task or its result was lost on the way.
+
+        ValueError for a worker that loses many tasks without a result in between, or keeps one for too long.
+        """
+        listed = set(held)
         for lease in list(worker.leases.values()):
-            if lease.task in held:
+            if lease.kind == "train" and now_s - lease.since_s > self._result_s:
+                raise ValueError(
+                    f"no result of {lease.task} within {self._result_s:g} s, whatever progress it reports: the learner "
+                    f"waits for a batch twice as long (learner.batch_timeout_s)"
+                )
+            if lease.task in listed:
                 lease.held_s = now_s
             elif now_s - lease.held_s > LOST_TASK_S:
+                worker.tasks_lost += 1
+                if worker.tasks_lost > MOST_LOST_TASKS * max(1, worker.slots):
+                    raise ValueError(f"{worker.tasks_lost} tasks sent to it were not on its list, and no result came")
                 del worker.leases[lease.task]
                 self.losses[f"{worker.role}: task lost on the way"] += 1
                 self._return(lease, died=False)
@@ -236,17 +267,17 @@ class Dispatcher:
         (self.evaluations if lease.kind == "eval" else self.ledger).give_back(lease.item, died)
 
 
-def _check_answers(lease: Lease, result: messages.Prefixes | messages.Scores) -> None:
-    """Raise ValueError unless a result is of the kind of its task and of nothing but its groups.
-
-    A group number means one thing in an evaluation and another in the ledger: neither may reach the other.
-    """
-    seqs = [group.seq if isinstance(group, messages.GroupPrefixes) else group.prefixes.seq for group in result.groups]
+def _difference(lease: Lease, result: messages.Prefixes | messages.Scores) -> str:
+    """Name the first thing in which a result is not that of its task."""
+    groups = [group if isinstance(group, messages.GroupPrefixes) else group.prefixes for group in result.groups]
+    seqs = [group.seq for group in groups]
     if result.kind != lease.kind or isinstance(result, messages.Prefixes) != isinstance(lease.item, SampleItem):
-        raise ValueError(f"a {result.kind} result {type(result).__name__} for the {lease.kind} task {lease.task}")
-    strange = sorted(set(seqs) - set(lease.item.seqs))
-    if strange or len(set(seqs)) < len(seqs):
-        raise ValueError(f"result of task {lease.task} holds groups {seqs}, the task holds {list(lease.item.seqs)}")
+        return f"a {result.kind} result {type(result).__name__} for the {lease.kind} task {lease.task}"
+    if seqs != list(lease.item.seqs):
+        return f"result of task {lease.task} holds groups {seqs}, the task holds {list(lease.item.seqs)}"
+    changed = [seq for seq, was, now in zip(seqs, lease.asked[1], content(result)[1], strict=True) if was != now]
+    parts = "prompt or seed" if isinstance(result, messages.Prefixes) else "prefixes, version or weights"
+    return f"result of task {lease.task} holds another {parts} in groups {changed}"
 
 
 class StageClock:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from prefixrl.common.config.run import MOST_TASK_BYTES, SAMPLED_TOKEN_BYTES
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import pack_logprobs, token_ids
@@ -70,9 +71,10 @@ class EvaluationQueue:
         self._next = 0
 
     def add(self, request: messages.Evaluate) -> None:
-        """Start an evaluation; a repeated request for a known name changes nothing."""
+        """Start an evaluation unless its name is known; ValueError where it is too large."""
         if request.name in self.runs:
             return
+        _check_size(request)
         run = EvaluationRun(request, self._next)
         self._next += len(request.prompts)
         self.runs[request.name] = run
@@ -206,3 +208,14 @@ class EvaluationQueue:
         """Accept scored groups; a group judged twice keeps its first verdict."""
         for group in groups:
             self.run_of(group.prefixes.seq).results.setdefault(group.prefixes.seq, group)
+
+
+def _check_size(request: messages.Evaluate) -> None:
+    """Raise ValueError unless an item of the evaluation fits a message."""
+    tokens = max(len(token_ids(request.prefix_tokens)), request.prefix_sampling.max_new_tokens)
+    size = max(request.samples, ROWS_PER_ITEM) * (tokens * SAMPLED_TOKEN_BYTES + len(request.prefix_text or ""))
+    if size > MOST_TASK_BYTES:
+        raise ValueError(
+            f"evaluation {request.name}: {request.samples} samples of {tokens} tokens may have {size / 2**20:.0f} MiB, "
+            f"allowed are {MOST_TASK_BYTES / 2**20:.0f}; ask for fewer samples at once"
+        )

@@ -330,6 +330,12 @@ class Ledger:
         counts = self.counts
         assert counts.issued == counts.trained + counts.filtered + counts.failed + counts.expired + self.outstanding
         assert self.window.overfull(self._next_iteration, self._binding()) is None
+        # What waits is in a queue, or it would wait for ever.
+        to_sample = {seq for seqs in self._resample for seq in seqs}
+        to_score = {seq for item in self._unscored_items for seq in item.seqs}
+        for group in self.live():
+            assert group.state != "queued" or group.seq in to_sample
+            assert group.state != "sampled" or group.seq in to_score
 
     # --- records -----------------------------------------------------------------------------------------------------
 
@@ -371,13 +377,13 @@ class Ledger:
         """Rebuild the ledger from its records for a learner that has completed some iterations.
 
         Batches before `completed` are trained, later ones handed out again, same groups, same order. Groups that were
-        sampling or scoring are queued again; workers that still hold them deliver as usual.
+        sampling or scoring are queued again; workers that still hold them deliver as usual. Where the records end
+        early, fewer iterations than `completed` are completed afterwards.
         """
         for record in records:
             self._apply(record)
             while self.completed < completed and self.completed in self.batches:
                 self.trained(self.completed)
-        assert self.completed == completed, f"the journal ends before iteration {completed}"
         waiting = [group.seq for group in self._live.values() if group.state == "queued"]
         size = self.limits.groups_per_item
         self._resample.extend(tuple(waiting[start : start + size]) for start in range(0, len(waiting), size))

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.journal import Journal
 from prefixrl.common.run.records import VersionPublished
 from prefixrl.common.wire import messages
@@ -25,10 +25,11 @@ from prefixrl.common.wire.transport import Malformed, Payload, Received, Server,
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.identity import IdentityCheck
+from prefixrl.learner.broker.peers import Peers, why_not
 from prefixrl.learner.broker.spending import UsageFile
 from prefixrl.learner.broker.status import StatusSources, document
 from prefixrl.learner.broker.versions import Versions
-from prefixrl.learner.broker.workers import Worker
+from prefixrl.learner.broker.workers import MOST_SLOTS, UNCOUNTED, Worker
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +40,7 @@ GOODBYE_S = 6.0
 than `servers.CLOSE_S`, by more than `LINGER_S`."""
 LINGER_S = 2.0
 """Longest time that the last messages may take to leave."""
-MOST_PEERS = 4096
-"""Ranks and operators remembered; a run has few at a time, but each look at its status is another one."""
-PeerRole = Literal["rank", "operator"]
-PEER_ROLES: tuple[PeerRole, ...] = ("rank", "operator")
-OPERATORS_MAY = (messages.GetStatus, messages.Stop)
-APART = {"simulated", "openai"}
+APART = UNCOUNTED
 """Engines that share a run with no other engine: their targets are not loaded from the same files."""
 
 
@@ -57,6 +53,8 @@ class RunState:
     weights_door: str
     problems: int
     identity: IdentityCheck
+    ranks: int = 1
+    """Number of learner ranks."""
     resumed_at: int = -1
     """Iteration at which an earlier broker of the present ranks died; -1 where ranks begin with this one."""
 
@@ -75,15 +73,14 @@ class Broker:
         self.config, self.run, self.journal = config, run, journal
         self.dispatcher, self.ledger = dispatcher, dispatcher.ledger
         self.versions = Versions(config, run.identity, dispatcher.evaluations)
-        self.batches = BatchDesk(config, dispatcher, run.problems, run.resumed_at)
+        self.batches = BatchDesk(config, dispatcher, run.problems, run.ranks, run.resumed_at)
         self.usage_file = UsageFile(Path(config.directory), config.scorer.openai)
         self._server = server
         self._status = StatusSources(
             run.run_id, config.directory, dispatcher, self.batches, self.usage_file, journal, time.monotonic()
         )
         self._malformed = 0
-        self._peers: dict[bytes, PeerRole] = {}
-        self._tags: dict[bytes, bytes] = {}
+        self._peers = Peers()
         self._acks: list[tuple[bytes, messages.FromBroker]] = []
         self._stopping: str | None = None
         self._stoppers: set[bytes] = set()
@@ -132,7 +129,7 @@ class Broker:
             if received is None:
                 return
             timeout_s = 0.0
-            self._handle(received)
+            self._handle_safely(received)
             if self._stopping is not None:
                 return  # what follows, a Goodbye perhaps, is for `_dismiss`
 
@@ -142,13 +139,13 @@ class Broker:
             received = self._server.receive(timeout_s)
         except Malformed as error:
             self._malformed += 1
-            log.warning("ignored a malformed message: %s", error)
+            log.warning("ignored a malformed message: %.500s", error)
             return None
         except Unlisted as error:
             self._shut_out(error.peer)
             return None
         if received is not None and received.tag:
-            self._tags[received.peer] = received.tag
+            self._peers.tags[received.peer] = received.tag
         return received
 
     def _shut_out(self, peer: bytes) -> None:
@@ -158,9 +155,8 @@ class Broker:
         if worker is not None:
             log.warning("refused %s: %s", worker.label, reason)
             self.dispatcher.lose(worker, reason, died=True)
-        self._peers.pop(peer, None)
         self._send(peer, messages.Reject(reason))
-        self._tags.pop(peer, None)
+        self._peers.drop(peer)
 
     def _write_down(self) -> None:
         records, self.ledger.records = self.ledger.records, []
@@ -175,12 +171,16 @@ class Broker:
     def _send(self, peer: bytes, message: messages.FromBroker | None, payload: Sequence[Payload] = ()) -> None:
         if message is None:
             return
-        tag = [self._tags[peer]] if peer in self._tags else []
+        tag = [self._peers.tags[peer]] if peer in self._peers.tags else []
         try:
             self._server.send(peer, message, [*tag, *payload])
         except Undeliverable as error:
             # A lease that could not be delivered is taken back when its worker is given up for silence.
             log.debug("could not deliver %s: %s", type(message).__name__, error)
+        except ConfigError as error:
+            log.error("could not send %s: %s", type(message).__name__, error)
+            if isinstance(message, messages.PrefixTask | messages.ScoreTask):
+                self.dispatcher.take_back(peer, message.task)
 
     def _give_up_lost(self, now_s: float) -> None:
         for worker, reason in self.dispatcher.registry.lost(now_s):
@@ -189,6 +189,32 @@ class Broker:
             self._send(worker.identity, messages.Unknown())
 
     # --- messages ----------------------------------------------------------------------------------------------------
+
+    def _handle_safely(self, received: Received[messages.ToBroker]) -> None:
+        """Handle a message; a fault in it ends its sender, never the process with the run's state."""
+        peer, message = received.peer, received.message
+        try:
+            self._handle(received)
+        except OSError:
+            raise  # this host's disk: the next broker cuts off what was half written
+        except ValueError as error:
+            self._refuse(peer, message, str(error))
+        except Exception as error:
+            name = type(message).__name__
+            log.exception("a fault in handling %s", name)
+            self._refuse(peer, message, f"the broker failed over this {name} ({error!r}); its log has the trace")
+
+    def _refuse(self, peer: bytes, message: messages.ToBroker, reason: str) -> None:
+        self._malformed += 1
+        reason = messages.cut_text(reason)  # it may name what a peer sent
+        worker = self.dispatcher.registry.by_identity.get(peer)
+        if worker is not None:
+            self._reject(worker, reason)
+        else:
+            log.error("refused %s of a %s: %s", type(message).__name__, self._peers.name(peer), reason)
+            self._send(peer, messages.Reject(reason))
+        # A ledger that the fault left half changed must not go on: the next broker rebuilds it from the journal.
+        self.ledger.check()
 
     def _handle(self, received: Received[messages.ToBroker]) -> None:
         peer, message, now_s = received.peer, received.message, time.monotonic()
@@ -209,7 +235,8 @@ class Broker:
                 | messages.Stop()
             ):
                 if peer in self._peers:
-                    self._handle_peer(peer, message, now_s)
+                    self._peers.check(peer, message)
+                    self._send(peer, *self._answer_peer(peer, message, now_s))
                 else:
                     self._send(peer, messages.Unknown())
             case _ if worker is not None:
@@ -219,11 +246,9 @@ class Broker:
                 self._send(peer, messages.Unknown())
 
     def _hello(self, received: Received[messages.ToBroker], hello: messages.Hello, now_s: float) -> None:
-        peer, key = received.peer, received.client
-        needed = hello.role if hello.role in PEER_ROLES else "worker"
-        if key is None or key.role != needed:
-            named = f"{key.name!r} is a key for the role {key.role}" if key else "there is no key"
-            self._send(peer, messages.Reject(f"{named}, a {hello.role} needs one for the role {needed}"))
+        peer = received.peer
+        if reason := why_not(hello, received.client):
+            self._send(peer, messages.Reject(reason))
             return
         if hello.protocol != messages.PROTOCOL:
             theirs = f"{hello.role} on {hello.host} speaks {hello.protocol}"
@@ -231,7 +256,8 @@ class Broker:
             self._send(peer, messages.Reject(reason))
             return
         if hello.role == "rank" or hello.role == "operator":
-            name: str = self._enrol_peer(peer, hello.role)
+            self._peers.add(peer, hello.role)
+            name: str = hello.role
         else:
             name = self._enrol(peer, hello, now_s).name
         welcome = messages.Welcome(
@@ -243,16 +269,6 @@ class Broker:
             weights_door=self.run.weights_door,
         )
         self._send(peer, welcome)
-
-    def _enrol_peer(self, peer: bytes, role: PeerRole) -> PeerRole:
-        """Remember a rank or operator; the oldest gives way, and says Hello again if it lives."""
-        self._peers.pop(peer, None)
-        while len(self._peers) >= MOST_PEERS:
-            oldest = next(iter(self._peers))
-            del self._peers[oldest]
-            self._tags.pop(oldest, None)
-        self._peers[peer] = role
-        return role
 
     def _enrol(self, peer: bytes, hello: messages.Hello, now_s: float) -> Worker:
         """Register a worker; one that sends Hello again keeps its name and loses its leases."""
@@ -267,41 +283,37 @@ class Broker:
         return worker
 
     def _handle_worker(self, worker: Worker, message: messages.ToBroker, now_s: float) -> None:
-        try:
-            match message:
-                case messages.Heartbeat():
-                    self._heartbeat(worker, message, now_s)
-                case messages.Ready():
-                    self._ready(worker, message, now_s)
-                case messages.Prefixes():
-                    self.versions.check_prefixes(worker, message)
-                    self.dispatcher.take_prefixes(worker, message, now_s)
-                    self._acks.append((worker.identity, messages.Ack(message.task, message.attempt)))
-                case messages.Scores():
-                    self.versions.check_scores(message)
-                    self.dispatcher.take_scores(worker, message, now_s)
-                    self._acks.append((worker.identity, messages.Ack(message.task, message.attempt)))
-                case messages.Refused():
-                    self.dispatcher.take_refusal(worker, message)
-                case messages.Staged(version):
-                    self.versions.staged(worker, version)
-                case messages.Installed():
-                    self._send(worker.identity, self.versions.installed(worker, message))
-                case messages.Leaving():
-                    log.info("%s takes no more tasks, %d are open", worker.name, len(worker.leases))
-                    worker.is_leaving = True
-                case messages.Goodbye(reason):
-                    log.info("%s left: %s", worker.name, reason)
-                    self.dispatcher.lose(worker, reason, died=False)
-                case _:
-                    raise ValueError(f"a {worker.role} may not send {type(message).__name__}")
-        except ValueError as error:
-            self._malformed += 1
-            self._reject(worker, str(error))
+        match message:
+            case messages.Heartbeat():
+                self._heartbeat(worker, message, now_s)
+            case messages.Ready():
+                self._ready(worker, message, now_s)
+            case messages.Prefixes() if worker.role == "rollout":
+                self.versions.check_prefixes(worker, message)
+                self.dispatcher.take_prefixes(worker, message, now_s)
+                self._acks.append((worker.identity, messages.Ack(message.task, message.attempt)))
+            case messages.Scores() if worker.role == "scorer":
+                self.dispatcher.take_scores(worker, message, now_s)
+                self._acks.append((worker.identity, messages.Ack(message.task, message.attempt)))
+            case messages.Refused():
+                self.dispatcher.take_refusal(worker, message)
+            case messages.Staged(version) if worker.role == "rollout":
+                self.versions.staged(worker, version)
+            case messages.Installed() if worker.role == "rollout":
+                self._send(worker.identity, self.versions.installed(worker, message))
+            case messages.Leaving():
+                log.info("%s takes no more tasks, %d are open", worker.name, len(worker.leases))
+                worker.is_leaving = True
+            case messages.Goodbye(reason):
+                log.info("%s left: %s", worker.name, reason)
+                self.dispatcher.lose(worker, reason, died=False)
+            case _:
+                raise ValueError(f"a {worker.role} may not send {type(message).__name__}")
         self._send(worker.identity, self.versions.grant(worker, now_s))
 
     def _heartbeat(self, worker: Worker, message: messages.Heartbeat, now_s: float) -> None:
         self.usage_file.note(worker.identity.decode(errors="replace"), message.usage)
+        worker.check_claim(message.progress, message.leases)
         worker.heartbeat(message.progress, message.busy_slot_s, message.state, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
         if worker.lost_its_ready(now_s):
@@ -316,8 +328,10 @@ class Broker:
         self.dispatcher.lose(worker, reason, died=True)
 
     def _ready(self, worker: Worker, ready: messages.Ready, now_s: float) -> None:
-        if ready.slots < 1:
-            raise ValueError(f"a worker with {ready.slots} slots cannot work; its engine must offer at least one")
+        if not 1 <= ready.slots <= MOST_SLOTS:
+            raise ValueError(
+                f"a worker with {ready.slots} slots cannot work here; its engine must offer from 1 to {MOST_SLOTS}"
+            )
         section = self.config.rollout if worker.role == "rollout" else self.config.scorer
         if ready.engine != section.engine and {ready.engine, section.engine} & APART:
             raise ValueError(f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}")
@@ -330,24 +344,11 @@ class Broker:
 
     # --- learner and operator ----------------------------------------------------------------------------------------
 
-    def _handle_peer(self, peer: bytes, message: messages.ToBroker, now_s: float) -> None:
-        try:
-            if self._peers[peer] == "operator" and not isinstance(message, OPERATORS_MAY):
-                raise ValueError(f"an operator may not send {type(message).__name__}")
-            self._send(peer, *self._answer_peer(peer, message, now_s))
-        except ValueError as error:
-            # The process with the run's state must not end for a request that makes no sense.
-            self._malformed += 1
-            log.error("refused %s of a %s: %s", type(message).__name__, self._peers[peer], error)
-            self._send(peer, messages.Reject(str(error)))
-
     def _answer_peer(
         self, peer: bytes, message: messages.ToBroker, now_s: float
     ) -> tuple[messages.FromBroker | None, Sequence[Payload]]:
         """Return the answer to a rank or operator with its payload; None for one that comes later."""
         match message:
-            case messages.GetBatch(rank=rank, ranks=ranks) if not 0 <= rank < ranks:
-                raise ValueError(f"there is no rank {rank} among {ranks}")
             case messages.GetBatch():
                 self.batches.ask(peer, message, now_s)
                 return None, []

@@ -117,7 +117,9 @@ class Versions:
             # published yet by a learner that resumed from a checkpoint, and the worker sends the report again.
             worker.version = messages.UNPROVED
             return None
-        worker.engine_mismatch = difference = _probe_difference(note, report)
+        difference = _probe_difference(note, report)
+        if np.isfinite(difference):
+            worker.engine_mismatch = difference  # JSON, in which status travels, has no NaN
         if difference <= self._tolerance and report.digest == note.digest:
             worker.phase, worker.version, worker.weights_digest = "ready", note.version, note.digest
             worker.probe_failures = 0
@@ -136,10 +138,9 @@ class Versions:
 
     def check_prefixes(self, worker: Worker, result: messages.Prefixes) -> None:
         """Raise ValueError unless every token is of weights that this worker proved to hold."""
-        if worker.role != "rollout":
-            raise ValueError(f"a {worker.role} may not send Prefixes")
         written_by = digests(result.groups)
-        self._check_published({(result.version, result.weights_digest)} | written_by)
+        for version, digest in sorted({(result.version, result.weights_digest)} | written_by):
+            self._identity.check_version(version, digest)
         if result.task not in worker.leases:
             return  # another broker, or this one before the worker joined again, took the proof
         for version, digest in written_by:
@@ -148,14 +149,6 @@ class Versions:
                     f"task {result.task} has tokens of version {version}, weights {digest}, which it did not prove to "
                     f"hold"
                 )
-
-    def check_scores(self, result: messages.Scores) -> None:
-        """Raise ValueError unless every token that was judged is of published weights."""
-        self._check_published(digests(group.prefixes for group in result.groups))
-
-    def _check_published(self, written_by: set[tuple[int, str]]) -> None:
-        for version, digest in sorted(written_by):
-            self._identity.check_version(version, digest)
 
 
 def _is_ahead(note: messages.WeightsNote, worker: Worker) -> bool:

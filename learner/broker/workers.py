@@ -12,11 +12,18 @@ from typing import Literal
 from prefixrl.common.wire.messages import UNPROVED, ModelDigests, ProbeFailed
 from prefixrl.learner.broker.admission import Supply
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
+from prefixrl.learner.broker.task_names import Content
 
 Phase = Literal["loading", "ready", "draining", "swapping"]
 
 LOADING_STATES = ("loading", "waiting for ")
 """Beginnings of the state of a worker that loads, or waits for the endpoint that serves its model."""
+MOST_SLOTS = 4096
+"""More than any engine decodes at once; a worker that offers more would take all there is to do."""
+UNCOUNTED = {"simulated", "openai"}
+"""Engines whose progress is not a number of tokens."""
+CLAIM_SLACK = 2
+"""Progress that a worker may report, as a multiple of the tokens and verifications of its tasks."""
 READY_S = 10.0
 """Patience for the Ready of a worker whose state shows work; one that joins again ends its forward first."""
 
@@ -32,6 +39,9 @@ class Lease:
     since_s: float
     held_s: float
     """Time at which the worker last reported the task; at first, when it was given."""
+    asked: Content = ("train", ())
+    work: int = 0
+    """Most progress that the task can make: a unit per token and per verification."""
     revoking: bool = False
 
 
@@ -70,6 +80,12 @@ class Worker:
     """Answer about weights that did not pass, until it offers others."""
     engine_mismatch: float = 0.0
     tasks_done: int = 0
+    tasks_lost: int = 0
+    """Tasks that were lost on the way to it or back, since its last result."""
+    claimable: int = 0
+    """Progress up to which its reports can be true."""
+    has_strays: bool = True
+    """True if it may work on tasks that are not leased to it here: a former broker's, or taken back."""
     wanted_version: int = -1
     is_leaving: bool = False
     """True once it said that it takes no new task; it never takes one again."""
@@ -92,11 +108,33 @@ class Worker:
     def add(self, lease: Lease, now_s: float) -> None:
         """Give a lease."""
         self.leases[lease.task] = lease
+        self.claimable += CLAIM_SLACK * lease.work
         if len(self.leases) == 1:
             self.progressed_s = now_s  # an idle worker made no progress: its stall clock starts here
         if self.first_lease_s is None:
             self.first_lease_s = now_s
             self.first_lease_after_ready_s = now_s - self.ready_s
+
+    def finish(self, task: str) -> None:
+        """End the lease of a result, if it still has one."""
+        self.leases.pop(task, None)
+        self.tasks_done += 1
+        self.tasks_lost = 0
+
+    def check_claim(self, progress: int, held: Iterable[str]) -> None:
+        """Raise ValueError where more progress is reported than all its tasks together can make.
+
+        Progress is a claim, a result is a proof: without this bound a worker could keep its tasks by counting up.
+        """
+        had_strays, self.has_strays = self.has_strays, not self.leases.keys() >= set(held)
+        if had_strays or self.has_strays or not self.has_said_ready or self.engine in UNCOUNTED:
+            own = CLAIM_SLACK * sum(lease.work for lease in self.leases.values())
+            self.claimable = max(self.claimable, progress + own)
+        elif progress > self.claimable:
+            raise ValueError(
+                f"it reports a progress of {progress}, all tasks it was given allow {self.claimable} (a unit per token "
+                f"and verification)"
+            )
 
     def join_again(self) -> None:
         """Reset the state that a worker itself resets before it sends another Hello."""

@@ -75,6 +75,13 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     zero_stage: int
     dtype: str
     files: tuple[FileEntry, ...]
+    digest: str = ""
+    """xxh3-128 of the manifest as JSON without it; "" where an earlier release wrote the checkpoint."""
+
+    def sealed(self) -> "CheckpointManifest":
+        """Return the manifest with its digest."""
+        bare = msgspec.structs.replace(self, digest="")
+        return msgspec.structs.replace(self, digest=xxhash.xxh3_128_hexdigest(msgspec.json.encode(bare)))
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -96,8 +103,9 @@ def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Pat
             export(beside / "hf_ema", models)
     distributed.barrier()
     if models.rank == 0:
-        manifest = CheckpointManifest(FORMAT, state, models.actor.stage, models.dtype, tuple(_entries(beside)))
-        (beside / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+        write_manifest(
+            beside, CheckpointManifest(FORMAT, state, models.actor.stage, models.dtype, tuple(_entries(beside)))
+        )
         _sync_tree(beside)
         shutil.rmtree(final, ignore_errors=True)
         beside.rename(final)
@@ -156,6 +164,11 @@ def latest(directory: Path) -> Path | None:
     return None
 
 
+def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
+    """Write the manifest of a checkpoint, with its digest."""
+    (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest.sealed())))
+
+
 def read_manifest(folder: Path) -> CheckpointManifest:
     """Read the manifest of a checkpoint.
 
@@ -167,13 +180,16 @@ def read_manifest(folder: Path) -> CheckpointManifest:
         body = (folder / "manifest.json").read_bytes()
         written = msgspec.json.decode(body, type=_Written).format
         manifest = msgspec.json.decode(body, type=CheckpointManifest) if written == FORMAT else None
-    except (OSError, msgspec.DecodeError) as error:
+    # Damaged bytes may be no text (UnicodeDecodeError, a ValueError) or nest too deeply.
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise DataError(f"{folder} has no readable manifest: {error}") from error
     if manifest is None:
         raise ConfigError(
             f"{folder} has checkpoint format {written}, this release reads {FORMAT}; continue with the release that "
             f"wrote it, or start a run in another directory"
         )
+    if manifest.digest and manifest != manifest.sealed():
+        raise DataError(f"{folder} has a manifest with another digest than when it was written")
     return manifest
 
 
@@ -187,7 +203,7 @@ def damage(folder: Path) -> str:
                 return f"{entry.path} holds {size} bytes instead of {entry.size_bytes}"
             if _digest(folder / entry.path) != entry.digest:
                 return f"{entry.path} has another digest than when it was written"
-    except (DataError, OSError) as error:
+    except (DataError, OSError, ValueError) as error:
         return str(error)
     return ""
 

@@ -177,6 +177,10 @@ def limit(limits: dict[str, int]) -> None:
 
 def run_init(writer: int, libraries: list[str], command: list[str], limits: dict[str, int]) -> None:
     """Build the root in the namespaces, start the command, report its end."""
+    # A session of its own: `kill(0, ...)` of the command must not reach the watcher. A handler of Python's would let
+    # the command interrupt init, which as the first process of its namespace is out of reach of all others.
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         call("sethostname", b"sandbox", 7)

@@ -26,9 +26,10 @@ import setproctitle
 
 from prefixrl.common.config import user_function
 from prefixrl.common.digests import function_digest
+from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import STOP_SIGNALS, die_with_parent
-from prefixrl.common.wire.messages import CodeMode, Fault
+from prefixrl.common.wire.messages import CodeMode, Fault, encodable
 from prefixrl.scorer.sandbox.programs import MAX_TESTS, is_value, read_tests, share_passed, value_of
 from prefixrl.scorer.sandbox.runner import GRACE_S, START_S, ProgramLimits, SandboxError
 from prefixrl.scorer.verifier.verify import GoldError, UnparsableAnswerError, judge_exactly, verify_with_sympy
@@ -243,13 +244,19 @@ def serve(function_ref: str, questions: int, answers: int) -> None:
         answered.write(frame(ChildReady(os.getpid())))
         while (question := _next_question(asked)) is not None:
             _renew_cpu_limit(math.ceil(deadline_s(question.timeout_s, question.code)))
-            answered.write(frame(_answer(function_ref, question)))
+            answered.write(frame(_short(_answer(function_ref, question))))
 
 
 def _answer(function_ref: str, question: ChildQuestion) -> ChildAnswer:
     if function_ref:
         return score(function_ref, question)
     return judge(question) if question.code == "none" else judge_program(question)
+
+
+def _short(answer: ChildAnswer) -> ChildAnswer:
+    """Cut what an answer or a program wrote: a long frame looks like the end of this process."""
+    extracted = None if answer.extracted is None else encodable(answer.extracted[:MAX_ANSWER_CHARS])
+    return msgspec.structs.replace(answer, extracted=extracted, reason=encodable(answer.reason[:MAX_ANSWER_CHARS]))
 
 
 def _next_question(pipe: BinaryIO) -> ChildQuestion | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.errors import PeerLost
-from prefixrl.common.wire.messages import CodeMode, Fault
+from prefixrl.common.wire.messages import CodeMode, Fault, encodable
 from prefixrl.scorer.sandbox.runner import OVERRAN
 from prefixrl.scorer.verifier.child import ChildAnswer, ChildQuestion, FromChild, Outcome, deadline_s
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
@@ -118,7 +118,7 @@ class VerifierPool:
     def submit(self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none") -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
         asked = ask_function if self._function else ask_verifier
-        found = asked(text, gold, question, code, self._timeout_s)
+        found = asked(encodable(text), gold, question, code, self._timeout_s)
         if isinstance(found, ForChild) and (known := self._cache.get(found.question)) is not None:
             self._cache.move_to_end(found.question)
             found = known
@@ -272,7 +272,7 @@ class VerifierPool:
             self._fail(job, message.reason, message.fault, may_retry=self._function is None)
         else:
             if message.extracted is not None:
-                job.extracted = message.extracted[:MAX_ANSWER_CHARS]
+                job.extracted = message.extracted
             self._finish(job, message.outcome, message.reward)
 
     def _lose(self, child: _Child) -> None:

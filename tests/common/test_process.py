@@ -1,11 +1,13 @@
 """The conduct that all processes of a run share."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from prefixrl.common.process import write_atomically
+from prefixrl.common.process import printable, write_atomically
 
 
 def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +23,32 @@ def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytes
     write_atomically(path, "after")
     assert synced == [("file", "before"), ("folder", "after")]
     assert [each.name for each in tmp_path.iterdir()] == ["config.json"]
+
+
+HOSTILE = "node7\x1b]0;owned\x07\x9b31m\r\u202e\n2026-11-22 00:00:00 ERROR   prefixrl-broker the run is over"
+
+
+def test_a_peers_text_reaches_neither_terminal_nor_log_raw() -> None:
+    child = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import logging; from prefixrl.common.process import start_logging, exit_codes\n"
+            "from prefixrl.common.errors import Refusal\n"
+            f"start_logging('prefixrl-broker'); logging.getLogger('x').warning('gave up %s', {HOSTILE!r})\n"
+            f"with exit_codes(): raise Refusal({HOSTILE!r})",
+        ],
+        capture_output=True,
+        check=False,
+    )
+    text = child.stderr.decode()
+    assert not set(text) & set("\x1b\x07\x9b\r\u202e")
+    log, _, error = text.partition("error: ")
+    assert "gave up node7\\u001b]0;owned\\u0007\\u009b31m\\u000d\\u202e" in log
+    assert len([line for line in log.splitlines() if not line.startswith(" ")]) == 1, "no forged record"
+    assert error.startswith("node7\\u001b")
+
+
+def test_a_printable_text_stays_as_it_is() -> None:
+    plain = "Übung 1 + 1 = 2 ✓\n\tnächste Zeile"
+    assert printable(plain) == plain

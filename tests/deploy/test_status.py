@@ -79,3 +79,11 @@ def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
     assert summary is None and [line.iteration for line in lines] == [0]
     (tmp_path / "metrics.jsonl").write_bytes(whole[:30])
     assert newest_line(tmp_path) is None and report.read(tmp_path) == (None, [])
+
+
+def test_a_workers_words_neither_style_nor_move_a_terminal() -> None:
+    worker = worker_status("scorer", "\x1b[2Jengine", state="[bold]waiting[/nothing] \x1b]0;owned\x07")
+    status = document(worker, total_iterations=8, causes={"failed: \x1b[31m": 1}, waiting_for="[/] \x9b31m")
+    picture = pictured(status)
+    assert not set(picture) & set("\x1b\x07\x9b")
+    assert "[bold]waiting[/nothing] \\u001b]0;owned\\u0007" in picture and "[/] \\u009b31m" in picture

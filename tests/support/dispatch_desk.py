@@ -7,6 +7,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages import Evaluate, FromBroker, PrefixTask, Prompt, Sampling
 from prefixrl.learner.broker.__main__ import make_ledger
 from prefixrl.learner.broker.dispatch import Dispatcher
+from prefixrl.learner.broker.task_names import TaskNames
 from prefixrl.learner.broker.workers import Worker
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.order import PromptOrder
@@ -28,7 +29,7 @@ class Desk:
         prompts = [each.prompt() for each in problems.load(config.data.train, config.data)]
         order = PromptOrder(prompts, config.seed, None)
         self.ledger = make_ledger(config, order)
-        self.dispatcher = Dispatcher(config, self.ledger, order, "e")
+        self.dispatcher = Dispatcher(config, self.ledger, order, TaskNames("e", b"key"))
 
     def worker(self, role: Literal["rollout", "scorer"], slots: int = 1, version: int = 0) -> Worker:
         registry = self.dispatcher.registry
@@ -37,6 +38,12 @@ class Desk:
         worker.phase, worker.slots, worker.version = "ready", slots, version
         self.inboxes[worker.name] = []
         return worker
+
+    def replaced(self, worker: Worker) -> Worker:
+        """Give a worker up, as the server does with one whose message it refused; another one in its place."""
+        self.dispatcher.lose(worker, "refused", died=True)
+        self.ledger.check()
+        return self.worker(worker.role, worker.slots, worker.version)
 
     def dispatch(self) -> None:
         self.now_s += 0.1

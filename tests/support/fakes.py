@@ -233,7 +233,9 @@ def judged(group: GroupPrefixes, task: ScoreTask, reward: float = 1.0) -> Scored
 
 
 @contextmanager
-def serving(config: RunConfig, prepare: Callable[[Broker], None] = lambda broker: None) -> Iterator[Broker]:
+def serving(
+    config: RunConfig, prepare: Callable[[Broker], None] = lambda broker: None, ranks: int = 1
+) -> Iterator[Broker]:
     """A broker of this config served by a thread; `endpoint` is in the run directory."""
     stop, started, failures = threading.Event(), threading.Event(), []
     brokers: list[Broker] = []
@@ -241,7 +243,7 @@ def serving(config: RunConfig, prepare: Callable[[Broker], None] = lambda broker
     def serve() -> None:
         try:
             server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
-            broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), server)
+            broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9", ranks=ranks), server)
             prepare(broker)
             (Path(config.directory) / "endpoint").write_text(server.endpoint)
             brokers.append(broker)

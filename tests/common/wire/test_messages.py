@@ -6,10 +6,10 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from prefixrl.common.wire.messages import FromBroker, FromWeights, Role, ToBroker, ToWeights
 from prefixrl.common.wire.transport import Malformed, _decode
+from support.wire_examples import of_type
 
 LINKS: dict[str, Any] = {
     "ToBroker": ToBroker,
@@ -29,17 +29,10 @@ def decode(link: str, data: bytes) -> object:
     return _decode(decoders[link], [data], b"peer")
 
 
-def examples(kind: type) -> st.SearchStrategy[Any]:
-    """Any value of a message type; infinite and NaN floats are for the range checks, not for the decoder."""
-    st.register_type_strategy(float, st.floats(allow_nan=False))
-    st.register_type_strategy(int, st.integers(-(2**63), 2**64 - 1))
-    return st.from_type(kind)
-
-
 @pytest.mark.parametrize(("link", "kind"), TYPES, ids=[kind.__name__ for _, kind in TYPES])
 def test_every_message_comes_out_as_it_went_in(link: str, kind: type) -> None:
     @settings(max_examples=15)
-    @given(message=examples(kind))
+    @given(message=of_type(kind))
     def check(message: object) -> None:
         received = decode(link, encode(message))
         assert type(received) is kind
@@ -51,7 +44,7 @@ def test_every_message_comes_out_as_it_went_in(link: str, kind: type) -> None:
 @pytest.mark.parametrize(("link", "kind"), TYPES, ids=[kind.__name__ for _, kind in TYPES])
 def test_unknown_fields_missing_fields_wrong_types_and_truncation_are_refused(link: str, kind: type) -> None:
     @settings(max_examples=3)
-    @given(message=examples(kind))
+    @given(message=of_type(kind))
     def check(message: object) -> None:
         fields = msgspec.msgpack.decode(encode(message))
         refused(link, encode(fields | {"surprise": 1}))

@@ -15,10 +15,12 @@ from prefixrl.common.wire.messages import (
     FromWeights,
     GetChunk,
     GetStatus,
+    Published,
     Reject,
     Stop,
     ToBroker,
     ToWeights,
+    WeightsNote,
 )
 from prefixrl.common.wire.transport import Client, Malformed, Server, Undeliverable, check_endpoint
 from support.fakes import wait_until
@@ -201,10 +203,10 @@ def test_a_message_above_the_limit_is_refused_where_it_is_sent(monkeypatch: pyte
     server = bind()
     client = connect(server)
     try:
-        client.send(Stop("x" * 2**19))
+        client.send(Published(WeightsNote(0, "d", b"x" * 2**19, b"")))
         peer, _ = receive(server)
-        with pytest.raises(ConfigError, match=r"Stop holds 2 MiB, a message at most 1: lower"):
-            client.send(Stop("x" * 2**21))
+        with pytest.raises(ConfigError, match=r"Published holds 2 MiB, a message at most 1: lower"):
+            client.send(Published(WeightsNote(0, "d", b"x" * 2**21, b"")))
         with pytest.raises(ConfigError, match="Reject holds 2 MiB"):
             server.send(peer, Reject("x" * 2**21))
     finally:

@@ -217,3 +217,21 @@ def test_a_group_that_ends_every_worker_is_requeued_as_a_new_group(desk: Desk) -
     (task,) = desk.tasks(rollout, PrefixTask)
     assert [group.seq for group in task.groups] == [2, 3]
     desk.ledger.check()
+
+
+def test_a_worker_that_keeps_a_training_task_for_ever_is_refused_however_it_reports(desk: Desk) -> None:
+    rollout, patience_s = desk.worker("rollout"), desk.config.learner.batch_timeout_s / 2
+    desk.dispatch()
+    (task,) = desk.tasks(rollout, PrefixTask)
+    desk.dispatcher.reconcile(rollout, (task.task,), patience_s)
+    with pytest.raises(ValueError, match=f"no result of {task.task} within {patience_s:g} s"):
+        desk.dispatcher.reconcile(rollout, (task.task,), patience_s + 1.0)
+
+
+def test_an_evaluations_task_may_take_as_long_as_it_takes(desk: Desk) -> None:
+    evaluate(desk, 0, held_out(3))
+    rollout = desk.worker("rollout")
+    desk.dispatch()
+    (task,) = desk.tasks(rollout, PrefixTask)
+    desk.dispatcher.reconcile(rollout, (task.task,), 10 * desk.config.learner.batch_timeout_s)
+    assert list(rollout.leases) == [task.task]

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages import Prefixes, PrefixTask, Sampling, Scores, ScoreTask
 from prefixrl.learner.broker.workers import Worker
 from support.dispatch_desk import Desk, evaluate, held_out
-from support.fakes import ROWS, judged, run_on_disk, sampled, scored
+from support.fakes import ROWS, run_on_disk, sampled, scored
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 
@@ -36,45 +37,23 @@ def test_prefixes_of_another_version_are_refused_and_the_task_comes_back(desk: D
     )
     with pytest.raises(ValueError, match="version 1 for a task at version 0"):
         desk.dispatcher.take_prefixes(rollout, wrong, now_s=1.0)
+    other = desk.replaced(rollout)
     desk.dispatch()
-    (again,) = desk.tasks(rollout, PrefixTask)
+    (again,) = desk.tasks(other, PrefixTask)
     assert again.groups == task.groups
 
 
-def test_groups_left_out_of_a_result_come_back(desk: Desk) -> None:
-    rollout, scorer = desk.worker("rollout"), desk.worker("scorer")
+def test_a_result_that_leaves_groups_out_is_refused_and_all_of_them_come_back(desk: Desk) -> None:
+    rollout = desk.worker("rollout")
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
     whole = sampled(task)
-    half = Prefixes(
-        task=task.task, attempt=0, kind="train", version=0, weights_digest="d0", groups=whole.groups[:1], elapsed_s=0.0
-    )
-    desk.dispatcher.take_prefixes(rollout, half, now_s=1.0)
+    half = msgspec.structs.replace(whole, groups=whole.groups[:1])
+    with pytest.raises(ValueError, match=r"holds groups \[0\], the task holds \[0, 1\]"):
+        desk.dispatcher.take_prefixes(rollout, half, now_s=1.0)
+    other = desk.replaced(rollout)
     desk.dispatch()
-    (again,) = desk.tasks(rollout, PrefixTask)
-    assert again.groups == task.groups[1:]
-    desk.dispatcher.take_prefixes(rollout, sampled(again), now_s=1.0)
-    desk.dispatch()
-    score_tasks = desk.tasks(scorer, ScoreTask)
-    assert sorted(group.seq for each in score_tasks for group in each.groups) == [0, 1]
-    desk.dispatcher.take_scores(scorer, Scores(score_tasks[0].task, 0, "train", ()), now_s=1.0)
-    desk.dispatch()
-    assert desk.ledger.states()["scoring"] >= 2
-
-
-def test_groups_left_out_of_an_evaluations_result_come_back(desk: Desk) -> None:
-    evaluate(desk, -1, held_out(3))
-    scorer = desk.worker("scorer")
-    desk.dispatch()
-    (task,) = desk.tasks(scorer, ScoreTask)
-    only = judged(task.groups[0], task)
-    desk.dispatcher.take_scores(scorer, Scores(task.task, 0, "eval", (only,)), now_s=1.0)
-    desk.dispatch()
-    (again,) = desk.tasks(scorer, ScoreTask)
-    assert again.groups == task.groups[1:]
-    desk.dispatcher.take_scores(scorer, scored(again), now_s=1.0)
-    run = desk.dispatcher.evaluations.runs.get("e")
-    assert run is not None and run.finished and len(run.results) == 3
+    assert desk.tasks(other, PrefixTask)[0].groups == task.groups
 
 
 def test_groups_nobody_asked_for_are_refused_and_the_task_comes_back(desk: Desk) -> None:
@@ -86,8 +65,9 @@ def test_groups_nobody_asked_for_are_refused_and_the_task_comes_back(desk: Desk)
     strange = Scores(task.task, 0, "eval", (*good.groups, *good.groups))
     with pytest.raises(ValueError, match="the task holds \\[0, 1\\]"):
         desk.dispatcher.take_scores(scorer, strange, now_s=1.0)
+    other = desk.replaced(scorer)
     desk.dispatch()
-    assert len(desk.tasks(scorer, ScoreTask)) == 1
+    assert len(desk.tasks(other, ScoreTask)) == 1
 
 
 def test_scores_without_a_version_never_count_as_training(desk: Desk) -> None:
@@ -107,7 +87,7 @@ def test_scores_without_a_version_never_count_as_training(desk: Desk) -> None:
         sampling=SAMPLING,
         sampled_s=0.0,
     )
-    with pytest.raises(ValueError, match="has no version"):
+    with pytest.raises(ValueError, match=r"another prefixes, version or weights in groups \[0, 1\]"):
         desk.dispatcher.take_scores(scorer, scored(unversioned), now_s=1.0)
     assert "scored" not in desk.ledger.states()
 

@@ -308,10 +308,11 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         assert named.endswith("and 8 more")
 
 
-def test_a_rank_gets_the_groups_in_training_order_with_a_payload_for_each_of_its_own(
-    config: RunConfig, broker: Broker
-) -> None:
-    with peers(endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer):
+def test_a_rank_gets_the_groups_in_training_order_with_a_payload_for_each_of_its_own(config: RunConfig) -> None:
+    with (
+        serving(config, ranks=2),
+        peers(endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer),
+    ):
         learner(zero)
         one.join("rank")
         zero.say(GetBatch(0, 0, 2))
@@ -352,8 +353,8 @@ def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is
         assert zero.hears_nothing_of(Batch)
 
 
-def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
+def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunConfig) -> None:
+    with serving(config, ranks=2), peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
         learner(zero)
         one.join("rank")
         rollout.ready(config, "rollout")
@@ -371,10 +372,8 @@ def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunCon
             assert rank.hear(Halt).iteration == 1
 
 
-def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups(
-    config: RunConfig, broker: Broker
-) -> None:
-    with peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
+def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups(config: RunConfig) -> None:
+    with serving(config, ranks=2), peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
         learner(zero)
         one.join("rank")
         zero.say(GetBatch(0, 0, 2))

@@ -31,7 +31,10 @@ def judge_one_item(rollout: Peer, scorer: Peer, reward: float) -> None:
 
 def test_a_waiting_rank_receives_how_many_passed_and_at_the_limit_the_end(tmp_path: Path) -> None:
     config = filtered_run(tmp_path)
-    with serving(config), peers(endpoint_of(config), "rank", "other", "r", "s") as (rank, other, rollout, scorer):
+    with (
+        serving(config, ranks=2),
+        peers(endpoint_of(config), "rank", "other", "r", "s") as (rank, other, rollout, scorer),
+    ):
         learner(rank)
         other.join("rank")
         rollout.ready(config, "rollout")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.run.journal import Journal
 from prefixrl.common.run.records import BatchFormed, GroupIssued, GroupScored, RunHeader, VersionPublished
 from prefixrl.common.wire.messages import (
@@ -103,3 +103,16 @@ def test_a_replay_holds_what_is_live_and_never_the_journal(config: RunConfig) ->
     assert peak < size / 2, f"{peak} bytes for a journal of {size}"
     broker.journal.close()
     server.close()
+
+
+def test_a_journal_that_ends_before_the_checkpoint_is_a_message_with_a_remedy(config: RunConfig) -> None:
+    write_journal(config)
+    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
+    try:
+        message = (
+            f"ends at iteration {ITERATIONS}, the learner's checkpoint is of iteration {ITERATIONS + 2}: .* remove"
+        )
+        with pytest.raises(DataError, match=message):
+            build(config, Path(config.directory), Start(ITERATIONS + 2, "tcp://127.0.0.1:9"), server)
+    finally:
+        server.close()

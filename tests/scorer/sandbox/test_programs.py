@@ -8,7 +8,7 @@ import time
 import pytest
 
 from prefixrl.common.wire.messages import CodeMode
-from prefixrl.scorer.sandbox.programs import find_program, read_tests
+from prefixrl.scorer.sandbox.programs import _returned, find_program, read_tests
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.verify import Judgement
 
@@ -158,3 +158,9 @@ def test_a_sandbox_that_refuses_is_an_error_and_never_a_wrong_answer() -> None:
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh", sys.executable]
     finished = subprocess.run([*command, "-c", REFUSED], capture_output=True, text=True, check=True)
     assert finished.stdout.startswith("error this host cannot isolate programs: ")
+
+
+@pytest.mark.parametrize("depth", [900, 200_000])
+def test_a_result_of_brackets_in_brackets_is_wrong_and_no_fault(depth: int) -> None:
+    assert not _returned("[" * depth, [1])
+    assert not _returned("[" * depth + "]" * depth, "1")

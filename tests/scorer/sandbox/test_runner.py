@@ -4,18 +4,22 @@ Every program is bounded even where the sandbox fails: at most 200 processes, 2 
 An attack that must fail prints ESCAPED if it succeeds.
 """
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from prefixrl.scorer.sandbox.runner import GRACE_S, PYTHON, ProgramLimits, SandboxError, probe, run
+from prefixrl.scorer.sandbox.runner import GRACE_S, PYTHON, START_S, ProgramLimits, SandboxError, probe, run
+from support.paths import ROOT
 
 LIMITS = ProgramLimits(wall_ms=1_500, cpu_s=1, memory_bytes=128 * 2**20)
 PATIENT = ProgramLimits(wall_ms=30_000, cpu_s=30, memory_bytes=128 * 2**20)
@@ -252,3 +256,46 @@ def test_a_sandbox_that_dies_is_an_error_and_not_the_programs(monkeypatch: pytes
 def test_the_python_of_the_sandbox_is_the_scorers() -> None:
     assert run("import sys; print(sys.version)").stdout.decode().strip() == sys.version
     assert os.access(PYTHON, os.X_OK)
+
+
+SUICIDES = {
+    "its group": ("import os; os.kill(0, 9)", "killed 9"),
+    "everyone": ("import os\nif os.fork() == 0: os.kill(-1, 9)\nos.wait()", "killed 9"),
+    "the first process": ("import os, signal\nfor _ in range(9): os.kill(1, signal.SIGINT)\nprint('on')", "exited 0"),
+    "its group stopped": (
+        "import os, signal, time\nif os.fork() == 0: os.kill(0, signal.SIGSTOP)\ntime.sleep(60)",
+        "timeout 0",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def as_ordinary_user() -> Callable[[str], str]:
+    """Runs Python code as a user who is not root; its output. Root's own Python may be where nobody else can read."""
+    user: dict[str, Any] = {"user": 12345, "group": 12345, "extra_groups": []} if os.geteuid() == 0 else {}
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT / ".types"), sysconfig.get_path("platlib")])}
+
+    def run_code(python: str, code: str) -> "subprocess.CompletedProcess[str]":
+        command = [python, "-B", "-c", code]
+        return subprocess.run(command, capture_output=True, check=False, text=True, cwd="/", env=environment, **user)
+
+    for python in (PYTHON, f"/usr/bin/python3.{sys.version_info.minor}"):
+        with contextlib.suppress(OSError):
+            if run_code(python, "import prefixrl.scorer.sandbox.runner").returncode == 0:
+                return lambda code: run_code(python, code).stdout
+    pytest.skip("an ordinary user can run no Python here that has the packages")
+
+
+@pytest.mark.parametrize("case", SUICIDES)
+def test_an_ordinary_users_program_that_signals_its_group_ends_only_itself(
+    case: str, as_ordinary_user: Callable[[str], str]
+) -> None:
+    program, expected = SUICIDES[case]
+    shown = as_ordinary_user(
+        "import time; from prefixrl.scorer.sandbox.runner import ProgramLimits, run\n"
+        f"began_s = time.monotonic(); found = run({program!r}, limits=ProgramLimits(wall_ms=1000))\n"
+        "print(found.status, found.code, time.monotonic() - began_s)"
+    )
+    status, number, took_s = shown.split()
+    assert f"{status} {number}" == expected
+    assert float(took_s) < 1.0 + START_S, "its watcher kept the time"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.errors import PeerLost
 from prefixrl.scorer.verifier.child import deadline_s
 from prefixrl.scorer.verifier.pool import START_DEADLINE_S, VerifierPool
@@ -351,3 +352,31 @@ def test_children_die_with_their_parent(tmp_path: Path) -> None:
         assert all(is_alive(pid) for pid in pids)
         owner.kill()
     until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_a_long_value_of_a_program_is_cut_and_judged() -> None:
+    with pool_of(runs_programs=True) as pool:
+        pool.submit(0, "<llm-code>\nprint('7' * 70_000)\n</llm-code>", "8", code="answers")
+        found = verdicts(pool)[0]
+    assert found == Judgement(0.0, "parse_fail", "7" * MAX_ANSWER_CHARS)
+
+
+def test_a_program_that_returns_brackets_without_end_is_wrong_and_its_child_lives() -> None:
+    endless = "import json\njson.dumps = lambda value: '[' * 200_000\ndef f(x):\n    return x\n"
+    tests = '{"inputs": [[1]], "outputs": [1], "fn_name": "f"}'
+    with pool_of(runs_programs=True) as pool:
+        pool.submit(0, f"```python\n{endless}```", tests, code="tests")
+        found = verdicts(pool)[0]
+        before = pool.child_pids
+        pool.submit(1, *EQUAL)
+        assert verdicts(pool)[1].reward == 1.0
+        assert pool.child_pids == before
+    assert (found.status, found.reward, found.fault) == ("ok", 0.0, "")
+
+
+def test_a_lone_surrogate_is_judged_like_any_character() -> None:
+    with pool_of() as pool:
+        pool.submit(0, "\ud800 " + EQUAL[0], EQUAL[1])
+        pool.submit(1, r"\boxed{1+\ln x\udfff}", EQUAL[1])
+        found = verdicts(pool)
+    assert found[0].reward == 1.0 and found[1].reward == 0.0

@@ -1,0 +1,53 @@
+"""The ranks and operators that the broker knows, and what each role may do. Pure."""
+
+from typing import Literal
+
+from prefixrl.common.wire import messages
+from prefixrl.common.wire.keys import Listed
+
+MOST_PEERS = 4096
+"""Peers remembered; a run has few at a time, but each look at its status is another one."""
+PeerRole = Literal["rank", "operator"]
+OPERATORS_MAY = (messages.GetStatus, messages.Stop)
+
+
+class Peers:
+    """Learner ranks and operators, by identity."""
+
+    def __init__(self) -> None:
+        self._roles: dict[bytes, PeerRole] = {}
+        self.tags: dict[bytes, bytes] = {}
+        """Number of the newest request of each, which goes back with the answer."""
+
+    def __contains__(self, peer: bytes) -> bool:
+        return peer in self._roles
+
+    def add(self, peer: bytes, role: PeerRole) -> None:
+        """Remember a peer; the oldest gives way, and says Hello again if it lives."""
+        self._roles.pop(peer, None)
+        while len(self._roles) >= MOST_PEERS:
+            self.drop(next(iter(self._roles)))
+        self._roles[peer] = role
+
+    def drop(self, peer: bytes) -> None:
+        """Forget a peer."""
+        self._roles.pop(peer, None)
+        self.tags.pop(peer, None)
+
+    def name(self, peer: bytes) -> str:
+        """Return the role of a peer, for messages."""
+        return self._roles.get(peer, "stranger")
+
+    def check(self, peer: bytes, message: messages.ToBroker) -> None:
+        """Raise ValueError for a request that is not for the peer's role."""
+        if self._roles[peer] == "operator" and not isinstance(message, OPERATORS_MAY):
+            raise ValueError(f"an operator may not send {type(message).__name__}")
+
+
+def why_not(hello: messages.Hello, key: Listed | None) -> str:
+    """Return why a key does not open the role that a Hello asks for, "" where it does."""
+    needed = "worker" if hello.role in ("rollout", "scorer") else hello.role
+    if key is not None and key.role == needed:
+        return ""
+    named = f"{key.name!r} is a key for the role {key.role}" if key else "there is no key"
+    return f"{named}, a {hello.role} needs one for the role {needed}"

@@ -1,0 +1,465 @@
+"""Peers that lie, flood or hoard: each is refused with a named cause, and the run goes on."""
+
+import math
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire.messages import (
+    PROTOCOL,
+    Ack,
+    Evaluate,
+    FromBroker,
+    GetBatch,
+    GetEvaluation,
+    GetStatus,
+    GroupPrefixes,
+    Heartbeat,
+    Hello,
+    Prefixes,
+    PrefixTask,
+    Prompt,
+    Ready,
+    Refused,
+    Reject,
+    Sampling,
+    ScoredGroup,
+    Scores,
+    ScoreTask,
+    Status,
+    ToBroker,
+    Unknown,
+    Welcome,
+)
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.transport import Server
+from prefixrl.learner.broker import dispatch
+from prefixrl.learner.broker.__main__ import Start, build
+from prefixrl.learner.broker.server import Broker
+from prefixrl.learner.broker.workers import MOST_SLOTS
+from support.fakes import (
+    Peer,
+    end,
+    endpoint_of,
+    judged,
+    learner,
+    peers,
+    process,
+    ready,
+    run_on_disk,
+    sampled,
+    score_one_item,
+    scored,
+    serving,
+    status,
+    wait_until,
+)
+
+replace = msgspec.structs.replace
+VOCABULARY = 100
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    config = run_on_disk(tmp_path, rollout={"groups_per_task": 2, "prefix_tokens": 4, "max_prompt_tokens": 8})
+    (Path(config.adapter.model) / "config.json").write_text(f'{{"vocab_size": {VOCABULARY}}}')
+    return config
+
+
+@pytest.fixture
+def child(config: RunConfig) -> "Iterator[subprocess.Popen[bytes]]":
+    """A real broker process, killed afterwards whatever became of it."""
+    started = process(
+        "prefixrl.learner.broker",
+        *("--directory", config.directory, "--iteration", "0", "--weights-endpoint", "tcp://127.0.0.1:9"),
+    )
+    wait_until((Path(config.directory) / "endpoint").exists, "a socket")
+    yield started
+    end(started)
+
+
+def refused(peer: Peer, reason: str) -> None:
+    """The peer is told a reason, and the broker answers others."""
+    assert reason in peer.hear(Reject, timeout_s=5.0).reason
+
+
+def works_on(config: RunConfig, broker: Broker) -> None:
+    """An honest rollout and scorer get a group through."""
+    with peers(endpoint_of(config), "honest-r", "honest-s") as (rollout, scorer):
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        score_one_item(rollout, scorer)
+    broker.ledger.check()
+
+
+# --- numbers ---
+
+
+def test_a_number_of_ranks_that_is_not_the_runs_is_refused_at_once(
+    config: RunConfig, child: "subprocess.Popen[bytes]"
+) -> None:
+    with peers(endpoint_of(config), "rank", "other") as (rank, other):
+        learner(other)
+        for ranks in (2, 2**40):
+            rank.join("rank")
+            rank.say(GetBatch(0, 0, ranks))
+            refused(rank, f"rank 0 of {ranks} asks for a batch, this run has 1")
+        other.say(GetStatus())
+        other.hear(Status, timeout_s=2.0)
+
+
+BEAT = Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="")
+ABSURD: dict[str, ToBroker] = {
+    "busy not a number": replace(BEAT, busy_slot_s=math.nan),
+    "busy for ever": replace(BEAT, busy_slot_s=math.inf),
+    "busy less than never": replace(BEAT, busy_slot_s=-1.0),
+    "progress backwards": replace(BEAT, progress=-1),
+    "a state as long as a book": replace(BEAT, state="x" * 2**20),
+    "a lease with a long name": replace(BEAT, leases=("x" * 2**20,)),
+    "more leases than slots": replace(BEAT, leases=("x",) * 2**16),
+    "a reason as long as a book": Refused("e-1", 0, "x" * 2**20),
+}
+
+
+@pytest.mark.parametrize("message", ABSURD.values(), ids=ABSURD)
+def test_figures_and_strings_out_of_range_are_not_even_read(message: ToBroker, config: RunConfig) -> None:
+    with serving(config) as broker, peers(endpoint_of(config), "bad", "rank") as (bad, rank):
+        bad.ready(config, "rollout")
+        bad.hear(PrefixTask)
+        bad.say(message)
+        learner(rank)
+        found = wait_until(lambda: (found := status(rank))["malformed_messages"] and found, "the count")
+        msgspec.json.decode(msgspec.json.encode(found), type=StatusDocument)
+        assert found["workers"][0]["state"] == "starting"
+        works_on(config, broker)
+
+
+def test_a_long_host_name_is_neither_enrolled_nor_answered(config: RunConfig) -> None:
+    with serving(config) as broker, peers(endpoint_of(config), "long") as (long,):
+        long.say(Hello(protocol=PROTOCOL, role="scorer", incarnation="i", host="h" * 2**20, pid=1))
+        assert long.hears_nothing_of(Welcome)
+        assert not broker.dispatcher.registry.by_identity
+
+
+UNLIMITED_STRINGS = {"Prompt.prompt_id", "Prompt.question", "Prompt.gold", "Row.text", "TextVerdict.completion"}
+"""Equal to what the broker gave out, or limited by the run's lengths in the handler."""
+UNLIMITED_NUMBERS = {"GroupPrefixes.seed", "TextVerdict.reward", "Hello.protocol", "Ready.slots"}
+"""Compared, or refused in the handler with a sentence."""
+
+
+def test_every_string_and_number_that_a_worker_sends_has_a_limit() -> None:
+    unlimited: set[str] = set()
+
+    def walk(info: Any, where: str) -> None:
+        match info:
+            case msgspec.inspect.Metadata(type=inner):
+                walk(inner, where)
+            case msgspec.inspect.StructType(cls=cls, fields=fields):
+                for field in fields:
+                    owner = next(
+                        each for each in reversed(cls.__mro__) if field.name in getattr(each, "__annotations__", ())
+                    )
+                    walk(field.type, f"{owner.__name__}.{field.name}")
+            case msgspec.inspect.UnionType(types=types):
+                for each in types:
+                    walk(each, where)
+            case msgspec.inspect.VarTupleType(item_type=item):
+                walk(item, where)
+            case msgspec.inspect.StrType(max_length=None):
+                unlimited.add(where)
+            case msgspec.inspect.IntType(ge=least, le=most) | msgspec.inspect.FloatType(ge=least, le=most):
+                if least is None or most is None:
+                    unlimited.add(where)
+
+    for kind in (Heartbeat, Prefixes, Scores, Refused, Hello, Ready):
+        walk(msgspec.inspect.type_info(kind), kind.__name__)
+    assert unlimited == UNLIMITED_STRINGS | UNLIMITED_NUMBERS
+
+
+def test_an_evaluation_too_large_for_a_message_is_refused_with_its_size(config: RunConfig) -> None:
+    sampling = Sampling(temperature=0.0, max_new_tokens=4)
+    huge = Evaluate(
+        name="huge",
+        version=-1,
+        prefix_tokens=pack_tokens([1] * 4096),
+        prompts=(Prompt("h", "?", "1"),),
+        prefix_sampling=sampling,
+        completion_sampling=sampling,
+        samples=2**16,
+    )
+    with serving(config) as broker, peers(endpoint_of(config), "rank") as (rank,):
+        learner(rank)
+        rank.say(huge)
+        refused(rank, "65536 samples of 4096 tokens may have 2048 MiB, allowed are 48")
+        works_on(config, broker)
+
+
+# --- faults ---
+
+
+def test_a_group_said_twice_is_refused_leased_or_not(config: RunConfig) -> None:
+    with serving(config) as broker, peers(endpoint_of(config), "leased", "late") as both:
+        for peer in both:
+            peer.ready(config, "rollout")
+            task = peer.hear(PrefixTask)
+            if peer is both[1]:
+                peer.say(Refused(task.task, task.attempt, "not now"))
+            once = sampled(task)
+            peer.say(replace(once, groups=once.groups * 2))
+            peer.hear(Reject, timeout_s=5.0)
+        works_on(config, broker)
+
+
+def test_a_fault_over_a_workers_message_ends_that_worker_with_a_trace_in_the_log(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("nobody foresaw this")
+
+    with serving(config) as broker, peers(endpoint_of(config), "first") as (first,):
+        first.ready(config, "rollout", slots=2)
+        task = first.hear(PrefixTask)
+        with monkeypatch.context() as broken:
+            broken.setattr(broker.ledger, "take_prefixes", fail)
+            first.say(sampled(task))
+            refused(first, "the broker failed over this Prefixes (KeyError('nobody foresaw this'))")
+        assert "Traceback" in caplog.text
+        broker.ledger.check()
+        assert set(broker.ledger.states()) <= {"queued", "sampling"}, "what it held is given out again"
+        works_on(config, broker)
+
+
+def test_a_fault_over_a_request_ends_its_sender_alone(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("nobody foresaw this either")
+
+    with serving(config) as broker, peers(endpoint_of(config), "operator") as (operator,):
+        operator.join("operator")
+        monkeypatch.setattr(broker.dispatcher.evaluations, "progress", fail)
+        operator.say(GetEvaluation("e"))
+        refused(operator, "the broker failed over this GetEvaluation")
+        works_on(config, broker)
+
+
+def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its journal holds whole events only; going on, the groups of the half one would wait for ever."""
+
+    def fail(*_: object) -> None:
+        raise KeyError("in the middle")
+
+    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
+    broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), server)
+    try:
+        hello = Hello(protocol=PROTOCOL, role="rollout", incarnation="i", host="h", pid=1)
+        for message in (hello, ready(config, "rollout")):
+            broker._handle_safely(b"r", message)
+        broker.dispatcher.dispatch(0.0)
+        ((_, task),) = broker.dispatcher.outgoing
+        assert isinstance(task, PrefixTask)
+        monkeypatch.setattr(broker.ledger, "_queue_scoring", fail)
+        with pytest.raises(AssertionError):
+            broker._handle_safely(b"r", sampled(task))
+    finally:
+        broker.journal.close()
+        server.close()
+
+
+# --- results that were not asked for ---
+
+
+def test_scores_of_a_worker_that_never_held_the_task_do_not_count(config: RunConfig) -> None:
+    with serving(config) as broker, peers(endpoint_of(config), "r", "honest", "thief") as (rollout, honest, thief):
+        rollout.ready(config, "rollout")
+        rollout.say(sampled(rollout.hear(PrefixTask)))
+        honest.ready(config, "scorer")
+        task = honest.hear(ScoreTask)
+        for name in (task.task, "another-1", ""):
+            thief.ready(config, "scorer")
+            thief.say(replace(scored(task, reward=0.0), task=name))
+            refused(thief, "this worker was given no such task")
+        honest.say(scored(task))
+        honest.hear(Ack)
+        assert broker.ledger.counts.duplicates_ignored == 0
+        broker.ledger.check()
+
+
+def test_prefixes_of_a_worker_that_never_held_the_task_do_not_count(config: RunConfig) -> None:
+    with serving(config) as broker, peers(endpoint_of(config), "honest", "thief") as (honest, thief):
+        honest.ready(config, "rollout")
+        task = honest.hear(PrefixTask)
+        thief.ready(config, "rollout")
+        thief.say(sampled(task))
+        refused(thief, "this worker was given no such task")
+        honest.say(sampled(task))
+        honest.hear(Ack)
+        assert broker.ledger.counts.duplicates_ignored == 0
+
+
+def with_first(result: Scores, change: Callable[[GroupPrefixes], GroupPrefixes]) -> Scores:
+    first, *rest = result.groups
+    return replace(result, groups=(replace(first, prefixes=change(first.prefixes)), *rest))
+
+
+FORGED: dict[str, Callable[[GroupPrefixes], GroupPrefixes]] = {
+    "another token": lambda group: replace(
+        group, rows=(replace(group.rows[0], tokens=pack_tokens([0, 8])), *group.rows[1:])
+    ),
+    "another logprob": lambda group: replace(
+        group, rows=(replace(group.rows[0], logprobs=pack_logprobs([-1.0, -2.0])), *group.rows[1:])
+    ),
+    "another gold answer": lambda group: replace(group, prompt=replace(group.prompt, gold="7")),
+    "another rendering": lambda group: replace(group, prompt_tokens=pack_tokens([1] * 1000)),
+    "another seed": lambda group: replace(group, seed=group.seed + 1),
+}
+
+
+@pytest.mark.parametrize("change", FORGED.values(), ids=FORGED)
+def test_a_scorer_may_not_replace_what_it_was_given(
+    change: Callable[[GroupPrefixes], GroupPrefixes], config: RunConfig
+) -> None:
+    with serving(config) as broker, peers(endpoint_of(config), "r", "bad") as (rollout, bad):
+        rollout.ready(config, "rollout")
+        rollout.say(sampled(rollout.hear(PrefixTask)))
+        bad.ready(config, "scorer")
+        bad.say(with_first(scored(bad.hear(ScoreTask)), change))
+        refused(bad, "another prefixes, version or weights in groups [0]; it must answer exactly what it was given")
+        broker.ledger.check()
+        assert "scored" not in broker.ledger.states()
+
+
+def rows(group: GroupPrefixes, **fields: Any) -> GroupPrefixes:
+    return replace(group, rows=tuple(replace(row, **fields) for row in group.rows))
+
+
+POISON: dict[str, tuple[Callable[[GroupPrefixes], GroupPrefixes], str]] = {
+    "an id of no token": (
+        lambda group: rows(group, tokens=pack_tokens([0, VOCABULARY])),
+        "row 0: token id 100 is not below the vocabulary of 100",
+    ),
+    "an id of no token in the prompt": (
+        lambda group: replace(group, prompt_tokens=pack_tokens([2**31 - 1])),
+        "prompt: token id 2147483647 is not below",
+    ),
+    "a long row": (
+        lambda group: rows(group, tokens=pack_tokens([0] * 5), logprobs=pack_logprobs([-1.0] * 5)),
+        "row 0: 5 tokens, allowed are 4",
+    ),
+    "a long prompt": (
+        lambda group: replace(group, prompt_tokens=pack_tokens([1] * 9)),
+        "prompt: 9 tokens, allowed are 8",
+    ),
+    "a long text": (lambda group: rows(group, text="x" * 4096), "a text of 4096 characters, allowed are 2048"),
+    "a row too many": (lambda group: replace(group, rows=group.rows * 2), "holds 4 rows, the task asked for 2"),
+    "another question": (
+        lambda group: replace(group, prompt=replace(group.prompt, question="?")),
+        "another prompt or seed in groups [0]",
+    ),
+    "another seed": (lambda group: replace(group, seed=0), "another prompt or seed in groups [0]"),
+}
+
+
+@pytest.mark.parametrize("case", POISON)
+def test_prefixes_beyond_the_runs_limits_are_refused(case: str, config: RunConfig) -> None:
+    change, reason = POISON[case]
+    with serving(config) as broker, peers(endpoint_of(config), "bad") as (bad,):
+        bad.ready(config, "rollout")
+        result = sampled(bad.hear(PrefixTask))
+        bad.say(replace(result, groups=(change(result.groups[0]), *result.groups[1:])))
+        refused(bad, reason)
+        works_on(config, broker)
+
+
+def test_a_text_that_nobody_keeps_is_refused(config: RunConfig) -> None:
+    def wordy(group: ScoredGroup) -> ScoredGroup:
+        return replace(group, verdicts=tuple(replace(each, completion="x") for each in group.verdicts))
+
+    with serving(config), peers(endpoint_of(config), "r", "bad") as (rollout, bad):
+        rollout.ready(config, "rollout")
+        rollout.say(sampled(rollout.hear(PrefixTask)))
+        bad.ready(config, "scorer")
+        task = bad.hear(ScoreTask)
+        bad.say(Scores(task.task, 0, "train", tuple(wordy(judged(group, task)) for group in task.groups)))
+        refused(bad, "row 0: a text of 1 characters, allowed are 0")
+
+
+# --- hoarding ---
+
+
+@pytest.mark.parametrize("slots", [0, -1, MOST_SLOTS + 1, 2**31])
+def test_an_absurd_number_of_slots_is_refused_with_the_allowed_ones(slots: int, config: RunConfig) -> None:
+    with serving(config), peers(endpoint_of(config), "greedy") as (greedy,):
+        greedy.join("rollout")
+        greedy.say(ready(config, "rollout", slots=slots))
+        refused(greedy, f"a worker with {slots} slots cannot work here; its engine must offer from 1 to {MOST_SLOTS}")
+
+
+def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(config: RunConfig) -> None:
+    with serving(config) as broker, peers(endpoint_of(config), "hoarder") as (hoarder,):
+        hoarder.ready(config, "rollout", slots=64)
+        tasks = [hoarder.hear(PrefixTask) for _ in range(6)]
+        names = tuple(task.task for task in tasks)
+        for progress in range(0, 1000, 100):
+            hoarder.say(Heartbeat(progress=progress, busy_slot_s=0.0, leases=names, state="working hard"))
+        # Six tasks of 2 groups of 2 rows of 4 tokens, with slack.
+        refused(hoarder, "it reports a progress of 200, all tasks it was given allow 192")
+        works_on(config, broker)
+
+
+def test_a_worker_that_never_lists_its_tasks_is_given_up(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "LOST_TASK_S", 0.05)
+    with serving(config) as broker, peers(endpoint_of(config), "hider") as (hider,):
+        hider.ready(config, "rollout")
+
+        def beat() -> bool:
+            hider.say(BEAT)
+            return not hider.hears_nothing_of(Reject, 0.1)
+
+        wait_until(beat, "the end of patience")
+        works_on(config, broker)
+
+
+# --- restarts ---
+
+
+def test_after_a_restart_only_the_worker_that_held_a_task_may_deliver_it(
+    config: RunConfig, child: "subprocess.Popen[bytes]"
+) -> None:
+    endpoint = endpoint_of(config)
+    with peers(endpoint, "r", "s", "thief") as (rollout, scorer, thief):
+        rollout.ready(config, "rollout")
+        rollout.say(sampled(rollout.hear(PrefixTask)))
+        scorer.ready(config, "scorer")
+        task = scorer.hear(ScoreTask)
+        end(child)
+        with restarted(config):
+            for peer, result in ((thief, scored(task)), (scorer, with_first(scored(task), FORGED["another token"]))):
+                peer.ready(config, "scorer")
+                peer.say(result)
+                refused(peer, "this worker was given no such task")
+            scorer.ready(config, "scorer")
+            scorer.say(scored(task))
+            assert scorer.hear(Ack) == Ack(task.task, task.attempt)
+            assert thief.hears_nothing_of(Unknown)
+
+
+@contextmanager
+def restarted(config: RunConfig) -> Iterator[None]:
+    """Another broker process of the same run at the same endpoint."""
+    path = Path(config.directory) / "endpoint"
+    before = path.stat().st_mtime_ns
+    flags = ("--iteration", "0", "--weights-endpoint", "tcp://127.0.0.1:9", "--restart")
+    child = process("prefixrl.learner.broker", "--directory", config.directory, *flags)
+    try:
+        wait_until(lambda: path.stat().st_mtime_ns > before, "the socket of the next broker")
+        yield
+    finally:
+        end(child)
