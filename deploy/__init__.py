@@ -11,4 +11,5 @@ evaluate.py      `prefixrl eval`
 results.py       the table of `prefixrl eval`
 generate.py      `prefixrl generate`
 examples/        complete small runs
+slurm/           `prefixrl slurm`, `prefixrl scale`: a run as jobs of SLURM
 """
