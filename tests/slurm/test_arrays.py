@@ -89,6 +89,7 @@ def test_a_learner_near_its_time_limit_saves_and_queues_itself_again(cluster: Pa
     # USR1 comes up to a minute early: nearly at once.
     limit = ("slurm.learner.time=2:00", "slurm.warn_s=60")
     job = submit(directory, "arrays", *SLOW_SCORERS, "algorithm.iterations=100", *limit)
+    wait_for_iterations(directory, 1)
     wait_for(lambda: role_states(directory, "learner").get(job) == "PENDING", "the learner in the queue", 150)
     said = (directory / "logs/learner.log").read_text()
     assert "the time limit is near: asking to save" in said
