@@ -161,9 +161,9 @@ def slurm(run_file: Path, action: str | None, layout: Literal["arrays", "het"], 
 @click.argument("role", type=click.Choice(["rollouts", "scorers"]))
 @click.argument("count", type=click.IntRange(0))
 def scale(run_directory: Path, role: Literal["rollouts", "scorers"], count: int) -> None:
-    """Have COUNT rollouts or scorers in the run in RUN_DIRECTORY, which `prefixrl slurm` submitted.
+    """Have COUNT rollouts or scorers in the run in RUN_DIRECTORY.
 
-    Ends the newest workers first; what they hold is handed back.
+    The run is one that `prefixrl slurm` submitted. Ends the newest workers first; what they hold is handed back.
     """
     with exit_codes():
         from prefixrl.deploy.slurm.scale import scale as run

@@ -66,7 +66,7 @@ def rank_info(environment: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]
 
 
 def _local_rank(environment: Mapping[str, str]) -> int:
-    """Return the index of a task's GPU among those it sees: all of its node, its own alone, or none."""
+    """Return the index of a task's GPU among those it sees: all of its node, or its own."""
     local = _number(environment, "SLURM_LOCALID", 0)
     seen = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
     return local % len(seen) if seen else local

@@ -1,8 +1,9 @@
 """The `[slurm]` section: what `prefixrl slurm` asks the scheduler for (docs/slurm.md)."""
 
+import datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from prefixrl.common.config.section import NonNegative, Positive, Section
 
@@ -29,7 +30,12 @@ def _own_free(option: str) -> str:
 
 
 Word = Annotated[str, Field(pattern=r"^[^\s'\"\\#]+$")]
-Time = Annotated[str, Field(pattern=r"^(\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d\d?(:\d\d){0,2})$")]
+Time = Annotated[
+    str,
+    # 12:00:00 is a time of day in TOML, and 90 a number.
+    BeforeValidator(lambda value: str(value) if isinstance(value, int | datetime.time) else value),
+    Field(pattern=r"^(\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d\d?(:\d\d){0,2})$"),
+]
 Lines = Annotated[tuple[Annotated[str, AfterValidator(_one_line)], ...], Field(strict=False)]
 Options = Annotated[
     tuple[Annotated[str, AfterValidator(_own_free), AfterValidator(_one_line)], ...], Field(strict=False)

@@ -1,4 +1,4 @@
-"""`RUN/slurm`: the scripts of a run, and what was submitted; `prefixrl scale` submits the same scripts again."""
+"""`RUN/slurm`: the scripts of a run, which `prefixrl scale` submits again, and its jobs."""
 
 from pathlib import Path
 

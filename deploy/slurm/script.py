@@ -1,6 +1,7 @@
-"""The text of every job script, from the config alone: options of sbatch, an environment, the roles to supervise.
+"""The text of every job script: options of sbatch, an environment, the roles to supervise.
 
-Nothing here asks the scheduler, or reads or writes a file but the shell functions that every script carries.
+It follows from the config alone. Nothing here asks the scheduler; the only file read is that of the shell functions,
+which every script carries.
 """
 
 import hashlib
@@ -158,7 +159,7 @@ def _site(run: RunOnSlurm, role: Role) -> list[str]:
 
 
 def _resources(run: RunOnSlurm, role: Role, tasks: int) -> list[str]:
-    """Return the options that sbatch and srun both take: they do not pass from one to the other in every release."""
+    """Return the options that sbatch and srun both need: releases differ in what they inherit."""
     section, gpus, nodes = run.section(role), run.gpus(role), run.config.slurm.learner.nodes
     options = [f"--ntasks={tasks}", f"--cpus-per-task={section.cpus}"]
     kind = f"{section.gpu_type}:" if section.gpu_type else ""

@@ -43,7 +43,7 @@ def print_scripts(run: RunOnSlurm, layout: Layout) -> None:
 
 
 def submit(run: RunOnSlurm, layout: Layout) -> None:
-    """Submit the jobs of a run and remember them; nothing is submitted if one of them could never run."""
+    """Submit the jobs of a run and remember them; none if one of them could never run."""
     directory = run.directory
     if there := scheduler.queued(*(run.job_name(role) for role in _NAMES)):
         shown = ", ".join(f"{each.job_id} ({each.name}, {each.state})" for each in there)

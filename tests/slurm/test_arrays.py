@@ -88,7 +88,7 @@ def test_a_learner_near_its_time_limit_saves_and_queues_itself_again(cluster: Pa
     directory = tmp_path / "run"
     # USR1 comes up to a minute early: nearly at once.
     limit = ("slurm.learner.time=2:00", "slurm.warn_s=60")
-    job = submit(directory, "arrays", *SLOW_SCORERS, "algorithm.iterations=100", *limit)
+    job = submit(directory, "arrays", *SLOW_SCORERS, "algorithm.iterations=100", "simulated.completion_s=3", *limit)
     wait_for_iterations(directory, 1)
     wait_for(lambda: role_states(directory, "learner").get(job) == "PENDING", "the learner in the queue", 150)
     said = (directory / "logs/learner.log").read_text()
