@@ -205,7 +205,7 @@ def _script(run: RunOnSlurm, directives: list[str], starts: list[str], roles: tu
     if run.is_alone:
         alone = [f"# broker.listen = {run.listen}: only workers on the learner's own machine can join."]
     activate = slurm.activate or (f'export PATH={shlex.quote(str(run.programs))}:"$PATH"',)
-    learner = run.job_name("learner" if len(roles) == 1 else "run")
+    learner = f"{run.job_name('learner')},{run.job_name('run')}"
     functions = files(__package__).joinpath("supervise.sh").read_text(encoding="utf-8")
     parts = [
         "#!/bin/bash",
@@ -215,7 +215,7 @@ def _script(run: RunOnSlurm, directives: list[str], starts: list[str], roles: tu
         *activate,
         "export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false",
         f"run={shlex.quote(str(run.directory))}",
-        f"learner_name={shlex.quote(learner)}",
+        f"learner_names={shlex.quote(learner)}",
         f"restarts={slurm.restarts}",
         "",
         functions,

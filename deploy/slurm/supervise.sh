@@ -63,7 +63,7 @@ is_running() {
 
 is_preempted() { scontrol show job --oneliner "$job" | grep -q 'PreemptTime=[0-9]'; }
 
-learner_is_queued() { squeue --noheader --name="$learner_name" --format=%i | grep -q .; }
+learner_is_queued() { squeue --noheader --name="$learner_names" --format=%i | grep -q .; }
 
 # Never returns; SLURM ends the script once the job is queued again. A job that is being cancelled stays cancelled.
 queue_again() {
@@ -113,6 +113,7 @@ main_ended() {
 ended() {
   local role=$1 code=$2 main=$3 noted
   noted=$(cat "$(code_file "$role")" 2>/dev/null)
+  rm -f "$(code_file "$role")"
   code=${noted:-$code}
   unset "pids[$role]"
   if [ "$role" = "$main" ]; then main_ended "$role" "$code"; fi
