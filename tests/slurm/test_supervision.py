@@ -1,4 +1,4 @@
-"""What the jobs do with the ends of their processes, and which GPUs these see: programs in place of the daemons."""
+"""Jobs restart what crashed and nothing else, and their processes see their own GPUs: stand-ins for the daemons."""
 
 import json
 from collections.abc import Callable
