@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.on_slurm import end_of, prefixrl, states, submit
+from support.on_slurm import end_of, prefixrl, run_command, states, submit
 from support.run_helper import RUN_FILE, logs, wait_for
 
 pytestmark = pytest.mark.slurm
@@ -39,7 +39,7 @@ def run_to_its_end(directory: Path, layout: str, *settings: str) -> str:
 
 
 def starts(folder: Path, role: str) -> int:
-    """How often a daemon that notes its starts began."""
+    """Count the starts that a daemon has noted."""
     path = folder / role
     return path.read_text().count("start") if path.exists() else 0
 
@@ -97,6 +97,22 @@ def test_a_worker_that_finds_nobody_goes_back_to_the_queue_only_if_a_learner_is_
     assert "the learner is waiting for its turn: queueing the job again" in said, said
     assert "no learner of this run is queued" in said
     assert starts(tmp_path, "scorer") >= 2
+
+
+@pytest.mark.parametrize("layout", ["arrays", "het"])
+def test_a_job_that_is_warned_of_its_time_limit_stops_its_processes_and_is_queued_again(
+    cluster: Path, tmp_path: Path, daemons: Install, layout: str
+) -> None:
+    text = f"""echo start >>{tmp_path}/learner
+[ -z "$SLURM_RESTART_COUNT" ] || exit 0
+trap "exit 143" TERM
+sleep 60 & wait $!"""
+    job = submit(tmp_path / "run", layout, *daemons(learner=text, rollout="sleep 40", scorer="sleep 40"))
+    wait_for(lambda: starts(tmp_path, "learner") == 1, "the learner's start", 60)
+    warned = run_command("scancel", "--batch", "--signal=USR1", job)
+    assert warned.returncode == 0, warned.stderr
+    wait_for(lambda: starts(tmp_path, "learner") == 2, "the learner's second start", 90)
+    wait_for(lambda: end_of(job) == "COMPLETED 0:0", "the end of the learner's job", 60)
 
 
 def test_a_run_in_the_queue_is_not_submitted_twice(cluster: Path, tmp_path: Path, daemons: Install) -> None:
