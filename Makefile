@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALL := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos systemd vllm check clean
+.PHONY: help setup demo test test-all chaos systemd vllm slurm check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -34,10 +34,10 @@ demo: .venv/.installed  ## train the arithmetic example on this machine
 	$(BIN)/prefixrl launch deploy/examples/arithmetic/run.toml --fresh
 
 test: .venv/.installed-dev  ## the quick, broad part of the tests, in minutes; without vLLM
-	$(PYTEST) -m "not (slow or vllm or chaos or gpu or systemd)"
+	$(PYTEST) -m "not (slow or vllm or chaos or gpu or systemd or slurm)"
 
-test-all: test $(ALL) systemd  ## these, the slow end-to-end tests, and vLLM's (PREFIXRL_NO_VLLM=1: without vLLM's)
-	$(PYTEST) -m "(slow or vllm) and not (chaos or gpu or systemd)"
+test-all: test $(ALL) systemd slurm  ## these, systemd's and SLURM's, and vLLM's (PREFIXRL_NO_VLLM=1: without vLLM's)
+	$(PYTEST) -m "(slow or vllm) and not (chaos or gpu or systemd or slurm)"
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m "chaos and not vllm"
@@ -48,6 +48,13 @@ systemd: .venv/.installed-dev  ## a run as services of a real systemd; installs 
 
 vllm: .venv/.installed-vllm  ## the tests of the vLLM engine alone
 	$(BIN)/pytest tests/vllm -m vllm
+
+# Where SLURM is neither there nor can be installed, the tests fail and name what is missing.
+slurm: .venv/.installed-dev  ## install SLURM where it is missing (apt, root) and run the tests on a cluster on loopback
+	(command -v slurmctld && command -v slurmd && command -v munged) >/dev/null || \
+		(apt-get update && apt-get install --yes --no-install-recommends slurm-wlm munge) || \
+		echo "SLURM is not there and cannot be installed" >&2
+	$(BIN)/pytest tests/slurm -m slurm
 
 check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
 	$(BIN)/ruff check .

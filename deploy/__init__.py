@@ -14,4 +14,5 @@ generate.py      `prefixrl generate`
 units.py         `prefixrl systemd`
 systemd/         templates of its units
 examples/        complete small runs
+slurm/           `prefixrl slurm`, `prefixrl scale`: a run as jobs of SLURM
 """

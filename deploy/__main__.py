@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -18,6 +18,7 @@ CHECKPOINT = "Iterations trained, 0 for none, or latest (default)."
 ARMS = "no_prefix, fixed_prefix, prefix_clustering, adapter; default: all but clustering."
 OPENING = "Length of an opening in prefix clustering."
 TEMPERATURE = "Temperature of adapter and target when sampling; default: those of the run."
+LAYOUT = "A job of the learner and arrays of workers, or one heterogeneous job of all."
 OUT = "Where the lines go; a new or empty file.  [default: stdout]"
 
 
@@ -208,6 +209,39 @@ def uninstall(is_user: bool, name: str | None) -> None:
         for path in removed:
             click.echo(f"removed {path}")
         click.echo(f"next: {where.manager} daemon-reload" if removed else f"nothing of that name in {where.units}")
+
+
+@main.command()
+@run_file_argument
+@click.option("--print", "action", flag_value="print", help="Print the job scripts.")
+@click.option("--submit", "action", flag_value="submit", help="Submit them; the same command resumes a run.")
+@click.option("--layout", type=click.Choice(["arrays", "het"]), default="arrays", show_default=True, help=LAYOUT)
+@settings_option
+def slurm(run_file: Path, action: str | None, layout: Literal["arrays", "het"], settings: tuple[str, ...]) -> None:
+    """Run the run of RUN_FILE as jobs of SLURM."""
+    with exit_codes():
+        from prefixrl.common.errors import ConfigError
+        from prefixrl.deploy.slurm.submit import print_scripts, run_on_slurm, submit
+
+        if action is None:
+            raise ConfigError("give --print to see the job scripts, or --submit to submit them")
+        run = run_on_slurm(run_file, settings)
+        (submit if action == "submit" else print_scripts)(run, layout)
+
+
+@main.command()
+@run_directory_argument
+@click.argument("role", type=click.Choice(["rollouts", "scorers"]))
+@click.argument("count", type=click.IntRange(0))
+def scale(run_directory: Path, role: Literal["rollouts", "scorers"], count: int) -> None:
+    """Have COUNT rollouts or scorers in the run in RUN_DIRECTORY.
+
+    The run is one that `prefixrl slurm` submitted. Ends the newest workers first; what they hold is handed back.
+    """
+    with exit_codes():
+        from prefixrl.deploy.slurm.scale import scale as run
+
+        run(run_directory, role, count)
 
 
 @main.command()

@@ -1,13 +1,12 @@
 """`prefixrl keygen`, `prefixrl worker-command`: keys, and a worker's way to a run."""
 
 import shlex
-from ipaddress import ip_address
 from pathlib import Path
 
 from prefixrl.common.config.load import from_json
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.wire.address import ENDPOINT_FILE
+from prefixrl.common.wire.address import ENDPOINT_FILE, is_on_this_host
 from prefixrl.common.wire.keys import add_client, client_key_file, clients, make_keys, read_client_key, remove_client
 from prefixrl.common.worker.allowed import flags
 
@@ -44,7 +43,7 @@ def command_for(directory: Path, role: str, name: str) -> str:
     model = config.model_of("rollout" if role == "rollout" else "scorer")
     lines = [
         f"# copy {key_file} to the other host; only its user may read it (chmod 600 {key_file.name})",
-        *([NOT_REACHABLE.format(endpoint=endpoint)] if _is_on_this_host(endpoint) else []),
+        *([NOT_REACHABLE.format(endpoint=endpoint)] if is_on_this_host(endpoint) else []),
         f"# where the model {model} lies in another folder there, add --model FOLDER",
         command,
     ]
@@ -54,12 +53,3 @@ def command_for(directory: Path, role: str, name: str) -> str:
 NOT_REACHABLE = """\
 # {endpoint} is reached from this host alone: resume the run with --set broker.listen=tcp://0.0.0.0:0
 # (or one of this host's addresses), or forward the ports of RUN/endpoint and RUN/weights_endpoint by ssh -L"""
-
-
-def _is_on_this_host(endpoint: str) -> bool:
-    if not endpoint.startswith("tcp://"):
-        return True
-    try:
-        return ip_address(endpoint.removeprefix("tcp://").rpartition(":")[0]).is_loopback
-    except ValueError:
-        return endpoint.startswith("tcp://localhost:")

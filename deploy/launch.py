@@ -129,7 +129,7 @@ def _throw_away(directory: Path) -> None:
 
 def _holds_a_run(directory: Path) -> bool:
     """Return True for the directory of a run of any release, even of one that began just now."""
-    if {path.name for path in directory.iterdir()} <= {"logs", "lock", KEYS_FOLDER, FORMAT_FILE}:
+    if {path.name for path in directory.iterdir()} <= {"logs", "slurm", "lock", KEYS_FOLDER, FORMAT_FILE}:
         return True
     try:
         config = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])

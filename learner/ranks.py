@@ -56,9 +56,7 @@ def rank_info(environment: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]
     # Set by srun for its step; a batch script has SLURM_PROCID and SLURM_NTASKS too, but is one process.
     if "SLURM_PROCID" in environment and _number(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
         found = RankInfo(
-            _number(environment, "SLURM_PROCID"),
-            _number(environment, "SLURM_STEP_NUM_TASKS"),
-            _number(environment, "SLURM_LOCALID", 0),
+            _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS"), _local_rank(environment)
         )
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
         # Every rank must name the same port without talking: a function of the job.
@@ -67,14 +65,22 @@ def rank_info(environment: Mapping[str, str]) -> tuple[RankInfo, dict[str, str]]
     return RankInfo(0, 1, 0), {}
 
 
+def _local_rank(environment: Mapping[str, str]) -> int:
+    """Return the index of a task's GPU among those it sees: all of its node, or its own."""
+    local = _number(environment, "SLURM_LOCALID", 0)
+    seen = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    return local % len(seen) if seen else local
+
+
 def first_node(nodes: str) -> str:
     """Return the first host of a SLURM node list (`node[03-05,9],other`), or raise ConfigError."""
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?", nodes)
+    # A name may have several brackets and go on after them: rack[1-2]-node[03,07]-ib.
+    match = re.match(r"(?:[^\[\],]|\[[^\[\]]+\])+", nodes)
     if match is None:
         raise ConfigError(
             f"SLURM_STEP_NODELIST = {nodes!r} names no host; set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE instead"
         )
-    return match.group(1) + (match.group(2) or "")
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", match.group())
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -47,6 +47,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         if name == "figure" and done.when == "call"
     ]
     if figures:
-        terminalreporter.section("vLLM against transformers")
+        terminalreporter.section("figures")
         for line in figures:
             terminalreporter.write_line(line)

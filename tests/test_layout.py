@@ -108,9 +108,10 @@ def test_the_wheel_holds_every_source_file_and_the_examples(wheel: Path) -> None
     shipped = (ROOT / "deploy/examples", ROOT / "deploy/systemd")
     examples = [path for folder in shipped for path in folder.rglob("*") if path.is_file()]
     typed = [ROOT / root / "py.typed" for root in ROOTS]
+    shell = list((ROOT / "deploy/slurm").glob("*.sh"))
     expected = {
         f"prefixrl/{path.relative_to(ROOT).as_posix()}"
-        for path in (*source_files(*ROOTS), *examples, *typed)
+        for path in (*source_files(*ROOTS), *examples, *typed, *shell)
         if "__pycache__" not in path.parts
     }
     assert expected - held == set()

@@ -10,6 +10,7 @@ from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.filter import FilterConfig
 from prefixrl.common.config.learner import LearnerConfig
 from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
+from prefixrl.common.config.slurm import SlurmConfig
 from prefixrl.common.config.worker_sections import RolloutConfig, ScorerConfig, SimulatedConfig
 from prefixrl.common.wire.messages import Sampling
 
@@ -114,6 +115,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     launch: LaunchConfig = LaunchConfig()
+    slurm: SlurmConfig = SlurmConfig()
 
     @model_validator(mode="after")
     def _keys_of_the_mode(self, info: ValidationInfo) -> "RunConfig":

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from prefixrl.common.errors import ConfigError
@@ -58,3 +59,14 @@ def beside(endpoint: str, other: str) -> str:
     if not (endpoint.startswith("tcp://") and other.startswith("tcp://")):
         return endpoint
     return f"{other.rpartition(':')[0]}:{endpoint.rpartition(':')[2]}"
+
+
+def is_on_this_host(endpoint: str) -> bool:
+    """Return True if no other host can reach an endpoint."""
+    if not endpoint.startswith("tcp://"):
+        return True
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

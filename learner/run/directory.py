@@ -21,7 +21,7 @@ from prefixrl.learner.data.problems import input_files
 
 REBIND_S = 10.0
 """Time for which the port of a resumed run may stay taken: its last broker was killed, its memory is being freed."""
-FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker")
+FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm")
 KeyPath = tuple[str, ...]
 """The tables that a key lies in, and its name."""
 FREE_KEYS: frozenset[KeyPath] = frozenset(

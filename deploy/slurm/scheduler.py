@@ -1,0 +1,77 @@
+"""Calls of SLURM's commands, each with a time limit; a failure is one ConfigError."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefixrl.common.errors import ConfigError
+
+ANSWER_S = 60.0
+"""Longest wait for a command; a busy controller takes some seconds."""
+NOT_SUBMITTED = "--test-only"
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """One job, or one task of an array, that has not ended."""
+
+    job_id: str
+    """As SLURM's commands take it, for example 12 or 12_3."""
+    name: str
+    state: str
+
+    @property
+    def is_waiting(self) -> bool:
+        """True for a job that holds no node."""
+        return self.state == "PENDING"
+
+
+def submit(script: Path, *options: str) -> str:
+    """Submit a script and return the job's id."""
+    answer = _call("sbatch", "--parsable", *options, str(script))
+    return answer.strip().partition(";")[0]
+
+
+def check(script: Path) -> None:
+    """Raise ConfigError if the cluster could never run a script's job; submit nothing."""
+    _call("sbatch", NOT_SUBMITTED, str(script))
+
+
+def queued(*names: str) -> list[QueuedJob]:
+    """List the jobs of these names, one entry per task of an array; none that is ending."""
+    answer = _call("squeue", "--array", "--noheader", f"--name={','.join(names)}", "--format=%i|%j|%T")
+    return read_queue(answer)
+
+
+def read_queue(answer: str) -> list[QueuedJob]:
+    """Read the lines of squeue; a component of a heterogeneous job is `12+1` there."""
+    jobs = [QueuedJob(*line.strip().split("|")) for line in answer.splitlines() if line.strip()]
+    return [each for each in jobs if each.state != "COMPLETING"]
+
+
+def stop(job_ids: list[str]) -> None:
+    """Ask running jobs to end cleanly: their processes get SIGTERM, their scripts go on."""
+    if job_ids:
+        _call("scancel", "--signal=TERM", *job_ids)
+
+
+def cancel(job_ids: list[str]) -> None:
+    """Take waiting jobs out of the queue."""
+    if job_ids:
+        _call("scancel", *job_ids)
+
+
+def _call(command: str, *arguments: str) -> str:
+    try:
+        done = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=ANSWER_S)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{command}: there is no such command on this machine; run this where SLURM's commands are, on a login "
+            "node for example"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{command} gave no answer in {ANSWER_S:g} s; is SLURM's controller up (sinfo)?") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip() or "it gave no reason"
+        raise ConfigError(f"{command} failed with exit code {done.returncode}: {said}")
+    return done.stdout

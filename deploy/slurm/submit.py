@@ -1,0 +1,73 @@
+"""`prefixrl slurm`: the job scripts of a run, printed or submitted."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from prefixrl.common.config.load import load
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.deploy.slurm import scheduler
+from prefixrl.deploy.slurm.jobs import Submission, script_path, write_scripts, write_submission
+from prefixrl.deploy.slurm.script import ROLES, WORKERS, RunOnSlurm, Script, arrays, heterogeneous
+
+Layout = Literal["arrays", "het"]
+_NAMES: tuple[Script, ...] = ("run", *ROLES)
+
+
+def run_on_slurm(run_file: Path, settings: tuple[str, ...]) -> RunOnSlurm:
+    """Read a run file for jobs that use the programs beside this one."""
+    config = load(run_file, settings)
+    check_format(Path(config.directory))
+    return RunOnSlurm(config, run_file.resolve(), settings, Path(sys.executable).parent)
+
+
+def scripts_of(run: RunOnSlurm, layout: Layout) -> dict[Script, str]:
+    """Return the scripts by name; with `het` the arrays are there too, for `prefixrl scale`."""
+    apart: dict[Script, str] = {role: text for role, text in arrays(run).items()}
+    if layout == "het":
+        del apart["learner"]
+        apart["run"] = heterogeneous(run)
+    return apart
+
+
+def print_scripts(run: RunOnSlurm, layout: Layout) -> None:
+    """Print the scripts that --submit would submit, in that order."""
+    scripts = scripts_of(run, layout)
+    for script in _submitted(layout):
+        click.echo(f"# ==== {script_path(run.directory, script)}")
+        click.echo(scripts[script])
+
+
+def submit(run: RunOnSlurm, layout: Layout) -> None:
+    """Submit the jobs of a run and remember them; none if one of them could never run."""
+    directory = run.directory
+    if there := scheduler.queued(*(run.job_name(role) for role in _NAMES)):
+        shown = ", ".join(f"{each.job_id} ({each.name}, {each.state})" for each in there)
+        raise ConfigError(
+            f"the run in {directory} has jobs in the queue: {shown}; change their number with `prefixrl scale`, or "
+            "cancel them first (scancel)"
+        )
+    if not os.access(run.run_file, os.R_OK):
+        raise ConfigError(f"cannot read the run file {run.run_file}")
+    write_scripts(directory, scripts_of(run, layout))
+    for script in _submitted(layout):
+        scheduler.check(script_path(directory, script))
+    first: Script = "learner" if layout == "arrays" else "run"
+    learner = scheduler.submit(script_path(directory, first))
+    fixed: dict[str, int] = {role: run.processes(role) if layout == "het" else 0 for role in WORKERS}
+    write_submission(directory, Submission(layout=layout, learner_job=learner, fixed=fixed))
+    click.echo(f"job {learner}: {run.job_name(first)}")
+    for role in WORKERS if layout == "arrays" else ():
+        job = scheduler.submit(script_path(directory, role), f"--dependency=after:{learner}")
+        click.echo(f"job {job}: {run.job_name(role)}, {run.processes(role)} of them")
+    click.echo(f"logs are in {directory / 'logs'}; `prefixrl status {directory}` shows the run once it has started")
+    if run.is_alone:
+        click.echo(f"broker.listen = {run.listen}: only workers on the learner's own machine can join", err=True)
+
+
+def _submitted(layout: Layout) -> tuple[Script, ...]:
+    return ROLES if layout == "arrays" else ("run",)
