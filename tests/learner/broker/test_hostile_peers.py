@@ -61,6 +61,7 @@ from support.fakes import (
     status,
     wait_until,
 )
+from support.keys import keys
 
 replace = msgspec.structs.replace
 VOCABULARY = 100
@@ -240,11 +241,11 @@ def test_a_fault_over_a_request_ends_its_sender_alone(config: RunConfig, monkeyp
     def fail(*_: object) -> None:
         raise RuntimeError("nobody foresaw this either")
 
-    with serving(config) as broker, peers(endpoint_of(config), "operator") as (operator,):
-        operator.join("operator")
+    with serving(config) as broker, peers(endpoint_of(config), "rank") as (rank,):
+        rank.join("rank")
         monkeypatch.setattr(broker.dispatcher.evaluations, "progress", fail)
-        operator.say(GetEvaluation("e"))
-        refused(operator, "the broker failed over this GetEvaluation")
+        rank.say(GetEvaluation("e"))
+        refused(rank, "the broker failed over this GetEvaluation")
         works_on(config, broker)
 
 
@@ -256,7 +257,7 @@ def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
     def fail(*_: object) -> None:
         raise KeyError("in the middle")
 
-    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
+    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
     broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), server)
     try:
         hello = Hello(protocol=PROTOCOL, role="rollout", incarnation="i", host="h", pid=1)
