@@ -12,6 +12,7 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire.keys import Listed
 from prefixrl.common.wire.messages import (
     PROTOCOL,
     Ack,
@@ -39,7 +40,7 @@ from prefixrl.common.wire.messages import (
     Welcome,
 )
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
-from prefixrl.common.wire.transport import Server
+from prefixrl.common.wire.transport import Received, Server
 from prefixrl.learner.broker import dispatch
 from prefixrl.learner.broker.__main__ import Start, build
 from prefixrl.learner.broker.server import Broker
@@ -249,6 +250,11 @@ def test_a_fault_over_a_request_ends_its_sender_alone(config: RunConfig, monkeyp
         works_on(config, broker)
 
 
+def from_worker(message: ToBroker) -> Received[ToBroker]:
+    """A message as it comes from a socket."""
+    return Received(b"r", message, b"", Listed("worker", "worker"))
+
+
 def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,13 +268,13 @@ def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
     try:
         hello = Hello(protocol=PROTOCOL, role="rollout", incarnation="i", host="h", pid=1)
         for message in (hello, ready(config, "rollout")):
-            broker._handle_safely(b"r", message)
+            broker._handle_safely(from_worker(message))
         broker.dispatcher.dispatch(0.0)
         ((_, task),) = broker.dispatcher.outgoing
         assert isinstance(task, PrefixTask)
         monkeypatch.setattr(broker.ledger, "_queue_scoring", fail)
         with pytest.raises(AssertionError):
-            broker._handle_safely(b"r", sampled(task))
+            broker._handle_safely(from_worker(sampled(task)))
     finally:
         broker.journal.close()
         server.close()
