@@ -199,7 +199,7 @@ def test_a_frame_above_the_limit_ends_the_connection_and_not_the_server(monkeypa
 
 
 def test_a_message_above_the_limit_is_refused_where_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "MAX_HEADER_BYTES", 2**20)
+    monkeypatch.setattr(transport, "MAX_MESSAGE_BYTES", 2**20)
     server = bind()
     client = connect(server)
     try:
