@@ -226,6 +226,11 @@ class Server(Generic[In, Out]):
         self._authenticator.stop()
         self._context.term()
 
+    def __del__(self) -> None:
+        # Forgotten, its context would wait for ever for the socket of the authenticator's thread.
+        if hasattr(self, "_socket"):
+            self.close()
+
 
 class _Authenticator(ThreadAuthenticator):
     """Lets in the keys of a run's list, in a thread of its own; asked once per connection."""

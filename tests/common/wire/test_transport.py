@@ -184,7 +184,7 @@ def test_bytes_that_are_no_message_are_malformed_and_the_next_message_arrives(fr
 
 
 def test_a_frame_above_the_limit_ends_the_connection_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(transport._COMMON_OPTIONS, zmq.MAXMSGSIZE, 4096)  # type: ignore[misc]
+    monkeypatch.setitem(transport._SERVER_OPTIONS, zmq.MAXMSGSIZE, 4096)  # type: ignore[misc]
     server = bind()
     bomber, client = connect(server, b"bomb"), connect(server)
     bomber.send(GetStatus())
