@@ -56,7 +56,7 @@ NAMESPACES = (
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 EPERM, ENOSYS = 1, 38
 WAKING = (signal.SIGCHLD, signal.SIGTERM)
-"""Signals that the watcher awaits: SIGTERM from the scorer ends the program early."""
+"""Signals that the watcher awaits: SIGTERM from its parent ends the program early."""
 
 
 def call(name: str, *arguments: object) -> int:
@@ -265,7 +265,8 @@ def watch(libraries: list[str], command: list[str], limits: dict[str, int]) -> b
     is_over = False
     while not is_over and os.waitpid(init, os.WNOHANG)[0] == 0:
         woken = signal.sigtimedwait(WAKING, max(0.0, deadline - time.monotonic()))
-        is_over = woken is None or woken.si_signo == signal.SIGTERM
+        # A batch system's SIGTERM to every process must not become a verdict.
+        is_over = woken is None or (woken.si_signo == signal.SIGTERM and woken.si_pid == os.getppid())
     if is_over:
         os.kill(init, signal.SIGKILL)
         os.waitpid(init, 0)  # returns when nothing of the namespace is left
