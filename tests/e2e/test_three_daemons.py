@@ -195,7 +195,7 @@ def test_a_learner_that_is_told_to_stop_with_all_its_processes_saves_and_the_nex
             each.terminate()
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
-    assert "the learner was asked to stop; `prefixrl launch" in output, "its exit code was 143"
+    assert "the learner was asked to stop; run `prefixrl launch" in output, "its exit code was 143"
     assert "again to resume" in output
     said = (directory / "logs/learner.log").read_text()
     assert "iterations, not finished; all is saved" in said
