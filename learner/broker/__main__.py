@@ -13,14 +13,7 @@ import click
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.process import (
-    END_SIGNAL,
-    die_with_parent,
-    exit_codes,
-    start_logging,
-    stop_event,
-    write_atomically,
-)
+from prefixrl.common.process import END_SIGNAL, die_with_parent, exit_codes, start_logging, stop_event, write_atomically
 from prefixrl.common.run import journal as journals
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.records import Record, RunHeader, VersionPublished

@@ -12,14 +12,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from prefixrl.common.process import (
-    END_SIGNAL,
-    die_with_parent,
-    exit_codes,
-    start_logging,
-    stop_event,
-    write_atomically,
-)
+from prefixrl.common.process import END_SIGNAL, die_with_parent, exit_codes, start_logging, stop_event, write_atomically
 from prefixrl.common.weights.folders import DELTAS_KEPT, Mapped, delta_folder, folder, read_mapped, versions
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import Chunk, Delta, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
