@@ -12,6 +12,7 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire.keys import Listed
 from prefixrl.common.wire.messages import (
     PROTOCOL,
     Ack,
@@ -39,7 +40,7 @@ from prefixrl.common.wire.messages import (
     Welcome,
 )
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
-from prefixrl.common.wire.transport import Server
+from prefixrl.common.wire.transport import Received, Server
 from prefixrl.learner.broker import dispatch
 from prefixrl.learner.broker.__main__ import Start, build
 from prefixrl.learner.broker.server import Broker
@@ -61,6 +62,7 @@ from support.fakes import (
     status,
     wait_until,
 )
+from support.keys import keys
 
 replace = msgspec.structs.replace
 VOCABULARY = 100
@@ -240,12 +242,17 @@ def test_a_fault_over_a_request_ends_its_sender_alone(config: RunConfig, monkeyp
     def fail(*_: object) -> None:
         raise RuntimeError("nobody foresaw this either")
 
-    with serving(config) as broker, peers(endpoint_of(config), "operator") as (operator,):
-        operator.join("operator")
+    with serving(config) as broker, peers(endpoint_of(config), "rank") as (rank,):
+        rank.join("rank")
         monkeypatch.setattr(broker.dispatcher.evaluations, "progress", fail)
-        operator.say(GetEvaluation("e"))
-        refused(operator, "the broker failed over this GetEvaluation")
+        rank.say(GetEvaluation("e"))
+        refused(rank, "the broker failed over this GetEvaluation")
         works_on(config, broker)
+
+
+def from_worker(message: ToBroker) -> Received[ToBroker]:
+    """A message as it comes from a socket."""
+    return Received(b"r", message, b"", Listed("worker", "worker"))
 
 
 def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
@@ -256,18 +263,18 @@ def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
     def fail(*_: object) -> None:
         raise KeyError("in the middle")
 
-    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
+    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
     broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), server)
     try:
         hello = Hello(protocol=PROTOCOL, role="rollout", incarnation="i", host="h", pid=1)
         for message in (hello, ready(config, "rollout")):
-            broker._handle_safely(b"r", message)
+            broker._handle_safely(from_worker(message))
         broker.dispatcher.dispatch(0.0)
         ((_, task),) = broker.dispatcher.outgoing
         assert isinstance(task, PrefixTask)
         monkeypatch.setattr(broker.ledger, "_queue_scoring", fail)
         with pytest.raises(AssertionError):
-            broker._handle_safely(b"r", sampled(task))
+            broker._handle_safely(from_worker(sampled(task)))
     finally:
         broker.journal.close()
         server.close()

@@ -107,7 +107,7 @@ def test_a_replay_holds_what_is_live_and_never_the_journal(config: RunConfig) ->
 
 def test_a_journal_that_ends_before_the_checkpoint_is_a_message_with_a_remedy(config: RunConfig) -> None:
     write_journal(config)
-    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker)
+    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
     try:
         message = (
             f"ends at iteration {ITERATIONS}, the learner's checkpoint is of iteration {ITERATIONS + 2}: .* remove"
