@@ -77,8 +77,8 @@ class Servers:
     def _start(self, name: str, module: str, directory: Path, *flags: str) -> None:
         self._budgets[name].started_s = time.monotonic()
         command = [sys.executable, "-m", module, "--directory", str(directory), *flags, "--parent", str(os.getpid())]
-        # Ctrl-C in a terminal and the signals that a batch system sends to every process are for the learner, which saves
-        # before it ends its servers.
+        # Ctrl-C in a terminal and the signals that a batch system sends to every process are for the learner, which
+        # saves before it ends its servers.
         with deaf_children():
             self._processes[name] = subprocess.Popen(command, start_new_session=True)
 
