@@ -198,7 +198,7 @@ def test_a_learner_that_is_told_to_stop_with_all_its_processes_saves_and_the_nex
     assert "the learner was asked to stop; run `prefixrl launch" in output, "its exit code was 143"
     assert "again to resume" in output
     said = (directory / "logs/learner.log").read_text()
-    assert "iterations, not finished; all is saved" in said
+    assert "iterations, not finished; everything is saved" in said
     assert "starting it again" not in said
     assert 3 <= trained_iterations(directory) < 10
     with launched(directory, *settings) as process:
