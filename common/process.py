@@ -79,7 +79,7 @@ def deaf_children() -> Iterator[None]:
 
 
 def stop_event(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> threading.Event:
-    """Return an event that every one of these signals sets; a second SIGINT ends the process at once."""
+    """Return an event that these signals set; a second SIGINT ends the process at once."""
     event = threading.Event()
 
     def stop(number: int, _frame: object) -> None:
