@@ -70,7 +70,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    """Block the stop signals for processes that are started in the body, from their first instruction on."""
+    """Start processes that no stop signal reaches, from their first instruction on."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
