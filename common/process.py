@@ -23,6 +23,8 @@ from prefixrl.common.errors import ConfigError, PrefixRLError
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask for an orderly end; batch systems send any of them."""
+END_SIGNAL = signal.SIGRTMIN
+"""Signal by which a learner ends its servers. Nobody else sends it: a batch system sends SIGTERM to all processes."""
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
 """Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""
 WELL_S = 3600.0
@@ -66,8 +68,18 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def stop_event() -> threading.Event:
-    """Return an event that every stop signal sets; a second SIGINT ends the process at once."""
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Start processes that no stop signal reaches, from their first instruction on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def stop_event(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> threading.Event:
+    """Return an event that these signals set; a second SIGINT ends the process at once."""
     event = threading.Event()
 
     def stop(number: int, _frame: object) -> None:
@@ -75,7 +87,7 @@ def stop_event() -> threading.Event:
             os._exit(130)
         event.set()
 
-    for number in STOP_SIGNALS:
+    for number in numbers:
         signal.signal(number, stop)
     return event
 
@@ -135,14 +147,19 @@ def exit_codes() -> Iterator[None]:
         raise SystemExit(error.exit_code) from None
 
 
-def end_children(children: "Sequence[subprocess.Popen[bytes]]", patience_s: float, with_groups: bool = False) -> None:
-    """Send SIGTERM to all children; after the patience SIGKILL to those that still run.
+def end_children(
+    children: "Sequence[subprocess.Popen[bytes]]",
+    patience_s: float,
+    with_groups: bool = False,
+    number: int = signal.SIGTERM,
+) -> None:
+    """Send a signal to all children; after the patience SIGKILL to those that still run.
 
     `with_groups`: each child leads a process group, which is killed with it.
     """
     running = [child for child in children if child.poll() is None]
     for child in running:
-        child.terminate()
+        child.send_signal(number)
     deadline_s = time.monotonic() + patience_s
     for child in running:
         try:

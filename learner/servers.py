@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost
-from prefixrl.common.process import RestartBudget, end_children
+from prefixrl.common.process import END_SIGNAL, RestartBudget, deaf_children, end_children
 from prefixrl.common.wire.address import Address, address_in
 from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
@@ -77,8 +77,10 @@ class Servers:
     def _start(self, name: str, module: str, directory: Path, *flags: str) -> None:
         self._budgets[name].started_s = time.monotonic()
         command = [sys.executable, "-m", module, "--directory", str(directory), *flags, "--parent", str(os.getpid())]
-        # A session of its own: Ctrl-C in a terminal is for the learner, which ends its children in order.
-        self._processes[name] = subprocess.Popen(command, start_new_session=True)
+        # Ctrl-C in a terminal and the signals that a batch system sends to every process are for the learner, which
+        # saves before it ends its servers.
+        with deaf_children():
+            self._processes[name] = subprocess.Popen(command, start_new_session=True)
 
     def _wait_for_file(self, path: Path, name: str, newer_than_ns: int) -> str:
         process = self._processes[name]
@@ -143,5 +145,5 @@ class Servers:
     def close(self, patience_s: float = CLOSE_S) -> None:
         """Stop both; kill what still runs when the patience is over."""
         self._closing = True
-        end_children(list(self._processes.values()), patience_s)
+        end_children(list(self._processes.values()), patience_s, number=END_SIGNAL)
         self._folder.cleanup()

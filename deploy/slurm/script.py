@@ -7,6 +7,7 @@ which every script carries.
 import hashlib
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -111,12 +112,20 @@ def arrays(run: RunOnSlurm) -> dict[Role, str]:
 def heterogeneous(run: RunOnSlurm) -> str:
     """Return the script of one job with a group of nodes per role."""
     groups: list[str] = []
+    starts: dict[str, str] = {}
     for number, role in enumerate(ROLES):
+        count = run.processes(role)
         common = _options_of_job(run, "run", run.directory / "logs" / "slurm-%j.log") if number == 0 else []
         groups += ["#SBATCH hetjob"] * (number > 0)
-        groups += _directives([*common, *_site(run, role), *_resources(run, role, run.processes(role))])
-    starts = [_start(run, role, run.processes(role), number) for number, role in enumerate(ROLES)]
-    return _script(run, groups, starts, ROLES)
+        groups += _directives([*common, *_site(run, role), *_resources(run, role, count)])
+        if role == "learner":
+            starts[role] = _start(run, role, count, _placed(run, number, role))
+            continue
+        for worker in range(count):
+            # A step of its own on a part of the group: if it crashes it is started again alone.
+            placed = [*_placed(run, number, f"{role}-{worker}"), "--exact"]
+            starts[f"{role}_{worker}"] = _start(run, role, 1, placed, f"{role}_{worker}")
+    return _script(run, groups, starts)
 
 
 def _own_job(run: RunOnSlurm, role: Role) -> str:
@@ -126,7 +135,7 @@ def _own_job(run: RunOnSlurm, role: Role) -> str:
     directives = _directives([*options, *_resources(run, role, count)])
     if role != "learner":
         directives += _directives([f"--array=0-{run.processes(role) - 1}"])
-    return _script(run, directives, [_start(run, role, count)], (role,))
+    return _script(run, directives, {role: _start(run, role, count)})
 
 
 def _options_of_job(run: RunOnSlurm, role: Script, log: Path) -> list[str]:
@@ -191,18 +200,21 @@ def _option(option: str) -> str:
     return f"{name}{separator}{shlex.quote(value)}" if separator else name
 
 
-def _start(run: RunOnSlurm, role: Role, tasks: int, group: int | None = None) -> str:
-    """Return the shell function that becomes the step of a role."""
-    options = _resources(run, role, tasks)
-    if group is not None:
-        name = "learner.log" if role == "learner" else f"{role}-%t.log"
-        log = _pattern(run.directory / "logs" / name)
-        options = [f"--het-group={group}", f"--output={log}", "--open-mode=append", *options]
-    command = shlex.join(["step", role, *options, "--", *run.command(role)])
-    return f"start_{role}() {{\n  {command}\n}}"
+def _placed(run: RunOnSlurm, group: int, name: str) -> list[str]:
+    """Return the options of a step of the heterogeneous job: its group of nodes and its log."""
+    log = _pattern(run.directory / "logs" / f"{name}.log")
+    return [f"--het-group={group}", f"--output={log}", "--open-mode=append"]
 
 
-def _script(run: RunOnSlurm, directives: list[str], starts: list[str], roles: tuple[Role, ...]) -> str:
+def _start(run: RunOnSlurm, role: Role, tasks: int, placed: Sequence[str] = (), name: str = "") -> str:
+    """Return the shell function that becomes the step of a role, or of one worker of it."""
+    name = name or role
+    command = shlex.join(["step", name, *placed, *_resources(run, role, tasks), "--", *run.command(role)])
+    return f"start_{name}() {{\n  {command}\n}}"
+
+
+def _script(run: RunOnSlurm, directives: list[str], starts: Mapping[str, str]) -> str:
+    """Return a script; its first step is the one on which the job depends."""
     slurm, alone = run.config.slurm, []
     if run.is_alone:
         alone = [f"# broker.listen = {run.listen}: only workers on the learner's own machine can join."]
@@ -221,9 +233,9 @@ def _script(run: RunOnSlurm, directives: list[str], starts: list[str], roles: tu
         f"restarts={slurm.restarts}",
         "",
         functions,
-        *starts,
+        *starts.values(),
         "",
-        f"supervise {' '.join(roles)}",
+        f"supervise {' '.join(starts)}",
         "",
     ]
     return "\n".join(parts)

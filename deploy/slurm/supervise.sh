@@ -1,4 +1,5 @@
-# Functions of every job of a run. The first role that `supervise` is given ends the job; the others end with it.
+# Functions of every job of a run. The first step that `supervise` is given ends the job; the others end with it. A step
+# is a role, or one worker of it: learner, scorer_1.
 #
 #   USR1 (the time limit is near)      TERM to the steps, which save or drain; then the job is queued again
 #   preemption with a grace time       SLURM sends TERM to the steps; when they have ended the job is queued again

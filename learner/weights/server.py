@@ -12,7 +12,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from prefixrl.common.process import die_with_parent, exit_codes, start_logging, stop_event, write_atomically
+from prefixrl.common.process import END_SIGNAL, die_with_parent, exit_codes, start_logging, stop_event, write_atomically
 from prefixrl.common.weights.folders import DELTAS_KEPT, Mapped, delta_folder, folder, read_mapped, versions
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import Chunk, Delta, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
@@ -115,7 +115,7 @@ def main(directory: Path, run: Path, listen: str, local_door: str, endpoint_file
     """Serve snapshots until stopped."""
     die_with_parent(parent)
     start_logging("prefixrl-weights")
-    stop = stop_event()
+    stop = stop_event([END_SIGNAL])
     with exit_codes():
         keys = server_keys(run, "worker")
         server: Server[ToWeights, FromWeights] = Server(listen, ToWeights, keys, QUEUE_MESSAGES, local_door)

@@ -47,14 +47,16 @@ def test_every_role_has_a_job_of_its_own_and_workers_are_arrays_that_find_the_ru
         assert f"supervise {role}\n" in scripts[role]
 
 
-def test_the_heterogeneous_job_has_a_group_and_a_step_per_role(tmp_path: Path) -> None:
+def test_the_heterogeneous_job_has_a_group_per_role_and_a_step_per_worker(tmp_path: Path) -> None:
     text = heterogeneous(run_of(tmp_path / "run", "launch.scorers=3"))
     groups = "\n".join(directives(text)).split("hetjob")
     assert ["--ntasks=1" in groups[0], "--ntasks=1" in groups[1], "--ntasks=3" in groups[2]] == [True] * 3
     assert ["--job-name" in each for each in groups] == [True, False, False]
-    for group, role in enumerate(("learner", "rollout", "scorer")):
-        assert f"--het-group={group}" in command(text, role)
-    assert text.endswith("supervise learner rollout scorer\n")
+    for group, step in enumerate(("learner", "rollout_0", "scorer_2")):
+        options = command(text, step)
+        assert {f"--het-group={group}", "--ntasks=1"} <= set(options)
+        assert f"--output={tmp_path}/run/logs/{step.replace('_', '-')}.log" in options
+    assert text.endswith("supervise learner rollout_0 scorer_0 scorer_1 scorer_2\n")
 
 
 def test_a_path_with_spaces_quotes_and_dollars_reaches_every_command_as_it_is(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_rank_that_is_told_to_stop_halts_all_and_none_is_taken_for_lost(tmp_pa
     assert process.returncode == 130, output + logs(directory)
     assert "the learner was asked to stop" in output
     said = (directory / "logs/learner.log").read_text()
-    assert said.count("iterations, not finished; all is saved") == 2 and "error" not in said
+    assert said.count("iterations, not finished; everything is saved") == 2 and "error" not in said
     assert trained_iterations(directory) < 10
 
 

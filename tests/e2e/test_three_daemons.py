@@ -179,18 +179,27 @@ def test_ctrl_c_stops_everything_and_the_next_launch_goes_on(tmp_path: Path) -> 
     assert {line["version_trained"] for line in inspect(directory)} == set(range(10))
 
 
-@pytest.mark.chaos
-def test_a_learner_that_is_told_to_stop_by_itself_is_not_finished_and_the_next_launch_goes_on(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_learner_that_is_told_to_stop_with_all_its_processes_saves_and_the_next_launch_goes_on(
+    tmp_path: Path,
+) -> None:
+    """As by SLURM, which sends SIGTERM to every process of a step."""
     directory = tmp_path / "run"
     settings = (*SMALL, "algorithm.iterations=10", "checkpoint.every=0")
     with launched(directory, *settings) as process:
         wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
-        wait_for(lambda: child(process, "prefixrl-learner"), "the learner").terminate()
+        learner = wait_for(lambda: child(process, "prefixrl-learner"), "the learner")
+        everyone = [learner, *learner.children(recursive=True)]
+        assert {"prefixrl-broker", "prefixrl-weights"} <= {each.cmdline()[0] for each in everyone}
+        for each in everyone:
+            each.terminate()
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
-    assert "the learner was asked to stop; `prefixrl launch" in output
+    assert "the learner was asked to stop; run `prefixrl launch" in output, "its exit code was 143"
     assert "again to resume" in output
-    assert "iterations, not finished; all is saved" in (directory / "logs/learner.log").read_text()
+    said = (directory / "logs/learner.log").read_text()
+    assert "iterations, not finished; everything is saved" in said
+    assert "starting it again" not in said
     assert 3 <= trained_iterations(directory) < 10
     with launched(directory, *settings) as process:
         summary = finish(process, directory)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -169,6 +170,34 @@ def test_a_broker_that_waits_for_a_worker_without_goodbye_ends_in_order(config: 
         client.close()
         servers.close()
     assert servers._processes[module.BROKER].returncode == 0
+
+
+def test_servers_are_deaf_to_what_a_batch_system_sends_to_every_process_and_end_when_the_learner_does(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def everybody_is_told_to_stop() -> None:
+        for child in started:
+            for number in process.STOP_SIGNALS:
+                child.send_signal(number)
+
+    def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        started.append(popen(command, **options))
+        everybody_is_told_to_stop()
+        return started[-1]
+
+    monkeypatch.setattr(module.subprocess, "Popen", start)
+    servers = Servers(config, Path(config.directory), 0)
+    everybody_is_told_to_stop()
+    assert newest(servers.weights_endpoint) == -1
+    client = BrokerClient(servers.address, servers.check)
+    assert client.status().iteration == 0
+    client.close()
+    servers.close()
+    assert [child.returncode for child in started] == [0, 0], "neither was started twice"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), "the learner itself hears them"
 
 
 def test_children_do_not_outlive_a_killed_learner(config: RunConfig) -> None:

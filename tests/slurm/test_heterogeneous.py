@@ -48,19 +48,19 @@ def steps(job: str, name: str) -> list[str]:
     return [step for step, called in (line.split("|") for line in shown.split()) if called == name]
 
 
-@pytest.mark.parametrize("role", ["learner", "scorer"])
-def test_a_role_that_is_killed_is_started_again_while_the_others_go_on(
-    cluster: Path, tmp_path: Path, role: str
+@pytest.mark.parametrize(("name", "offset"), [("learner", 0), ("scorer_1", 2)])
+def test_a_process_that_is_killed_is_started_again_while_the_others_go_on(
+    cluster: Path, tmp_path: Path, name: str, offset: int
 ) -> None:
     directory = tmp_path / "run"
-    job = submit(directory, "het", *SMALL, "algorithm.iterations=30")
+    job = submit(directory, "het", *SMALL, "launch.scorers=2", "algorithm.iterations=30")
     wait_for_iterations(directory, 3)
-    offset = {"learner": 0, "scorer": 2}[role]
-    (victim,) = steps(str(int(job) + offset), role)
+    (victim,) = steps(str(int(job) + offset), name)
     run_command("scancel", "--signal=KILL", victim)
     wait_for_end(directory)
     said = (directory / "logs" / f"slurm-{job}.log").read_text()
-    assert f"{role} ended with exit code 137: starting it again (9 left)" in said
+    assert f"{name} ended with exit code 137: starting it again (9 left)" in said
+    assert said.count("starting it again") == 1
     assert trained_iterations(directory) == 30
     check_books(json.loads((directory / "summary.json").read_text()), directory)
 

@@ -15,15 +15,20 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 TWO_NODES = (*SMALL, "launch.learner_ranks=2", "slurm.learner.nodes=2", "algorithm.iterations=30")
 
 
+def processes(job: str, title: str) -> list[psutil.Process]:
+    """Processes of a job by their title; other runs of this machine have the same titles."""
+    found = [each for each in psutil.process_iter(["cmdline"]) if (each.info["cmdline"] or [])[:1] == [title]]
+    return [each for each in found if any(f"slurmstepd: [{job}." in " ".join(up.cmdline()) for up in each.parents())]
+
+
 def test_two_ranks_on_two_nodes_train_and_a_dead_one_is_started_again_with_the_other(
     cluster: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "run"
     job = submit(directory, "arrays", *TWO_NODES)
     wait_for_iterations(directory, 3)
-    victims = [each for each in psutil.process_iter() if each.cmdline()[:1] == ["prefixrl-learner-1"]]
-    assert len(victims) == 1
-    victims[0].send_signal(signal.SIGKILL)
+    (victim,) = processes(job, "prefixrl-learner-1")
+    victim.send_signal(signal.SIGKILL)
     wait_for_end(directory)
     said = (directory / "logs/learner.log").read_text()
     assert "learner ended with exit code 137: starting it again (9 left)" in said

@@ -27,7 +27,7 @@ from prefixrl.learner.broker.ledger import SURPLUS, Ledger
 from prefixrl.learner.broker.window import Choice, NotYetChosen, Window
 from support.ledger_world import Shape, World
 
-EXAMPLES = 2000
+QUICK, EXAMPLES = 300, 2000
 STEPS = 40
 
 
@@ -137,12 +137,12 @@ class LedgerMachine(RuleBasedStateMachine):
             self.world.finish()
 
 
-def run(machine: type[LedgerMachine], shrink: bool) -> None:
+def run(machine: type[LedgerMachine], shrink: bool, examples: int = EXAMPLES) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=EXAMPLES,
+            max_examples=examples,
             phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
             stateful_step_count=STEPS,
             deadline=None,
@@ -155,8 +155,9 @@ def run(machine: type[LedgerMachine], shrink: bool) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_invariants_hold_under_results_duplicates_deaths_and_restarts() -> None:
-    run(LedgerMachine, shrink=True)
+@pytest.mark.parametrize("examples", [QUICK, pytest.param(EXAMPLES, marks=pytest.mark.slow)])
+def test_the_invariants_hold_under_results_duplicates_deaths_and_restarts(examples: int) -> None:
+    run(LedgerMachine, shrink=True, examples=examples)
 
 
 class BatchedCountedOut(Ledger):
@@ -292,19 +293,21 @@ class BatchedKeepTheirDeadline(Ledger):
         return self.completed
 
 
+RARE = (LearnersVersion, SurplusLost, BatchedKeepTheirDeadline)
+"""Faults that show after many examples only."""
+
+
 @pytest.mark.parametrize(
     "fault",
     [
         BatchedCountedOut,
-        LearnersVersion,
         FinishedFirst,
         JoinedById,
         SurplusAccepted,
-        SurplusLost,
         FilteredUncounted,
         FilterForgotten,
         QueuedHoldPlaces,
-        BatchedKeepTheirDeadline,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in RARE),
     ],
 )
 def test_a_planted_fault_breaks_an_invariant(fault: type[Ledger]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from prefixrl.scorer.sandbox import child, runner
 from prefixrl.scorer.sandbox.runner import GRACE_S, PYTHON, START_S, ProgramLimits, SandboxError, probe, run
 from support.paths import ROOT
 
@@ -151,6 +152,146 @@ ENDED = {
         {"exited"},
     ),
 }
+HONEST = {
+    "numbers": (
+        "import decimal, fractions, math, random, statistics\n"
+        "print(random.Random(1).random() < 1, math.comb(9, 3), fractions.Fraction(1, 3), statistics.mean([1, 2]))",
+        "True 84 1/3 1.5",
+    ),
+    "files": (
+        "import os, pathlib, shutil, tempfile\n"
+        "with tempfile.TemporaryDirectory() as name:\n"
+        "    a, b = pathlib.Path(name, 'a'), pathlib.Path(name, 'b')\n"
+        "    a.write_text('x' * 9000); shutil.copy2(a, b); b.rename(a); b.symlink_to(a); os.truncate(b, 5)\n"
+        "    os.chmod(a, 0o600); os.utime(a)\n"
+        "    print(sorted(os.listdir(name)), b.read_text(), os.readlink(b) == str(a))\n"
+        "    shutil.copytree(name, 'tree'); shutil.rmtree('tree')\n"
+        "print(os.path.exists(name), shutil.disk_usage('.').total > 0)",
+        "['a', 'b'] xxxxx True\nFalse True",
+    ),
+    "mapped file": (
+        "import mmap, os\n"
+        "with open('f', 'w+b') as f:\n"
+        "    f.write(bytes(4096)); f.flush(); os.fsync(f.fileno())\n"
+        "    with mmap.mmap(f.fileno(), 0) as m: m[:1] = b'y'; m.flush()\n"
+        "    f.seek(0); print(f.read(1))",
+        "b'y'",
+    ),
+    "data base": (
+        "import sqlite3\n"
+        "with sqlite3.connect('db') as c: c.execute('create table t(a)'); c.execute('insert into t values (7)')\n"
+        "print(sqlite3.connect('db').execute('select a from t').fetchall())",
+        "[(7,)]",
+    ),
+    "threads": (
+        "import concurrent.futures, queue, threading\n"
+        "found, threads = queue.Queue(), []\n"
+        "for n in range(2): threads.append(threading.Thread(target=found.put, args=(n,))); threads[-1].start()\n"
+        "for each in threads: each.join()\n"
+        "with concurrent.futures.ThreadPoolExecutor(1) as pool: print(found.qsize(), pool.submit(pow, 2, 9).result())",
+        "2 512",
+    ),
+    "coroutines": (
+        "import asyncio\n"
+        "async def work():\n"
+        "    await asyncio.sleep(0.01)\n"
+        "    return await asyncio.gather(asyncio.to_thread(pow, 2, 5), asyncio.wait_for(asyncio.sleep(0, 7), 5))\n"
+        "print(asyncio.run(work()))",
+        "[32, 7]",
+    ),
+    "processes": (
+        "import os, select, subprocess\n"
+        "r, w = os.pipe(); os.set_blocking(r, False)\n"
+        "if os.fork() == 0: os.write(w, b'x'); os._exit(0)\n"
+        "os.wait(); print(select.select([r], [], [], 5)[0] == [r], os.read(r, 9))\n"
+        "print(subprocess.run(['/bin/echo', 'hi'], capture_output=True).stdout)\n"
+        "print(subprocess.run('cat /dev/null && exit 0', shell=True, start_new_session=True).returncode)",
+        "True b'x'\nb'hi\\n'\n0",
+    ),
+    "signals and time": (
+        "import signal, time\n"
+        "def late(*_): raise TimeoutError\n"
+        "signal.signal(signal.SIGALRM, late); signal.setitimer(signal.ITIMER_REAL, 0.01)\n"
+        "try: time.sleep(9)\n"
+        "except TimeoutError: print('late')\n"
+        "print(time.process_time() >= 0 < time.time(), time.localtime().tm_year > 2000)",
+        "late\nTrue True",
+    ),
+    "itself": (
+        "import os, platform, resource, shutil, sys, threading\n"
+        "resource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK))\n"
+        "sys.setrecursionlimit(10**6); threading.stack_size(2**22)\n"
+        "t = threading.Thread(target=print, args=(os.cpu_count() > 0, os.getpid() > 0, len(os.urandom(3))))\n"
+        "t.start(); t.join()\n"
+        "print(platform.system(), shutil.get_terminal_size(), sys.stdout.isatty(), sys.stdin.read())",
+        "True True 3\nLinux os.terminal_size(columns=80, lines=24) False given",
+    ),
+}
+"""Programs of the standard library that must not notice the filter of system calls."""
+SLOW = """
+import signal, sys, threading
+from prefixrl.scorer.sandbox.runner import ProgramLimits, run
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+threading.Timer(1.0, lambda: print("running", flush=True)).start()
+finished = run("import time; time.sleep(3); print('late')", limits=ProgramLimits(wall_ms=30_000))
+print(finished.status, finished.code, finished.stdout.decode())
+"""
+UNFILTERED = {335, 336}
+"""`uretprobe` and `uprobe` of x86_64: newer kernels ask no filter, and end whoever has no such probe."""
+CALLS = 601
+EVERY_CALL = f"""
+import ctypes, os, signal
+call = ctypes.CDLL(None, use_errno=True).syscall
+for number in range({CALLS}):
+    if os.fork() == 0:
+        signal.alarm(1)
+        result = call(number, *[ctypes.c_long(-1)] * 6)
+        os.write(1, b"%d %d\\n" % (number, ctypes.get_errno() if result == -1 else 0))
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_program_does_not_notice_the_sandbox(name: str) -> None:
+    source, expected = HONEST[name]
+    finished = run(source, b"given", PATIENT)
+    assert (finished.stdout.decode().strip(), finished.stderr) == (expected, b"")
+
+
+def test_no_call_reaches_the_kernel_but_those_on_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filter answers with errors that no kernel gives, so that its answers are known from the kernel's."""
+    refused, unknown, column = 4001, 4002, child.ARCHITECTURES[os.uname().machine][0]
+    answers = f"child.REFUSED, child.UNKNOWN = {refused}, {unknown}; child.main()"
+    monkeypatch.setattr(runner, "_CHILD", runner._CHILD.replace("child.main()", answers))
+    finished = run(EVERY_CALL, limits=PATIENT)
+    assert (finished.status, finished.code) == ("exited", 0), finished.stderr
+    errors = dict(map(int, line.split()) for line in finished.stdout.splitlines())
+    reached = {number for number in range(CALLS) if errors.get(number) not in (refused, unknown)} - UNFILTERED
+    assert reached == {numbers[column] for numbers in child.ALLOWED.values()} - {-1}
+    newer = {number for number, error in errors.items() if error == unknown}
+    assert newer == {child.CLONE3, *range(child.NEWEST + 1, CALLS)}
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_no_number_of_the_filter_stands_twice(column: int) -> None:
+    tables = (*child.ALLOWED.values(), *(numbers for numbers, *_ in child.ALLOWED_WITH.values()), child.CLONE)
+    numbers = [each[column] for each in tables if each[column] >= 0]
+    assert len(numbers) == len(set(numbers))
+    assert child.CLONE3 not in numbers
+
+
+def test_a_program_is_judged_though_every_process_around_it_is_told_to_stop() -> None:
+    """As by a batch system. Verifier children ignore the signal, and so do the programs that they start."""
+    asked = subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert asked.stdout is not None and asked.stdout.readline() == b"running\n"
+        for each in psutil.Process(asked.pid).children(recursive=True):
+            each.terminate()
+        assert asked.stdout.read() == b"exited 0 late\n\n"
+    finally:
+        asked.kill()
+        asked.communicate()
 
 
 @pytest.fixture
