@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from support.run_helper import check_books, finish, inspect, launched, trained_i
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(1200)]
 
+Note = Callable[[str, object], None]
 CUT_S = 30.0
 BACK_S = 10.0
 """Longest time until a worker is back at work after its link is."""
@@ -128,8 +129,10 @@ def test_every_group_is_trained_once_whatever_happened_to_its_workers(outcome: O
     assert outcome.summary["evaluations_incomplete"] == []
 
 
-def test_a_host_that_was_cut_off_is_back_within_seconds_and_its_late_result_harms_nobody(outcome: Outcome) -> None:
-    print("back after", outcome.back_s)
+def test_a_host_that_was_cut_off_is_back_within_seconds_and_its_late_result_harms_nobody(
+    outcome: Outcome, record_property: Note
+) -> None:
+    record_property("back_s", outcome.back_s)
     assert max(outcome.back_s.values()) <= BACK_S, outcome.back_s
     said = outcome.run.said()
     assert "gave up scorer-0" in said and "it held nothing" not in said.partition("gave up scorer-0")[2].split("\n")[0]
@@ -145,17 +148,19 @@ def test_a_new_host_takes_the_place_of_a_dead_one(outcome: Outcome) -> None:
         assert f"gave up {name} " in said
     for name in ("rollout-2", "scorer-3"):
         assert f"{name} is ready" in said
-    assert "the run is over" in outcome.run.said("rollout-h4")
+    assert "leaving: the run is finished" in outcome.run.said("rollout-h4")
 
 
-def test_two_ranks_on_two_hosts_train_what_one_rank_on_one_host_trains(outcome: Outcome, tmp_path: Path) -> None:
+def test_two_ranks_on_two_hosts_train_what_one_rank_on_one_host_trains(
+    outcome: Outcome, tmp_path: Path, record_property: Note
+) -> None:
     directory = tmp_path / "alone"
     with launched(directory, *outcome.run.settings) as process:
         finish(process, directory, timeout_s=400.0)
     apart, alone = losses(outcome.run.directory), losses(directory)
     assert len(apart) == len(alone) == ITERATIONS
     worst = max(abs(theirs[name] - mine[name]) for theirs, mine in zip(apart, alone, strict=True) for name in mine)
-    print("largest difference of a figure", worst)
+    record_property("largest_difference", worst)
     assert worst <= TOLERANCE
     assert [each["prompt_id"] for each in inspect(outcome.run.directory)] == [
         each["prompt_id"] for each in inspect(directory)
@@ -186,9 +191,9 @@ def search(path: Path, looked_for: Pieces) -> tuple[Counter[str], Counter[str]]:
     return found, sizes
 
 
-def test_nothing_can_be_read_on_the_way(outcome: Outcome) -> None:
+def test_nothing_can_be_read_on_the_way(outcome: Outcome, record_property: Note) -> None:
     found, sizes = search(outcome.recording, pieces(outcome))
-    print("recording", outcome.recording.stat().st_size, "bytes;", dict(sizes), "found", dict(found))
+    record_property("recorded_bytes", dict(sizes))
     assert not found
     snapshot = (outcome.run.kept / "v00000001-weights.bin").stat().st_size
     assert sizes["10.99.0.1 -> 10.99.0.3"] > snapshot, "the weights went another way"
@@ -196,7 +201,7 @@ def test_nothing_can_be_read_on_the_way(outcome: Outcome) -> None:
 
 
 def test_the_same_search_finds_what_is_sent_without_encryption(
-    outcome: Outcome, three_hosts: Network, tmp_path: Path
+    outcome: Outcome, three_hosts: Network, tmp_path: Path, record_property: Note
 ) -> None:
     looked_for = pieces(outcome)
     compact = tmp_path / "config.json"
@@ -210,7 +215,7 @@ def test_the_same_search_finds_what_is_sent_without_encryption(
     sender = first.start([sys.executable, "-c", SEND_PLAIN, first.address, *map(str, sent)], tmp_path / "send.log")
     second.run(sys.executable, "-c", TAKE_PLAIN, first.address, str(len(sent)))
     assert sender.wait(30.0) == 0
-    found, sizes = search(recorder.stop(), looked_for)
-    print("without encryption:", dict(sizes), "found", dict(found))
+    found, _ = search(recorder.stop(), looked_for)
+    record_property("found_without_encryption", dict(found))
     assert set(found) == {"question", "gold answer", "tokens", "config", "weights"}
     assert found["weights"] > 1000
