@@ -95,10 +95,8 @@ def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
             "`torchrun` or `deepspeed`, which set both"
         )
     if not is_loopback(address):
-        log.info(
-            "rank %d of %d meets the others at %s, from interface %s; what ranks exchange is not encrypted",
-            *(rank, world_size, address, os.environ.get("GLOO_SOCKET_IFNAME", "of this host's name")),
-        )
+        way = f"gloo on {os.environ.get('GLOO_SOCKET_IFNAME')}" if backend == "gloo" else backend
+        log.info("rank %d of %d meets the others at %s; %s encrypts nothing", rank, world_size, address, way)
     dist.init_process_group(backend, init_method="env://", rank=rank, world_size=world_size, timeout=timeout)
 
 

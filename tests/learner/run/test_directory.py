@@ -1,6 +1,5 @@
 """A run directory has one learner at a time and one config for its whole life."""
 
-import contextlib
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
-from support.fakes import end, run_on_disk, wait_until
+from support.fakes import end, free_pair, run_on_disk, wait_until
 
 HOLDER = """
 import sys, time
@@ -163,17 +162,6 @@ def test_a_taken_port_is_named_and_a_free_one_is_not() -> None:
         with pytest.raises(ConfigError, match=f"broker.listen = '{endpoint}' cannot be bound"):
             check_ports_are_free(endpoint)
     check_ports_are_free(endpoint)
-
-
-def free_pair() -> int:
-    """A port that is free, and the next one too."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
 
 
 def test_a_fixed_port_needs_the_next_one_for_the_weights() -> None:
