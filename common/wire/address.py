@@ -52,7 +52,7 @@ def bindable(listen: str) -> str:
 
 
 def weights_listen(listen: str) -> str:
-    """Return where weights are served: beside `broker.listen`, at the next port where that is fixed."""
+    """Return where weights are served: at a free port, or the one after a fixed one."""
     host, port = _host_and_port(check_endpoint(listen))
     if port is None:
         return f"{listen}.weights"

@@ -126,7 +126,7 @@ def _changes(was: object, now: object, key: KeyPath, free: frozenset[KeyPath]) -
 
 
 def check_ports_are_free(listen: str, patience_s: float = 0.0) -> None:
-    """Raise ConfigError where `broker.listen` is malformed, not of this host, or a fixed port stays taken."""
+    """Raise ConfigError where `broker.listen` cannot be bound, or a fixed port stays taken."""
     bound = bindable(listen)
     if not bound.startswith("tcp://"):
         return

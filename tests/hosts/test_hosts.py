@@ -43,7 +43,7 @@ with zmq.Context() as context, context.socket(zmq.PULL) as taker:
 
 @dataclass
 class Outcome:
-    """What a run and its faults left."""
+    """The traces of a run and its faults."""
 
     run: Run
     summary: dict[str, Any]

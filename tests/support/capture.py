@@ -1,4 +1,4 @@
-"""What crossed a bridge: recorded by tcpdump, put together stream by stream, and searched for plain text."""
+"""The traffic of a bridge: recorded by tcpdump, put together stream by stream, and searched for plain text."""
 
 import re
 import signal
@@ -85,7 +85,7 @@ def _packet(ip: memoryview) -> Packet | None:
 
 
 def streams(path: Path) -> dict[Flow, bytes]:
-    """What was sent from one place to another, in the order in which it was read there."""
+    """The bytes that were sent from one place to another, in the order in which it was read there."""
     segments: dict[Flow, list[tuple[int, bytes]]] = defaultdict(list)
     first: dict[Flow, int] = {}
     for number, each in enumerate(packets(path)):

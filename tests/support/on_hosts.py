@@ -20,7 +20,7 @@ from support.run_helper import RUN_FILE, inspect, wait_for
 
 BIN = Path(sys.executable).parent
 RANKS_PORT = 29500
-ITERATIONS = 12
+ITERATIONS = 16
 SETTINGS = (
     "algorithm.groups_per_iteration=16",
     "algorithm.samples_per_prompt=4",
@@ -30,7 +30,7 @@ SETTINGS = (
     "evaluation.problems=8",
     "evaluation.selection_problems=8",
     "evaluation.sampled_candidates=0",
-    "broker.silence_s=8",
+    "broker.silence_s=12",
     # A lost worker must not change what is trained: its groups are done again, never replaced by others.
     "broker.attempts=50",
     "launch.scorers=1",
@@ -153,7 +153,7 @@ def freeze_with_a_task(run: Run, worker: Process, host: Host, name: str) -> None
 
 
 def plain_text(run: Run) -> dict[str, set[bytes]]:
-    """What must not be readable on the way, by kind."""
+    """Pieces that must not be readable on the way, by kind."""
     groups = inspect(run.directory)
     rows = [row["prefix_ids"] for group in groups for row in group["rows"] if len(row["prefix_ids"]) >= 6]
     asked = {group["prompt_id"] for group in groups}
