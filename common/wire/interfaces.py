@@ -8,8 +8,8 @@ from ipaddress import ip_address
 from prefixrl.common.errors import ConfigError
 
 _SIOCGIFADDR = 0x8915
-_ELSEWHERE = "192.0.2.1"
-"""An address that no host has (RFC 5737): nothing is ever sent there."""
+_ELSEWHERE = "198.51.100.1"
+"""An address that is kept for examples (RFC 5737); nothing is sent there."""
 _ANY_PORT = 9
 
 

@@ -142,10 +142,8 @@ def _wait_until_free(endpoint: str, name: str, patience_s: float) -> None:
     deadline_s = time.monotonic() + patience_s
     while problem := _binding_problem(host, int(port)):
         if problem == NOT_OURS:
-            raise ConfigError(
-                f"{name} cannot be bound: {problem}; this host has "
-                f"{', '.join(f'{each} ({address_of(each)})' for each in names())}; 0.0.0.0 listens on all of them"
-            )
+            own = ", ".join(f"{each} ({address})" for each in names() if (address := address_of(each)))
+            raise ConfigError(f"{name} cannot be bound: {problem}; this host has {own}; 0.0.0.0 listens on all of them")
         if time.monotonic() > deadline_s:
             raise ConfigError(f"{name} cannot be bound: {problem}; choose another port, or 0 for a free one")
         time.sleep(0.1)

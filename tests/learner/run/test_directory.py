@@ -179,7 +179,7 @@ def test_all_interfaces_one_of_them_or_a_name_may_be_listened_on(host: str, is_f
 @pytest.mark.parametrize("port", [0, 5555])
 def test_an_address_of_another_host_is_refused_with_those_of_this_one(port: int) -> None:
     with pytest.raises(ConfigError, match=r"this host has .*lo \(127\.0\.0\.1\)"):
-        check_ports_are_free(f"tcp://192.0.2.1:{port}")
+        check_ports_are_free(f"tcp://198.51.100.1:{port}")
 
 
 def test_a_port_that_becomes_free_is_waited_for() -> None:
