@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALL := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos systemd vllm slurm check clean
+.PHONY: help setup demo test test-all chaos systemd vllm slurm hosts check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -34,10 +34,10 @@ demo: .venv/.installed  ## train the arithmetic example on this machine
 	$(BIN)/prefixrl launch deploy/examples/arithmetic/run.toml --fresh
 
 test: .venv/.installed-dev  ## the quick, broad part of the tests, in minutes; without vLLM
-	$(PYTEST) -m "not (slow or vllm or chaos or gpu or systemd or slurm)"
+	$(PYTEST) -m "not (slow or vllm or chaos or gpu or systemd or slurm or hosts)"
 
-test-all: test $(ALL) systemd slurm  ## these, systemd's and SLURM's, and vLLM's (PREFIXRL_NO_VLLM=1: without vLLM's)
-	$(PYTEST) -m "(slow or vllm) and not (chaos or gpu or systemd or slurm)"
+test-all: test $(ALL) systemd slurm hosts  ## these, systemd's, SLURM's and those on several hosts, and vLLM's (PREFIXRL_NO_VLLM=1: without vLLM's)
+	$(PYTEST) -m "(slow or vllm) and not (chaos or gpu or systemd or slurm or hosts)"
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m "chaos and not vllm"
@@ -55,6 +55,14 @@ slurm: .venv/.installed-dev  ## install SLURM where it is missing (apt, root) an
 		(apt-get update && apt-get install --yes --no-install-recommends slurm-wlm munge) || \
 		echo "SLURM is not there and cannot be installed" >&2
 	$(BIN)/pytest tests/slurm -m slurm
+
+# Where namespaces cannot be made, the tests fail and say why.
+hosts: .venv/.installed-dev  ## a run on several hosts, which are network namespaces; installs what it needs (apt, root)
+	(command -v ip && command -v nft && command -v tcpdump && command -v wg && command -v wireguard-go) >/dev/null || \
+		(apt-get update && apt-get install --yes --no-install-recommends \
+			iproute2 nftables tcpdump wireguard-go wireguard-tools) || \
+		echo "iproute2, nftables, tcpdump or WireGuard is not there and cannot be installed" >&2
+	$(BIN)/pytest tests/hosts -m hosts
 
 check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
 	$(BIN)/ruff check .

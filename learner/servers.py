@@ -15,7 +15,7 @@ from pathlib import Path
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.process import END_SIGNAL, RestartBudget, deaf_children, end_children
-from prefixrl.common.wire.address import Address, address_in
+from prefixrl.common.wire.address import Address, address_in, bindable, weights_listen
 from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import REPLAY_S
@@ -43,8 +43,7 @@ class Servers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._closing = False
         self.failure: str | None = None
-        listen = config.broker.listen
-        self._weights_listen = f"{listen}.weights" if listen.startswith("ipc://") else f"{listen.rsplit(':', 1)[0]}:0"
+        self._weights_listen = weights_listen(bindable(config.broker.listen))
         (directory / "weights").mkdir(exist_ok=True)
         make_keys(directory)
         self._folder = tempfile.TemporaryDirectory(prefix="prefixrl-")

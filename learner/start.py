@@ -16,7 +16,7 @@ from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
-from prefixrl.learner.run.directory import REBIND_S, RunDirectory, check_port_is_free
+from prefixrl.learner.run.directory import REBIND_S, RunDirectory, check_ports_are_free
 from prefixrl.learner.servers import Servers
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         read = problems.read_all(config)
         run_directory = RunDirectory(config)
         is_resumed = (run_directory.path / ENDPOINT_FILE).exists()
-        check_port_is_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
+        check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
         training = problems.keep(run_directory.path, *read)
         completed, service = _completed(run_directory.path), Service()
         servers, golds = Servers(config, run_directory.path, completed, ranks=ranks), None

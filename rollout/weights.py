@@ -64,7 +64,7 @@ class WeightsSource:
     @classmethod
     def of(cls, welcome: Welcome, broker: Address) -> "WeightsSource":
         """Choose the local door where it is this user's, on this host; else the encrypted way."""
-        # Without encryption and over a local socket the bytes come several times as fast (benchmarks/weights_link.py).
+        # Without encryption the bytes come nearly three times as fast (benchmarks/weight_transfer.py).
         door = Path(welcome.weights_door.removeprefix("ipc://"))
         if welcome.weights_door and door.is_socket() and door.stat().st_uid == os.geteuid():
             return cls(welcome.weights_door, None)

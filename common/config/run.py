@@ -30,7 +30,9 @@ class ModelConfig(Section):
 
 class BrokerConfig(Section):
     listen: str = "tcp://127.0.0.1:0"
-    """Endpoint for workers; port 0 takes a free one and keeps it for the run directory."""
+    """Endpoint for workers: `tcp://` and an address, interface or name of this host, or 0.0.0.0 for all of them. Port 0
+    takes a free one and keeps it for the run directory. Weights are served at a free port too, or at the port after a
+    fixed one."""
     heartbeat_s: PositiveFloat = 1.0
     silence_s: PositiveFloat = 10.0
     """Longest silence of a worker; then it counts as dead and its leases go to others."""

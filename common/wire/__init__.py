@@ -8,5 +8,6 @@ continuations.py  the verdict on a row from the verdicts on its continuations
 keys.py           the keys of a run: who may connect, in which role
 transport.py      `Server` (ROUTER) and `Client` (DEALER), with one table of socket options
 address.py        the place where a run's broker listens
+interfaces.py     the network interfaces of this host
 requester.py      requests to the broker that wait for their answer, for learner ranks and operators
 """

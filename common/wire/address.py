@@ -7,9 +7,11 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.wire import interfaces
 from prefixrl.common.wire.keys import ClientKey, KeyRole, client_key_file, read_client_key
 from prefixrl.common.wire.transport import check_endpoint
 
+MOST_PORT = 65535
 ENDPOINT_FILE = "endpoint"
 """File in the run directory that a broker writes at each start; it may name another endpoint each time."""
 
@@ -38,10 +40,31 @@ def address_in(directory: Path, role: KeyRole) -> Address:
     return Address(endpoint, read_client_key(client_key_file(directory, role)))
 
 
+def bindable(listen: str) -> str:
+    """Return `broker.listen` with the IPv4 address of its host; raises ConfigError."""
+    host, port = _host_and_port(check_endpoint(listen))
+    if port is None:
+        return listen
+    try:
+        return f"tcp://{interfaces.address_here(host)}:{port}"
+    except ConfigError as error:
+        raise ConfigError(f"broker.listen = {listen!r}: {error}; 0.0.0.0 listens on every interface") from None
+
+
+def weights_listen(listen: str) -> str:
+    """Return where weights are served: at a free port, or the one after a fixed one."""
+    host, port = _host_and_port(check_endpoint(listen))
+    if port is None:
+        return f"{listen}.weights"
+    if port == MOST_PORT:
+        raise ConfigError(f"broker.listen = {listen!r}: weights need the port after it, and there is none")
+    return f"tcp://{host}:{port + 1 if port else 0}"
+
+
 def advertised(bound: str) -> str:
     """Return a bound endpoint as other hosts reach it; raises ConfigError."""
     host, _, port = bound.removeprefix("tcp://").rpartition(":")
-    if not bound.startswith("tcp://") or host not in ("0.0.0.0", "*"):
+    if not bound.startswith("tcp://") or host != "0.0.0.0":
         return bound
     name = socket.gethostname()
     try:
@@ -65,8 +88,20 @@ def is_on_this_host(endpoint: str) -> bool:
     """Return True if no other host can reach an endpoint."""
     if not endpoint.startswith("tcp://"):
         return True
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return is_loopback(_host_and_port(endpoint)[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for a name or address that every host has for itself."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int | None]:
+    """Return both parts of a tcp endpoint; no port for another one."""
+    if not endpoint.startswith("tcp://"):
+        return endpoint, None
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host, int(port)

@@ -127,6 +127,9 @@ def check_endpoint(endpoint: str) -> str:
         raise ConfigError(f"endpoint {endpoint!r} is neither tcp://HOST:PORT nor ipc://PATH")
     if endpoint.startswith("tcp://") and not (port.isdigit() and int(port) <= 65535):
         raise ConfigError(f"endpoint {endpoint!r} needs a port between 1 and 65535: tcp://127.0.0.1:5555, for example")
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if endpoint.startswith("tcp://") and (":" in host or "[" in host):
+        raise ConfigError(f"endpoint {endpoint!r} is an IPv6 address; only IPv4 is supported: tcp://10.0.0.7:5555")
     return endpoint
 
 

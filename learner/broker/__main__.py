@@ -17,7 +17,7 @@ from prefixrl.common.process import END_SIGNAL, die_with_parent, exit_codes, sta
 from prefixrl.common.run import journal as journals
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.records import Record, RunHeader, VersionPublished
-from prefixrl.common.wire.address import ENDPOINT_FILE, advertised, beside
+from prefixrl.common.wire.address import ENDPOINT_FILE, advertised, beside, bindable
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import PROTOCOL, FromBroker, ToBroker, WeightsNote
 from prefixrl.common.wire.transport import Server
@@ -74,7 +74,8 @@ def main(  # noqa: PLR0913 -- one per flag
 
 def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroker, FromBroker]:
     """Bind the endpoint, after a restart the former one; ConfigError if ranks need a taken one."""
-    endpoint, known = config.broker.listen, directory / ENDPOINT_FILE
+    listen, known = bindable(config.broker.listen), directory / ENDPOINT_FILE
+    endpoint = listen
     if endpoint.endswith(":0") and known.exists():
         endpoint = beside(known.read_text(encoding="utf-8").strip(), endpoint)
     keys = server_keys(directory)
@@ -84,10 +85,10 @@ def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroke
             return Server(endpoint, ToBroker, keys)
         except ConfigError as error:
             if time.monotonic() > deadline_s:
-                if is_restart or endpoint == config.broker.listen:
+                if is_restart or endpoint == listen:
                     raise
                 log.warning("%s; taking a free port, workers must be started again", error)
-                return Server(config.broker.listen, ToBroker, keys)
+                return Server(listen, ToBroker, keys)
             time.sleep(0.1)
 
 

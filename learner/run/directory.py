@@ -1,5 +1,6 @@
 """The run directory: one learner at a time, and one config for its whole life."""
 
+import errno
 import os
 import socket
 import time
@@ -15,12 +16,14 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.hub import model_folder
 from prefixrl.common.process import own, write_atomically
 from prefixrl.common.run.directory_format import check_format, write_format
+from prefixrl.common.wire.address import advertised, bindable, weights_listen
+from prefixrl.common.wire.interfaces import address_of, names
 from prefixrl.common.wire.messages import ModelDigests
-from prefixrl.common.wire.transport import check_endpoint
 from prefixrl.learner.data.problems import input_files
 
 REBIND_S = 10.0
 """Time for which the port of a resumed run may stay taken: its last broker was killed, its memory is being freed."""
+NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm")
 KeyPath = tuple[str, ...]
 """The tables that a key lies in, and its name."""
@@ -122,26 +125,36 @@ def _changes(was: object, now: object, key: KeyPath, free: frozenset[KeyPath]) -
         yield f"  {'.'.join(key)}: {was!r} -> {now!r}"
 
 
-def check_port_is_free(endpoint: str, patience_s: float = 0.0) -> None:
-    """Raise ConfigError where an endpoint is malformed or its fixed port stays taken."""
-    if not check_endpoint(endpoint).startswith("tcp://") or endpoint.endswith(":0"):
+def check_ports_are_free(listen: str, patience_s: float = 0.0) -> None:
+    """Raise ConfigError where `broker.listen` cannot be bound, or a fixed port stays taken."""
+    bound = bindable(listen)
+    if not bound.startswith("tcp://"):
         return
+    weights = weights_listen(bound)
+    advertised(bound)
+    _wait_until_free(bound, f"broker.listen = {listen!r}", patience_s)
+    if weights != bound:
+        _wait_until_free(weights, f"the port of the weights, the one after broker.listen = {listen!r},", patience_s)
+
+
+def _wait_until_free(endpoint: str, name: str, patience_s: float) -> None:
     host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
     deadline_s = time.monotonic() + patience_s
     while problem := _binding_problem(host, int(port)):
+        if problem == NOT_OURS:
+            own = ", ".join(f"{each} ({address})" for each in names() if (address := address_of(each)))
+            raise ConfigError(f"{name} cannot be bound: {problem}; this host has {own}; 0.0.0.0 listens on all of them")
         if time.monotonic() > deadline_s:
-            raise ConfigError(
-                f"broker.listen = {endpoint!r} cannot be bound: {problem}; choose another port, or 0 for a free one"
-            )
+            raise ConfigError(f"{name} cannot be bound: {problem}; choose another port, or 0 for a free one")
         time.sleep(0.1)
 
 
 def _binding_problem(host: str, port: int) -> str:
     """Return why a TCP port cannot be bound now, "" where it can."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    with socket.socket(socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host.strip("[]"), port))
+            probe.bind((host, port))
         except OSError as error:
             return os.strerror(error.errno or 0)
     return ""

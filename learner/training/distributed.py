@@ -11,6 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.wire.address import is_loopback
+from prefixrl.common.wire.interfaces import towards
+
+log = logging.getLogger(__name__)
 
 
 def start(
@@ -76,9 +80,10 @@ def barrier() -> None:
 
 def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
     address = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    if world_size == 1 or address == "localhost" or address.startswith("127."):
-        # Gloo would listen on the address of the host's name, which may be public or not resolve at all.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Gloo would listen on the address of the host's name, which may be public, a loopback one, or not resolve at all.
+    interface = "lo" if world_size == 1 or is_loopback(address) else towards(address)
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if world_size == 1:
         os.environ.setdefault("MASTER_PORT", "0")
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -89,6 +94,9 @@ def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
             f"{world_size} learner ranks need MASTER_ADDR and MASTER_PORT in the environment; start them with "
             "`torchrun` or `deepspeed`, which set both"
         )
+    if not is_loopback(address):
+        way = f"gloo on {os.environ.get('GLOO_SOCKET_IFNAME')}" if backend == "gloo" else backend
+        log.info("rank %d of %d meets the others at %s; %s encrypts nothing", rank, world_size, address, way)
     dist.init_process_group(backend, init_method="env://", rank=rank, world_size=world_size, timeout=timeout)
 
 

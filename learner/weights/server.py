@@ -16,7 +16,7 @@ from prefixrl.common.process import END_SIGNAL, die_with_parent, exit_codes, sta
 from prefixrl.common.weights.folders import DELTAS_KEPT, Mapped, delta_folder, folder, read_mapped, versions
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import Chunk, Delta, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
-from prefixrl.common.wire.transport import Malformed, Server, Undeliverable
+from prefixrl.common.wire.transport import Malformed, Server, Undeliverable, Unlisted
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +122,9 @@ def main(directory: Path, run: Path, listen: str, local_door: str, endpoint_file
         write_atomically(endpoint_file, server.endpoint)
         snapshots = Snapshots(directory)
         while not stop.is_set():
-            # Undeliverable: the worker is gone or does not read; it asks again.
-            with contextlib.suppress(Malformed, Undeliverable):
+            # Undeliverable: the worker is gone or does not read; it asks again. Unlisted: its key was removed, and the
+            # broker tells it so.
+            with contextlib.suppress(Malformed, Undeliverable, Unlisted):
                 if (received := server.receive(0.2)) is not None:
                     server.send(received[0], *answer(snapshots, received[1]))
         server.close()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,13 +17,14 @@ import pytest
 from prefixrl.common import process
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
+from prefixrl.common.wire.address import beside
 from prefixrl.common.wire.messages import GetManifest, Gone
 from prefixrl.common.wire.transport import Client
 from prefixrl.learner import servers as module
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.servers import Servers
 from support import keys
-from support.fakes import NOTE, peers, run_on_disk, wait_until
+from support.fakes import NOTE, free_pair, peers, run_on_disk, wait_until
 
 LEARNER = """
 import sys, time
@@ -74,6 +76,27 @@ def test_killed_children_come_back_on_their_addresses_with_their_books(config: R
     assert servers.failure is None
     journal = Path(config.directory) / "journal.msgpack"
     assert journal.read_bytes().count(b"VersionPublished") == 1
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "lo", "localhost"])
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_a_run_on_any_interface_is_found_again_at_its_address(host: str, is_fixed: bool, tmp_path: Path) -> None:
+    port = free_pair() if is_fixed else 0
+    config = run_on_disk(tmp_path, broker={"listen": f"tcp://{host}:{port}"})
+    servers = Servers(config, Path(config.directory), 0)
+    try:
+        name, _, told = servers.address.endpoint.removeprefix("tcp://").rpartition(":")
+        assert name == (socket.gethostname() if host == "0.0.0.0" else "127.0.0.1")
+        weights = beside(servers.weights_endpoint, servers.address.endpoint)
+        assert not is_fixed or (told, weights) == (str(port), f"tcp://{name}:{port + 1}")
+        client = BrokerClient(servers.address)
+        for each in (module.BROKER, module.WEIGHT_SERVER):
+            kill(servers, each)
+        assert client.status().iteration == 0, "the same connection finds the new broker"
+        assert newest(weights) == -1
+        client.close()
+    finally:
+        servers.close()
 
 
 def kill(servers: Servers, name: str = module.BROKER) -> None:

@@ -5,12 +5,13 @@ A small run on disk, peers with real sockets, and answers a rollout or scorer co
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -283,6 +284,17 @@ def process(module: str, *arguments: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())], stderr=subprocess.DEVNULL
     )
+
+
+def free_pair() -> int:
+    """A port that is free, and the next one too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            with suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
 
 
 def end(child: "subprocess.Popen[bytes]") -> None:

@@ -252,6 +252,8 @@ def test_a_taken_port_is_a_config_error_that_names_it() -> None:
         ("tcp://127.0.0.1", "needs a port"),
         ("tcp://127.0.0.1:http", "needs a port"),
         ("tcp://127.0.0.1:65536", "needs a port"),
+        ("tcp://[::1]:5555", "only IPv4 is supported"),
+        ("tcp://fe80::1:5555", "only IPv4 is supported"),
     ],
 )
 def test_an_endpoint_that_may_not_be_used_is_refused(endpoint: str, complaint: str) -> None:

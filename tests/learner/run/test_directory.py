@@ -14,8 +14,8 @@ import pytest
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.learner.run.directory import RunDirectory, check_port_is_free
-from support.fakes import end, run_on_disk, wait_until
+from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
+from support.fakes import end, free_pair, run_on_disk, wait_until
 
 HOLDER = """
 import sys, time
@@ -160,8 +160,26 @@ def test_a_taken_port_is_named_and_a_free_one_is_not() -> None:
         taken.listen()
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"broker.listen = '{endpoint}' cannot be bound"):
-            check_port_is_free(endpoint)
-    check_port_is_free(endpoint)
+            check_ports_are_free(endpoint)
+    check_ports_are_free(endpoint)
+
+
+def test_a_fixed_port_needs_the_next_one_for_the_weights() -> None:
+    port = free_pair()
+    with socket.create_server(("127.0.0.1", port + 1)), pytest.raises(ConfigError, match="port of the weights"):
+        check_ports_are_free(f"tcp://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "lo", "localhost"])
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_all_interfaces_one_of_them_or_a_name_may_be_listened_on(host: str, is_fixed: bool) -> None:
+    check_ports_are_free(f"tcp://{host}:{free_pair() if is_fixed else 0}")
+
+
+@pytest.mark.parametrize("port", [0, 5555])
+def test_an_address_of_another_host_is_refused_with_those_of_this_one(port: int) -> None:
+    with pytest.raises(ConfigError, match=r"this host has .*lo \(127\.0\.0\.1\)"):
+        check_ports_are_free(f"tcp://198.51.100.1:{port}")
 
 
 def test_a_port_that_becomes_free_is_waited_for() -> None:
@@ -171,18 +189,26 @@ def test_a_port_that_becomes_free_is_waited_for() -> None:
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         going = threading.Timer(0.5, taken.close)
         going.start()
-        check_port_is_free(endpoint, patience_s=60.0)
+        check_ports_are_free(endpoint, patience_s=60.0)
         going.join()
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "ipc:///tmp/some/where"])
 def test_an_endpoint_without_a_fixed_port_is_always_free(endpoint: str) -> None:
-    check_port_is_free(endpoint)
+    check_ports_are_free(endpoint)
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["tcp://127.0.0.1", "tcp://127.0.0.1:http", "tcp://127.0.0.1:99999", "5555", "tcp://0.0.0.0:1"]
+    "endpoint",
+    [
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:http",
+        "tcp://127.0.0.1:99999",
+        "5555",
+        "tcp://127.0.0.1:65535",
+        "tcp://no.such.invalid:1",
+    ],
 )
 def test_what_is_no_endpoint_is_refused_by_name(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=endpoint):
-        check_port_is_free(endpoint)
+        check_ports_are_free(endpoint)

@@ -8,10 +8,13 @@ import pytest
 
 from prefixrl.common.weights.folders import prune
 from prefixrl.common.weights.snapshot import describe, rebuild, write_snapshot
+from prefixrl.common.wire.keys import add_client, read_client_key, remove_client
 from prefixrl.common.wire.messages import Chunk, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
 from prefixrl.common.wire.transport import Client
 from prefixrl.learner.weights.server import OPEN_SNAPSHOTS, Snapshots, answer
+from support import keys
 from support.fakes import publish, weight_server
+from support.keys import key
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
 
 @pytest.fixture
 def client(served: tuple[Path, str]) -> Iterator[Client[FromWeights, ToWeights]]:
-    connected: Client[FromWeights, ToWeights] = Client(served[1], FromWeights, b"one")
+    connected: Client[FromWeights, ToWeights] = Client(served[1], FromWeights, b"one", key())
     yield connected
     connected.close()
 
@@ -117,3 +120,21 @@ def test_malformed_requests_are_passed_over(client: Client[FromWeights, ToWeight
     client.send(GetChunk(1, 0))
     answers = [client.receive(20.0) for _ in range(2)]
     assert [type(each[0]) for each in answers if each] == [Manifest, Chunk]
+
+
+def test_a_peer_whose_key_was_removed_gets_nothing_more_and_ends_no_server(tmp_path: Path) -> None:
+    publish(tmp_path, 3)
+    removed = read_client_key(add_client(keys.folder(), "leaving"))
+    with weight_server(tmp_path) as (endpoint, child):
+        leaving: Client[FromWeights, ToWeights] = Client(endpoint, FromWeights, b"leaving", removed)
+        staying: Client[FromWeights, ToWeights] = Client(endpoint, FromWeights, b"staying", key())
+        for each in (leaving, staying):
+            each.send(GetManifest(3))
+            assert each.receive(20.0) is not None
+        remove_client(keys.folder(), "leaving")
+        leaving.send(GetManifest(3))
+        staying.send(GetManifest(3))
+        assert staying.receive(20.0) is not None
+        assert leaving.receive(0.5) is None and child.poll() is None
+        leaving.close()
+        staying.close()

@@ -1,0 +1,54 @@
+"""The place where ranks meet, and the interface from which they talk."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from prefixrl.learner.training import distributed
+
+VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
+
+
+@pytest.fixture(autouse=True)
+def meetings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The meetings of ranks, which are none; no variable stays."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # restored, whatever is set meanwhile
+        del os.environ[name]
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **options: found.append(options))
+    return found
+
+
+def meet(address: str, **variables: str) -> str | None:
+    """The interface that a rank of two takes."""
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT="29500", **variables)
+    distributed._meet("gloo", 1, 2, timedelta(seconds=1))
+    return os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "localhost"])
+def test_ranks_of_one_host_talk_over_its_loopback(address: str) -> None:
+    assert meet(address) == "lo"
+
+
+def test_ranks_of_several_hosts_talk_from_the_interface_that_leads_to_the_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(distributed, "towards", lambda host: {"10.98.0.1": "wg0"}.get(host))
+    assert meet("10.98.0.1") == "wg0"
+    assert "rank 1 of 2 meets the others at 10.98.0.1; gloo on wg0 encrypts nothing" in caplog.messages
+
+
+def test_a_named_interface_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "towards", lambda host: "wg0")
+    assert meet("10.98.0.1", GLOO_SOCKET_IFNAME="eth1") == "eth1"
+
+
+def test_where_no_way_is_known_gloo_finds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "towards", lambda host: None)
+    assert meet("node7.invalid") is None
