@@ -5,6 +5,7 @@ import faulthandler
 import fcntl
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask for an orderly end; batch systems send any of them."""
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
 """Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""
+MOST_FILES = 2**16
 WELL_S = 3600.0
 """A process that ran this long before it ended has all its restarts again: ends in a long run do not add up."""
 
@@ -64,6 +66,12 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as its user may: each connection is one, strangers' too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(MOST_FILES, hard) if soft < MOST_FILES else soft, hard))
 
 
 def stop_event() -> threading.Event:
