@@ -5,7 +5,7 @@ The test is its learner, and reads what the servers log.
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,14 +56,14 @@ class RealRun:
     def log(self) -> str:
         return self.log_file.read_text()
 
-    def server(self, module: str) -> psutil.Process:
-        (found,) = [each for each in self.servers.children() if module in each.cmdline()]
+    def server(self, title: str) -> psutil.Process:
+        (found,) = [each for each in self.servers.children() if title in each.cmdline()[0]]
         return found
 
     @property
     def broker_mib(self) -> float:
         """The most memory that the broker ever held."""
-        pid = self.server("prefixrl.learner.broker").pid
+        pid = self.server("prefixrl-broker").pid
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) / 1024
 
@@ -77,9 +77,10 @@ class RealRun:
         assert "Traceback" not in self.log and "starting it again" not in self.log
         assert self.broker_mib < MOST_MIB
 
-    def train(self) -> None:
-        """Wait for the next batch; then there is room for new groups."""
+    def train(self, before_new_groups: Callable[[], None] = lambda: None) -> None:
+        """Wait for the next batch and finish it; then there is room for new groups."""
         take_batch(self.client, self.iteration)
+        before_new_groups()
         self.client.iteration_done(self.iteration, self.iteration + 1)
         self.iteration += 1
         self.publisher.publish(self.iteration, {"weight": torch.zeros(4)}, PROBE_LOGPROBS)
