@@ -5,7 +5,7 @@ kinds of `KINDS` in turn. The same worker without them, before and after, is the
 """
 
 import contextlib
-import multiprocessing
+import os
 import random
 import socket
 import subprocess
@@ -15,14 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import click
 import msgspec
 import zmq
 
-from benchmarks.results import Figure, Report, commit
+from benchmarks.results import ROOT, Figure, Report, commit
 from benchmarks.simulated import simulated_run
 from prefixrl.common.wire.address import Address, address_in
 from prefixrl.common.wire.keys import ClientKey, Pair, make_keys
@@ -36,7 +35,6 @@ KEPT_OPEN = 200
 BEAT = Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="loading")
 EVERY_S = 0.002
 """Pause between two round trips."""
-SPAWN = multiprocessing.get_context("spawn")
 
 
 def _raw(address: Address, content: bytes) -> socket.socket:
@@ -94,10 +92,11 @@ KINDS: tuple[Callable[[Address, random.Random], "socket.socket | zmq.Socket[byte
 )
 
 
-def attack(address: Address, connections: int, ready: Event, go: Event) -> None:
-    """Connect so many times, each kind in turn."""
-    ready.set()
-    go.wait()
+def attack(directory: Path, connections: int) -> None:
+    """Say that it can begin, wait for the end of the input, connect so many times, each kind in turn."""
+    address = address_in(directory, "worker")
+    print("ready", flush=True)
+    sys.stdin.read()
     draw, opened = random.Random(0), deque[socket.socket | zmq.Socket[bytes]]()
     for number in range(connections):
         with contextlib.suppress(OSError):  # the broker hung up
@@ -106,6 +105,20 @@ def attack(address: Address, connections: int, ready: Event, go: Event) -> None:
             opened.popleft().close()
     for each in opened:
         each.close()
+
+
+@contextmanager
+def attackers(directory: Path, connections: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """The process of `attack`, which is ready and waits for the end of its input."""
+    code = f"from benchmarks.hostile_peers import *; attack(Path({str(directory)!r}), {connections})"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 class HonestWorker:
@@ -135,27 +148,20 @@ class HonestWorker:
 
 
 @contextmanager
-def broker(folder: Path) -> Iterator[tuple[Address, "subprocess.Popen[bytes]", Path]]:
-    """A broker process: its address, itself, its log."""
+def broker(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]", Path]]:
+    """A broker process: its run directory, itself, its log."""
     config = simulated_run(folder, 1, 0.002, 0.01)
     directory, log_file = Path(config.directory), folder / "log"
     make_keys(directory)
     flags = ("--directory", str(directory), "--iteration", "0", "--weights-endpoint", "tcp://127.0.0.1:9")
-    command = [
-        sys.executable,
-        "-m",
-        "prefixrl.learner.broker",
-        *flags,
-        "--parent",
-        str(multiprocessing.current_process().pid),
-    ]
+    command = [sys.executable, "-m", "prefixrl.learner.broker", *flags, "--parent", str(os.getpid())]
     with log_file.open("wb") as log:
         child = subprocess.Popen(command, stderr=log)
     try:
         while not (directory / "endpoint").exists():
             assert child.poll() is None, log_file.read_text()
             time.sleep(0.01)
-        yield address_in(directory, "worker"), child, log_file
+        yield directory, child, log_file
     finally:
         child.kill()
         child.wait()
@@ -175,23 +181,21 @@ class Measured(msgspec.Struct):
 
 def measure(connections: int, quiet_s: float) -> Measured:
     """The honest worker alone, attacked, and alone again."""
-    with tempfile.TemporaryDirectory(prefix="hostile-") as folder, broker(Path(folder)) as (address, child, log_file):
-        honest = HonestWorker(address)
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder, broker(Path(folder)) as (directory, child, log_file):
+        honest = HonestWorker(address_in(directory, "worker"))
 
         def alone() -> list[float]:
             end_s = time.monotonic() + quiet_s
             return honest.round_trips(lambda: time.monotonic() > end_s)
 
-        ready, go = SPAWN.Event(), SPAWN.Event()
-        attackers = SPAWN.Process(target=attack, args=(address, connections, ready, go), daemon=True)
-        attackers.start()
-        ready.wait()
-        without = alone()
-        began_s = time.monotonic()
-        go.set()
-        attacked = honest.round_trips(lambda: not attackers.is_alive())
-        attack_s = time.monotonic() - began_s
-        assert attackers.exitcode == 0
+        with attackers(directory, connections) as attack_child:
+            assert attack_child.stdin is not None
+            without = alone()
+            began_s = time.monotonic()
+            attack_child.stdin.close()
+            attacked = honest.round_trips(lambda: attack_child.poll() is not None)
+            attack_s = time.monotonic() - began_s
+        assert attack_child.returncode == 0
         without += alone()
         honest.close()
         status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8").splitlines()
