@@ -5,6 +5,7 @@ import faulthandler
 import fcntl
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ END_SIGNAL = signal.SIGRTMIN
 """Signal by which a learner ends its servers. Nobody else sends it: a batch system sends SIGTERM to all processes."""
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
 """Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""
+MOST_FILES = 2**16
 WELL_S = 3600.0
 """A process that ran this long before it ended has all its restarts again: ends in a long run do not add up."""
 
@@ -76,6 +78,12 @@ def deaf_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as its user may: each connection is one, strangers' too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(MOST_FILES, hard) if soft < MOST_FILES else soft, hard))
 
 
 def stop_event(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> threading.Event:

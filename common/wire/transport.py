@@ -16,7 +16,7 @@ Sockets belong to the thread that made them.
 import contextlib
 import ctypes
 import socket as _socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -25,6 +25,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
 from prefixrl.common.errors import ConfigError, PeerLost, Refusal
+from prefixrl.common.wire.flood import FloodGuard
 from prefixrl.common.wire.keys import ClientKey, Listed, ServerKeys
 
 In = TypeVar("In")
@@ -113,7 +114,7 @@ class Received(NamedTuple, Generic[In]):
     """The owner of the key that the sender proved; None at the local door."""
 
 
-def is_tag(frame: bytes) -> bool:
+def is_tag(frame: bytes | memoryview) -> bool:
     """Return True if a frame is the number of a request; no encoded message begins like it."""
     return len(frame) == TAG_BYTES and frame[:1] == b"#"
 
@@ -177,6 +178,7 @@ class Server(Generic[In, Out]):
         self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._bind(endpoint)
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._flood = FloodGuard(self.endpoint)
 
     def _bind(self, endpoint: str) -> None:
         try:
@@ -187,21 +189,28 @@ class Server(Generic[In, Out]):
                 f"cannot listen on {endpoint}: {error.strerror}; choose a free port, and an address of this host"
             ) from None
 
-    def receive(self, timeout_s: float) -> Received[In] | None:
-        """Return the next message, or None after `timeout_s`; raises Malformed, Unlisted."""
+    def receive(
+        self, timeout_s: float, may_be_large: Callable[[bytes], bool] = lambda peer: True
+    ) -> Received[In] | None:
+        """Return the next message, or None after `timeout_s`; raises Malformed, Unlisted.
+
+        From a peer of which `may_be_large` is not true, a message of more than a frame is malformed.
+        """
+        self._flood.check()
         if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLIN):
             return None
-        peer = self._socket.recv()
-        first = self._socket.recv(copy=False)
-        frames = [first.bytes, *(self._socket.recv_multipart() if first.more else ())]
+        name, *frames = self._socket.recv_multipart(copy=False)
+        peer, size_bytes = name.bytes, sum(map(len, frames))
+        self._flood.took(frames[0].get(zmq.SRCFD), size_bytes, len(frames))
         if peer.startswith(TAKEN_OVER):
             raise Malformed(f"peer {peer.hex()}: an old connection whose identity was taken over")
-        client = self._client(peer, first)
-        tag = frames.pop(0) if is_tag(frames[0]) else b""
-        size_bytes = sum(map(len, frames))
-        if size_bytes > MAX_MESSAGE_BYTES:
-            raise Malformed(f"peer {peer.hex()}: a message of {size_bytes} bytes, at most {MAX_MESSAGE_BYTES}")
-        message = cast(In, _decode(self._decoder, [b"".join(frames)], peer))
+        client = self._client(peer, frames[0])
+        tag = frames.pop(0).bytes if is_tag(frames[0].buffer) else b""
+        if size_bytes > (most := MAX_MESSAGE_BYTES if may_be_large(peer) else MAX_FRAME_BYTES):
+            raise Malformed(f"peer {peer.hex()}: a message of {size_bytes} bytes, at most {most}")
+        encoded = b"".join(frame.buffer for frame in frames)
+        frames.clear()  # a copy less while a large message is decoded
+        message = cast(In, _decode(self._decoder, [encoded], peer))
         return Received(peer, message, tag, client)
 
     def _client(self, peer: bytes, frame: zmq.Frame) -> Listed | None:

@@ -69,6 +69,8 @@ class Link:
         """Received tasks that the vitals of the work loop do not list yet."""
         self._closing = threading.Event()
         self._failure: BaseException | None = None
+        self._why_silent = ""
+        """Cause of the broker's silence that was logged last."""
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 
@@ -231,7 +233,10 @@ class Link:
     def _try_send(self, message: messages.ToBroker) -> bool:
         try:
             self._client.send(message, timeout_s=0.2)
-        except PeerLost:
+        except PeerLost as error:
+            if time.monotonic() - self._heard_s > LOOK_S and self._why_silent != (why := str(error)):
+                self._why_silent = why
+                log.warning("%s", why)
             return False
         return True
 

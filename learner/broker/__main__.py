@@ -13,7 +13,15 @@ import click
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.process import END_SIGNAL, die_with_parent, exit_codes, start_logging, stop_event, write_atomically
+from prefixrl.common.process import (
+    END_SIGNAL,
+    allow_many_files,
+    die_with_parent,
+    exit_codes,
+    start_logging,
+    stop_event,
+    write_atomically,
+)
 from prefixrl.common.run import journal as journals
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.records import Record, RunHeader, VersionPublished
@@ -59,6 +67,7 @@ def main(  # noqa: PLR0913 -- one per flag
     """Serve one run until it is stopped."""
     die_with_parent(parent)
     start_logging("prefixrl-broker")
+    allow_many_files()
     stop = stop_event([END_SIGNAL])
     with exit_codes():
         check_format(directory)

@@ -38,16 +38,20 @@ class Peers:
         """Return the role of a peer, for messages."""
         return self._roles.get(peer, "stranger")
 
+    def role(self, peer: bytes) -> PeerRole | None:
+        """Return the role of a peer, None for a stranger."""
+        return self._roles.get(peer)
+
     def check(self, peer: bytes, message: messages.ToBroker) -> None:
         """Raise ValueError for a request that is not for the peer's role."""
         if self._roles[peer] == "operator" and not isinstance(message, OPERATORS_MAY):
             raise ValueError(f"an operator may not send {type(message).__name__}")
 
 
-def why_not(hello: messages.Hello, key: Listed | None) -> str:
-    """Return why a key does not open the role that a Hello asks for, "" where it does."""
-    needed = "worker" if hello.role in ("rollout", "scorer") else hello.role
+def why_not(role: messages.Role, key: Listed | None) -> str:
+    """Return why a key does not open a role, "" where it does."""
+    needed = "worker" if role in ("rollout", "scorer") else role
     if key is not None and key.role == needed:
         return ""
     named = f"{key.name!r} is a key for the role {key.role}" if key else "there is no key"
-    return f"{named}, a {hello.role} needs one for the role {needed}"
+    return f"{named}, a {role} needs one for the role {needed}"

@@ -136,7 +136,7 @@ class Broker:
     def _receive(self, timeout_s: float) -> Received[messages.ToBroker] | None:
         """Return the next message; None after `timeout_s` or for one that is not to be handled."""
         try:
-            received = self._server.receive(timeout_s)
+            received = self._server.receive(timeout_s, self._is_enrolled)
         except Malformed as error:
             self._malformed += 1
             log.warning("ignored a malformed message: %.500s", error)
@@ -147,6 +147,9 @@ class Broker:
         if received is not None and received.tag:
             self._peers.tags[received.peer] = received.tag
         return received
+
+    def _is_enrolled(self, peer: bytes) -> bool:
+        return peer in self._peers or peer in self.dispatcher.registry.by_identity
 
     def _shut_out(self, peer: bytes) -> None:
         """Refuse a peer whose key was removed while it was connected."""
@@ -219,6 +222,11 @@ class Broker:
     def _handle(self, received: Received[messages.ToBroker]) -> None:
         peer, message, now_s = received.peer, received.message, time.monotonic()
         worker = self.dispatcher.registry.by_identity.get(peer)
+        role = self._peers.role(peer) or (worker and worker.role)
+        if role and not isinstance(message, messages.Hello) and (reason := why_not(role, received.client)):
+            # Another peer came under this name: who has it keeps it.
+            self._send(peer, messages.Reject(reason))
+            return
         if worker is not None:
             worker.heard_s = now_s
         match message:
@@ -247,7 +255,7 @@ class Broker:
 
     def _hello(self, received: Received[messages.ToBroker], hello: messages.Hello, now_s: float) -> None:
         peer = received.peer
-        if reason := why_not(hello, received.client):
+        if reason := why_not(hello.role, received.client):
             self._send(peer, messages.Reject(reason))
             return
         if hello.protocol != messages.PROTOCOL:

@@ -12,7 +12,15 @@ from typing import TypeVar
 import click
 import msgspec
 
-from prefixrl.common.process import END_SIGNAL, die_with_parent, exit_codes, start_logging, stop_event, write_atomically
+from prefixrl.common.process import (
+    END_SIGNAL,
+    allow_many_files,
+    die_with_parent,
+    exit_codes,
+    start_logging,
+    stop_event,
+    write_atomically,
+)
 from prefixrl.common.weights.folders import DELTAS_KEPT, Mapped, delta_folder, folder, read_mapped, versions
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import Chunk, Delta, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
@@ -115,6 +123,7 @@ def main(directory: Path, run: Path, listen: str, local_door: str, endpoint_file
     """Serve snapshots until stopped."""
     die_with_parent(parent)
     start_logging("prefixrl-weights")
+    allow_many_files()
     stop = stop_event([END_SIGNAL])
     with exit_codes():
         keys = server_keys(run, "worker")
@@ -122,10 +131,9 @@ def main(directory: Path, run: Path, listen: str, local_door: str, endpoint_file
         write_atomically(endpoint_file, server.endpoint)
         snapshots = Snapshots(directory)
         while not stop.is_set():
-            # Undeliverable: the worker is gone or does not read; it asks again. Unlisted: its key was removed, and the
-            # broker tells it so.
+            # Undeliverable: the worker is gone or does not read; it asks again. Unlisted: the broker tells it why.
             with contextlib.suppress(Malformed, Undeliverable, Unlisted):
-                if (received := server.receive(0.2)) is not None:
+                if (received := server.receive(0.2, lambda peer: False)) is not None:
                     server.send(received[0], *answer(snapshots, received[1]))
         server.close()
 

@@ -1,0 +1,247 @@
+"""Round trips of an honest worker while strangers and false peers connect as fast as they can.
+
+A real broker process; one honest worker sends heartbeats and waits for each answer. Attackers are one process more, the
+kinds of `KINDS` in turn. The same worker without them, before and after, is the baseline.
+"""
+
+import contextlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import msgspec
+import zmq
+
+from benchmarks.results import ROOT, Figure, Report, commit
+from benchmarks.simulated import simulated_run
+from prefixrl.common.wire.address import Address, address_in
+from prefixrl.common.wire.keys import ClientKey, Pair, make_keys
+from prefixrl.common.wire.messages import PROTOCOL, Beat, FromBroker, Heartbeat, Hello, ToBroker, Welcome
+from prefixrl.common.wire.transport import Client
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
+"""Signature and version of ZMTP 3.0; the mechanism, in 20 bytes, and 32 more follow."""
+KEPT_OPEN = 200
+"""Connections that the attackers leave open, so that the broker has to end them."""
+BEAT = Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="loading")
+EVERY_S = 0.002
+"""Pause between two round trips."""
+
+
+def _raw(address: Address, content: bytes) -> socket.socket:
+    host, port = address.endpoint.removeprefix("tcp://").split(":")
+    raw = socket.create_connection((host, int(port)), timeout=10.0)
+    raw.sendall(content)
+    return raw
+
+
+def _garbage(address: Address, draw: random.Random) -> socket.socket:
+    return _raw(address, draw.randbytes(draw.randrange(1, 4096)))
+
+
+def _half(address: Address, draw: random.Random) -> socket.socket:
+    """A handshake that stops somewhere, or goes on with garbage."""
+    whole = GREETING + b"CURVE".ljust(20, b"\0") + bytes(32) + b"\x04\xc8\x05HELLO" + draw.randbytes(194)
+    return _raw(address, whole[: draw.randrange(len(whole))] + draw.randbytes(draw.choice([0, 0, 300])))
+
+
+def _wrong_mechanism(address: Address, draw: random.Random) -> socket.socket:
+    mechanism = draw.choice([b"NULL", b"PLAIN", b"GSSAPI", draw.randbytes(20)])
+    return _raw(address, GREETING + mechanism.ljust(20, b"\0") + bytes(32) + b"\x04\x06\x05READY")
+
+
+def _client(address: Address, key: ClientKey, draw: random.Random) -> zmq.Socket[bytes]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.CURVE_SERVERKEY, key.server.encode())
+    dealer.setsockopt(zmq.CURVE_PUBLICKEY, key.pair.public.encode())
+    dealer.setsockopt(zmq.CURVE_SECRETKEY, key.pair.secret.encode())
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.connect(address.endpoint)
+    for _ in range(3):
+        dealer.send_multipart([draw.randbytes(draw.randrange(2000)) for _ in range(draw.randrange(1, 4))])
+    return dealer
+
+
+def _false_key(address: Address, draw: random.Random) -> zmq.Socket[bytes]:
+    public, secret = zmq.curve_keypair()
+    pair = Pair(public.decode(), secret.decode())
+    return _client(address, msgspec.structs.replace(address.key, pair=pair), draw)
+
+
+def _true_key(address: Address, draw: random.Random) -> zmq.Socket[bytes]:
+    """Let in, and says nothing but garbage."""
+    return _client(address, address.key, draw)
+
+
+KINDS: tuple[Callable[[Address, random.Random], "socket.socket | zmq.Socket[bytes]"], ...] = (
+    _garbage,
+    _half,
+    _wrong_mechanism,
+    _false_key,
+    _true_key,
+)
+
+
+def attack(directory: Path, connections: int) -> None:
+    """Say that it can begin, wait for the end of the input, connect so many times, each kind in turn."""
+    address = address_in(directory, "worker")
+    print("ready", flush=True)
+    sys.stdin.read()
+    draw, opened = random.Random(0), deque[socket.socket | zmq.Socket[bytes]]()
+    for number in range(connections):
+        with contextlib.suppress(OSError):  # the broker hung up
+            opened.append(KINDS[number % len(KINDS)](address, draw))
+        if len(opened) > KEPT_OPEN:
+            opened.popleft().close()
+    for each in opened:
+        each.close()
+
+
+@contextmanager
+def attackers(directory: Path, connections: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """The process of `attack`, which is ready and waits for the end of its input."""
+    code = f"from benchmarks.hostile_peers import *; attack(Path({str(directory)!r}), {connections})"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+class HonestWorker:
+    """A worker that is enrolled, and the time of its round trips."""
+
+    def __init__(self, address: Address) -> None:
+        self._client: Client[FromBroker, ToBroker] = Client(address.endpoint, FromBroker, b"honest", address.key)
+        self._ask(Hello(protocol=PROTOCOL, role="scorer", incarnation="honest", host="host", pid=1), Welcome)
+
+    def _ask(self, message: ToBroker, wanted: type[FromBroker]) -> None:
+        self._client.send(message)
+        received = self._client.receive(30.0)
+        assert received is not None and isinstance(received[0], wanted), received
+
+    def round_trips(self, until: Callable[[], bool]) -> list[float]:
+        """Milliseconds of round trips, one after the other."""
+        found = []
+        while not until():
+            began_s = time.perf_counter()
+            self._ask(BEAT, Beat)
+            found.append((time.perf_counter() - began_s) * 1e3)
+            time.sleep(EVERY_S)
+        return found
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def broker(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]", Path]]:
+    """A broker process: its run directory, itself, its log."""
+    config = simulated_run(folder, 1, 0.002, 0.01)
+    directory, log_file = Path(config.directory), folder / "log"
+    make_keys(directory)
+    flags = ("--directory", str(directory), "--iteration", "0", "--weights-endpoint", "tcp://127.0.0.1:9")
+    command = [sys.executable, "-m", "prefixrl.learner.broker", *flags, "--parent", str(os.getpid())]
+    with log_file.open("wb") as log:
+        child = subprocess.Popen(command, stderr=log)
+    try:
+        while not (directory / "endpoint").exists():
+            assert child.poll() is None, log_file.read_text()
+            time.sleep(0.01)
+        yield directory, child, log_file
+    finally:
+        child.kill()
+        child.wait()
+
+
+class Measured(msgspec.Struct):
+    """Round trips in milliseconds, and what became of the broker."""
+
+    without: list[float]
+    attacked: list[float]
+    attack_s: float
+    broker_mib: float
+    """The most memory it ever held."""
+    tracebacks: int
+    is_alive: bool
+
+
+def measure(connections: int, quiet_s: float) -> Measured:
+    """The honest worker alone, attacked, and alone again."""
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder, broker(Path(folder)) as (directory, child, log_file):
+        honest = HonestWorker(address_in(directory, "worker"))
+
+        def alone() -> list[float]:
+            end_s = time.monotonic() + quiet_s
+            return honest.round_trips(lambda: time.monotonic() > end_s)
+
+        with attackers(directory, connections) as attack_child:
+            assert attack_child.stdin is not None
+            without = alone()
+            began_s = time.monotonic()
+            attack_child.stdin.close()
+            attacked = honest.round_trips(lambda: attack_child.poll() is not None)
+            attack_s = time.monotonic() - began_s
+        assert attack_child.returncode == 0
+        without += alone()
+        honest.close()
+        status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8").splitlines()
+        most = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+        text = log_file.read_text(encoding="utf-8")
+        return Measured(without, attacked, attack_s, most / 1024, text.count("Traceback"), child.poll() is None)
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def figures_of(measured: Measured) -> list[Figure]:
+    """Quantiles with and without the attack; spread: over tenths of the time."""
+    found = []
+    for share, name in ((0.5, "median"), (0.99, "99th percentile")):
+        now, before = quantile(measured.attacked, share), quantile(measured.without, share)
+        size = max(1, len(measured.attacked) // 10)
+        parts = [quantile(measured.attacked[at : at + size], share) for at in range(0, len(measured.attacked), size)]
+        found.append(
+            Figure(
+                f"round trip of an honest worker, {name}", "ms", now, len(measured.attacked), (min(parts), max(parts)),
+                before, "without attack", now / before, name, "smallest and largest of the tenths of the time",
+            )
+        )  # fmt: skip
+    most = measured.broker_mib
+    found.append(Figure("memory of the broker", "MiB", most, 1, (most, most), statistic="largest"))
+    return found
+
+
+@click.command()
+@click.option("--connections", type=int, default=20_000, show_default=True)
+@click.option("--quiet-s", type=float, default=20.0, show_default=True, help="Time without attack, before and after.")
+@click.option("--json", "path", required=True, type=click.Path(dir_okay=False, path_type=Path))
+def main(connections: int, quiet_s: float, path: Path) -> None:
+    """Measure and write the figures."""
+    at, started_s = commit(), time.monotonic()
+    measured = measure(connections, quiet_s)
+    details = {
+        "attack_s": measured.attack_s, "connections_per_s": connections / measured.attack_s,
+        "tracebacks": measured.tracebacks, "broker_is_alive": measured.is_alive,
+        "honest_round_trips": {"without": len(measured.without), "attacked": len(measured.attacked), "lost": 0},
+    }  # fmt: skip
+    settings = {"connections": connections, "quiet_s": quiet_s, "kinds": [each.__name__[1:] for each in KINDS]}
+    Report("hostile_peers", False, settings, figures_of(measured), details, at).finish(path, started_s)
+
+
+if __name__ == "__main__":
+    main()

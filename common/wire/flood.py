@@ -1,0 +1,120 @@
+"""Memory and files that peers take before anything of theirs is read, bounded over all connections.
+
+libzmq hands a message over whole, so that it keeps the frames of one that never ends, and it lets in connections as
+fast as they come. The kernel counts what each connection sent, this process what it took: the difference is held here.
+Only Linux counts so; elsewhere nothing is cut.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import sys
+import time
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+MOST_UNREAD_BYTES = 128 * 2**20
+"""For all connections together; more than the largest message."""
+MOST_SILENT = 2048
+"""Connections of which no message came: a handshake takes milliseconds."""
+CHECK_EVERY_S = 0.1
+CHECK_SHARE = 20
+"""A check is followed by a pause at least so many times as long."""
+FRAME_BYTES, PINGS_BYTES_S = 64, 64
+"""A little more than what surrounds a frame, and than the heartbeats of libzmq, on the wire."""
+_TCP_INFO = (socket.IPPROTO_TCP, socket.TCP_INFO) if sys.platform == "linux" else (0, 0)
+_RECEIVED = struct.Struct("128xQ")
+"""tcpi_bytes_received in the kernel's struct tcp_info."""
+
+
+@dataclass
+class _Connection:
+    inode: int
+    """Tells a connection from an earlier one with the same descriptor."""
+    received: int = 0
+    taken: int = 0
+    is_silent: bool = True
+    is_cut: bool = False
+
+
+class FloodGuard:
+    """Cuts the connections of a server that hold most, while all together hold too much."""
+
+    def __init__(self, endpoint: str) -> None:
+        is_counted = sys.platform == "linux" and endpoint.startswith("tcp://")
+        self._port = int(endpoint.rpartition(":")[2]) if is_counted else None
+        self._known: dict[int, _Connection] = {}
+        self._checked_s, self._next_s = time.monotonic(), 0.0
+
+    def took(self, descriptor: int, size_bytes: int, frames: int) -> None:
+        """Note that a message of a connection was handed over."""
+        with contextlib.suppress(OSError):  # closed meanwhile
+            known = self._connection(descriptor)
+            known.taken += size_bytes + FRAME_BYTES * frames
+            known.is_silent = False
+
+    def check(self) -> None:
+        """Cut what is too much, if it is time to look again."""
+        began_s = time.monotonic()
+        if self._port is None or began_s < self._next_s:
+            return
+        pings, self._checked_s = int(PINGS_BYTES_S * (began_s - self._checked_s)) + 1, began_s
+        open_now = {}
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
+                if connection.getsockname()[1:2] == (self._port,) and connection.getpeername():
+                    known = open_now[descriptor] = self._connection(descriptor)
+                    (known.received,) = _RECEIVED.unpack(connection.getsockopt(*_TCP_INFO, _RECEIVED.size))
+                    known.taken = min(known.taken + pings, known.received)
+        self._known = open_now
+        self._cut_largest()
+        self._cut_silent()
+        took_s = time.monotonic() - began_s
+        self._next_s = began_s + max(CHECK_EVERY_S, CHECK_SHARE * took_s)
+
+    def _connection(self, descriptor: int) -> _Connection:
+        inode = os.stat(descriptor).st_ino
+        known = self._known.get(descriptor)
+        if known is None or known.inode != inode:
+            known = self._known[descriptor] = _Connection(inode)
+        return known
+
+    def _cut_largest(self) -> None:
+        held = {each: known.received - known.taken for each, known in self._known.items() if not known.is_cut}
+        while (total := sum(held.values())) > MOST_UNREAD_BYTES:
+            largest = max(held, key=held.__getitem__)
+            peer, size_bytes = self._cut(largest), held.pop(largest)
+            log.warning(
+                "cut the connection of %s: %.0f MiB of it are not a whole message or not read yet, of all connections "
+                "%.0f MiB, allowed are %d", peer, size_bytes / 2**20, total / 2**20, MOST_UNREAD_BYTES // 2**20
+            )  # fmt: skip
+
+    def _cut_silent(self) -> None:
+        silent = [each for each, known in self._known.items() if known.is_silent and not known.is_cut]
+        if (many := len(silent)) > MOST_SILENT:
+            for each in silent[: many - MOST_SILENT]:
+                self._cut(each)
+            log.warning("cut %d connections: %d sent no message, allowed are %d", many - MOST_SILENT, many, MOST_SILENT)
+
+    def _cut(self, descriptor: int) -> str:
+        """End a connection, whose descriptor stays with libzmq; return its peer's address."""
+        self._known[descriptor].is_cut = True
+        with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
+            if os.stat(connection.fileno()).st_ino == self._known[descriptor].inode:
+                host, port = connection.getpeername()[:2]
+                connection.shutdown(socket.SHUT_RDWR)
+                return f"{host}:{port}"
+        return "a peer that is gone"
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    """Return a socket of this process under a descriptor of its own; OSError for another file or a closed one."""
+    own = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise

@@ -1,0 +1,80 @@
+"""Mutated messages through decoders and handlers, and hostile connections: nothing crashes, nobody honest is harmed.
+
+PREFIXRL_HOSTILE: the size of the long form in thousands of messages, and fifty times as many connections in thousands;
+1000 (the default) or 10000.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.hostile_peers import measure, quantile
+from prefixrl.common.wire.messages import FromBroker, FromWeights, ToBroker, ToWeights
+from prefixrl.common.wire.transport import Malformed, _decode
+from prefixrl.learner.weights.server import Snapshots, answer
+from support.fakes import publish, run_on_disk
+from support.fuzzed_broker import FuzzedBroker
+from support.mutations import Mutator
+
+THOUSANDS = int(os.environ.get("PREFIXRL_HOSTILE", "1000"))
+SIZES = [
+    pytest.param(5_000, id="short"),
+    pytest.param(THOUSANDS * 250, id="long", marks=[pytest.mark.chaos, pytest.mark.timeout(3600)]),
+]
+CONNECTIONS = [
+    pytest.param(300, id="short"),
+    pytest.param(THOUSANDS * 20, id="long", marks=[pytest.mark.chaos, pytest.mark.timeout(3600)]),
+]
+SEEDS = (0, 1)
+
+
+@pytest.mark.parametrize("messages", SIZES)
+@pytest.mark.parametrize("union", [ToBroker, FromBroker | FromWeights], ids=["to servers", "to clients"])
+def test_mutated_bytes_are_a_message_or_malformed(union: object, messages: int) -> None:
+    decoder, mutator, taken = msgspec.msgpack.Decoder(union), Mutator(0, union), 0
+    for _ in range(messages):
+        try:
+            _decode(decoder, [mutator.changed(mutator.any_message())], b"peer")
+            taken += 1
+        except Malformed:
+            pass
+    assert 0 < taken < messages
+
+
+@pytest.mark.parametrize("messages", SIZES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mutated_messages_meet_no_fault_in_the_broker(messages: int, seed: int, tmp_path: Path) -> None:
+    fuzzed = FuzzedBroker(run_on_disk(tmp_path, algorithm={"iterations": 10**6}), seed)
+    try:
+        fuzzed.run(messages)
+    finally:
+        fuzzed.broker.journal.close()
+    assert fuzzed.log.found == []
+    # It went on beside all that: batches were handed over.
+    assert fuzzed.counts["malformed"] and fuzzed.counts["answered Batch"], fuzzed.counts
+
+
+@pytest.mark.parametrize("messages", SIZES)
+def test_mutated_requests_meet_no_fault_in_the_weight_server(messages: int, tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    snapshots, mutator, decoder = Snapshots(tmp_path), Mutator(2, ToWeights), msgspec.msgpack.Decoder(ToWeights)
+    for _ in range(messages):
+        try:
+            request = _decode(decoder, [mutator.changed(mutator.any_message())], b"peer")
+        except Malformed:
+            continue
+        reply, payload = answer(snapshots, request)  # type: ignore[arg-type]
+        msgspec.msgpack.encode(reply)
+        assert sum(map(len, payload)) <= 2**20
+
+
+@pytest.mark.parametrize("connections", CONNECTIONS)
+def test_hostile_connections_harm_no_honest_worker(connections: int, record_property: object) -> None:
+    measured = measure(connections, quiet_s=0.5 if connections < 1000 else 20.0)
+    assert measured.is_alive and measured.tracebacks == 0
+    assert measured.broker_mib < 300
+    assert measured.attacked, "every round trip was answered, or `measure` had failed"
+    slowest = [f"{quantile(each, 0.99):.1f} ms" for each in (measured.attacked, measured.without)]
+    record_property("figure", f"hostile connections: {connections}, p99 {' against '.join(slowest)} alone")  # type: ignore[operator]
