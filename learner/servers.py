@@ -3,8 +3,12 @@
 They are started before anything heavy is imported, so that workers load and score while DeepSpeed loads.
 """
 
+import contextlib
+import hashlib
 import logging
 import os
+import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -46,8 +50,8 @@ class Servers:
         self._weights_listen = weights_listen(bindable(config.broker.listen))
         (directory / "weights").mkdir(exist_ok=True)
         make_keys(directory)
-        self._folder = tempfile.TemporaryDirectory(prefix="prefixrl-")
-        self._local_door = f"ipc://{self._folder.name}/weights"
+        self._folder = _private_folder(directory)
+        self._local_door = f"ipc://{self._folder}/weights"
         self._weights_file, endpoint_file = directory / "weights_endpoint", directory / "endpoint"
         self._weights_file.unlink(missing_ok=True)
         known_ns = endpoint_file.stat().st_mtime_ns if endpoint_file.exists() else 0
@@ -145,4 +149,17 @@ class Servers:
         """Stop both; kill what still runs when the patience is over."""
         self._closing = True
         end_children(list(self._processes.values()), patience_s, number=END_SIGNAL)
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _private_folder(directory: Path) -> Path:
+    """Return a folder of this user alone, with a short path, the same at every start of a run."""
+    # A learner that is killed leaves it behind: the next start takes it again.
+    digest = hashlib.blake2b(bytes(directory.resolve()), digest_size=8).hexdigest()
+    folder = Path(tempfile.gettempdir()) / f"prefixrl-{os.geteuid()}-{digest}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+        return folder
+    return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # somebody else made one of that name

@@ -15,7 +15,9 @@ Sockets belong to the thread that made them.
 
 import contextlib
 import ctypes
+import logging
 import socket as _socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
@@ -28,6 +30,8 @@ from prefixrl.common.errors import ConfigError, PeerLost, Refusal
 from prefixrl.common.wire.flood import FloodGuard
 from prefixrl.common.wire.keys import ClientKey, Listed, ServerKeys
 
+log = logging.getLogger(__name__)
+
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -39,6 +43,8 @@ CURVE_BYTES = 256
 """Room for what encryption adds to a frame."""
 ZAP_DOMAIN = "prefixrl"
 TAG_BYTES = 9
+TELL_EVERY_S = 10.0
+"""Least time between two log lines about refused keys: a stranger must not fill the disk."""
 HWM_MESSAGES = 4096
 """A safety net, since credit bounds the messages under way; never 0, which would mean unbounded memory."""
 TAKEN_OVER = b"\0"
@@ -250,13 +256,21 @@ class _Authenticator(ThreadAuthenticator):
     def __init__(self, context: Context, keys: ServerKeys) -> None:
         super().__init__(context)
         self._run_keys = keys
+        self._refused, self._told_s = 0, -TELL_EVERY_S
         self.start()
         self.configure_curve_callback(ZAP_DOMAIN, self)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Return True for a key that may come in here."""
         found = self._run_keys.clients.find(key.decode())
-        return found is not None and found.role in self._run_keys.roles
+        is_let_in = found is not None and found.role in self._run_keys.roles
+        if not is_let_in:
+            self._refused += 1
+            if time.monotonic() - self._told_s > TELL_EVERY_S:
+                self._told_s = time.monotonic()
+                named = f"the key {found.name!r} of the role {found.role}" if found else "an unknown key"
+                log.warning("refused a connection with %s, %d so far", named, self._refused)
+        return is_let_in
 
 
 def _checked(encoded: bytes, message: object) -> bytes:

@@ -235,3 +235,22 @@ def test_children_do_not_outlive_a_killed_learner(config: RunConfig) -> None:
         lambda: all(not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in children),
         "the end of both children",
     )
+
+
+def test_the_local_door_is_in_one_folder_of_this_user_at_every_start(config: RunConfig, tmp_path: Path) -> None:
+    folders = []
+    for _ in range(2):
+        servers = Servers(config, Path(config.directory), 0)
+        folders.append(servers._folder)
+        assert folders[-1].stat().st_mode & 0o777 == 0o700
+        assert (folders[-1] / "weights").is_socket()
+        servers.close()
+        assert not folders[-1].exists()
+    assert folders[0] == folders[1]
+    folders[0].symlink_to(tmp_path)  # as another user might
+    try:
+        servers = Servers(config, Path(config.directory), 0)
+        assert servers._folder != folders[0]
+        servers.close()
+    finally:
+        folders[0].unlink()
