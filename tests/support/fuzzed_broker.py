@@ -36,7 +36,7 @@ from support.fakes import NOTE, ready, sampled, scored
 from support.mutations import Mutator
 
 ROLES: tuple[Role, ...] = ("rollout", "rollout", "scorer", "scorer", "rank", "operator")
-VALID_SHARE = 0.25
+VALID_SHARE = 0.5
 """Messages that are left as they should be, so that there is work to get wrong."""
 
 
@@ -140,7 +140,7 @@ class FuzzedBroker:
         return Heartbeat(progress=self._draw.randrange(100), busy_slot_s=1.0, leases=held, state="sampling")
 
     def _turn(self) -> None:
-        """What the broker's loop does between messages."""
+        """The rest of a turn of the broker's loop."""
         broker, now_s = self.broker, time.monotonic()
         broker._give_up_lost(now_s)
         answers = broker.batches.answers(now_s)
