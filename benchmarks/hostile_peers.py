@@ -30,6 +30,8 @@ from prefixrl.common.wire.transport import Client
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
 """Signature and version of ZMTP 3.0; the mechanism, in 20 bytes, and 32 more follow."""
+MESSAGES = 3
+"""Messages of garbage by each who is let in."""
 KEPT_OPEN = 200
 """Connections that the attackers leave open, so that the broker has to end them."""
 BEAT = Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="loading")
@@ -59,28 +61,31 @@ def _wrong_mechanism(address: Address, draw: random.Random) -> socket.socket:
     return _raw(address, GREETING + mechanism.ljust(20, b"\0") + bytes(32) + b"\x04\x06\x05READY")
 
 
-def _client(address: Address, key: ClientKey, draw: random.Random) -> zmq.Socket[bytes]:
+def _client(address: Address, key: ClientKey) -> zmq.Socket[bytes]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.CURVE_SERVERKEY, key.server.encode())
     dealer.setsockopt(zmq.CURVE_PUBLICKEY, key.pair.public.encode())
     dealer.setsockopt(zmq.CURVE_SECRETKEY, key.pair.secret.encode())
-    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    dealer.setsockopt(zmq.LINGER, 1000)
     dealer.connect(address.endpoint)
-    for _ in range(3):
-        dealer.send_multipart([draw.randbytes(draw.randrange(2000)) for _ in range(draw.randrange(1, 4))])
     return dealer
 
 
 def _false_key(address: Address, draw: random.Random) -> zmq.Socket[bytes]:
     public, secret = zmq.curve_keypair()
     pair = Pair(public.decode(), secret.decode())
-    return _client(address, msgspec.structs.replace(address.key, pair=pair), draw)
+    return _client(address, msgspec.structs.replace(address.key, pair=pair))
 
 
 def _true_key(address: Address, draw: random.Random) -> zmq.Socket[bytes]:
     """Let in, and says nothing but garbage."""
-    return _client(address, address.key, draw)
+    dealer = _client(address, address.key)
+    if dealer.poll(1000, zmq.POLLOUT):
+        for _ in range(MESSAGES):
+            dealer.send_multipart([draw.randbytes(draw.randrange(2000)) for _ in range(draw.randrange(1, 4))])
+    return dealer
 
 
 KINDS: tuple[Callable[[Address, random.Random], "socket.socket | zmq.Socket[bytes]"], ...] = (
@@ -177,6 +182,8 @@ class Measured(msgspec.Struct):
     attack_s: float
     broker_mib: float
     """The most memory it ever held."""
+    malformed: int
+    """Messages of garbage that came through a handshake."""
     tracebacks: int
     is_alive: bool
 
@@ -212,8 +219,9 @@ def measure(connections: int, quiet_s: float, with_other: bool) -> Measured:
         status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8").splitlines()
         most = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
         text = log_file.read_text(encoding="utf-8")
+        malformed, tracebacks = text.count("ignored a malformed message"), text.count("Traceback")
         return Measured(
-            without, attacked, elsewhere, attack_s, most / 1024, text.count("Traceback"), child.poll() is None
+            without, attacked, elsewhere, attack_s, most / 1024, malformed, tracebacks, child.poll() is None
         )
 
 
@@ -256,7 +264,8 @@ def main(connections: int, quiet_s: float, path: Path) -> None:
     measured = measure(connections, quiet_s, with_other=True)
     details = {
         "attack_s": measured.attack_s, "connections_per_s": connections / measured.attack_s,
-        "tracebacks": measured.tracebacks, "broker_is_alive": measured.is_alive,
+        "malformed_messages": measured.malformed, "tracebacks": measured.tracebacks,
+        "broker_is_alive": measured.is_alive,
         "honest_round_trips": {"without": len(measured.without), "attacked": len(measured.attacked), "lost": 0},
     }  # fmt: skip
     settings = {"connections": connections, "quiet_s": quiet_s, "kinds": [each.__name__[1:] for each in KINDS]}
