@@ -30,6 +30,8 @@ from prefixrl.common.wire.transport import Client
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
 """Signature and version of ZMTP 3.0; the mechanism, in 20 bytes, and 32 more follow."""
+MESSAGES = 3
+"""Messages of garbage by each who is let in."""
 KEPT_OPEN = 200
 """Connections that the attackers leave open, so that the broker has to end them."""
 BEAT = Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="loading")
@@ -59,28 +61,31 @@ def _wrong_mechanism(address: Address, draw: random.Random) -> socket.socket:
     return _raw(address, GREETING + mechanism.ljust(20, b"\0") + bytes(32) + b"\x04\x06\x05READY")
 
 
-def _client(address: Address, key: ClientKey, draw: random.Random) -> zmq.Socket[bytes]:
+def _client(address: Address, key: ClientKey) -> zmq.Socket[bytes]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.CURVE_SERVERKEY, key.server.encode())
     dealer.setsockopt(zmq.CURVE_PUBLICKEY, key.pair.public.encode())
     dealer.setsockopt(zmq.CURVE_SECRETKEY, key.pair.secret.encode())
-    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.IMMEDIATE, 1)
+    dealer.setsockopt(zmq.LINGER, 1000)
     dealer.connect(address.endpoint)
-    for _ in range(3):
-        dealer.send_multipart([draw.randbytes(draw.randrange(2000)) for _ in range(draw.randrange(1, 4))])
     return dealer
 
 
 def _false_key(address: Address, draw: random.Random) -> zmq.Socket[bytes]:
     public, secret = zmq.curve_keypair()
     pair = Pair(public.decode(), secret.decode())
-    return _client(address, msgspec.structs.replace(address.key, pair=pair), draw)
+    return _client(address, msgspec.structs.replace(address.key, pair=pair))
 
 
 def _true_key(address: Address, draw: random.Random) -> zmq.Socket[bytes]:
     """Let in, and says nothing but garbage."""
-    return _client(address, address.key, draw)
+    dealer = _client(address, address.key)
+    if dealer.poll(1000, zmq.POLLOUT):
+        for _ in range(MESSAGES):
+            dealer.send_multipart([draw.randbytes(draw.randrange(2000)) for _ in range(draw.randrange(1, 4))])
+    return dealer
 
 
 KINDS: tuple[Callable[[Address, random.Random], "socket.socket | zmq.Socket[bytes]"], ...] = (
@@ -172,36 +177,52 @@ class Measured(msgspec.Struct):
 
     without: list[float]
     attacked: list[float]
+    elsewhere: list[float]
+    """While the same attack went to another broker on this machine: what it takes from the cores."""
     attack_s: float
     broker_mib: float
     """The most memory it ever held."""
+    malformed: int
+    """Messages of garbage that came through a handshake."""
     tracebacks: int
     is_alive: bool
 
 
-def measure(connections: int, quiet_s: float) -> Measured:
-    """The honest worker alone, attacked, and alone again."""
+def measure(connections: int, quiet_s: float, with_other: bool) -> Measured:
+    """The honest worker alone, `with_other` while another broker is attacked, attacked, and alone again."""
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder, broker(Path(folder)) as (directory, child, log_file):
+        other = Path(folder) / "other"
         honest = HonestWorker(address_in(directory, "worker"))
 
         def alone() -> list[float]:
             end_s = time.monotonic() + quiet_s
             return honest.round_trips(lambda: time.monotonic() > end_s)
 
-        with attackers(directory, connections) as attack_child:
-            assert attack_child.stdin is not None
-            without = alone()
-            began_s = time.monotonic()
-            attack_child.stdin.close()
-            attacked = honest.round_trips(lambda: attack_child.poll() is not None)
-            attack_s = time.monotonic() - began_s
-        assert attack_child.returncode == 0
+        def during(attacked: Path, many: int) -> list[float]:
+            with attackers(attacked, many) as child:
+                assert child.stdin is not None
+                child.stdin.close()
+                found = honest.round_trips(lambda: child.poll() is not None)
+            assert child.returncode == 0
+            return found
+
+        without, elsewhere = alone(), []
+        if with_other:
+            other.mkdir()
+            with broker(other) as (other_directory, _, _):
+                elsewhere = during(other_directory, connections)
+        began_s = time.monotonic()
+        attacked = during(directory, connections)
+        attack_s = time.monotonic() - began_s
         without += alone()
         honest.close()
         status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8").splitlines()
         most = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
         text = log_file.read_text(encoding="utf-8")
-        return Measured(without, attacked, attack_s, most / 1024, text.count("Traceback"), child.poll() is None)
+        malformed, tracebacks = text.count("ignored a malformed message"), text.count("Traceback")
+        return Measured(
+            without, attacked, elsewhere, attack_s, most / 1024, malformed, tracebacks, child.poll() is None
+        )
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -215,10 +236,17 @@ def figures_of(measured: Measured) -> list[Figure]:
         now, before = quantile(measured.attacked, share), quantile(measured.without, share)
         size = max(1, len(measured.attacked) // 10)
         parts = [quantile(measured.attacked[at : at + size], share) for at in range(0, len(measured.attacked), size)]
+        kind = "smallest and largest of the tenths of the time"
+        if measured.elsewhere:
+            there, many = quantile(measured.elsewhere, share), len(measured.elsewhere)
+            label = f"round trip while another broker is attacked, {name}"
+            found.append(
+                Figure(label, "ms", there, many, (there, there), before, "without attack", there / before, name)
+            )
         found.append(
             Figure(
                 f"round trip of an honest worker, {name}", "ms", now, len(measured.attacked), (min(parts), max(parts)),
-                before, "without attack", now / before, name, "smallest and largest of the tenths of the time",
+                before, "without attack", now / before, name, kind,
             )
         )  # fmt: skip
     most = measured.broker_mib
@@ -233,10 +261,11 @@ def figures_of(measured: Measured) -> list[Figure]:
 def main(connections: int, quiet_s: float, path: Path) -> None:
     """Measure and write the figures."""
     at, started_s = commit(), time.monotonic()
-    measured = measure(connections, quiet_s)
+    measured = measure(connections, quiet_s, with_other=True)
     details = {
         "attack_s": measured.attack_s, "connections_per_s": connections / measured.attack_s,
-        "tracebacks": measured.tracebacks, "broker_is_alive": measured.is_alive,
+        "malformed_messages": measured.malformed, "tracebacks": measured.tracebacks,
+        "broker_is_alive": measured.is_alive,
         "honest_round_trips": {"without": len(measured.without), "attacked": len(measured.attacked), "lost": 0},
     }  # fmt: skip
     settings = {"connections": connections, "quiet_s": quiet_s, "kinds": [each.__name__[1:] for each in KINDS]}

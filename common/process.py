@@ -81,7 +81,7 @@ def deaf_children() -> Iterator[None]:
 
 
 def allow_many_files() -> None:
-    """Let this process open as many files as its user may: each connection is one, strangers' too."""
+    """Raise the limit of open files: each connection is one, strangers' too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(MOST_FILES, hard) if soft < MOST_FILES else soft, hard))
 

@@ -1,4 +1,4 @@
-"""Memory and files that peers take before anything of theirs is read, bounded over all connections.
+"""Memory and files that peers take before anything is read, over all connections.
 
 libzmq hands a message over whole, so that it keeps the frames of one that never ends, and it lets in connections as
 fast as they come. The kernel counts what each connection sent, this process what it took: the difference is held here.
@@ -111,7 +111,7 @@ class FloodGuard:
 
 
 def _duplicate(descriptor: int) -> socket.socket:
-    """Return a socket of this process under a descriptor of its own; OSError for another file or a closed one."""
+    """Return a socket of this process under another descriptor; OSError for no open socket."""
     own = os.dup(descriptor)
     try:
         return socket.socket(fileno=own)

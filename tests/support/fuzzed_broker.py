@@ -14,9 +14,11 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.keys import KeyRole, Listed
 from prefixrl.common.wire.messages import (
     PROTOCOL,
+    Done,
     FromBroker,
     GetBatch,
     GetStatus,
+    Goodbye,
     Heartbeat,
     Hello,
     IterationDone,
@@ -36,7 +38,7 @@ from support.fakes import NOTE, ready, sampled, scored
 from support.mutations import Mutator
 
 ROLES: tuple[Role, ...] = ("rollout", "rollout", "scorer", "scorer", "rank", "operator")
-VALID_SHARE = 0.25
+VALID_SHARE = 0.5
 """Messages that are left as they should be, so that there is work to get wrong."""
 
 
@@ -55,8 +57,8 @@ class _Faults(logging.Handler):
 class FuzzedBroker:
     """The broker, its peers, and what happened."""
 
-    def __init__(self, config: RunConfig, seed: int) -> None:
-        self._config, self._draw = config, random.Random(seed)
+    def __init__(self, config: RunConfig, seed: int, honest: tuple[Role, ...] = ()) -> None:
+        self._config, self._draw, self._honest = config, random.Random(seed), honest
         self._mutator = Mutator(seed, ToBroker)
         self._decoder = msgspec.msgpack.Decoder(ToBroker)
         self._out = msgspec.msgpack.Encoder()
@@ -67,13 +69,13 @@ class FuzzedBroker:
         self.log = _Faults()
         server = cast("Server[ToBroker, FromBroker]", self)
         self.broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), server)
-        self.broker.versions.announce(NOTE)
+        self.broker.versions.publish(NOTE)
 
     def send(self, peer: bytes, message: FromBroker, payload: Sequence[Payload] = ()) -> None:
         """The broker's answer: a server's `send`."""
         self._out.encode(message)
         match message:
-            case Reject() | Unknown():
+            case Reject() | Unknown() | Done():
                 self._said_hello.discard(peer)
                 self._tasks[peer].clear()
             case PrefixTask():
@@ -103,7 +105,7 @@ class FuzzedBroker:
         role = self._peers[peer]
         valid = self._valid(peer, role)
         raw = msgspec.msgpack.encode(valid) if valid is not None else self._mutator.any_message()
-        if valid is None or self._draw.random() > VALID_SHARE:
+        if role not in self._honest and (valid is None or self._draw.random() > VALID_SHARE):
             raw = self._mutator.changed(raw)
         try:
             message = cast(ToBroker, _decode(self._decoder, [raw], peer))
@@ -112,14 +114,15 @@ class FuzzedBroker:
             return
         key: KeyRole = "worker" if role in ("rollout", "scorer") else cast(KeyRole, role)
         self.counts[type(message).__name__] += 1
-        if isinstance(message, Hello):
-            self._said_hello.add(peer)
+        if isinstance(message, Hello | Goodbye):
+            (self._said_hello.add if isinstance(message, Hello) else self._said_hello.discard)(peer)
+            self._tasks[peer].clear()
         self.broker._handle_safely(Received(peer, message, b"", Listed(key, key)))
         self.broker._stopping = None  # a rank or operator may stop the run; this one goes on
 
     def _valid(self, peer: bytes, role: Role) -> ToBroker | None:
         """A message that the peer could well send now; None for any at all."""
-        if self._draw.random() < 0.3:
+        if role not in self._honest and self._draw.random() < 0.2:
             return None
         if peer not in self._said_hello:
             return Hello(protocol=PROTOCOL, role=role, incarnation="i", host="h", pid=1)
@@ -131,8 +134,11 @@ class FuzzedBroker:
         if role == "operator":
             return GetStatus()
         worker = self.broker.dispatcher.registry.by_identity.get(peer)
+        if worker is not None and role == "rollout" and self._draw.random() < 0.05:
+            return Goodbye("another one has the newest version")
         if worker is None or not worker.has_said_ready:
-            return ready(self._config, role, slots=4, version=0)
+            latest = self.broker.versions.latest
+            return ready(self._config, role, slots=4, version=latest.version if latest else 0)
         tasks = self._tasks[peer]
         if tasks and self._draw.random() < 0.7:
             return tasks.pop(self._draw.randrange(len(tasks)))
@@ -140,7 +146,7 @@ class FuzzedBroker:
         return Heartbeat(progress=self._draw.randrange(100), busy_slot_s=1.0, leases=held, state="sampling")
 
     def _turn(self) -> None:
-        """What the broker's loop does between messages."""
+        """The rest of a turn of the broker's loop."""
         broker, now_s = self.broker, time.monotonic()
         broker._give_up_lost(now_s)
         answers = broker.batches.answers(now_s)

@@ -92,6 +92,8 @@ class Mutator:
                 return self._value(draw.choice(types))
             case inspect.VarTupleType(item_type=item):
                 return tuple(self._value(item) for _ in range(draw.randrange(3)))
+            case inspect.TupleType(item_types=items):
+                return tuple(map(self._value, items))
             case inspect.DictType(key_type=key, value_type=value):
                 return {self._value(key): self._value(value)}
             case inspect.LiteralType(values=values):

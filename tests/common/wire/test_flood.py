@@ -1,0 +1,94 @@
+"""The bound on what connections send and nobody has read, over real sockets."""
+
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+import pytest
+import zmq
+
+from prefixrl.common.wire import flood
+from prefixrl.common.wire.messages import FromBroker, GetStatus, Stop, ToBroker
+from prefixrl.common.wire.transport import Client, Server
+from support.fakes import wait_until
+from support.keys import key, keys
+
+MOST = 2**20
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server[ToBroker, FromBroker]]:
+    monkeypatch.setattr(flood, "MOST_UNREAD_BYTES", MOST)
+    monkeypatch.setattr(flood, "CHECK_EVERY_S", 0.0)
+    with closing(Server[ToBroker, FromBroker]("tcp://127.0.0.1:0", ToBroker, keys())) as opened:
+        yield opened
+
+
+def connect(endpoint: str, name: bytes) -> Client[FromBroker, ToBroker]:
+    return Client(endpoint, FromBroker, name, key())
+
+
+@contextmanager
+def stopping_after(endpoint: str, most: int) -> Iterator[str]:
+    """An endpoint whose connection reaches the server until it has sent so much; then it is silent, and stays."""
+
+    def forward(source: socket.socket, sink: socket.socket, left: int) -> None:
+        with suppress(OSError):
+            while left > 0 and (data := source.recv(min(left, 2**16))):
+                sink.sendall(data)
+                left -= len(data)
+
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection((host, int(port))) as onward:
+
+        def serve() -> None:
+            with listener.accept()[0] as caller:
+                back = threading.Thread(target=forward, args=(onward, caller, sys.maxsize))
+                back.start()
+                forward(caller, onward, most)
+                back.join()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            onward.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_many_messages_that_are_read_are_never_too_much(
+    server: Server[ToBroker, FromBroker], caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(connect(server.endpoint, b"busy")) as busy:
+        for _ in range(400):
+            busy.send(Stop("x" * 4000))
+            assert server.receive(20.0) is not None
+    assert not caplog.records
+
+
+def test_the_connection_that_holds_most_is_cut_and_the_others_stay(
+    server: Server[ToBroker, FromBroker], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        stopping_after(server.endpoint, 2 * MOST) as endpoint,
+        closing(connect(endpoint, b"endless")) as endless,
+        closing(connect(server.endpoint, b"honest")) as honest,
+    ):
+        for client in (endless, honest):
+            client.send(GetStatus())
+            assert server.receive(20.0) is not None
+        for _ in range(64):
+            endless._socket.send(bytes(2**16), zmq.SNDMORE)
+        endless._socket.send(b"")
+
+        def is_cut() -> bool:
+            assert server.receive(0.01) is None
+            return "cut the connection of 127.0.0.1" in caplog.text
+
+        wait_until(is_cut, "the cut")
+        honest.send(Stop("still here"))
+        found = wait_until(lambda: server.receive(1.0), "the honest peer's message")
+        assert found.peer == b"honest"
