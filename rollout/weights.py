@@ -7,6 +7,7 @@ A version is handed out with every checksum proved, or asked for again and count
 all of them pulled anew, pieces that arrived before a connection was lost are kept.
 """
 
+import contextlib
 import logging
 import os
 import queue
@@ -32,6 +33,8 @@ WINDOW_BYTES = 16 * 2**20
 WINDOW_PIECES = 32
 ANSWER_S = 5.0
 ASK_AGAIN_S = 0.2
+DRAIN_S = 60.0
+"""Time between looks at a connection that nothing goes over."""
 DAMAGED_PULLS_ALLOWED = 3
 NOTHING = -1, ""
 """Version and digest before anything is fetched."""
@@ -66,8 +69,9 @@ class WeightsSource:
         """Choose the local door where it is this user's, on this host; else the encrypted way."""
         # Without encryption the bytes come nearly three times as fast (benchmarks/weight_transfer.py).
         door = Path(welcome.weights_door.removeprefix("ipc://"))
-        if welcome.weights_door and door.is_socket() and door.stat().st_uid == os.geteuid():
-            return cls(welcome.weights_door, None)
+        with contextlib.suppress(OSError):  # another user's folder, or none of this host
+            if welcome.weights_door and door.is_socket() and door.stat().st_uid == os.geteuid():
+                return cls(welcome.weights_door, None)
         return cls(beside(welcome.weights_endpoint, broker.endpoint), broker.key)
 
 
@@ -122,7 +126,9 @@ class Fetcher:
         client: Client[FromWeights, ToWeights] | None = None
         try:
             while True:
-                self._changed.wait()
+                while not self._changed.wait(DRAIN_S):
+                    if client is not None:
+                        client.drain()
                 self._changed.clear()
                 if client is None or client.endpoint != self._source.endpoint:
                     if client is not None:

@@ -26,6 +26,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._encoder = msgspec.msgpack.Encoder()
+        path.touch(mode=0o600)  # it holds gold answers, and the secret that proves who held a task
         self._file = path.open("ab")
         self.offset_bytes = self._file.tell()
 

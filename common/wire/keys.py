@@ -9,20 +9,29 @@
 The list is read again when it changes, so that keys come and go while a run goes on.
 """
 
+import fcntl
 import logging
 import os
 import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 from prefixrl.common.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+ZAP_DOMAIN = "prefixrl"
+TELL_EVERY_S = 10.0
+"""Least time between two log lines about refused keys: a stranger must not fill the disk."""
 KEYS_FOLDER = "keys"
 CLIENTS_FILE = "clients"
 SERVER = "server"
@@ -32,7 +41,8 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 KeyRole = Literal["worker", "rank", "operator"]
 ROLES: tuple[KeyRole, ...] = ("worker", "rank", "operator")
 """A run's own keys have the names of their roles."""
-Z85 = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
+KEY_CHARS = 40
+Z85 = Annotated[str, msgspec.Meta(min_length=KEY_CHARS, max_length=KEY_CHARS)]
 """32 bytes in the text form of ZeroMQ (Z85)."""
 
 
@@ -66,19 +76,23 @@ class ClientList:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / KEYS_FOLDER / CLIENTS_FILE
-        self._seen: tuple[int, int] = (0, 0)
+        self._seen: tuple[int, ...] = ()
         self._clients: dict[str, Listed] = {}
+        self._lock = threading.Lock()  # the authenticator asks from a thread of its own
 
     def find(self, public: str) -> Listed | None:
         """Return the client with this public key, or None where it is not let in (any more)."""
-        try:
-            state = self._path.stat()
-            if (now := (state.st_mtime_ns, state.st_ino)) != self._seen:
-                self._seen, self._clients = now, _read_clients(self._path)
-        except (OSError, ConfigError) as error:
-            # A slip in an editor must not end the run, nor lock its own processes out.
-            log.error("the list of keys stays as it was: %s", error)
-        return self._clients.get(public)
+        with self._lock:
+            try:
+                state = self._path.stat()
+                now = state.st_mtime_ns, state.st_size, state.st_ino
+                if now != self._seen:
+                    self._seen = now  # a file with a slip is told once
+                    self._clients = _read_clients(self._path)
+            except (OSError, ValueError, ConfigError) as error:
+                # A slip in an editor, or a file half written, must not end the run, nor lock its processes out.
+                log.error("the list of keys stays as it was: %s", error)
+            return self._clients.get(public)
 
 
 @dataclass(frozen=True)
@@ -96,13 +110,17 @@ def make_keys(directory: Path) -> None:
     folder = directory / KEYS_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    if not (folder / f"{SERVER}.key").exists():
-        _write_private(folder / f"{SERVER}.key", _new_pair())
-    if not (folder / CLIENTS_FILE).exists():
-        _write_clients(folder / CLIENTS_FILE, {})
-    for role in ROLES:
-        if not client_key_file(directory, role).exists():
-            add_client(directory, role, role)
+    with _locked(folder):
+        if not (folder / f"{SERVER}.key").exists():
+            _write_private(folder / f"{SERVER}.key", _new_pair())
+        known = _read_clients(folder / CLIENTS_FILE) if (folder / CLIENTS_FILE).exists() else {}
+        for role in ROLES:
+            path = client_key_file(directory, role)
+            if not path.exists():
+                _write_private(path, ClientKey(role, role, _new_pair(), _server_pair(directory).public))
+            # Listed also where a crash came between its file and the list; whoever removes a key removes its file.
+            known[read_client_key(path).pair.public] = Listed(role, role)
+        _write_clients(folder / CLIENTS_FILE, known)
 
 
 def add_client(directory: Path, name: str, role: KeyRole = "worker") -> Path:
@@ -113,22 +131,24 @@ def add_client(directory: Path, name: str, role: KeyRole = "worker") -> Path:
     if path.exists():
         raise ConfigError(f"{path} is there already; remove that key first (--remove {name}), or choose another name")
     pair = _new_pair()
-    known = _read_clients(folder / CLIENTS_FILE)
-    _write_private(path, ClientKey(name, role, pair, _server_pair(directory).public))
-    _write_clients(folder / CLIENTS_FILE, known | {pair.public: Listed(name, role)})
+    with _locked(folder):
+        known = _read_clients(folder / CLIENTS_FILE)
+        _write_private(path, ClientKey(name, role, pair, _server_pair(directory).public))
+        _write_clients(folder / CLIENTS_FILE, known | {pair.public: Listed(name, role)})
     return path
 
 
 def remove_client(directory: Path, name: str) -> None:
     """Let a key in no longer: its peers are refused at their next message; raises ConfigError."""
     path = directory / KEYS_FOLDER / CLIENTS_FILE
-    known = _read_clients(path)
-    left = {public: each for public, each in known.items() if each.name != name}
-    if left == known:
-        names = ", ".join(sorted(each.name for each in known.values()))
-        raise ConfigError(f"{path} lists no key named {name!r}; it lists {names}")
-    _write_clients(path, left)
-    client_key_file(directory, name).unlink(missing_ok=True)
+    with _locked(path.parent):
+        known = _read_clients(path)
+        left = {public: each for public, each in known.items() if each.name != name}
+        if left == known:
+            names = ", ".join(sorted(each.name for each in known.values()))
+            raise ConfigError(f"{path} lists no key named {name!r}; it lists {names}")
+        client_key_file(directory, name).unlink(missing_ok=True)
+        _write_clients(path, left)
 
 
 def clients(directory: Path) -> list[Listed]:
@@ -153,6 +173,17 @@ def server_keys(directory: Path, *roles: KeyRole) -> ServerKeys:
 
 def _server_pair(directory: Path) -> Pair:
     return _read(directory / KEYS_FOLDER / f"{SERVER}.key", Pair)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from changing the keys meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _new_pair() -> Pair:
@@ -189,9 +220,12 @@ def _write_private(path: Path, content: msgspec.Struct) -> None:
 
 def _read_clients(path: Path) -> dict[str, Listed]:
     clients: dict[str, Listed] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    text = path.read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        raise ConfigError(f"{path} does not end with a line break: it is half written, or was cut")
+    for number, line in enumerate(text.splitlines(), 1):
         match line.split():
-            case [name, "worker" | "rank" | "operator" as role, public]:
+            case [name, "worker" | "rank" | "operator" as role, public] if len(public) == KEY_CHARS:
                 clients[public] = Listed(name, role)
             case _:
                 raise ConfigError(f"{path}, line {number}: {line!r} is not NAME ROLE PUBLIC_KEY, with ROLE of {ROLES}")
@@ -200,5 +234,29 @@ def _read_clients(path: Path) -> dict[str, Listed]:
 
 def _write_clients(path: Path, clients: dict[str, Listed]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text("".join(f"{each.name} {each.role} {public}\n" for public, each in clients.items()))
+    lines = "".join(f"{each.name} {each.role} {public}\n" for public, each in clients.items())
+    temporary.write_text(lines or "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+class Authenticator(ThreadAuthenticator):
+    """Lets in the keys of a run's list, in a thread of its own; asked once per connection."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> None:
+        super().__init__(context)
+        self._run_keys = keys
+        self._refused, self._told_s = 0, -TELL_EVERY_S
+        self.start()
+        self.configure_curve_callback(ZAP_DOMAIN, self)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return True for a key that may come in here."""
+        found = self._run_keys.clients.find(key.decode())
+        is_let_in = found is not None and found.role in self._run_keys.roles
+        if not is_let_in:
+            self._refused += 1
+            if time.monotonic() - self._told_s > TELL_EVERY_S:
+                self._told_s = time.monotonic()
+                named = f"the key {found.name!r} of the role {found.role}" if found else "an unknown key"
+                log.warning("refused a connection with %s, %d so far", named, self._refused)
+        return is_let_in

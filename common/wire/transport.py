@@ -23,12 +23,11 @@ from typing import Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
 from prefixrl.common.errors import ConfigError, PeerLost, Refusal
 from prefixrl.common.wire.flood import FloodGuard
-from prefixrl.common.wire.keys import ClientKey, Listed, ServerKeys
+from prefixrl.common.wire.keys import ZAP_DOMAIN, Authenticator, ClientKey, Listed, ServerKeys
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +38,10 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 """Largest message, and largest frame that a client takes from its server."""
 MAX_FRAME_BYTES = 256 * 2**10
 """Largest frame that a server takes: one that a stranger begins to send is held in memory before the key is asked."""
+MOST_FRAMES = MAX_MESSAGE_BYTES // MAX_FRAME_BYTES + 1
 CURVE_BYTES = 256
 """Room for what encryption adds to a frame."""
-ZAP_DOMAIN = "prefixrl"
 TAG_BYTES = 9
-TELL_EVERY_S = 10.0
-"""Least time between two log lines about refused keys: a stranger must not fill the disk."""
 HWM_MESSAGES = 4096
 """A safety net, since credit bounds the messages under way; never 0, which would mean unbounded memory."""
 TAKEN_OVER = b"\0"
@@ -170,7 +167,7 @@ class Server(Generic[In, Out]):
         self._context: Context = zmq.Context(io_threads=1)
         self._decoder = msgspec.msgpack.Decoder(incoming)
         self._encoder = msgspec.msgpack.Encoder()
-        self._authenticator = _Authenticator(self._context, keys)
+        self._authenticator = Authenticator(self._context, keys)
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in {**_COMMON_OPTIONS, **_SERVER_OPTIONS}.items():
             self._socket.setsockopt(option, value)
@@ -205,19 +202,32 @@ class Server(Generic[In, Out]):
         self._flood.check()
         if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLIN):
             return None
-        name, *frames = self._socket.recv_multipart(copy=False)
-        peer, size_bytes = name.bytes, sum(map(len, frames))
+        peer, first = self._socket.recv(), self._socket.recv(copy=False)
+        frames = [first.bytes, *self._rest(first.more)]
+        size_bytes = sum(map(len, frames))
         if peer.startswith(TAKEN_OVER):
             raise Malformed(f"peer {peer.hex()}: an old connection whose identity was taken over")
-        self._flood.took(frames[0].get(zmq.SRCFD), size_bytes, len(frames))
-        client = self._client(peer, frames[0])
-        tag = frames.pop(0).bytes if is_tag(frames[0].buffer) else b""
+        self._flood.took(first.get(zmq.SRCFD), size_bytes, len(frames))
+        client = self._client(peer, first)
+        tag = frames.pop(0) if is_tag(frames[0]) else b""
         if size_bytes > (most := MAX_MESSAGE_BYTES if may_be_large(peer) else MAX_FRAME_BYTES):
             raise Malformed(f"peer {peer.hex()}: a message of {size_bytes} bytes, at most {most}")
-        encoded = b"".join(frame.buffer for frame in frames)
+        if len(frames) > MOST_FRAMES:
+            raise Malformed(f"peer {peer.hex()}: a message of more than {MOST_FRAMES} frames")
+        encoded = b"".join(frames) if len(frames) > 1 else frames[0]
         frames.clear()  # a copy less while a large message is decoded
         message = cast(In, _decode(self._decoder, [encoded], peer))
         return Received(peer, message, tag, client)
+
+    def _rest(self, has_more: bool) -> list[bytes]:
+        """Return the frames after the first; of more than any message has, only the first ones."""
+        frames: list[bytes] = []
+        while has_more:
+            frame = self._socket.recv()
+            has_more = bool(self._socket.getsockopt(zmq.RCVMORE))
+            if len(frames) <= MOST_FRAMES:
+                frames.append(frame)
+        return frames
 
     def _client(self, peer: bytes, frame: zmq.Frame) -> Listed | None:
         """Return the owner of the key that a frame came with; raises Unlisted if it was removed."""
@@ -248,29 +258,6 @@ class Server(Generic[In, Out]):
         # Forgotten, its context would wait for ever for the socket of the authenticator's thread.
         if hasattr(self, "_socket"):
             self.close()
-
-
-class _Authenticator(ThreadAuthenticator):
-    """Lets in the keys of a run's list, in a thread of its own; asked once per connection."""
-
-    def __init__(self, context: Context, keys: ServerKeys) -> None:
-        super().__init__(context)
-        self._run_keys = keys
-        self._refused, self._told_s = 0, -TELL_EVERY_S
-        self.start()
-        self.configure_curve_callback(ZAP_DOMAIN, self)
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Return True for a key that may come in here."""
-        found = self._run_keys.clients.find(key.decode())
-        is_let_in = found is not None and found.role in self._run_keys.roles
-        if not is_let_in:
-            self._refused += 1
-            if time.monotonic() - self._told_s > TELL_EVERY_S:
-                self._told_s = time.monotonic()
-                named = f"the key {found.name!r} of the role {found.role}" if found else "an unknown key"
-                log.warning("refused a connection with %s, %d so far", named, self._refused)
-        return is_let_in
 
 
 def _checked(encoded: bytes, message: object) -> bytes:
@@ -316,14 +303,19 @@ class Client(Generic[In, Out]):
         self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
 
     def _disconnect(self, linger_s: float) -> None:
+        self.drain()
         self._socket.disable_monitor()
         self._handshakes.close(linger=0)
         self._socket.close(linger=int(linger_s * 1000))
 
-    def why_not(self) -> str:
-        """Return why there is no connection; raises Refusal if the key is not let in."""
+    def drain(self) -> None:
+        """Read the events of handshakes: a full queue of them would stop the connection."""
         while self._handshakes.poll(0):
             self._handshake = parse_monitor_message(self._handshakes.recv_multipart())["event"]
+
+    def why_not(self) -> str:
+        """Return why there is no connection; raises Refusal if the key is not let in."""
+        self.drain()
         if self._handshake == zmq.EVENT_HANDSHAKE_FAILED_AUTH and self._key:
             raise Refusal(
                 f"{self.endpoint} does not let in the key {self._key.name!r} (role {self._key.role}): it was removed "

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal, RunIsOver
+from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal, RunIsOver
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address, Find
 from prefixrl.common.wire.requester import hello
@@ -63,6 +63,7 @@ class Link:
         self._welcome: queue.SimpleQueue[messages.Welcome | messages.Reject | messages.Done] = queue.SimpleQueue()
         self._heartbeat_s = heartbeat_s
         self._known = False
+        self._run_id = ""
         self._greeted = False
         self._heard_s = self._turned_s = self._renewed_s = time.monotonic()
         self._handed_over: set[str] = set()
@@ -116,9 +117,7 @@ class Link:
                 raise RunIsOver("asked to stop before a broker had answered")
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise PeerLost(
-                    f"no broker answered at {self.endpoint} within {timeout_s:g} s; {self._client.why_not()}"
-                )
+                raise PeerLost(f"no broker answered at {self.endpoint} within {timeout_s:g} s; {self._why_silent}")
             with contextlib.suppress(queue.Empty):
                 return self._welcome.get(timeout=min(left_s, TICK_S))
 
@@ -198,7 +197,7 @@ class Link:
 
     def _reconnect(self, now_s: float) -> None:
         """Connect anew while the broker is silent: where it moved to, or where it was."""
-        if now_s - self._heard_s > LOOK_S and (address := self._find()) != self._address:
+        if now_s - self._heard_s > LOOK_S and (address := self._newest_address()) != self._address:
             log.info("the broker has moved from %s to %s", self.endpoint, address.endpoint)
             old, self._address = self._client, address
             self._client, self._renewed_s = self._connected(), now_s
@@ -206,6 +205,13 @@ class Link:
         elif now_s - max(self._heard_s, self._renewed_s) > RENEW_S:
             self._renewed_s = now_s
             self._client.renew()
+
+    def _newest_address(self) -> Address:
+        """Return the broker's address as it can be read now; a file that is half there changes nothing."""
+        try:
+            return self._find()
+        except (OSError, ConfigError):
+            return self._address
 
     def _send_waiting(self, now_s: float) -> None:
         while self._known:
@@ -243,7 +249,7 @@ class Link:
     def _receive(self, timeout_s: float) -> None:
         try:
             while (received := self._client.receive(timeout_s)) is not None:
-                self._heard_s = time.monotonic()
+                self._heard_s, self._why_silent = time.monotonic(), ""
                 self._take(received[0])
                 timeout_s = 0.0
         except Malformed as error:
@@ -251,7 +257,10 @@ class Link:
 
     def _take(self, message: messages.FromBroker) -> None:
         match message:
-            case messages.Welcome():
+            case messages.Welcome(run_id=run_id):
+                if self._run_id not in ("", run_id):
+                    raise PeerLost(f"at {self.endpoint} is another run now, {run_id}; this worker is of {self._run_id}")
+                self._run_id = run_id
                 first, self._known = not self._greeted, True
                 self._greeted = True
                 # The work loop answers a later Welcome with Ready.

@@ -85,7 +85,7 @@ def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroke
     """Bind the endpoint, after a restart the former one; ConfigError if ranks need a taken one."""
     listen, known = bindable(config.broker.listen), directory / ENDPOINT_FILE
     endpoint = listen
-    if endpoint.endswith(":0") and known.exists():
+    if endpoint.endswith(":0") and known.exists() and known.read_text(encoding="utf-8").startswith("tcp://"):
         endpoint = beside(known.read_text(encoding="utf-8").strip(), endpoint)
     keys = server_keys(directory)
     deadline_s = time.monotonic() + (REBIND_S if known.exists() else 0.0)

@@ -131,7 +131,7 @@ class Dispatcher:
         now_s: float,
     ) -> None:
         asked = content(task)
-        name = self._names.name(worker.identity, task.version, asked)
+        name = self._names.name(worker.holder, task.version, asked)
         worker.add(Lease(name, task.attempt, task.kind, item, now_s, now_s, asked, work), now_s)
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
 
@@ -180,7 +180,7 @@ class Dispatcher:
         It is then about the groups, prompts, seeds and prefixes of the task, each once, and a scorer has changed none.
         """
         lease, answered = worker.leases.get(result.task), content(result)
-        if lease is None and not self._names.proves(result.task, worker.identity, answered):
+        if lease is None and not self._names.proves(result.task, worker.holder, answered):
             raise ValueError(
                 f"{type(result).__name__} of {len(result.groups)} groups for the task {result.task}: this worker was "
                 f"given no such task with these groups, prompts, seeds and prefixes"

@@ -15,19 +15,20 @@ class Peers:
     """Learner ranks and operators, by identity."""
 
     def __init__(self) -> None:
-        self._roles: dict[bytes, PeerRole] = {}
+        self._roles: dict[bytes, tuple[PeerRole, str]] = {}
+        """Role and name of the key of each."""
         self.tags: dict[bytes, bytes] = {}
         """Number of the newest request of each, which goes back with the answer."""
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._roles
 
-    def add(self, peer: bytes, role: PeerRole) -> None:
+    def add(self, peer: bytes, role: PeerRole, key: str) -> None:
         """Remember a peer; the oldest gives way, and says Hello again if it lives."""
         self._roles.pop(peer, None)
         while len(self._roles) >= MOST_PEERS:
             self.drop(next(iter(self._roles)))
-        self._roles[peer] = role
+        self._roles[peer] = role, key
 
     def drop(self, peer: bytes) -> None:
         """Forget a peer."""
@@ -36,15 +37,15 @@ class Peers:
 
     def name(self, peer: bytes) -> str:
         """Return the role of a peer, for messages."""
-        return self._roles.get(peer, "stranger")
+        return self._roles[peer][0] if peer in self._roles else "stranger"
 
-    def role(self, peer: bytes) -> PeerRole | None:
-        """Return the role of a peer, None for a stranger."""
-        return self._roles.get(peer)
+    def key(self, peer: bytes) -> str:
+        """Return the name of the key that a peer joined with, "" for a stranger."""
+        return self._roles[peer][1] if peer in self._roles else ""
 
     def check(self, peer: bytes, message: messages.ToBroker) -> None:
         """Raise ValueError for a request that is not for the peer's role."""
-        if self._roles[peer] == "operator" and not isinstance(message, OPERATORS_MAY):
+        if self._roles[peer][0] == "operator" and not isinstance(message, OPERATORS_MAY):
             raise ValueError(f"an operator may not send {type(message).__name__}")
 
 

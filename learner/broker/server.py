@@ -130,6 +130,8 @@ class Broker:
                 return
             timeout_s = 0.0
             self._handle_safely(received)
+            if received.peer not in self._peers:
+                self._peers.drop(received.peer)  # the tag of one that is none
             if self._stopping is not None:
                 return  # what follows, a Goodbye perhaps, is for `_dismiss`
 
@@ -222,10 +224,9 @@ class Broker:
     def _handle(self, received: Received[messages.ToBroker]) -> None:
         peer, message, now_s = received.peer, received.message, time.monotonic()
         worker = self.dispatcher.registry.by_identity.get(peer)
-        role = self._peers.role(peer) or (worker and worker.role)
-        if role and not isinstance(message, messages.Hello) and (reason := why_not(role, received.client)):
-            # Another peer came under this name: who has it keeps it.
-            self._send(peer, messages.Reject(reason))
+        key = self._peers.key(peer) or (worker.key if worker is not None else "")
+        if key and (received.client is None or received.client.name != key):
+            self._send(peer, messages.Reject(f"this identity belongs to a process with the key {key!r}"))
             return
         if worker is not None:
             worker.heard_s = now_s
@@ -264,10 +265,10 @@ class Broker:
             self._send(peer, messages.Reject(reason))
             return
         if hello.role == "rank" or hello.role == "operator":
-            self._peers.add(peer, hello.role)
+            self._peers.add(peer, hello.role, received.client.name if received.client else "")
             name: str = hello.role
         else:
-            name = self._enrol(peer, hello, now_s).name
+            name = self._enrol(received, hello, now_s).name
         welcome = messages.Welcome(
             protocol=messages.PROTOCOL,
             run_id=self.run.run_id,
@@ -278,15 +279,16 @@ class Broker:
         )
         self._send(peer, welcome)
 
-    def _enrol(self, peer: bytes, hello: messages.Hello, now_s: float) -> Worker:
+    def _enrol(self, received: Received[messages.ToBroker], hello: messages.Hello, now_s: float) -> Worker:
         """Register a worker; one that sends Hello again keeps its name and loses its leases."""
-        known = self.dispatcher.registry.by_identity.get(peer)
+        known = self.dispatcher.registry.by_identity.get(received.peer)
         if known is not None:
             self.dispatcher.return_leases(known)
             known.join_again()
             return known
         assert hello.role == "rollout" or hello.role == "scorer"
-        worker = self.dispatcher.registry.add(peer, hello.role, hello.host, hello.pid, now_s)
+        worker = self.dispatcher.registry.add(received.peer, hello.role, hello.host, hello.pid, now_s)
+        worker.key = received.client.name if received.client else ""
         log.info("%s joined from %s pid %d", worker.name, hello.host, hello.pid)
         return worker
 

@@ -61,6 +61,8 @@ class Worker:
     weights_digest: str = ""
     proved: dict[int, str] = field(default_factory=dict)
     """Weights, by version, that it proved to hold, now or since its oldest lease was given."""
+    key: str = ""
+    """Name of the key that it joined with; messages under its identity with another one are another process's."""
     engine: str = ""
     digests: ModelDigests | None = None
     leases: dict[str, Lease] = field(default_factory=dict)
@@ -99,6 +101,11 @@ class Worker:
     def is_working(self) -> bool:
         """True if it takes tasks of every kind."""
         return self.phase == "ready" and not self.is_leaving
+
+    @property
+    def holder(self) -> bytes:
+        """Return who holds its tasks, as their names prove it."""
+        return self.identity + self.key.encode()
 
     @property
     def label(self) -> str:

@@ -133,7 +133,7 @@ def test_a_workers_key_does_not_stop_the_run_under_the_name_of_another_peer(run:
         operator.join("operator")
         with peers(run.endpoint, "known") as (thief,):
             thief.say(STOP)
-            is_told(thief, "'worker' is a key for the role worker, a operator needs one for the role operator")
+            is_told(thief, "this identity belongs to a process with the key")
     run.goes_on()
 
 

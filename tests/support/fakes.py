@@ -109,6 +109,7 @@ class Peer:
     def __init__(self, endpoint: str, identity: bytes) -> None:
         self._endpoint, self._identity = endpoint, identity
         self._role: KeyRole = "worker"
+        self._has_joined = False
         self.client = self._connected()
         self.passed_over: list[FromBroker] = []
 
@@ -150,8 +151,10 @@ class Peer:
         needed: KeyRole = role if role == "rank" or role == "operator" else "worker"
         if needed != self._role:
             self.client.close()
+            self._identity += self._has_joined * needed.encode()  # another process, with another key
             self._role = needed
             self.client = self._connected()
+        self._has_joined = True
         self.say(Hello(protocol=protocol, role=role, incarnation="incarnation", host="host", pid=4711))
         return self.hear(Welcome)
 
