@@ -207,9 +207,9 @@ class Server(Generic[In, Out]):
             return None
         name, *frames = self._socket.recv_multipart(copy=False)
         peer, size_bytes = name.bytes, sum(map(len, frames))
-        self._flood.took(frames[0].get(zmq.SRCFD), size_bytes, len(frames))
         if peer.startswith(TAKEN_OVER):
             raise Malformed(f"peer {peer.hex()}: an old connection whose identity was taken over")
+        self._flood.took(frames[0].get(zmq.SRCFD), size_bytes, len(frames))
         client = self._client(peer, frames[0])
         tag = frames.pop(0).bytes if is_tag(frames[0].buffer) else b""
         if size_bytes > (most := MAX_MESSAGE_BYTES if may_be_large(peer) else MAX_FRAME_BYTES):
