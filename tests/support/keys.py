@@ -37,7 +37,7 @@ def folder() -> Path:
 
 def give_keys(directory: Path) -> None:
     """Give a run directory the keys of the tests."""
-    shutil.copytree(folder() / KEYS_FOLDER, directory / KEYS_FOLDER)
+    shutil.copytree(folder() / KEYS_FOLDER, directory / KEYS_FOLDER, dirs_exist_ok=True)
 
 
 def keys() -> ServerKeys:

@@ -64,7 +64,7 @@ class FakeBroker:
             received = self.server.receive(0.05)
             if received is None:
                 continue
-            self.peer, message, _ = received
+            self.peer, message = received.peer, received.message
             if not isinstance(message, Heartbeat):
                 return message
             self.beats.append(message)
