@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-MOST_UNREAD_BYTES = 128 * 2**20
+MOST_UNREAD_BYTES = 96 * 2**20
 """For all connections together; more than the largest message."""
 MOST_SILENT = 2048
 """Connections of which no message came: a handshake takes milliseconds."""
