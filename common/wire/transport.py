@@ -17,7 +17,6 @@ import contextlib
 import ctypes
 import logging
 import socket as _socket
-import time
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 

@@ -207,7 +207,7 @@ class Link:
             self._client.renew()
 
     def _newest_address(self) -> Address:
-        """Return the broker's address as it can be read now; a file that is half there changes nothing."""
+        """Return the broker's address as it is now; a file that is half there changes nothing."""
         try:
             return self._find()
         except (OSError, ConfigError):
