@@ -3,6 +3,7 @@
 Pure: time is passed in, messages to send are collected in `outgoing`, records in the ledger.
 """
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
@@ -45,7 +46,7 @@ class Dispatcher:
         if config.scorer.engine == "openai":
             # A scorer may wait so long for its endpoint.
             self._result_s = max(self._result_s, config.scorer.openai.patience_s)
-        self.registry = Registry(config.broker.silence_s, config.broker.stall_s)
+        self.registry = Registry(config.broker.silence_s, config.broker.stall_s, config.broker.heartbeat_s)
         self.outgoing: list[tuple[bytes, messages.FromBroker]] = []
         self.losses: Counter[str] = Counter()
         self.completions: Counter[str] = Counter(judged=0, cached=0)
@@ -132,7 +133,8 @@ class Dispatcher:
     ) -> None:
         asked = content(task)
         name = self._names.name(worker.holder, task.version, asked)
-        worker.add(Lease(name, task.attempt, task.kind, item, now_s, now_s, asked, work), now_s)
+        most_s = self._result_s if task.kind == "train" else math.inf
+        worker.add(Lease(name, task.attempt, task.kind, item, now_s, now_s, asked, work, most_s=most_s), now_s)
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
 
     def _revoke_for(self, now_s: float) -> None:
@@ -234,12 +236,14 @@ class Dispatcher:
         ValueError for a worker that loses many tasks without a result in between, or keeps one for too long.
         """
         listed = set(held)
+        worker.time_front(now_s)
+        # Late because it was away, it is given up without blame, by `Registry.lost`.
+        if late := worker.overdue(now_s, counts_away=False):
+            raise ValueError(
+                f"no result of {late.task} within {late.most_s:g} s, whatever progress it reports: the learner waits "
+                f"for a batch twice as long (learner.batch_timeout_s)"
+            )
         for lease in list(worker.leases.values()):
-            if lease.kind == "train" and now_s - lease.since_s > self._result_s:
-                raise ValueError(
-                    f"no result of {lease.task} within {self._result_s:g} s, whatever progress it reports: the learner "
-                    f"waits for a batch twice as long (learner.batch_timeout_s)"
-                )
             if lease.task in listed:
                 lease.held_s = now_s
             elif now_s - lease.held_s > LOST_TASK_S:

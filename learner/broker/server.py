@@ -229,7 +229,7 @@ class Broker:
             self._send(peer, messages.Reject(f"this identity belongs to a process with the key {key!r}"))
             return
         if worker is not None:
-            worker.heard_s = now_s
+            worker.hear(now_s)
         match message:
             case messages.Hello():
                 self._hello(received, message, now_s)

@@ -228,6 +228,19 @@ def test_a_worker_that_keeps_a_training_task_for_ever_is_refused_however_it_repo
         desk.dispatcher.reconcile(rollout, (task.task,), patience_s + 1.0)
 
 
+def test_a_prefetched_task_is_timed_from_when_it_came_to_the_front(desk: Desk) -> None:
+    desk.sample_everything(desk.worker("rollout"))
+    scorer, patience_s = desk.worker("scorer"), desk.config.learner.batch_timeout_s / 2
+    desk.dispatch()
+    first, second = desk.tasks(scorer, ScoreTask)
+    desk.dispatcher.reconcile(scorer, (first.task, second.task), patience_s)
+    desk.dispatcher.take_scores(scorer, scored(first), patience_s)
+    desk.dispatcher.reconcile(scorer, (second.task,), patience_s + 10.0)
+    desk.dispatcher.reconcile(scorer, (second.task,), 2 * patience_s + 10.0)
+    with pytest.raises(ValueError, match=f"no result of {second.task}"):
+        desk.dispatcher.reconcile(scorer, (second.task,), 2 * patience_s + 11.0)
+
+
 def test_an_evaluations_task_may_take_as_long_as_it_takes(desk: Desk) -> None:
     evaluate(desk, 0, held_out(3))
     rollout = desk.worker("rollout")
