@@ -284,7 +284,7 @@ class Broker:
         known = self.dispatcher.registry.by_identity.get(received.peer)
         if known is not None:
             self.dispatcher.return_leases(known)
-            known.join_again()
+            known.join_again(now_s)
             return known
         assert hello.role == "rollout" or hello.role == "scorer"
         worker = self.dispatcher.registry.add(received.peer, hello.role, hello.host, hello.pid, now_s)
@@ -323,7 +323,7 @@ class Broker:
 
     def _heartbeat(self, worker: Worker, message: messages.Heartbeat, now_s: float) -> None:
         self.usage_file.note(worker.identity.decode(errors="replace"), message.usage)
-        worker.check_claim(message.progress, message.leases)
+        worker.check_claim(message.progress, message.leases, now_s)
         worker.heartbeat(message.progress, message.busy_slot_s, message.state, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
         if worker.lost_its_ready(now_s):

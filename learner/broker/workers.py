@@ -97,7 +97,10 @@ class Worker:
     claimable: int = 0
     """Progress up to which its reports can be true."""
     has_strays: bool = True
-    """True if it may work on tasks that are not leased to it here: a former broker's, or taken back."""
+    """True if it says that it works on tasks that are not leased to it here: a former broker's, or taken back."""
+    strays_s: float = math.inf
+    """Longest time after it joined, or joined again, in which it may have such."""
+    joined_s: float = 0.0
     wanted_version: int = -1
     beat_s: float = 1.0
     """Time between two of its heartbeats."""
@@ -164,13 +167,15 @@ class Worker:
         self.tasks_done += 1
         self.tasks_lost = 0
 
-    def check_claim(self, progress: int, held: Iterable[str]) -> None:
+    def check_claim(self, progress: int, held: Iterable[str], now_s: float) -> None:
         """Raise ValueError where more progress is reported than all its tasks together can make.
 
-        Progress is a claim, a result is a proof: without this bound a worker could keep its tasks by counting up.
+        Progress is a claim, a result is a proof: without this bound a worker could keep its tasks by counting up. Names
+        of other tasks are claims, too, so they lift it for a limited time only.
         """
         had_strays, self.has_strays = self.has_strays, not self.leases.keys() >= set(held)
-        if had_strays or self.has_strays or not self.has_said_ready or self.engine in UNCOUNTED:
+        may_stray = now_s - self.joined_s <= self.strays_s and (had_strays or self.has_strays)
+        if may_stray or not self.has_said_ready or self.engine in UNCOUNTED:
             own = CLAIM_SLACK * sum(lease.work for lease in self.leases.values())
             self.claimable = max(self.claimable, progress + own)
         elif progress > self.claimable:
@@ -179,8 +184,9 @@ class Worker:
                 f"and verification)"
             )
 
-    def join_again(self) -> None:
+    def join_again(self, now_s: float) -> None:
         """Reset the state that a worker itself resets before it sends another Hello."""
+        self.joined_s = now_s
         self.phase, self.wanted_version, self.refused = "loading", UNPROVED, None
         self.has_said_ready, self.without_ready_s = False, None
 
@@ -219,15 +225,15 @@ class Worker:
 class Registry:
     """Connected workers of a run."""
 
-    def __init__(self, silence_s: float, stall_s: float, beat_s: float = 1.0) -> None:
-        self._silence_s, self._stall_s, self._beat_s = silence_s, stall_s, beat_s
+    def __init__(self, silence_s: float, stall_s: float, beat_s: float = 1.0, strays_s: float = math.inf) -> None:
+        self._silence_s, self._stall_s, self._beat_s, self._strays_s = silence_s, stall_s, beat_s, strays_s
         self.by_identity: dict[bytes, Worker] = {}
         self._numbers = {"rollout": 0, "scorer": 0}
 
     def add(self, identity: bytes, role: Literal["rollout", "scorer"], host: str, pid: int, now_s: float) -> Worker:
         """Register a new worker under the next free name of its role."""
         worker = Worker(identity, f"{role}-{self._numbers[role]}", role, host, pid, heard_s=now_s, progressed_s=now_s)
-        worker.beat_s = self._beat_s
+        worker.beat_s, worker.strays_s, worker.joined_s = self._beat_s, self._strays_s, now_s
         self._numbers[role] += 1
         self.by_identity[identity] = worker
         return worker
