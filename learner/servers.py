@@ -65,9 +65,9 @@ class Servers:
             raise
         threading.Thread(target=self._watch, name="servers", daemon=True).start()
 
-    def _start_weight_server(self) -> None:
+    def _start_weight_server(self, *more: str) -> None:
         doors = ("--keys", str(self._directory), "--listen", self._weights_listen, "--local-door", self._local_door)
-        flags = (*doors, "--endpoint-file", str(self._weights_file))
+        flags = (*doors, "--endpoint-file", str(self._weights_file), *more)
         self._start(WEIGHT_SERVER, "prefixrl.learner.weights.server", self._directory / "weights", *flags)
 
     def _start_broker(self, *flags: str) -> None:
@@ -127,7 +127,7 @@ class Servers:
         else:
             # Workers know the address from their Welcome: the new server must take the same one.
             self._weights_listen = self.weights_endpoint
-            self._start_weight_server()
+            self._start_weight_server("--restart")
 
     @property
     def address(self) -> Address:

@@ -11,12 +11,12 @@ from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.service import Service
-from prefixrl.common.wire.address import ENDPOINT_FILE, Address, address_in
+from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, Address, address_in
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
-from prefixrl.learner.run.directory import REBIND_S, RunDirectory, check_ports_are_free
+from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
 from prefixrl.learner.servers import CLOSE_S, Servers
 
 log = logging.getLogger(__name__)

@@ -106,6 +106,25 @@ def kill(servers: Servers, name: str = module.BROKER) -> None:
     wait_until(lambda: servers.failure or servers._processes[name] is not child, "the restart")
 
 
+def test_a_restarted_weight_server_waits_for_its_port(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, _, port = servers.weights_endpoint.removeprefix("tcp://").rpartition(":")
+    restart, taken = servers._restart, socket.socket()
+
+    def restart_while_taken(name: str) -> None:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, int(port)))
+        taken.listen()
+        restart(name)
+
+    monkeypatch.setattr(servers, "_restart", restart_while_taken)
+    kill(servers, module.WEIGHT_SERVER)
+    first = servers._processes[module.WEIGHT_SERVER]
+    time.sleep(3.0)
+    taken.close()
+    assert newest(servers.weights_endpoint) == -1
+    assert servers._processes[module.WEIGHT_SERVER] is first, "it waited, and was not started again and again"
+
+
 class LateClock:
     """The `time` of a module, after whose first sleep ten minutes have passed."""
 
