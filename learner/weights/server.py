@@ -117,7 +117,7 @@ def answer(snapshots: Snapshots, request: ToWeights) -> tuple[FromWeights, list[
 @click.option("--directory", type=click.Path(path_type=Path), required=True, help="Folder of snapshots.")
 @click.option("--keys", "run", type=click.Path(path_type=Path), required=True, help="Run directory with the keys.")
 @click.option("--listen", required=True, help="Endpoint to bind.")
-@click.option("--local-door", required=True, help="Endpoint for this host, in a folder of this user alone.")
+@click.option("--local-door", default="", help="Endpoint for this host, in a folder of this user alone.")
 @click.option("--endpoint-file", type=click.Path(path_type=Path), required=True, help="Where to write the endpoint.")
 @click.option("--restart", is_flag=True, help="An earlier one died, whose port may be taken for a moment.")
 @click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")

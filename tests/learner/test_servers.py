@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from prefixrl.common.wire.transport import Client
 from prefixrl.learner import servers as module
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.servers import Servers
+from prefixrl.rollout.weights import WeightsSource
 from support import keys
 from support.fakes import NOTE, free_pair, peers, run_on_disk, wait_until
 
@@ -260,6 +262,7 @@ def test_the_local_door_is_in_one_folder_of_this_user_at_every_start(config: Run
     folders = []
     for _ in range(2):
         servers = Servers(config, Path(config.directory), 0)
+        assert servers._folder
         folders.append(servers._folder)
         assert folders[-1].stat().st_mode & 0o777 == 0o700
         assert (folders[-1] / "weights").is_socket()
@@ -273,3 +276,31 @@ def test_the_local_door_is_in_one_folder_of_this_user_at_every_start(config: Run
         servers.close()
     finally:
         folders[0].unlink()
+
+
+@pytest.mark.parametrize("case", ["too long a path", "no folder"])
+def test_without_a_local_door_weights_come_over_tcp(
+    case: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / ("long" * 30) if case == "too long a path" else tmp_path / "a file"
+    folder.touch() if case == "no folder" else folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    servers = Servers(config, Path(config.directory), 0)
+    try:
+        assert newest(servers.weights_endpoint) == -1
+        with peers(servers.endpoint, "worker") as (worker,):
+            welcome = worker.join("rollout")
+        source = WeightsSource.of(welcome, servers.address)
+        assert source.endpoint == servers.weights_endpoint and source.key
+    finally:
+        servers.close()
+    assert sum("over TCP" in each for each in caplog.messages) == 1
+
+
+def test_a_service_keeps_its_local_door_outside_its_private_tmp(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", f"{tmp_path}:/run/another")
+    servers = Servers(config, Path(config.directory), 0)
+    assert servers._folder and servers._folder.parent == tmp_path
+    servers.close()
