@@ -25,6 +25,7 @@ from prefixrl.common.wire.transport import Malformed, Payload, Received, Server,
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.identity import IdentityCheck
+from prefixrl.learner.broker.malformed import MalformedMessages
 from prefixrl.learner.broker.peers import Peers, why_not
 from prefixrl.learner.broker.spending import UsageFile
 from prefixrl.learner.broker.status import StatusSources, document
@@ -79,7 +80,7 @@ class Broker:
         self._status = StatusSources(
             run.run_id, config.directory, dispatcher, self.batches, self.usage_file, journal, time.monotonic()
         )
-        self._malformed = 0
+        self._malformed = MalformedMessages()
         self._peers = Peers()
         self._acks: list[tuple[bytes, messages.FromBroker]] = []
         self._stopping: str | None = None
@@ -101,6 +102,7 @@ class Broker:
                 self._send(peer, message, payload)
             self._send_all(self.dispatcher.outgoing)
             self.usage_file.save(now_s)
+            self._malformed.tell(now_s)
         # Before the wait for Goodbyes: it outlasts the patience of some supervisors.
         self.usage_file.save(time.monotonic(), at_once=True)
         if self._stopping is not None:
@@ -140,8 +142,7 @@ class Broker:
         try:
             received = self._server.receive(timeout_s, self._is_enrolled)
         except Malformed as error:
-            self._malformed += 1
-            log.warning("ignored a malformed message: %.500s", error)
+            self._malformed.ignored(error, time.monotonic())
             return None
         except Unlisted as error:
             self._shut_out(error.peer)
@@ -210,7 +211,7 @@ class Broker:
             self._refuse(peer, message, f"the broker failed over this {name} ({error!r}); its log has the trace")
 
     def _refuse(self, peer: bytes, message: messages.ToBroker, reason: str) -> None:
-        self._malformed += 1
+        self._malformed.refused += 1
         reason = messages.cut_text(reason)  # it may name what a peer sent
         worker = self.dispatcher.registry.by_identity.get(peer)
         if worker is not None:
@@ -365,7 +366,7 @@ class Broker:
             case messages.GetEvaluation(name):
                 return self.dispatcher.evaluations.progress(name)
             case messages.GetStatus():
-                return messages.Status(msgspec.json.encode(document(self._status, self._malformed, now_s))), []
+                return messages.Status(msgspec.json.encode(document(self._status, self._malformed.total, now_s))), []
             case messages.IterationDone():
                 self.batches.iteration_done(message, now_s)
             case messages.Published(note):
