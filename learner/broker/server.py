@@ -323,7 +323,7 @@ class Broker:
         self._send(worker.identity, self.versions.grant(worker, now_s))
 
     def _heartbeat(self, worker: Worker, message: messages.Heartbeat, now_s: float) -> None:
-        self.usage_file.note(worker.identity.decode(errors="replace"), message.usage)
+        self.usage_file.note(worker.identity.decode(errors="replace"), message.usage, now_s)
         worker.check_claim(message.progress, message.leases, now_s)
         worker.heartbeat(message.progress, message.busy_slot_s, message.state, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
