@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import msgspec
@@ -23,9 +24,21 @@ import zmq
 
 from benchmarks.results import ROOT, Figure, Report, commit
 from benchmarks.simulated import simulated_run
+from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import Address, address_in
 from prefixrl.common.wire.keys import ClientKey, Pair, make_keys
-from prefixrl.common.wire.messages import PROTOCOL, Beat, FromBroker, Heartbeat, Hello, ToBroker, Welcome
+from prefixrl.common.wire.messages import (
+    PROTOCOL,
+    Beat,
+    FromBroker,
+    GetStatus,
+    Heartbeat,
+    Hello,
+    Role,
+    Status,
+    ToBroker,
+    Welcome,
+)
 from prefixrl.common.wire.transport import Client
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
@@ -35,6 +48,7 @@ MESSAGES = 3
 KEPT_OPEN = 200
 """Connections that the attackers leave open, so that the broker has to end them."""
 BEAT = Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="loading")
+Answer = TypeVar("Answer", bound=FromBroker)
 EVERY_S = 0.002
 """Pause between two round trips."""
 
@@ -126,17 +140,22 @@ def attackers(directory: Path, connections: int) -> Iterator["subprocess.Popen[b
             child.kill()
 
 
-class HonestWorker:
-    """A worker that is enrolled, and the time of its round trips."""
+class HonestPeer:
+    """A peer that is enrolled, and the time of its round trips."""
 
-    def __init__(self, address: Address) -> None:
-        self._client: Client[FromBroker, ToBroker] = Client(address.endpoint, FromBroker, b"honest", address.key)
-        self._ask(Hello(protocol=PROTOCOL, role="scorer", incarnation="honest", host="host", pid=1), Welcome)
+    def __init__(self, address: Address, role: Role = "scorer") -> None:
+        self._client: Client[FromBroker, ToBroker] = Client(address.endpoint, FromBroker, role.encode(), address.key)
+        self._ask(Hello(protocol=PROTOCOL, role=role, incarnation="honest", host="host", pid=1), Welcome)
 
-    def _ask(self, message: ToBroker, wanted: type[FromBroker]) -> None:
+    def _ask(self, message: ToBroker, wanted: type[Answer]) -> Answer:
         self._client.send(message)
         received = self._client.receive(30.0)
         assert received is not None and isinstance(received[0], wanted), received
+        return received[0]
+
+    def status(self) -> StatusDocument:
+        """The broker's status, for an operator."""
+        return msgspec.json.decode(self._ask(GetStatus(), Status).document, type=StatusDocument)
 
     def round_trips(self, until: Callable[[], bool]) -> list[float]:
         """Milliseconds of round trips, one after the other."""
@@ -192,7 +211,7 @@ def measure(connections: int, quiet_s: float, with_other: bool) -> Measured:
     """The honest worker alone, `with_other` while another broker is attacked, attacked, and alone again."""
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder, broker(Path(folder)) as (directory, child, log_file):
         other = Path(folder) / "other"
-        honest = HonestWorker(address_in(directory, "worker"))
+        honest = HonestPeer(address_in(directory, "worker"))
 
         def alone() -> list[float]:
             end_s = time.monotonic() + quiet_s
@@ -219,7 +238,9 @@ def measure(connections: int, quiet_s: float, with_other: bool) -> Measured:
         status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8").splitlines()
         most = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
         text = log_file.read_text(encoding="utf-8")
-        malformed, tracebacks = text.count("ignored a malformed message"), text.count("Traceback")
+        operator = HonestPeer(address_in(directory, "operator"), "operator")
+        malformed, tracebacks = operator.status().malformed_messages, text.count("Traceback")
+        operator.close()
         return Measured(
             without, attacked, elsewhere, attack_s, most / 1024, malformed, tracebacks, child.poll() is None
         )

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,9 @@ from prefixrl.learner.training.model import Models
 from prefixrl.learner.weights.publish import Publisher, probe_tokens
 
 log = logging.getLogger(__name__)
+
+WRITE_S = 3600.0
+"""Longest time that a watchdog, or a stop, waits for a checkpoint or a publication: as long as for loading."""
 
 
 @dataclass
@@ -133,7 +137,8 @@ class Learner:
         if self.rank_zero:
             self.rank_zero.arms.ask_version(self.iteration)
             self.rank_zero.publisher.pinned = self.rank_zero.arms.pinned
-            self.rank_zero.publisher.publish(self.iteration, tensors, logprobs)
+            with self.patience():
+                self.rank_zero.publisher.publish(self.iteration, tensors, logprobs)
 
     def busy_fraction(self, now_s: float) -> float:
         """Return the share of the time since the first batch that was spent training."""
@@ -153,8 +158,13 @@ class Learner:
         state = checkpoint.TrainerState(
             iteration=self.iteration, optimizer_steps=self.models.optimizer_steps, world_size=self.models.world_size
         )
-        checkpoint.save(self.directory / "checkpoints", self.models, state, self.config.checkpoint.keep)
+        with self.patience():
+            checkpoint.save(self.directory / "checkpoints", self.models, state, self.config.checkpoint.keep)
         self.saved = self.iteration
+
+    def patience(self) -> AbstractContextManager[None]:
+        """Return the time in which rank 0 writes, and shows no sign of life."""
+        return self.rank_zero.service.patience(WRITE_S) if self.rank_zero else nullcontext()
 
     def check_background(self) -> None:
         """Collect finished evaluations; raise if a child process cannot be restarted."""
@@ -186,7 +196,8 @@ class Learner:
         """
         if not self.rank_zero:
             return
-        self.rank_zero.publisher.flush(self.iteration)
+        with self.patience():
+            self.rank_zero.publisher.flush(self.iteration)
         self.rank_zero.arms.finish(self.raise_if_hopeless)
         metrics, up_s = self.rank_zero.metrics, time.monotonic() - self.started_s
         result = summary.summarise(

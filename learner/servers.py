@@ -31,6 +31,8 @@ RESTARTS_ALLOWED = 5
 CLOSE_S = 15.0
 """More than a broker takes to stop all workers."""
 WATCH_EVERY_S = 0.1
+MOST_DOOR_BYTES = 107 if sys.platform == "linux" else 103
+NO_DOOR = "workers on this host fetch the weights over TCP, encrypted, which takes longer"
 
 
 class Servers:
@@ -51,7 +53,7 @@ class Servers:
         (directory / "weights").mkdir(exist_ok=True)
         make_keys(directory)
         self._folder = _private_folder(directory)
-        self._local_door = f"ipc://{self._folder}/weights"
+        self._local_door = _door_in(self._folder)
         self._weights_file, endpoint_file = directory / "weights_endpoint", directory / "endpoint"
         self._weights_file.unlink(missing_ok=True)
         known_ns = endpoint_file.stat().st_mtime_ns if endpoint_file.exists() else 0
@@ -65,9 +67,9 @@ class Servers:
             raise
         threading.Thread(target=self._watch, name="servers", daemon=True).start()
 
-    def _start_weight_server(self) -> None:
+    def _start_weight_server(self, *more: str) -> None:
         doors = ("--keys", str(self._directory), "--listen", self._weights_listen, "--local-door", self._local_door)
-        flags = (*doors, "--endpoint-file", str(self._weights_file))
+        flags = (*doors, "--endpoint-file", str(self._weights_file), *more)
         self._start(WEIGHT_SERVER, "prefixrl.learner.weights.server", self._directory / "weights", *flags)
 
     def _start_broker(self, *flags: str) -> None:
@@ -127,7 +129,7 @@ class Servers:
         else:
             # Workers know the address from their Welcome: the new server must take the same one.
             self._weights_listen = self.weights_endpoint
-            self._start_weight_server()
+            self._start_weight_server("--restart")
 
     @property
     def address(self) -> Address:
@@ -149,17 +151,37 @@ class Servers:
         """Stop both; kill what still runs when the patience is over."""
         self._closing = True
         end_children(list(self._processes.values()), patience_s, number=END_SIGNAL)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _private_folder(directory: Path) -> Path:
-    """Return a folder of this user alone, with a short path, the same at every start of a run."""
+def _private_folder(directory: Path) -> Path | None:
+    """Return a folder of this user alone, the same at every start; None if none can be made."""
     # A learner that is killed leaves it behind: the next start takes it again.
     digest = hashlib.blake2b(bytes(directory.resolve()), digest_size=8).hexdigest()
-    folder = Path(tempfile.gettempdir()) / f"prefixrl-{os.geteuid()}-{digest}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
-        return folder
-    return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # somebody else made one of that name
+    # Of a service this is outside its private /tmp, so that services of workers find it.
+    place = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    try:
+        folder = Path(place or tempfile.gettempdir()) / f"prefixrl-{os.geteuid()}-{digest}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+            return folder
+        return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # somebody else made one of that name
+    except OSError as error:
+        log.warning("no folder for a local door can be made (%s): %s", error, NO_DOOR)
+        return None
+
+
+def _door_in(folder: Path | None) -> str:
+    """Return the endpoint of the local door in a folder, "" where there can be none."""
+    if folder is None:
+        return ""
+    if (size := len(os.fsencode(folder / "weights"))) > MOST_DOOR_BYTES:
+        log.warning(
+            "the path of the local door in %s has %d bytes, a socket's at most %d; %s; a shorter TMPDIR avoids it",
+            folder, size, MOST_DOOR_BYTES, NO_DOOR,
+        )  # fmt: skip
+        return ""
+    return f"ipc://{folder}/weights"

@@ -11,13 +11,13 @@ from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.service import Service
-from prefixrl.common.wire.address import ENDPOINT_FILE, Address, address_in
+from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, Address, address_in
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
-from prefixrl.learner.run.directory import REBIND_S, RunDirectory, check_ports_are_free
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
+from prefixrl.learner.servers import CLOSE_S, Servers
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         is_resumed = (run_directory.path / ENDPOINT_FILE).exists()
         check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
         training = problems.keep(run_directory.path, *read)
-        completed, service = _completed(run_directory.path), Service()
+        completed, service = _completed(run_directory.path), Service(stopped=stopped)
         servers, golds = Servers(config, run_directory.path, completed, ranks=ranks), None
         try:
             answers = [each for each in training if each.code != "tests"]
@@ -51,9 +51,10 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
             _run(config, (rank, ranks), servers, _watched(stopped, service), service)
         finally:
             service.stopping()
-            if golds:
-                golds.close()
-            servers.close()
+            with service.patience(CLOSE_S):
+                if golds:
+                    golds.close()
+                servers.close()
     else:
         _run(config, (rank, ranks), None, stopped, None)
 
@@ -101,7 +102,7 @@ def _run(
     from prefixrl.learner.run.metrics import MetricsLog
     from prefixrl.learner.training import checkpoint, distributed
     from prefixrl.learner.training.model import Models
-    from prefixrl.learner.weights.publish import Publisher, probe_tokens
+    from prefixrl.learner.weights.publish import FLUSH_S, Publisher, probe_tokens
 
     arms = Arms(config, client, directory, servers.completed) if servers else None
     if servers and arms:
@@ -118,14 +119,15 @@ def _run(
         )
         assert service, "rank 0 speaks for the learner"
         rank_zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, iteration), service)
-        models.on_forward = partial(service.alive, None)
+        models.on_forward = service.progressed
     learner = Learner(config, directory, client, models, rank_zero, training, stopped, iteration)
     learner.saved = iteration if state else -1
     try:
         learner.run()
     finally:
         if rank_zero:
-            rank_zero.publisher.close()
+            with rank_zero.service.patience(FLUSH_S):
+                rank_zero.publisher.close()
         client.close()
         distributed.stop()
 

@@ -71,8 +71,11 @@ class WeightsSource:
         door = Path(welcome.weights_door.removeprefix("ipc://"))
         with contextlib.suppress(OSError):  # another user's folder, or none of this host
             if welcome.weights_door and door.is_socket() and door.stat().st_uid == os.geteuid():
+                log.info("weights come through the local door %s", door)
                 return cls(welcome.weights_door, None)
-        return cls(beside(welcome.weights_endpoint, broker.endpoint), broker.key)
+        endpoint = beside(welcome.weights_endpoint, broker.endpoint)
+        log.info("weights come encrypted from %s", endpoint)
+        return cls(endpoint, broker.key)
 
 
 class Fetcher:

@@ -1,15 +1,21 @@
 """Signs of life for systemd (`Type=notify`): datagrams to its socket, NOTIFY_SOCKET.
 
 READY=1 when the process serves, STATUS= with what it does, WATCHDOG=1 while its work progresses, STOPPING=1 when it was
-asked to end. Without systemd nothing is sent.
+asked to end, EXTEND_TIMEOUT_USEC= while it then still works. Without systemd nothing is sent.
 """
 
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 
 STATUS_EVERY_S = 1.0
+STOP_STEP_S = 600.0
+"""Longest step of the work from which a stop is awaited: the time until the next sign of it."""
+LOOK_S = 1.0
+"""Time between two looks for a stop during work without a loop."""
 SEND_S, READY_SEND_S = 1.0, 30.0
 """Longest wait for a manager whose queue is full; it is, for a moment, while it reloads."""
 
@@ -18,9 +24,16 @@ class Service:
     """This process as systemd sees it."""
 
     def __init__(
-        self, environment: MutableMapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic
+        self,
+        environment: MutableMapping[str, str] = os.environ,
+        clock: Callable[[], float] = time.monotonic,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take systemd's variables out of the environment: no child may speak for this process."""
+        """Take systemd's variables out of the environment: no child may speak for this process.
+
+        `stopped`: returns True once the process was asked to end.
+        """
+        self._stopped = stopped
         self._address = environment.pop("NOTIFY_SOCKET", "")
         watched = environment.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
         microseconds = environment.pop("WATCHDOG_USEC", "")
@@ -29,6 +42,7 @@ class Service:
         self._status, self._status_s = "", 0.0
         self._fed_s, self._fed_at = -self._watchdog_s, -1
         self._is_patient = self._is_stopping = False
+        self._extended_s = 0.0
 
     def ready(self, status: str) -> None:
         """Say that the process serves now; the watchdog begins here."""
@@ -57,6 +71,43 @@ class Service:
             usual = f"WATCHDOG_USEC={int(self._watchdog_s * 1e6)}\n" if self._is_patient else ""
             if self._send(f"{usual}WATCHDOG=1"):
                 self._fed_s, self._fed_at, self._is_patient = now_s, -1 if progress is None else progress, False
+
+    @contextmanager
+    def patience(self, most_s: float) -> Iterator[None]:
+        """Let work without a loop, a save for example, take so long, also if a stop comes meanwhile."""
+        if not self._address:
+            yield
+            return
+        self.be_patient(most_s)
+        deadline_s, over = self._clock() + most_s, threading.Event()
+        thread = threading.Thread(target=self._await_stop, args=(deadline_s, over), name="patience", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            self.alive(None)
+
+    def _await_stop(self, deadline_s: float, over: threading.Event) -> None:
+        while not self._stopped():
+            if over.wait(LOOK_S):
+                return
+        self.stopping()
+        self._extend(max(0.0, deadline_s - self._clock()))
+
+    def progressed(self) -> None:
+        """Note that a step of the work ended: alive, and worth waiting for if a stop was asked for."""
+        self.alive(None)
+        if self._stopped():
+            self.stopping()
+        if self._is_stopping and self._clock() - self._extended_s >= LOOK_S:
+            self._extend(STOP_STEP_S)
+
+    def _extend(self, by_s: float) -> None:
+        """Move the end of a stop's patience; systemd ignores what would bring it nearer."""
+        self._extended_s = self._clock()
+        self._send(f"EXTEND_TIMEOUT_USEC={int(by_s * 1e6)}")
 
     def stopping(self) -> None:
         """Say, once, that the process is about to end."""

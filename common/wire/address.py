@@ -1,10 +1,12 @@
 """The place where a run's broker listens, and the key it lets in."""
 
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TypeVar
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire import interfaces
@@ -14,6 +16,10 @@ from prefixrl.common.wire.transport import check_endpoint
 MOST_PORT = 65535
 ENDPOINT_FILE = "endpoint"
 """File in the run directory that a broker writes at each start; it may name another endpoint each time."""
+
+REBIND_S = 10.0
+"""Time for which the port of a server of before may stay taken: it was killed, its memory is being freed."""
+Bound = TypeVar("Bound")
 
 
 @dataclass(frozen=True)
@@ -105,3 +111,15 @@ def _host_and_port(endpoint: str) -> tuple[str, int | None]:
         return endpoint, None
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return host, int(port)
+
+
+def bound_within(patience_s: float, bind: Callable[[], Bound]) -> Bound:
+    """Return what `bind` opens; ConfigError where its port stays taken for so long."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return bind()
+        except ConfigError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.1)

@@ -9,6 +9,7 @@
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
 leaving=
+controller_s=300  # Longest wait for a controller that does not answer; it may be restarted.
 declare -A pids began left
 
 say() { printf '%s slurm job %s: %s\n' "$(date '+%F %T')" "$job" "$*" >&2; }
@@ -62,9 +63,28 @@ is_running() {
   case $states in *RUNNING*) return 0 ;; *) return 1 ;; esac
 }
 
-is_preempted() { scontrol show job --oneliner "$job" | grep -q 'PreemptTime=[0-9]'; }
+# Sets `answer` to that of a command of SLURM, asked again while it fails; 2 if it still does at the end, or on a stop.
+ask() {
+  local end=$((SECONDS + controller_s)) said=
+  until answer=$(timeout 60 "$@"); do
+    if [ -n "$leaving" ] || [ "$SECONDS" -ge "$end" ]; then
+      say "$1 gave no answer in $controller_s s, or until a stop"
+      return 2
+    fi
+    [ -n "$said" ] || say "$1 failed: asking again for $controller_s s"
+    said=1
+    sleep 5 &
+    wait $!
+  done
+}
 
-learner_is_queued() { squeue --noheader --name="$learner_names" --format=%i | grep -q .; }
+is_preempted() { ask scontrol show job --oneliner "$job" && [[ $answer == *PreemptTime=[0-9]* ]]; }
+
+# 1: there is none. 2: nobody knows.
+learner_is_queued() {
+  ask squeue --noheader --name="$learner_names" --format=%i || return 2
+  [ -n "$answer" ]
+}
 
 # Never returns; SLURM ends the script once the job is queued again. A job that is being cancelled stays cancelled.
 queue_again() {
@@ -105,8 +125,12 @@ main_ended() {
   fi
   if [ "$role,$code" = learner,1 ]; then say "$role failed"; finish 1 60; fi
   if [ "$role" != learner ] && [ "$code" = 4 ]; then
-    if learner_is_queued; then queue_again "the learner is waiting for its turn" 4; fi
-    say "no learner of this run is queued"
+    learner_is_queued
+    case $? in
+    0) queue_again "the learner is waiting for its turn" 4 ;;
+    1) say "no learner of this run is queued" ;;
+    *) say "whether a learner of this run is queued is not known: start this job again if there is one" ;;
+    esac
     finish 4 60
   fi
 }

@@ -17,6 +17,7 @@ trained next, and writes to its journal what must survive a crash before it ackn
     identity.py      the check of models, tokenizers and published digests
     batches.py       answers to ranks that ask for a batch; `waiting.py`: the sentences about a missing one
     server.py        socket, clock, enrolment, the handlers of every message; `__main__.py` starts it
+    malformed.py     messages that are none, counted and logged seldom
     status.py        the status document; `spending.py`: usage of an endpoint
     client.py        the ranks' connection to the broker
 

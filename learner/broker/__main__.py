@@ -2,7 +2,6 @@
 
 import logging
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,7 +24,7 @@ from prefixrl.common.process import (
 from prefixrl.common.run import journal as journals
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.records import Record, RunHeader, VersionPublished
-from prefixrl.common.wire.address import ENDPOINT_FILE, advertised, beside, bindable
+from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, advertised, beside, bindable, bound_within
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import PROTOCOL, FromBroker, ToBroker, WeightsNote
 from prefixrl.common.wire.transport import Server
@@ -40,7 +39,7 @@ from prefixrl.learner.broker.task_names import TaskNames
 from prefixrl.learner.broker.window import Window
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.order import PromptOrder
-from prefixrl.learner.run.directory import REBIND_S, inputs
+from prefixrl.learner.run.directory import inputs
 
 log = logging.getLogger(__name__)
 
@@ -88,17 +87,13 @@ def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroke
     if endpoint.endswith(":0") and known.exists() and known.read_text(encoding="utf-8").startswith("tcp://"):
         endpoint = beside(known.read_text(encoding="utf-8").strip(), endpoint)
     keys = server_keys(directory)
-    deadline_s = time.monotonic() + (REBIND_S if known.exists() else 0.0)
-    while True:
-        try:
-            return Server(endpoint, ToBroker, keys)
-        except ConfigError as error:
-            if time.monotonic() > deadline_s:
-                if is_restart or endpoint == listen:
-                    raise
-                log.warning("%s; taking a free port, workers must be started again", error)
-                return Server(listen, ToBroker, keys)
-            time.sleep(0.1)
+    try:
+        return bound_within(REBIND_S if known.exists() else 0.0, lambda: Server(endpoint, ToBroker, keys))
+    except ConfigError as error:
+        if is_restart or endpoint == listen:
+            raise
+        log.warning("%s; taking a free port, workers must be started again", error)
+        return Server(listen, ToBroker, keys)
 
 
 def make_ledger(config: RunConfig, order: PromptOrder, trains: bool = True) -> Ledger:

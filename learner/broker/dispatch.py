@@ -28,6 +28,8 @@ VERIFICATION = 1
 """Progress that a scorer reports for a text that was verified."""
 MOST_LOST_TASKS = 3
 """Tasks per slot that a worker may lose before it delivers another result; then it holds them and hides it."""
+STRAYS_SHARE = 2.0
+"""Time of a worker that joins for tasks of before, as a multiple of the time for one: one may wait behind another."""
 RESULT_SHARE = 0.5
 """Part of `learner.batch_timeout_s` within which a training task must have a result: enough is left to do it again."""
 
@@ -45,7 +47,14 @@ class Dispatcher:
         if config.scorer.engine == "openai":
             # A scorer may wait so long for its endpoint.
             self._result_s = max(self._result_s, config.scorer.openai.patience_s)
-        self.registry = Registry(config.broker.silence_s, config.broker.stall_s)
+        self.registry = Registry(
+            config.broker.silence_s, config.broker.stall_s, config.broker.heartbeat_s, STRAYS_SHARE * self._result_s
+        )
+        rows = config.rollout.groups_per_task * config.algorithm.samples_per_prompt
+        self._usual_work = {
+            "rollout": rows * config.rollout_sampling().max_new_tokens,
+            "scorer": self._scoring_work(rows, "train", config.scorer_sampling()),
+        }
         self.outgoing: list[tuple[bytes, messages.FromBroker]] = []
         self.losses: Counter[str] = Counter()
         self.completions: Counter[str] = Counter(judged=0, cached=0)
@@ -117,10 +126,13 @@ class Dispatcher:
             sampling=sampling,
             sampled_s=item.sampled_s,
         )
-        texts = sum(len(group.rows) for group in item.groups) * self._config.scorer.texts_per_row(kind)
-        tokens = sampling.max_new_tokens + self._config.scorer.most_extension_tokens
-        self._lease(worker, item, task, texts * (tokens + VERIFICATION), now_s)
+        rows = sum(len(group.rows) for group in item.groups)
+        self._lease(worker, item, task, self._scoring_work(rows, kind, sampling), now_s)
         return True
+
+    def _scoring_work(self, rows: int, kind: messages.Kind, sampling: messages.Sampling) -> int:
+        tokens = sampling.max_new_tokens + self._config.scorer.most_extension_tokens
+        return rows * self._config.scorer.texts_per_row(kind) * (tokens + VERIFICATION)
 
     def _lease(
         self,
@@ -132,7 +144,9 @@ class Dispatcher:
     ) -> None:
         asked = content(task)
         name = self._names.name(worker.holder, task.version, asked)
-        worker.add(Lease(name, task.attempt, task.kind, item, now_s, now_s, asked, work), now_s)
+        # Who ends a training task in time takes no longer, in proportion, for an evaluation's.
+        most_s = self._result_s * (max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0)
+        worker.add(Lease(name, task.attempt, task.kind, item, now_s, now_s, asked, work, most_s=most_s), now_s)
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
 
     def _revoke_for(self, now_s: float) -> None:
@@ -234,12 +248,15 @@ class Dispatcher:
         ValueError for a worker that loses many tasks without a result in between, or keeps one for too long.
         """
         listed = set(held)
+        worker.time_front(now_s)
+        # Late because it was away, it is given up without blame, by `Registry.lost`.
+        if late := worker.overdue(now_s, counts_away=False):
+            raise ValueError(
+                f"no result of the {late.kind} task {late.task} within {late.most_s:g} s, whatever it reports: the "
+                f"limit of a training task is half of learner.batch_timeout_s, an evaluation's is as much longer "
+                f"as the task is larger"
+            )
         for lease in list(worker.leases.values()):
-            if lease.kind == "train" and now_s - lease.since_s > self._result_s:
-                raise ValueError(
-                    f"no result of {lease.task} within {self._result_s:g} s, whatever progress it reports: the learner "
-                    f"waits for a batch twice as long (learner.batch_timeout_s)"
-                )
             if lease.task in listed:
                 lease.held_s = now_s
             elif now_s - lease.held_s > LOST_TASK_S:

@@ -25,6 +25,7 @@ from prefixrl.common.wire.transport import Malformed, Payload, Received, Server,
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.identity import IdentityCheck
+from prefixrl.learner.broker.malformed import MalformedMessages
 from prefixrl.learner.broker.peers import Peers, why_not
 from prefixrl.learner.broker.spending import UsageFile
 from prefixrl.learner.broker.status import StatusSources, document
@@ -79,7 +80,7 @@ class Broker:
         self._status = StatusSources(
             run.run_id, config.directory, dispatcher, self.batches, self.usage_file, journal, time.monotonic()
         )
-        self._malformed = 0
+        self._malformed = MalformedMessages()
         self._peers = Peers()
         self._acks: list[tuple[bytes, messages.FromBroker]] = []
         self._stopping: str | None = None
@@ -101,6 +102,7 @@ class Broker:
                 self._send(peer, message, payload)
             self._send_all(self.dispatcher.outgoing)
             self.usage_file.save(now_s)
+            self._malformed.tell(now_s)
         # Before the wait for Goodbyes: it outlasts the patience of some supervisors.
         self.usage_file.save(time.monotonic(), at_once=True)
         if self._stopping is not None:
@@ -140,8 +142,7 @@ class Broker:
         try:
             received = self._server.receive(timeout_s, self._is_enrolled)
         except Malformed as error:
-            self._malformed += 1
-            log.warning("ignored a malformed message: %.500s", error)
+            self._malformed.ignored(error, time.monotonic())
             return None
         except Unlisted as error:
             self._shut_out(error.peer)
@@ -210,7 +211,7 @@ class Broker:
             self._refuse(peer, message, f"the broker failed over this {name} ({error!r}); its log has the trace")
 
     def _refuse(self, peer: bytes, message: messages.ToBroker, reason: str) -> None:
-        self._malformed += 1
+        self._malformed.refused += 1
         reason = messages.cut_text(reason)  # it may name what a peer sent
         worker = self.dispatcher.registry.by_identity.get(peer)
         if worker is not None:
@@ -229,7 +230,7 @@ class Broker:
             self._send(peer, messages.Reject(f"this identity belongs to a process with the key {key!r}"))
             return
         if worker is not None:
-            worker.heard_s = now_s
+            worker.hear(now_s)
         match message:
             case messages.Hello():
                 self._hello(received, message, now_s)
@@ -284,7 +285,7 @@ class Broker:
         known = self.dispatcher.registry.by_identity.get(received.peer)
         if known is not None:
             self.dispatcher.return_leases(known)
-            known.join_again()
+            known.join_again(now_s)
             return known
         assert hello.role == "rollout" or hello.role == "scorer"
         worker = self.dispatcher.registry.add(received.peer, hello.role, hello.host, hello.pid, now_s)
@@ -322,8 +323,8 @@ class Broker:
         self._send(worker.identity, self.versions.grant(worker, now_s))
 
     def _heartbeat(self, worker: Worker, message: messages.Heartbeat, now_s: float) -> None:
-        self.usage_file.note(worker.identity.decode(errors="replace"), message.usage)
-        worker.check_claim(message.progress, message.leases)
+        self.usage_file.note(worker.identity.decode(errors="replace"), message.usage, now_s)
+        worker.check_claim(message.progress, message.leases, now_s)
         worker.heartbeat(message.progress, message.busy_slot_s, message.state, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
         if worker.lost_its_ready(now_s):
@@ -365,7 +366,7 @@ class Broker:
             case messages.GetEvaluation(name):
                 return self.dispatcher.evaluations.progress(name)
             case messages.GetStatus():
-                return messages.Status(msgspec.json.encode(document(self._status, self._malformed, now_s))), []
+                return messages.Status(msgspec.json.encode(document(self._status, self._malformed.total, now_s))), []
             case messages.IterationDone():
                 self.batches.iteration_done(message, now_s)
             case messages.Published(note):

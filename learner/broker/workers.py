@@ -5,6 +5,8 @@ it. A task goes to the worker with most free slots. One more task is *prefetched
 anywhere, so that a decode never waits for a round trip; it is revoked when a new worker has nothing to do.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,6 +26,8 @@ UNCOUNTED = {"simulated", "openai"}
 """Engines whose progress is not a number of tokens."""
 CLAIM_SLACK = 2
 """Progress that a worker may report, as a multiple of the tokens and verifications of its tasks."""
+AWAY_BEATS = 3
+"""Heartbeats that may be late together; a worker of which more are missing did not run, or this broker did not."""
 READY_S = 10.0
 """Patience for the Ready of a worker whose state shows work; one that joins again ends its forward first."""
 
@@ -43,6 +47,12 @@ class Lease:
     work: int = 0
     """Most progress that the task can make: a unit per token and per verification."""
     revoking: bool = False
+    most_s: float = math.inf
+    """Longest time from its front to its result."""
+    front_s: float | None = None
+    """Time at which it came into a slot; None while it waits behind another one."""
+    away_before_s: float = 0.0
+    """Absence of its worker until then, in all."""
 
 
 @dataclass
@@ -87,8 +97,15 @@ class Worker:
     claimable: int = 0
     """Progress up to which its reports can be true."""
     has_strays: bool = True
-    """True if it may work on tasks that are not leased to it here: a former broker's, or taken back."""
+    """True if it says that it works on tasks that are not leased to it here: a former broker's, or taken back."""
+    strays_s: float = math.inf
+    """Longest time after it joined, or joined again, in which it may have such."""
+    joined_s: float = 0.0
     wanted_version: int = -1
+    beat_s: float = 1.0
+    """Time between two of its heartbeats."""
+    away_s: float = 0.0
+    """Sum of the silences of which it came back: a suspended process can do nothing about a deadline."""
     is_leaving: bool = False
     """True once it said that it takes no new task; it never takes one again."""
 
@@ -116,11 +133,33 @@ class Worker:
         """Give a lease."""
         self.leases[lease.task] = lease
         self.claimable += CLAIM_SLACK * lease.work
+        self.time_front(now_s)
         if len(self.leases) == 1:
             self.progressed_s = now_s  # an idle worker made no progress: its stall clock starts here
         if self.first_lease_s is None:
             self.first_lease_s = now_s
             self.first_lease_after_ready_s = now_s - self.ready_s
+
+    def time_front(self, now_s: float) -> None:
+        """Begin to time the tasks that are in a slot by now; one behind them is not worked on."""
+        for lease in itertools.islice(self.leases.values(), self.slots):
+            if lease.front_s is None:
+                lease.front_s, lease.away_before_s = now_s, self.away_s
+
+    def hear(self, now_s: float) -> None:
+        """Note a message, and the silence before it if it was long."""
+        silent_s = now_s - self.heard_s
+        if silent_s > AWAY_BEATS * self.beat_s:
+            self.away_s += silent_s
+        self.heard_s = now_s
+
+    def overdue(self, now_s: float, counts_away: bool) -> Lease | None:
+        """Return a task without a result in time; the worker's absences count or do not."""
+        for lease in self.leases.values():
+            away_s = 0.0 if counts_away else self.away_s - lease.away_before_s
+            if lease.front_s is not None and now_s - lease.front_s - away_s > lease.most_s:
+                return lease
+        return None
 
     def finish(self, task: str) -> None:
         """End the lease of a result, if it still has one."""
@@ -128,13 +167,15 @@ class Worker:
         self.tasks_done += 1
         self.tasks_lost = 0
 
-    def check_claim(self, progress: int, held: Iterable[str]) -> None:
+    def check_claim(self, progress: int, held: Iterable[str], now_s: float) -> None:
         """Raise ValueError where more progress is reported than all its tasks together can make.
 
-        Progress is a claim, a result is a proof: without this bound a worker could keep its tasks by counting up.
+        Progress is a claim, a result is a proof: without this bound a worker could keep its tasks by counting up. Names
+        of other tasks are claims, too, so they lift it for a limited time only.
         """
         had_strays, self.has_strays = self.has_strays, not self.leases.keys() >= set(held)
-        if had_strays or self.has_strays or not self.has_said_ready or self.engine in UNCOUNTED:
+        may_stray = now_s - self.joined_s <= self.strays_s and (had_strays or self.has_strays)
+        if may_stray or not self.has_said_ready or self.engine in UNCOUNTED:
             own = CLAIM_SLACK * sum(lease.work for lease in self.leases.values())
             self.claimable = max(self.claimable, progress + own)
         elif progress > self.claimable:
@@ -143,8 +184,9 @@ class Worker:
                 f"and verification)"
             )
 
-    def join_again(self) -> None:
+    def join_again(self, now_s: float) -> None:
         """Reset the state that a worker itself resets before it sends another Hello."""
+        self.joined_s = now_s
         self.phase, self.wanted_version, self.refused = "loading", UNPROVED, None
         self.has_said_ready, self.without_ready_s = False, None
 
@@ -183,14 +225,15 @@ class Worker:
 class Registry:
     """Connected workers of a run."""
 
-    def __init__(self, silence_s: float, stall_s: float) -> None:
-        self._silence_s, self._stall_s = silence_s, stall_s
+    def __init__(self, silence_s: float, stall_s: float, beat_s: float = 1.0, strays_s: float = math.inf) -> None:
+        self._silence_s, self._stall_s, self._beat_s, self._strays_s = silence_s, stall_s, beat_s, strays_s
         self.by_identity: dict[bytes, Worker] = {}
         self._numbers = {"rollout": 0, "scorer": 0}
 
     def add(self, identity: bytes, role: Literal["rollout", "scorer"], host: str, pid: int, now_s: float) -> Worker:
         """Register a new worker under the next free name of its role."""
         worker = Worker(identity, f"{role}-{self._numbers[role]}", role, host, pid, heard_s=now_s, progressed_s=now_s)
+        worker.beat_s, worker.strays_s, worker.joined_s = self._beat_s, self._strays_s, now_s
         self._numbers[role] += 1
         self.by_identity[identity] = worker
         return worker
@@ -208,6 +251,8 @@ class Registry:
                 found.append((worker, f"silent for {silent_s:.1f} s"))
             elif worker.leases and stuck_s > self._stall_s:
                 found.append((worker, f"no progress for {stuck_s:.0f} s on {', '.join(worker.leases)}"))
+            elif (late := worker.overdue(now_s, counts_away=True)) and worker.away_s > late.away_before_s:
+                found.append((worker, f"it was away, and {late.task} has no result after {late.most_s:g} s"))
             elif worker.phase == "swapping" and stuck_s > self._stall_s:
                 # Its Swap or Installed was lost with a connection: it is asked to join again, and proves what it has.
                 found.append((worker, f"no installed weights for {stuck_s:.0f} s after its swap"))

@@ -21,8 +21,6 @@ from prefixrl.common.wire.interfaces import address_of, names
 from prefixrl.common.wire.messages import ModelDigests
 from prefixrl.learner.data.problems import input_files
 
-REBIND_S = 10.0
-"""Time for which the port of a resumed run may stay taken: its last broker was killed, its memory is being freed."""
 NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm")
 KeyPath = tuple[str, ...]

@@ -22,6 +22,7 @@ from prefixrl.common.process import (
     write_atomically,
 )
 from prefixrl.common.weights.folders import DELTAS_KEPT, Mapped, delta_folder, folder, read_mapped, versions
+from prefixrl.common.wire.address import REBIND_S, bound_within
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import Chunk, Delta, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
 from prefixrl.common.wire.transport import Malformed, Server, Undeliverable, Unlisted
@@ -116,10 +117,13 @@ def answer(snapshots: Snapshots, request: ToWeights) -> tuple[FromWeights, list[
 @click.option("--directory", type=click.Path(path_type=Path), required=True, help="Folder of snapshots.")
 @click.option("--keys", "run", type=click.Path(path_type=Path), required=True, help="Run directory with the keys.")
 @click.option("--listen", required=True, help="Endpoint to bind.")
-@click.option("--local-door", required=True, help="Endpoint for this host, in a folder of this user alone.")
+@click.option("--local-door", default="", help="Endpoint for this host, in a folder of this user alone.")
 @click.option("--endpoint-file", type=click.Path(path_type=Path), required=True, help="Where to write the endpoint.")
+@click.option("--restart", is_flag=True, help="An earlier one died, whose port may be taken for a moment.")
 @click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
-def main(directory: Path, run: Path, listen: str, local_door: str, endpoint_file: Path, parent: int) -> None:
+def main(
+    directory: Path, run: Path, listen: str, local_door: str, endpoint_file: Path, restart: bool, parent: int
+) -> None:
     """Serve snapshots until stopped."""
     die_with_parent(parent)
     start_logging("prefixrl-weights")
@@ -127,7 +131,11 @@ def main(directory: Path, run: Path, listen: str, local_door: str, endpoint_file
     stop = stop_event([END_SIGNAL])
     with exit_codes():
         keys = server_keys(run, "worker")
-        server: Server[ToWeights, FromWeights] = Server(listen, ToWeights, keys, QUEUE_MESSAGES, local_door)
+
+        def bind() -> Server[ToWeights, FromWeights]:
+            return Server(listen, ToWeights, keys, QUEUE_MESSAGES, local_door)
+
+        server = bound_within(REBIND_S if restart else 0.0, bind)
         write_atomically(endpoint_file, server.endpoint)
         snapshots = Snapshots(directory)
         while not stop.is_set():

@@ -3,6 +3,7 @@
 It can be stopped while its last version is judged, and needs no broker to have ended well.
 """
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from prefixrl.common.run.service import Service
 from prefixrl.learner.broker import client as clients
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation.arms import Arms
-from prefixrl.learner.loop import Learner, RankZeroParts
+from prefixrl.learner.loop import WRITE_S, Learner, RankZeroParts
 from prefixrl.learner.run.metrics import MetricsLog
 from prefixrl.learner.servers import Servers
 from prefixrl.learner.training.model import Models
@@ -85,6 +86,19 @@ def test_a_stop_while_the_last_version_is_judged_ends_the_learner_and_not_the_br
             learner.finish()
         assert not (learner.directory / "summary.json").exists()
         assert learner.client.status().evaluations["asked"] > 0, "the broker serves on"
+
+
+def test_the_watchdog_waits_for_the_last_publication(config: RunConfig, servers: Servers, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, learner_of(config, servers) as learner:
+        manager.bind(str(tmp_path / "notify"))
+        assert learner.rank_zero
+        stops = iter([False, True])
+        learner.stopped = lambda: next(stops)
+        learner.rank_zero.service = Service({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"})
+        with pytest.raises(Halted):
+            learner.finish()
+        said = [manager.recv(4096).decode() for _ in range(2)]
+    assert said == [f"WATCHDOG_USEC={int(WRITE_S * 1e6)}", "WATCHDOG_USEC=1000000\nWATCHDOG=1"]
 
 
 def test_servers_that_are_beyond_help_end_the_wait_for_the_last_evaluation(config: RunConfig, servers: Servers) -> None:

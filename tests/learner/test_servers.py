@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from prefixrl.common.wire.transport import Client
 from prefixrl.learner import servers as module
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.servers import Servers
+from prefixrl.rollout.weights import WeightsSource
 from support import keys
 from support.fakes import NOTE, free_pair, peers, run_on_disk, wait_until
 
@@ -104,6 +106,25 @@ def kill(servers: Servers, name: str = module.BROKER) -> None:
     child = servers._processes[name]
     os.kill(child.pid, signal.SIGKILL)
     wait_until(lambda: servers.failure or servers._processes[name] is not child, "the restart")
+
+
+def test_a_restarted_weight_server_waits_for_its_port(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, _, port = servers.weights_endpoint.removeprefix("tcp://").rpartition(":")
+    restart, taken = servers._restart, socket.socket()
+
+    def restart_while_taken(name: str) -> None:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, int(port)))
+        taken.listen()
+        restart(name)
+
+    monkeypatch.setattr(servers, "_restart", restart_while_taken)
+    kill(servers, module.WEIGHT_SERVER)
+    first = servers._processes[module.WEIGHT_SERVER]
+    time.sleep(3.0)
+    taken.close()
+    assert newest(servers.weights_endpoint) == -1
+    assert servers._processes[module.WEIGHT_SERVER] is first, "it waited, and was not started again and again"
 
 
 class LateClock:
@@ -241,6 +262,7 @@ def test_the_local_door_is_in_one_folder_of_this_user_at_every_start(config: Run
     folders = []
     for _ in range(2):
         servers = Servers(config, Path(config.directory), 0)
+        assert servers._folder
         folders.append(servers._folder)
         assert folders[-1].stat().st_mode & 0o777 == 0o700
         assert (folders[-1] / "weights").is_socket()
@@ -254,3 +276,31 @@ def test_the_local_door_is_in_one_folder_of_this_user_at_every_start(config: Run
         servers.close()
     finally:
         folders[0].unlink()
+
+
+@pytest.mark.parametrize("case", ["too long a path", "no folder"])
+def test_without_a_local_door_weights_come_over_tcp(
+    case: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / ("long" * 30) if case == "too long a path" else tmp_path / "a file"
+    folder.touch() if case == "no folder" else folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    servers = Servers(config, Path(config.directory), 0)
+    try:
+        assert newest(servers.weights_endpoint) == -1
+        with peers(servers.endpoint, "worker") as (worker,):
+            welcome = worker.join("rollout")
+        source = WeightsSource.of(welcome, servers.address)
+        assert source.endpoint == servers.weights_endpoint and source.key
+    finally:
+        servers.close()
+    assert sum("over TCP" in each for each in caplog.messages) == 1
+
+
+def test_a_service_keeps_its_local_door_outside_its_private_tmp(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_DIRECTORY", f"{tmp_path}:/run/another")
+    servers = Servers(config, Path(config.directory), 0)
+    assert servers._folder and servers._folder.parent == tmp_path
+    servers.close()

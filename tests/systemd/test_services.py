@@ -280,6 +280,8 @@ def test_a_run_trains_to_its_end_under_the_limits_of_the_hardened_units(manager:
         assert limits == ["yes", "strict", "yes", ""]
         assert (now["Result"], now["ExecMainStatus"]) == ("success", "0"), manager.journal()
     assert trained_iterations(hardened) == 3
+    said = manager.journal(units[1])
+    assert "weights come through the local door /run/prefixrl-hard/prefixrl-" in said, said
 
 
 PROBE = """import site
@@ -301,3 +303,36 @@ def test_programs_of_models_can_be_isolated_under_the_limits_of_the_scorer(manag
     began_s = time.monotonic()
     manager.ctl("start", unit, check=False)
     assert "probed: programs can be isolated" in manager.since(began_s), manager.since(began_s)
+
+
+LONG_SAVE = """
+import sys, time
+from pathlib import Path
+from prefixrl.common.process import stop_event
+from prefixrl.common.run.service import Service
+stop = stop_event()
+service, folder = Service(stopped=stop.is_set), Path(sys.argv[1])
+service.ready("")
+with service.patience(60.0):
+    (folder / "began").touch()
+    time.sleep(8)
+for _ in range(40):
+    time.sleep(0.1)
+    service.progressed()
+(folder / "saved").touch()
+"""
+
+
+def test_a_long_save_outlasts_the_watchdog_and_the_limit_of_a_stop(manager: Manager) -> None:
+    folder = manager.folder / "long save"
+    folder.mkdir()
+    (folder / "save.py").write_text(LONG_SAVE)
+    command = f'"{sys.executable}" "{folder}/save.py" "{folder}"'
+    limits = "Type=notify\nNotifyAccess=all\nWatchdogSec=3\nTimeoutStopSec=2\n"
+    (manager.units / "long-save.service").write_text(f"[Service]\nExecStart={command}\n{limits}")
+    manager.ctl("daemon-reload")
+    manager.ctl("start", "long-save.service")
+    wait_for((folder / "began").exists, "the save", timeout_s=30.0)
+    manager.ctl("stop", "long-save.service")
+    assert (folder / "saved").exists(), manager.journal("long-save.service")
+    assert manager.show("long-save.service")["Result"] == "success"

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,6 +153,50 @@ def test_without_a_manager_or_with_one_that_is_gone_nothing_happens(tmp_path: Pa
         service.be_patient(1.0)
         service.alive(None)
         service.stopping()
+        with service.patience(1.0):
+            service.progressed()
+
+
+def wait_for_line(manager: socket.socket, wanted: str) -> list[str]:
+    """Every line up to a wanted one."""
+    lines: list[str] = []
+    deadline_s = time.monotonic() + 10.0
+    while not any(line.startswith(wanted) for line in lines):
+        assert time.monotonic() < deadline_s, lines
+        lines += heard(manager)
+        time.sleep(0.01)
+    return lines
+
+
+def test_a_save_may_take_long_and_a_stop_that_comes_meanwhile_waits_for_it(manager: tuple[socket.socket, str]) -> None:
+    clock, asked = Clock(), threading.Event()
+    environment = {"NOTIFY_SOCKET": manager[1], "WATCHDOG_USEC": "2000000"}
+    service = Service(environment, clock, asked.is_set)
+    service.ready("")
+    with service.patience(60.0):
+        assert "WATCHDOG_USEC=60000000" in wait_for_line(manager[0], "WATCHDOG_USEC")
+        clock.now_s += 20.0
+        asked.set()
+        assert wait_for_line(manager[0], "EXTEND") == ["STOPPING=1", "EXTEND_TIMEOUT_USEC=40000000"]
+    assert heard(manager[0]) == ["WATCHDOG_USEC=2000000", "WATCHDOG=1"]
+
+
+def test_each_step_of_the_work_moves_the_limit_of_a_stop_and_a_wait_does_not(
+    manager: tuple[socket.socket, str],
+) -> None:
+    clock, asked = Clock(), threading.Event()
+    service = Service({"NOTIFY_SOCKET": manager[1]}, clock, asked.is_set)
+    service.progressed()
+    assert heard(manager[0]) == []
+    asked.set()
+    service.alive(None)
+    assert heard(manager[0]) == []
+    said = []
+    for _ in range(30):
+        service.progressed()
+        clock.now_s += 0.1
+        said += heard(manager[0])
+    assert said == ["STOPPING=1", *["EXTEND_TIMEOUT_USEC=600000000"] * 3]
 
 
 HUNG = """

@@ -224,14 +224,32 @@ def test_a_worker_that_keeps_a_training_task_for_ever_is_refused_however_it_repo
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
     desk.dispatcher.reconcile(rollout, (task.task,), patience_s)
-    with pytest.raises(ValueError, match=f"no result of {task.task} within {patience_s:g} s"):
+    with pytest.raises(ValueError, match=f"no result of the train task {task.task} within {patience_s:g} s"):
         desk.dispatcher.reconcile(rollout, (task.task,), patience_s + 1.0)
 
 
-def test_an_evaluations_task_may_take_as_long_as_it_takes(desk: Desk) -> None:
-    evaluate(desk, 0, held_out(3))
-    rollout = desk.worker("rollout")
+def test_a_prefetched_task_is_timed_from_when_it_came_to_the_front(desk: Desk) -> None:
+    desk.sample_everything(desk.worker("rollout"))
+    scorer, patience_s = desk.worker("scorer"), desk.config.learner.batch_timeout_s / 2
+    desk.dispatch()
+    first, second = desk.tasks(scorer, ScoreTask)
+    desk.dispatcher.reconcile(scorer, (first.task, second.task), patience_s)
+    desk.dispatcher.take_scores(scorer, scored(first), patience_s)
+    desk.dispatcher.reconcile(scorer, (second.task,), patience_s + 10.0)
+    desk.dispatcher.reconcile(scorer, (second.task,), 2 * patience_s + 10.0)
+    with pytest.raises(ValueError, match=f"no result of the train task {second.task}"):
+        desk.dispatcher.reconcile(scorer, (second.task,), 2 * patience_s + 11.0)
+
+
+def test_an_evaluations_task_has_as_much_more_time_as_it_is_larger(desk: Desk) -> None:
+    evaluate(desk, 0, held_out(40))
+    rollout, patience_s = desk.worker("rollout"), desk.config.learner.batch_timeout_s / 2
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
-    desk.dispatcher.reconcile(rollout, (task.task,), 10 * desk.config.learner.batch_timeout_s)
-    assert list(rollout.leases) == [task.task]
+    config = desk.config
+    usual = config.rollout.groups_per_task * ROWS * config.rollout_sampling().max_new_tokens
+    most_s = patience_s * 40 * SAMPLING.max_new_tokens / usual
+    assert most_s > patience_s
+    desk.dispatcher.reconcile(rollout, (task.task,), most_s)
+    with pytest.raises(ValueError, match=f"no result of the eval task {task.task}"):
+        desk.dispatcher.reconcile(rollout, (task.task,), most_s + 1.0)

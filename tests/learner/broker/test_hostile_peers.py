@@ -1,5 +1,6 @@
 """Peers that lie, flood or hoard: each is refused with a named cause, and the run goes on."""
 
+import itertools
 import math
 import subprocess
 from collections.abc import Callable, Iterator
@@ -418,6 +419,30 @@ def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(co
             hoarder.say(Heartbeat(progress=progress, busy_slot_s=0.0, leases=names, state="working hard"))
         # Six tasks of 2 groups of 2 rows of 4 tokens, with slack.
         refused(hoarder, "it reports a progress of 200, all tasks it was given allow 192")
+        works_on(config, broker)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["joined once", "joined again"])
+def test_a_worker_that_counts_up_and_names_tasks_of_before_is_given_up_after_a_while(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "STRAYS_SHARE", 0.5)
+    config = run_on_disk(
+        tmp_path, broker={"heartbeat_s": 0.1, "silence_s": 2.0, "stall_s": 3.0}, learner={"batch_timeout_s": 8}
+    )
+    with serving(config) as broker, peers(endpoint_of(config), "hoarder") as (hoarder,):
+        for _ in range(1 + again):
+            hoarder.ready(config, "rollout")
+            task = hoarder.hear(PrefixTask)
+        counted = itertools.count(0, 1000)
+
+        def reason() -> str:
+            leases = (task.task, "former-1@0:f")
+            hoarder.say(Heartbeat(progress=next(counted), busy_slot_s=0.0, leases=leases, state="working hard"))
+            received = hoarder.client.receive(0.05)
+            return received[0].reason if received and isinstance(received[0], Reject) else ""
+
+        assert "it reports a progress of" in wait_until(reason, "the end of patience")
         works_on(config, broker)
 
 

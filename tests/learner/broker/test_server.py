@@ -35,7 +35,7 @@ from prefixrl.common.wire.messages import (
     Unknown,
     WeightsNote,
 )
-from prefixrl.learner.broker import batches
+from prefixrl.learner.broker import batches, malformed
 from prefixrl.learner.broker.server import Broker
 from support.fakes import (
     NOTE,
@@ -178,6 +178,22 @@ def test_malformed_messages_are_counted_and_the_broker_lives(config: RunConfig, 
             bad.say_bytes(data)
         good.join("operator")
         wait_until(lambda: status(good)["malformed_messages"] == len(junk), "the count")
+
+
+def test_of_many_malformed_messages_the_log_holds_the_first_and_then_a_count(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(malformed, "TELL_EVERY_S", 1.0)
+    with serving(config), peers(endpoint_of(config), "bad", "good") as (bad, good):
+        good.join("operator")
+        for _ in range(200):
+            bad.say_bytes(b"\xc1")
+        wait_until(lambda: status(good)["malformed_messages"] == 200, "the count")
+        told = wait_until(lambda: [each for each in caplog.messages if "200 in all" in each], "the last line")
+        lines = [each for each in caplog.messages if "malformed" in each]
+    assert lines[0].startswith("ignored 1 malformed messages, 1 in all: peer 626164: ")
+    assert told == [lines[-1]]
+    assert len(lines) <= 10, lines
 
 
 def test_a_malformed_result_ends_its_worker_alone(config: RunConfig, broker: Broker) -> None:

@@ -1,5 +1,10 @@
 """Workers that fall silent, hang, leave or swap weights, seen from a whole broker behind its socket."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -78,6 +83,45 @@ def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> Non
             return broker.dispatcher.losses["rollout: lost"] == 1
 
         wait_until(given_up, "giving up")
+
+
+SUSPENDED_WORKER = """
+import sys, time
+from support.fakes import Peer, ready
+from prefixrl.common.config.load import from_json
+from prefixrl.common.wire.messages import Heartbeat, PrefixTask
+config = from_json(open(sys.argv[1]).read())
+peer = Peer(sys.argv[2], b"suspended")
+peer.ready(config, "rollout")
+task = peer.hear(PrefixTask)
+print("holds a task", flush=True)
+for progress in range(1000):
+    peer.say(Heartbeat(progress=min(20, progress), busy_slot_s=0.0, leases=(task.task,), state="at work"))
+    time.sleep(0.1)
+    while (received := peer.client.receive(0.0)) is not None:
+        print(type(received[0]).__name__, flush=True)
+"""
+
+
+def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_refused(tmp_path: Path) -> None:
+    # Longer than half of the learner's patience, shorter than the silence for which it is given up.
+    slow = {"heartbeat_s": 0.2, "silence_s": 5.9, "stall_s": 3.0}
+    config = run_on_disk(tmp_path, broker=slow, learner={"batch_timeout_s": 6.0})
+    with serving(config) as broker:
+        command = [sys.executable, "-c", SUSPENDED_WORKER, f"{config.directory}/config.json", endpoint_of(config)]
+        paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        with subprocess.Popen(command, env=paths, stdout=subprocess.PIPE, text=True) as worker:
+            try:
+                assert worker.stdout and worker.stdout.readline() == "holds a task\n"
+                time.sleep(1.5)  # it makes progress, so that it is not given up as hung
+                worker.send_signal(signal.SIGSTOP)
+                time.sleep(2.5)
+                worker.send_signal(signal.SIGCONT)
+                said = next(line for line in worker.stdout if line != "Beat\n")
+            finally:
+                worker.kill()
+        assert said == "Unknown\n"
+        assert broker.dispatcher.losses == {"rollout: lost": 1}
 
 
 def test_a_worker_that_leaves_gives_its_task_back_at_once(config: RunConfig, broker: Broker) -> None:
