@@ -28,10 +28,16 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
 
         config = load(run_file, settings)
         if check:
+            from prefixrl.learner.run.budget import check_fit
             from prefixrl.learner.run.forecast import forecast
 
+            if nproc_per_node > 1:
+                launch = config.launch.model_copy(update={"learner_ranks": nproc_per_node})
+                config = config.model_copy(update={"launch": launch})
             click.echo(config.model_dump_json(indent=2))
-            click.echo(forecast(config))
+            said = forecast(config)
+            click.echo(said.text)
+            check_fit(config, said.prompt_tokens)
             return
         import_functions(config)
         from prefixrl.learner import ranks

@@ -43,6 +43,12 @@ class LearnerConfig(Section):
     packed: bool | None = None
     """Run the rows of a micro-batch as one long row, without padding. Absent: true where flash-attn is used."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    device_memory_gib: PositiveFloat | None = None
+    """Memory of each device that learner, rollouts and scorers run on; `--check` refuses what cannot fit. Absent: that
+    of this host's first CUDA device, if there is one."""
+    device_tflops: PositiveFloat = 400.0
+    """Operations that the learner reaches on one device, in 10^12 per second, for the seconds that `--check` prints.
+    The default is about 40 % of an H100's bfloat16 peak."""
     threads: Positive = 1
     batch_timeout_s: PositiveFloat = 3600.0
     """Longest wait for one batch; then the learner ends and names what it waited for. A worker that holds a training

@@ -34,6 +34,8 @@ class EngineConfig(Section):
     threads: Positive = 1
     """CPU threads of torch; more than one per process is slower on most machines."""
     vllm: VllmConfig = VllmConfig()
+    expected_tokens_per_s: PositiveFloat = 10_000.0
+    """Tokens that one worker writes per second, for the seconds that `--check` prints; nothing else depends on it."""
     top_k: NonNegative = 0
     """Draw only from the k most likely tokens; 0: from all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

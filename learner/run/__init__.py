@@ -2,7 +2,11 @@
 
 alarms.py            alarms about a run that learns nothing any more; pure
 directory.py         adoption and lock of a run directory, settings and inputs that must not change
-forecast.py          figures that `--check` prints
+forecast.py          the text of `--check`
+budget.py            its memory and time for a config, and what cannot fit
+footprint.py         bytes of a learner rank and of an engine; pure
+pace.py              work of an iteration and its seconds; pure
+model_shapes.py      shapes and sizes of models that are not loaded
 batch_fractions.py   fractions of a batch
 metrics.py           `metrics.jsonl` and `advantages.jsonl`
 summary.py           `summary.json`

@@ -1,22 +1,27 @@
 """Figures that follow from a config alone: batch arithmetic, rows in flight, memory."""
 
-import json
 import math
-import re
-import struct
+from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
-from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import DataError
 from prefixrl.learner.data import problems
+from prefixrl.learner.run import budget
+from prefixrl.learner.run.model_shapes import parameters
 
-GIB = 2**30
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+TOKEN_CHARS, TEMPLATE_TOKENS = 3, 48
+"""Estimate of a question's tokens before a tokenizer is read: its characters, and the chat template around it."""
 
 
-def forecast(config: RunConfig) -> str:
+@dataclass(frozen=True)
+class Forecast:
+    """The text of `--check`, and the length of prompts that it assumes."""
+
+    text: str
+    prompt_tokens: int
+
+
+def forecast(config: RunConfig) -> Forecast:
     """Return lines for a person; raise DataError for files, ConfigError for unfit matrices."""
     train, held_out = problems.read_all(config)
     count, algorithm = len(train.problems), config.algorithm
@@ -37,7 +42,33 @@ def forecast(config: RunConfig) -> str:
         f"(window of {algorithm.max_staleness} versions{over_sampled})",
     ]
     data = [*_data("train", train), *_data("eval", held_out)]
-    return "\n".join([*data, *lines, *_adapter_memory(config), *_target_memory(config)])
+    prompt_tokens = _prompt_tokens(config, train)
+    work = [*_memory(config, prompt_tokens), *budget.time_lines(config, prompt_tokens)]
+    return Forecast("\n".join([*data, *lines, *work]), prompt_tokens)
+
+
+def _prompt_tokens(config: RunConfig, train: problems.Loaded) -> int:
+    """Estimate the mean length of a prompt."""
+    chars = sum(len(each.question) for each in train.problems) / len(train.problems)
+    return min(config.rollout.max_prompt_tokens, math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS)
+
+
+def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
+    limit, plan = budget.device_bytes(config), budget.rank_plan(config, prompt_tokens)
+    known = {"adapter": parameters(config.adapter.model)}
+    if config.target is not None and config.scorer.engine != "openai":
+        known["target"] = parameters(config.target.model)
+    sizes = [
+        f"{name}: {found[0] / 1e6:,.1f} M parameters ({found[1]})"
+        if found
+        else f"{name}: its size is not known before it is downloaded"
+        for name, found in known.items()
+    ]
+    learner = budget.learner_lines(plan, limit) if plan else []
+    engines = [
+        line for role in ("rollout", "scorer") for line in budget.engine_lines(config, role, prompt_tokens, limit)
+    ]
+    return [*sizes, *learner, *engines]
 
 
 def _data(kind: str, loaded: problems.Loaded) -> list[str]:
@@ -48,96 +79,3 @@ def _data(kind: str, loaded: problems.Loaded) -> list[str]:
         lines.append(f"{kind}: {report}; the first: {first.question!r:.160} = {first.gold!r:.60}")
         lines += [f"  {row}" for row in report.bad[: problems.SHOWN_BAD_ROWS]]
     return lines
-
-
-def parameters(model: str) -> tuple[int, str] | None:
-    """Return the parameters of a model and their origin: file headers or a hub name (7B, 0.5B)."""
-    total = sum(_tensor_sizes(path) for path in Path(model).glob("*.safetensors"))
-    if total:
-        return total, "from its files"
-    named = re.search(r"(\d+(?:\.\d+)?)([BM])(?![a-zA-Z])", model.rsplit("/", 1)[-1])
-    if named is None:
-        return None
-    return int(float(named.group(1)) * {"B": 1e9, "M": 1e6}[named.group(2)]), "from its name"
-
-
-def _tensor_sizes(path: Path) -> int:
-    with path.open("rb") as file:
-        (size_bytes,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(size_bytes))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-
-
-def _adapter_memory(config: RunConfig) -> list[str]:
-    known = parameters(config.adapter.model)
-    if known is None:
-        return ["adapter: its size is not known before it is downloaded"]
-    count, source = known
-    working = _DTYPE_BYTES[config.learner.dtype]
-    return [
-        f"adapter: {count / 1e6:,.1f} M parameters ({source})",
-        _learner_memory(config, count, working),
-        f"a rollout: {count * working / GIB:.2f} GiB of weights, without its cache",
-    ]
-
-
-def _learner_memory(config: RunConfig, count: int, working: int) -> str:
-    """Return the learner's line. `working`: bytes of a parameter while computing."""
-    models = 2 if config.algorithm.has_critic else 1
-    if config.learner.lora is None:
-        actor = critic = count
-        frozen = 1 if config.algorithm.kl > 0 else 0
-        held = [f"{models} trained with optimiser", *(["reference"] if frozen else [])]
-    else:
-        actor, critic = _low_rank_parameters(config, config.learner.lora)
-        frozen = models
-        matrices = "low-rank matrices not counted before the adapter is downloaded"
-        if actor:
-            matrices = f"{actor + (models - 1) * critic:,} low-rank and head parameters with optimiser"
-        held = [f"{models} frozen", matrices]
-    trained = actor + (models - 1) * critic
-    # Per trained parameter: working copy, fp32 master where that is not it, two Adam moments and a gradient in fp32.
-    size_bytes = trained * (working + (4 if working == 2 else 0) + 8 + 4) + frozen * count * working
-    if config.learner.ema_decay is not None:
-        size_bytes += 4 * actor
-        held.append("moving average")
-    return f"learner: {size_bytes / GIB:.2f} GiB over all ranks without activations ({', '.join(held)})"
-
-
-def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, int]:
-    """Return the parameters of actor and critic beside frozen weights; 0 without model files."""
-    if not Path(config.adapter.model, "config.json").is_file():
-        return 0, 0
-    # Seconds of imports, which only a run with low-rank matrices pays for.
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from prefixrl.learner.training import lora
-
-    try:
-        shape = AutoConfig.from_pretrained(config.adapter.model)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(shape)
-    except (OSError, ValueError) as error:
-        problem = f"is no model folder transformers can load: {error}"
-        raise DataError(f"adapter.model = {config.adapter.model!r} {problem}") from error
-    lora.add(model, settings, 0)
-    actor = sum(each.numel() for each in model.parameters() if each.requires_grad)
-    return actor, actor + int(shape.get_text_config().hidden_size)
-
-
-def _target_memory(config: RunConfig) -> list[str]:
-    if config.target is None:
-        return ["no target: a scorer loads the adapter's tokenizer and needs no device"]
-    if config.scorer.engine == "openai":
-        return [f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer and needs no device"]
-    known = parameters(config.target.model)
-    if known is None:
-        return ["target: its size is not known before it is downloaded"]
-    count, source = known
-    on_disk = sum(path.stat().st_size for path in Path(config.target.model).glob("*.safetensors"))
-    size_bytes = on_disk or 2 * count
-    return [
-        f"target: {count / 1e6:,.1f} M parameters ({source})",
-        f"a scorer: {size_bytes / GIB:.2f} GiB of weights, without its cache",
-    ]

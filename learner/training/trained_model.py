@@ -17,6 +17,9 @@ from prefixrl.learner.training import distributed
 GATHER_NUMEL = 64 * 1024 * 1024
 """Elements gathered at a time when ZeRO-3 weights are put together for publication."""
 
+BUCKET = 200_000_000
+"""Parameters reduced over ranks at a time: in flight a bucket takes 6 bytes each, and a larger one is no faster."""
+
 OWN_DEEPSPEED_KEYS = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -200,7 +203,7 @@ def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]
                 'there; allowed are "cpu" and "none"'
             )
     zero["stage"] = stage
-    zero.setdefault("reduce_bucket_size", min(500_000_000, max(parameters, 1)))
+    zero.setdefault("reduce_bucket_size", min(BUCKET, max(parameters, 1)))
     settings: dict[str, Any] = {"steps_per_print": 2**31, "zero_force_ds_cpu_optimizer": False, **config.deepspeed}
     settings |= {
         "zero_optimization": zero,
@@ -210,6 +213,8 @@ def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]
     }
     if config.dtype == "bfloat16":
         settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+        # DeepSpeed would add up the gradients of the ranks in bfloat16.
+        settings.setdefault("communication_data_type", "fp32")
     return settings
 
 

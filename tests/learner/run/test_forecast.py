@@ -4,11 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from prefixrl.common.config.load import load
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.learner.run.forecast import forecast, parameters
+from prefixrl.learner.__main__ import main
+from prefixrl.learner.run import budget
+from prefixrl.learner.run.footprint import GIB, Footprint, learner_footprint
+from prefixrl.learner.run.forecast import forecast
+from prefixrl.learner.run.model_shapes import parameters, shape_of
 from support.paths import EXAMPLES
+
+QWEN = 1_543_714_304
+"""Parameters of Qwen2.5-1.5B."""
+RECIPES = {"math_qwen2.5": 8888, "math_llama3.1": 7500}
 
 
 def rows(path: Path, count: int) -> Path:
@@ -21,13 +31,14 @@ def test_the_qwen_recipe_has_the_published_batch_arithmetic(tmp_path: Path) -> N
     config = load(
         EXAMPLES / "math_qwen2.5/run.toml", (f"data.train={data}", f"data.eval={data}", f"directory={tmp_path}")
     )
-    said = forecast(config)
+    said = forecast(config).text
     assert "88880 groups in 174 iterations" in said
     assert "512 groups x 8 rows = 4096 rows, 1 x 8 optimiser steps; 1392 in all" in said
     assert "at most 1024 groups = 8192 prefixes" in said
-    # 1.5e9 x 2 models x (2 + 4 + 8 + 4) bytes, and a reference of 2 bytes each.
-    assert f"learner: {1.5e9 * (2 * 18 + 2) / 2**30:.2f} GiB" in said
-    assert f"a scorer: {7e9 * 2 / 2**30:.2f} GiB" in said
+    # 2 models x (2 + 4 + 8 + 4) bytes, and a reference of 2 bytes each.
+    assert f"{QWEN * (2 * 18 + 2) / GIB:.2f} GiB  states (2 trained with optimiser, reference)" in said
+    assert f"a scorer: {7_615_616_512 * 2 / GIB:.2f} GiB of weights of 0.92 x 79.0 GiB" in said
+    assert "9 forward-equivalents over" in said
 
 
 def test_the_llama_recipe_loads(tmp_path: Path) -> None:
@@ -35,7 +46,7 @@ def test_the_llama_recipe_loads(tmp_path: Path) -> None:
     config = load(
         EXAMPLES / "math_llama3.1/run.toml", (f"data.train={data}", f"data.eval={data}", f"directory={tmp_path}")
     )
-    assert "75000 groups in 147 iterations" in forecast(config)
+    assert "75000 groups in 147 iterations" in forecast(config).text
 
 
 def test_sizes_come_from_files_where_there_are_any() -> None:
@@ -45,7 +56,8 @@ def test_sizes_come_from_files_where_there_are_any() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("Qwen/Qwen2.5-7B", 7e9), ("Qwen/Qwen2.5-0.5B-Instruct", 0.5e9), ("org/model", None)]
+    ("name", "count"),
+    [("Qwen/Qwen2.5-7B", 7_615_616_512), ("Qwen/Qwen2.5-1.5B-Instruct", QWEN), ("org/a-7B", 7e9), ("org/model", None)],
 )
 def test_a_hub_name_tells_the_size_or_nothing_does(name: str, count: float | None) -> None:
     known = parameters(name)
@@ -53,30 +65,99 @@ def test_a_hub_name_tells_the_size_or_nothing_does(name: str, count: float | Non
 
 
 def test_a_direct_run_counts_answers_and_has_no_target() -> None:
-    said = forecast(load(EXAMPLES / "arithmetic_direct/run.toml"))
+    said = forecast(load(EXAMPLES / "arithmetic_direct/run.toml")).text
     assert "at most 96 groups = 768 answers of up to 24 tokens" in said
     assert "no target: a scorer loads the adapter's tokenizer and needs no device" in said
 
 
-# --- memory of the learner, for the example's adapter: 2 layers, 64 wide, 256 inside, 40 tokens, tied ---------------
+def test_a_shape_is_read_from_the_model_folder() -> None:
+    shape = shape_of(str(EXAMPLES / "arithmetic/adapter"))
+    assert shape is not None
+    count, _ = parameters(str(EXAMPLES / "arithmetic/adapter")) or (0, "")
+    assert shape.parameters == count
+
+
+# --- what fits ------------------------------------------------------------------------------------------------------
+
+
+def recipe(name: str, folder: Path, *settings: str) -> RunConfig:
+    data = folder / "train.jsonl"
+    question = "x" * 210  # as long as those of MATH on average
+    data.write_text("".join(json.dumps({"id": i, "question": question, "answer": 1}) + "\n" for i in range(9)))
+    given = (f"data.train={data}", f"data.eval={data}", f"directory={folder}", *settings)
+    return load(EXAMPLES / name / "run.toml", given)
+
+
+def refusal(config: RunConfig) -> str:
+    try:
+        budget.check_fit(config, forecast(config).prompt_tokens)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_recipes_fit_the_gpus_they_state_and_did_not_with_their_settings_of_before(
+    name: str, tmp_path: Path
+) -> None:
+    assert refusal(recipe(name, tmp_path)) == ""
+    before = refusal(recipe(name, tmp_path, "learner.micro_batch_tokens=16384"))
+    assert "and its device has 79.0: it would fit with learner.gradient_checkpointing = true (" in before
+    assert "learner.micro_batch_tokens = " in before
+    assert (
+        refusal(recipe(name, tmp_path, "learner.micro_batch_tokens=16384", "learner.gradient_checkpointing=true")) == ""
+    )
+
+
+def test_check_prints_the_table_then_refuses_with_exit_code_2(tmp_path: Path) -> None:
+    recipe("math_qwen2.5", tmp_path)
+    data = tmp_path / "train.jsonl"
+    settings = (f"data.train={data}", f"data.eval={data}", f"directory={tmp_path}", "learner.micro_batch_tokens=16384")
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    done = CliRunner().invoke(main, [str(EXAMPLES / "math_qwen2.5/run.toml"), "--check", *flags])
+    assert done.exit_code == 2
+    assert "learner, per rank of 1, ZeRO stage 2:" in done.output
+
+
+def test_a_target_that_leaves_no_room_for_one_row_is_refused_with_more_devices(tmp_path: Path) -> None:
+    said = refusal(recipe("math_qwen2.5", tmp_path, "target.model=Qwen/Qwen2.5-72B"))
+    assert "scorer.vllm.tensor_parallel_size = 2" in said
+    assert (
+        refusal(recipe("math_qwen2.5", tmp_path, "target.model=Qwen/Qwen2.5-72B", "scorer.vllm.tensor_parallel_size=4"))
+        == ""
+    )
+
+
+def test_without_a_device_to_ask_nothing_is_refused_and_that_is_said(tmp_path: Path) -> None:
+    config = load(EXAMPLES / "arithmetic/run.toml", ("learner.device=cpu",))
+    assert refusal(config) == ""
+    assert "of a device that is not here (learner.device_memory_gib)" in forecast(config).text
+
+
+def test_more_ranks_than_launch_starts_are_told_to_check_too(tmp_path: Path) -> None:
+    flags = ["--set", "learner.device=cpu", "--nproc-per-node", "4"]
+    done = CliRunner().invoke(main, [str(EXAMPLES / "arithmetic/run.toml"), "--check", *flags])
+    assert "learner, per rank of 4, ZeRO stage 0:" in done.output
+
+
+# --- states of the learner, for the example's adapter: 2 layers, 64 wide, 256 inside, 40 tokens, tied ---------------
 
 ARITHMETIC = EXAMPLES / "arithmetic/run.toml"
 LAYER = 4 * 64 * 64 + 3 * 64 * 256 + 2 * 64
 WHOLE = 40 * 64 + 2 * LAYER + 64
 LOW_RANK = 4 * 2 * (4 * (64 + 64) + 3 * (64 + 256))
 """Rank 4: in each of 2 layers, q, k, v and o from 64 to 64, gate, up and down between 64 and 256."""
-
-
-def learner_bytes(*settings: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return the forecast of the learner's memory."""
-    monkeypatch.setattr("prefixrl.learner.run.forecast.GIB", 0.01)  # "%.2f" of it is then exact
-    said = forecast(load(ARITHMETIC, ("learner.dtype=bfloat16", *settings)))
-    (line,) = (each for each in said.splitlines() if each.startswith("learner: "))
-    return round(float(line.split()[1]) / 100)
-
-
 CRITIC, LORA, EMA = "algorithm.name=gae", "learner.lora={rank=4}", "learner.ema_decay=0.9"
 GROUP, NO_KL = "algorithm.name=grpo", "algorithm.kl=0.0"
+STAGE_2 = "learner.deepspeed={zero_optimization={stage=2}}"
+
+
+def states(*settings: str) -> int:
+    """The forecast's states of one rank."""
+    plan = budget.rank_plan(load(ARITHMETIC, ("learner.dtype=bfloat16", STAGE_2, *settings)), 10)
+    assert plan is not None
+    found: Footprint = learner_footprint(plan)
+    return found.states
 
 
 @pytest.mark.parametrize(
@@ -88,18 +169,20 @@ GROUP, NO_KL = "algorithm.name=grpo", "algorithm.kl=0.0"
         ((CRITIC, LORA), 2 * 2 * WHOLE + 18 * (2 * LOW_RANK + 64)),
         ((CRITIC, LORA, EMA), 2 * 2 * WHOLE + 18 * (2 * LOW_RANK + 64) + 4 * LOW_RANK),
         ((GROUP, "learner.lora={rank=4, target_modules=['q_proj']}"), 2 * WHOLE + 18 * 4 * 2 * (64 + 64)),
+        ((CRITIC, "launch.learner_ranks=4"), 2 * (2 + 16 / 4) * WHOLE + 2 * WHOLE),
+        ((CRITIC, "launch.learner_ranks=4", "learner.deepspeed.zero_optimization.stage=3"), (2 * 18 + 2) / 4 * WHOLE),
     ],
 )
-def test_memory_is_what_is_trained_with_its_optimiser_what_is_frozen_and_the_average(
-    settings: tuple[str, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+def test_states_are_what_is_trained_with_its_optimiser_what_is_frozen_and_the_average(
+    settings: tuple[str, ...], expected: int
 ) -> None:
-    assert learner_bytes(*settings, monkeypatch=monkeypatch) == expected
+    assert states(*settings) == expected
 
 
 def test_low_rank_matrices_of_an_adapter_that_is_not_here_are_not_counted_and_that_is_said() -> None:
-    said = forecast(load(ARITHMETIC, ("adapter.model=Qwen/Qwen2.5-1.5B", LORA, CRITIC)))
+    said = forecast(load(ARITHMETIC, ("adapter.model=Qwen/Qwen2.5-1.5B", LORA, CRITIC))).text
     assert "(2 frozen, low-rank matrices not counted before the adapter is downloaded)" in said
-    assert "1,500.0 M" in said
+    assert "1,543.7 M" in said
 
 
 def test_matrices_for_no_layer_are_refused() -> None:

@@ -1,0 +1,260 @@
+"""Memory and time of a config, beside what its devices have: lines, and refusals."""
+
+from pathlib import Path
+
+from prefixrl.common.config.learner import LoraConfig
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.worker_sections import EngineConfig, RolloutConfig, ScorerConfig
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.learner.run.footprint import (
+    BUCKET,
+    GIB,
+    EngineFootprint,
+    RankPlan,
+    engine_footprint,
+    learner_footprint,
+    remedies,
+)
+from prefixrl.learner.run.model_shapes import parameters, shape_of
+from prefixrl.learner.run.pace import IterationWork, engine_s, learner_s
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+VLLM_SHARE = 0.92
+"""vLLM's own default of `gpu_memory_utilization`."""
+
+
+def device_bytes(config: RunConfig) -> int | None:
+    """Return a device's memory: declared, or of this host's first CUDA device; None without."""
+    if config.learner.device_memory_gib is not None:
+        return int(config.learner.device_memory_gib * GIB)
+    if config.learner.device == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+
+
+# --- the learner ----------------------------------------------------------------------------------------------------
+
+
+def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
+    """Return the settings that decide a rank's memory; None for an adapter of unknown size."""
+    known = parameters(config.adapter.model)
+    if known is None:
+        return None
+    learner, algorithm, sampled = config.learner, config.algorithm, config.max_sampled_tokens
+    zero = learner.deepspeed.get("zero_optimization", {})
+    count, row_tokens = known[0], prompt_tokens + sampled
+    rows = max(1, learner.micro_batch_tokens // row_tokens)
+    low_rank = None
+    if learner.lora is not None:
+        low_rank = (learner.lora.rank, *_low_rank_parameters(config, learner.lora))
+    stage = int(zero.get("stage", 0))
+    return RankPlan(
+        parameters=count,
+        dtype_bytes=_DTYPE_BYTES[learner.dtype],
+        stage=max(stage, 1) if learner.dtype == "bfloat16" else stage,
+        ranks=config.launch.learner_ranks,
+        micro_batch_tokens=max(learner.micro_batch_tokens, row_tokens),
+        row_tokens=row_tokens,
+        action_positions=rows * sampled,
+        shape=shape_of(config.adapter.model),
+        has_critic=algorithm.has_critic,
+        has_reference=algorithm.kl > 0,
+        has_average=learner.ema_decay is not None,
+        low_rank=low_rank,
+        is_checkpointed=learner.gradient_checkpointing,
+        is_optimizer_offloaded=_is_offloaded(zero, "offload_optimizer"),
+        are_weights_offloaded=_is_offloaded(zero, "offload_param"),
+        is_fused=learner.device != "cpu",
+        bucket=int(zero.get("reduce_bucket_size", BUCKET)),
+    )
+
+
+def _is_offloaded(zero: dict[str, object], key: str) -> bool:
+    value = zero.get(key)
+    return isinstance(value, dict) and value.get("device", "none") != "none"
+
+
+def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
+    """Return the table of one rank."""
+    found = learner_footprint(plan)
+    parts = {
+        _states_text(plan): found.states,
+        "activations" if plan.shape else "activations: not counted, the model's shape is not known": found.activations,
+        "logits": found.logits,
+        "buckets": found.buckets,
+        "optimiser's temporaries (not at the same time)": found.optimizer,
+    }
+    sum_text = f"sum, with the device's own context, of {_of(limit)}"
+    head = f"learner, per rank of {plan.ranks}, ZeRO stage {plan.stage}:"
+    rows = [f"  {size / GIB:8.2f} GiB  {text}" for text, size in [*parts.items(), (sum_text, found.peak)]]
+    host = [f"  {found.host / GIB:8.2f} GiB  of the host's memory"] if found.host else []
+    return [head, *rows, *host]
+
+
+def learner_fault(plan: RankPlan, limit: int | None) -> str:
+    """Return the refusal of a learner that does not fit, with settings that do, or ""."""
+    found = learner_footprint(plan)
+    if limit is None or found.peak <= limit:
+        return ""
+    fitting = [f"{text} ({size / GIB:.1f} GiB)" for text, size in remedies(plan, limit)]
+    remedy = f"it would fit with {'; or with '.join(fitting)}" if fitting else "no setting tried here makes it fit"
+    return f"a learner rank needs {found.peak / GIB:.1f} GiB and its device has {limit / GIB:.1f}: {remedy}"
+
+
+def _states_text(plan: RankPlan) -> str:
+    models, held = len(plan.trained), []
+    if plan.low_rank is None:
+        held = [f"{models} trained with optimiser", *(["reference"] if plan.has_reference else [])]
+    else:
+        matrices = "low-rank matrices not counted before the adapter is downloaded"
+        if plan.low_rank[1]:
+            matrices = f"{sum(plan.trained):,} low-rank and head parameters with optimiser"
+        held = [f"{models} frozen", matrices]
+    held += ["moving average"] if plan.has_average else []
+    return f"states ({', '.join(held)})"
+
+
+def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, int]:
+    """Return the parameters of actor and critic beside frozen weights; 0 without model files."""
+    if not Path(config.adapter.model, "config.json").is_file():
+        return 0, 0
+    # Seconds of imports, which only a run with low-rank matrices pays for.
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from prefixrl.learner.training import lora
+
+    try:
+        shape = AutoConfig.from_pretrained(config.adapter.model)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(shape)
+    except (OSError, ValueError) as error:
+        problem = f"is no model folder transformers can load: {error}"
+        raise DataError(f"adapter.model = {config.adapter.model!r} {problem}") from error
+    lora.add(model, settings, 0)
+    actor = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    return actor, actor + int(shape.get_text_config().hidden_size)
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> list[str]:
+    """Return the lines of a rollout or a scorer."""
+    found = _engine(config, role, prompt_tokens, limit)
+    if isinstance(found, str):
+        return [found]
+    section = _section(config, role)
+    share = _share(section)
+    of_device = "" if limit is None else f" of {share:.2f} x {limit / GIB:.1f} GiB"
+    cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
+    if found.rows_in_room is not None:
+        cache += f", room for {found.rows_in_room} of the {found.rows} rows at once"
+    return [f"a {role}: {found.weights / GIB:.2f} GiB of weights{of_device}; {cache}"]
+
+
+def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> str:
+    """Return the refusal of an engine that has no room for one row, or ""."""
+    found = _engine(config, role, prompt_tokens, limit)
+    if isinstance(found, str) or found.rows_in_room != 0:
+        return ""
+    assert limit is not None
+    section, share = _section(config, role), _share(_section(config, role))
+    devices = section.vllm.tensor_parallel_size
+    return (
+        f"a {role}'s weights ({found.weights / GIB:.1f} GiB) leave no room for keys and values of one row in "
+        f"{share:.2f} of {limit / GIB:.1f} GiB; raise {role}.vllm.gpu_memory_utilization, or spread it with "
+        f"{role}.vllm.tensor_parallel_size = {2 * devices}"
+    )
+
+
+def _engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> EngineFootprint | str:
+    """Return an engine's bytes, or the sentence for one without."""
+    if role == "scorer" and config.target is None:
+        return "no target: a scorer loads the adapter's tokenizer and needs no device"
+    if role == "scorer" and config.scorer.engine == "openai":
+        return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer and needs no device"
+    if _section(config, role).engine == "simulated":
+        return f"a {role}: simulated, it loads no model"
+    model = config.model_of("scorer" if role == "scorer" else "rollout")
+    section, known = _section(config, role), parameters(model)
+    if known is None:
+        return f"a {role}: its model's size is not known before it is downloaded"
+    on_disk = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
+    width = 2 if role == "scorer" else _DTYPE_BYTES[config.learner.dtype]
+    weights = (on_disk if role == "scorer" else 0) or width * known[0]
+    sampled = config.max_sampled_tokens
+    row_tokens = prompt_tokens + sampled + (config.scorer.max_new_tokens if role == "scorer" else 0)
+    is_transformers = section.engine == "transformers"
+    rows = config.rows_per_job(role) if is_transformers else section.vllm.max_num_seqs
+    shape = shape_of(model)
+    token_cache = shape.cache_bytes(width) if shape else 0
+    room = None if limit is None or section.device == "cpu" else int(limit * _share(section))
+    return engine_footprint(weights, token_cache, row_tokens, rows, section.vllm.tensor_parallel_size, room)
+
+
+def _section(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
+    return config.scorer if role == "scorer" else config.rollout
+
+
+def _share(section: EngineConfig) -> float:
+    return section.vllm.gpu_memory_utilization or VLLM_SHARE
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def time_lines(config: RunConfig, prompt_tokens: int) -> list[str]:
+    """Return the work of an iteration, and its seconds at the declared speeds."""
+    known, algorithm, launch = parameters(config.adapter.model), config.algorithm, config.launch
+    if known is None:
+        return []
+    rows = algorithm.groups_per_iteration * algorithm.samples_per_prompt
+    work = IterationWork(
+        rows=rows,
+        prompt_tokens=prompt_tokens,
+        sampled_tokens=config.max_sampled_tokens,
+        epochs=algorithm.ppo_epochs,
+        has_critic=algorithm.has_critic,
+        has_reference=algorithm.kl > 0,
+        is_measured=algorithm.proximal == "measured",
+        is_checkpointed=config.learner.gradient_checkpointing,
+    )
+    shape = shape_of(config.adapter.model)
+    # The embedding is a look-up, the output head runs at sampled positions alone.
+    count = known[0] - (shape.embedding * (1 if shape.is_tied else 2) if shape else 0)
+    tflops = config.learner.device_tflops
+    learner = learner_s(work, count, launch.learner_ranks, tflops)
+    lines = [
+        f"an iteration of the learner: {work.forwards} forward-equivalents over {work.tokens:,} tokens (prompts of "
+        f"about {prompt_tokens}): {learner:.1f} s at learner.device_tflops = {tflops:g}, {launch.learner_ranks} ranks",
+        _engine_time(config, "rollout", rows * config.max_sampled_tokens, launch.rollouts),
+    ]
+    if config.target is not None and config.scorer.engine != "openai":
+        completions = rows * config.scorer.continuations * config.scorer.max_new_tokens
+        lines.append(_engine_time(config, "scorer", completions, launch.scorers))
+    return lines
+
+
+def _engine_time(config: RunConfig, role: str, tokens: int, workers: int) -> str:
+    speed = _section(config, role).expected_tokens_per_s
+    return (
+        f"an iteration of {workers} {role}s: at most {tokens:,} tokens, {engine_s(tokens, workers, speed):.1f} s at "
+        f"{role}.expected_tokens_per_s = {speed:g}; less where texts end before their limit"
+    )
+
+
+def check_fit(config: RunConfig, prompt_tokens: int) -> None:
+    """Raise ConfigError if learner, rollout or scorer cannot fit the device's memory."""
+    limit = device_bytes(config)
+    plan = rank_plan(config, prompt_tokens)
+    faults = [learner_fault(plan, limit) if plan else ""]
+    faults += [engine_fault(config, role, prompt_tokens, limit) for role in ("rollout", "scorer")]
+    if any(faults):
+        raise ConfigError("; and ".join(filter(None, faults)))
+
+
+def _of(limit: int | None) -> str:
+    return f"{limit / GIB:.1f} GiB" if limit else "a device that is not here (learner.device_memory_gib)"

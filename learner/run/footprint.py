@@ -1,0 +1,319 @@
+"""Bytes that one learner rank and one engine take on their device: pure formulas.
+
+Two figures stand for what is measured elsewhere: the bytes per token that a layer of a Llama-like model saves for its
+backward pass (RMS norms in float32, gated MLP, sdpa with a mask), and the bytes per parameter that DeepSpeed holds at
+each ZeRO stage. The tests count both.
+"""
+
+from dataclasses import dataclass, replace
+
+GIB = 2**30
+CONTEXT_BYTES = int(1.5 * GIB)
+"""CUDA context and libraries' workspaces."""
+FRAGMENTED = 0.05
+"""Share of what comes and goes that the allocator loses between blocks."""
+CHUNK_BYTES = GIB
+"""Limit of the output head's chunk of logits in float32, with what is computed from it."""
+GATHERED_AT_ONCE = 10**9
+"""Parameters that ZeRO-3 keeps whole at a time (DeepSpeed's `stage3_max_live_parameters`)."""
+BUCKET = 200_000_000
+"""Parameters that ZeRO reduces over ranks at a time, unless the config says otherwise."""
+WHOLE_BUCKET = 500_000_000
+"""The same at stage 0, where DeepSpeed has no setting for it."""
+FP32, ADAM = 4, 8
+LINEAR_LAYERS = 7
+"""q, k, v, o, gate, up and down."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a Llama-like decoder."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    is_tied: bool = False
+    is_biased: bool = False
+    """True where queries, keys and values have a bias (Qwen2)."""
+
+    @property
+    def parameters(self) -> int:
+        """Their number."""
+        queries, keys = self.heads * self.head_size, 2 * self.kv_heads * self.head_size
+        layer = self.hidden * (2 * queries + keys + 3 * self.intermediate + 2)
+        layer += (queries + keys) if self.is_biased else 0
+        return self.layers * layer + self.hidden + self.embedding * (1 if self.is_tied else 2)
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding, and of the output head."""
+        return self.vocabulary * self.hidden
+
+    def cache_bytes(self, dtype_bytes: int) -> int:
+        """Return the bytes of keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_size * dtype_bytes
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """The settings that decide the memory of one learner rank."""
+
+    parameters: int
+    dtype_bytes: int
+    stage: int
+    """The ZeRO stage that applies, 0 only in float32."""
+    ranks: int
+    micro_batch_tokens: int
+    row_tokens: int
+    """Tokens of a long row: the attention mask has so many entries per token."""
+    action_positions: int
+    """Positions of a micro-batch at which logits are computed."""
+    shape: ModelShape | None
+    """None: activations and logits are not counted."""
+    has_critic: bool
+    has_reference: bool
+    has_average: bool = False
+    low_rank: tuple[int, int, int] | None = None
+    """Rank, and trained parameters of actor and critic, where only low-rank matrices are trained."""
+    is_checkpointed: bool = False
+    is_optimizer_offloaded: bool = False
+    are_weights_offloaded: bool = False
+    is_fused: bool = True
+    bucket: int = BUCKET
+    """Parameters that are reduced over ranks at a time."""
+    chunk_bytes: int = CHUNK_BYTES
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Trained parameters per model."""
+        actor, critic = self.low_rank[1:] if self.low_rank else (self.parameters, self.parameters)
+        return (actor, critic) if self.has_critic else (actor,)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one learner rank at the worst moment of an iteration."""
+
+    states: int
+    """Weights, gradients, moments, reference, average."""
+    activations: int
+    logits: int
+    """Chunk of the output head, its weight's gradient, hidden states at the actions."""
+    buckets: int
+    """Gradients on their way between ranks, and weights that ZeRO-3 has gathered."""
+    optimizer: int
+    """Temporaries of the step, when activations, logits and buckets are gone."""
+    host: int
+    """States kept in the host's memory, not counted in the sum."""
+
+    @property
+    def peak(self) -> int:
+        """The sum: states, the larger of backward and step, and the device's own."""
+        passing = max(self.activations + self.logits + self.buckets, self.optimizer)
+        return self.states + int(passing * (1 + FRAGMENTED)) + CONTEXT_BYTES
+
+
+def learner_footprint(plan: RankPlan) -> Footprint:
+    """Return the bytes of one rank."""
+    device, host = _states(plan)
+    shape = plan.shape
+    activations = logits = 0
+    if shape is not None:
+        activations = activation_bytes(shape, plan)
+        logits = head_bytes(
+            plan.action_positions, shape, plan.dtype_bytes, plan.chunk_bytes, is_trained=plan.low_rank is None
+        )
+    return Footprint(device, activations, logits, _bucket_bytes(plan), _step_bytes(plan), host)
+
+
+# --- states ---------------------------------------------------------------------------------------------------------
+
+
+def _states(plan: RankPlan) -> tuple[int, int]:
+    """Return bytes on the device and in the host's memory."""
+    width, ranks = plan.dtype_bytes, plan.ranks
+    models = 2 if plan.has_critic else 1
+    frozen = (models if plan.low_rank else 0) + (1 if plan.has_reference and not plan.low_rank else 0)
+    shared = ranks if plan.stage == 3 else 1
+    device, host = frozen * plan.parameters * width // shared, 0
+    for trained in plan.trained:
+        weights, rest = trained_bytes(trained, width, plan.stage, ranks)
+        if plan.is_optimizer_offloaded:
+            host += rest
+        else:
+            device += rest
+        if plan.are_weights_offloaded:
+            host += weights
+        else:
+            device += weights
+    if plan.has_average:
+        average = FP32 * plan.trained[0] // (ranks if plan.stage else 1)
+        device, host = (device, host + average) if plan.is_optimizer_offloaded else (device + average, host)
+    return device, host
+
+
+def trained_bytes(parameters: int, width: int, stage: int, ranks: int) -> tuple[int, int]:
+    """Return bytes of a trained model's weights, and of its gradients, masters and moments.
+
+    Args:
+        width: bytes of a weight in the forward pass.
+    """
+    if stage == 0:
+        return parameters * width, parameters * (width + ADAM)
+    spread = parameters * (FP32 + ADAM) // ranks
+    if stage == 1:
+        # Gradients are whole on every rank: of this backward in the weights' type, and their sum where that is another.
+        sums = parameters * FP32 if width < FP32 else 0
+        return parameters * width, parameters * width + sums + spread
+    return parameters * width // (ranks if stage == 3 else 1), spread + parameters * FP32 // ranks
+
+
+def _bucket_bytes(plan: RankPlan) -> int:
+    width, largest = plan.dtype_bytes, max(plan.trained)
+    bucket = min(plan.bucket, largest)
+    if plan.stage == 0:
+        return width * min(WHOLE_BUCKET, largest)
+    if plan.stage == 1:
+        return width * max(bucket, largest // plan.ranks) if width == FP32 else 0
+    # A bucket in the weights' type, and its copy in float32 that is reduced.
+    copied = width + (FP32 if width < FP32 else 0)
+    if plan.stage == 2:
+        return width * largest // plan.ranks + copied * bucket
+    gathered = 2 * width * min(plan.parameters, GATHERED_AT_ONCE) if plan.ranks > 1 else 0
+    return gathered + 3 * FP32 * bucket
+
+
+def _step_bytes(plan: RankPlan) -> int:
+    """Return what one model's step takes besides the states."""
+    if plan.is_optimizer_offloaded:
+        return 0
+    own = max(plan.trained) // (plan.ranks if plan.stage else 1)
+    flat = FP32 * own if plan.stage == 3 else 0
+    return flat + (0 if plan.is_fused else FP32 * own)
+
+
+# --- activations and logits -----------------------------------------------------------------------------------------
+
+
+def activation_bytes(shape: ModelShape, plan: RankPlan) -> int:
+    """Return what a forward pass keeps for its backward, the output head apart."""
+    width, tokens = plan.dtype_bytes, plan.micro_batch_tokens
+    rank = plan.low_rank[0] if plan.low_rank else None
+    layer = layer_bytes(shape, width, plan.row_tokens, rank)
+    # The last norm, and the positions' sines and cosines.
+    outside = norm_bytes(shape, width, rank) + 2 * width * shape.head_size
+    if plan.is_checkpointed:
+        return tokens * (shape.layers * width * shape.hidden + layer + outside)
+    return tokens * (shape.layers * layer + outside)
+
+
+def layer_bytes(shape: ModelShape, width: int, row_tokens: int, low_rank: int | None = None) -> int:
+    """Return what one layer saves per token; `row_tokens` 0: attention without a mask."""
+    # With a mask, keys and values are repeated for every head of the queries.
+    kv_heads = shape.heads if row_tokens else shape.kv_heads
+    attention = width * shape.head_size * 2 * (shape.heads + kv_heads) + FP32 * shape.heads + width * row_tokens
+    mlp = 4 * width * shape.intermediate
+    return 2 * norm_bytes(shape, width, low_rank) + attention + mlp + LINEAR_LAYERS * width * (low_rank or 0)
+
+
+def norm_bytes(shape: ModelShape, width: int, low_rank: int | None) -> int:
+    """Return what one norm saves per token, its output included."""
+    # The input in float32 and its inverse deviation; the normalised values where the norm's weight is trained.
+    return shape.hidden * (FP32 + width * (1 if low_rank else 2)) + FP32
+
+
+def head_bytes(positions: int, shape: ModelShape, width: int, chunk_bytes: int, is_trained: bool = True) -> int:
+    """Return what logprobs at `positions` take where logits are computed in chunks, in float32.
+
+    Args:
+        chunk_bytes: limit of what lives of one chunk; logits, their exponentials and their gradient.
+        is_trained: True if the head's weight has a gradient.
+    """
+    chunk = min(chunk_bytes, 3 * FP32 * positions * shape.vocabulary)
+    return chunk + (2 * width + FP32) * positions * shape.hidden + (width * shape.embedding if is_trained else 0)
+
+
+# --- settings that fit ----------------------------------------------------------------------------------------------
+
+
+def remedies(plan: RankPlan, limit_bytes: int, most: int = 3) -> list[tuple[str, int]]:
+    """Return settings with which the rank fits, and its bytes then; each alone, else together."""
+    alone = [*_changes(plan)]
+    found = _fitting(alone, limit_bytes)
+    if not found:
+        together = [
+            (f"{text} with {more}", changed)
+            for text, first in alone
+            for more, changed in _changes(first)
+            if not more.startswith(text.split(" =")[0])
+        ]
+        found = _fitting(together, limit_bytes)
+    return found[:most]
+
+
+def _fitting(changes: list[tuple[str, RankPlan]], limit_bytes: int) -> list[tuple[str, int]]:
+    found: dict[str, tuple[str, int]] = {}
+    for text, plan in changes:
+        peak = learner_footprint(plan).peak
+        if peak <= limit_bytes:
+            found.setdefault(text.rpartition("= ")[0], (text, peak))  # of one key's values, the mildest
+    return list(found.values())
+
+
+def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:
+    """Return milder settings, one key at a time, the least change of a key first."""
+    found = []
+    if not plan.is_checkpointed:
+        found.append(("learner.gradient_checkpointing = true", replace(plan, is_checkpointed=True)))
+    tokens = plan.micro_batch_tokens // 2
+    while tokens >= max(plan.row_tokens, 512):
+        share = tokens / plan.micro_batch_tokens
+        smaller = replace(plan, micro_batch_tokens=tokens, action_positions=max(1, int(plan.action_positions * share)))
+        found.append((f"learner.micro_batch_tokens = {tokens}", smaller))
+        tokens //= 2
+    for ranks in (2, 4, 8, 16, 32):
+        if ranks > plan.ranks:
+            stage = max(plan.stage, 2)
+            text = f"learner.deepspeed.zero_optimization.stage = {stage} and learner ranks = {ranks}"
+            found.append((text, replace(plan, stage=stage, ranks=ranks)))
+    if plan.ranks > 1 and plan.stage < 3:
+        found.append(("learner.deepspeed.zero_optimization.stage = 3", replace(plan, stage=3)))
+    if not plan.is_optimizer_offloaded:
+        text = 'learner.deepspeed.zero_optimization.offload_optimizer.device = "cpu"'
+        offloaded = replace(plan, is_optimizer_offloaded=True, stage=max(plan.stage, 2))
+        found.append((text, offloaded))
+    return found
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EngineFootprint:
+    """Bytes of one rollout or scorer on each of its devices."""
+
+    weights: int
+    row_cache: int
+    """Keys and values of one row of full length."""
+    rows: int
+    """Rows decoded at once."""
+    room: int | None
+    """Bytes for keys and values; None where the device's memory is not known."""
+
+    @property
+    def rows_in_room(self) -> int | None:
+        """Rows of full length whose keys and values have room; None where that is not known."""
+        return None if self.room is None else max(0, self.room) // max(1, self.row_cache)
+
+
+def engine_footprint(
+    weights: int, token_cache: int, row_tokens: int, rows: int, devices: int, limit_bytes: int | None
+) -> EngineFootprint:
+    """Return an engine's bytes per device; `limit_bytes` is its share of the device's memory."""
+    own = weights // devices
+    room = None if limit_bytes is None else limit_bytes - own - CONTEXT_BYTES
+    return EngineFootprint(own, token_cache * row_tokens // devices, rows, room)

@@ -1,0 +1,75 @@
+"""Shapes and sizes of models before they are loaded: from files, else from a known name."""
+
+import json
+import math
+import re
+import struct
+from pathlib import Path
+
+from prefixrl.common.hub import cached_file
+from prefixrl.learner.run.footprint import ModelShape
+
+LLAMA_LIKE = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+PUBLISHED = {
+    "Qwen2.5-0.5B": ModelShape(24, 896, 4864, 14, 2, 64, 151_936, True, True),
+    "Qwen2.5-1.5B": ModelShape(28, 1536, 8960, 12, 2, 128, 151_936, True, True),
+    "Qwen2.5-3B": ModelShape(36, 2048, 11_008, 16, 2, 128, 151_936, True, True),
+    "Qwen2.5-7B": ModelShape(28, 3584, 18_944, 28, 4, 128, 152_064, False, True),
+    "Qwen2.5-14B": ModelShape(48, 5120, 13_824, 40, 8, 128, 152_064, False, True),
+    "Qwen2.5-32B": ModelShape(64, 5120, 27_648, 40, 8, 128, 152_064, False, True),
+    "Qwen2.5-72B": ModelShape(80, 8192, 29_568, 64, 8, 128, 152_064, False, True),
+    "Llama-3.2-1B": ModelShape(16, 2048, 8192, 32, 8, 64, 128_256, True),
+    "Llama-3.2-3B": ModelShape(28, 3072, 8192, 24, 8, 128, 128_256, True),
+    "Llama-3.1-8B": ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256),
+    "Llama-3.1-70B": ModelShape(80, 8192, 28_672, 64, 8, 128, 128_256),
+}
+"""Models of the families that the recipes name, which are told by the beginning of a hub name."""
+
+
+def shape_of(model: str) -> ModelShape | None:
+    """Return a model's shape; None for another architecture, or a name that tells nothing."""
+    path = cached_file(model, "config.json")
+    if path is None:
+        return _published(model)
+    config = json.loads(path.read_text(encoding="utf-8"))
+    kinds = set(config.get("architectures") or ())
+    if not kinds & LLAMA_LIKE:
+        return None
+    heads = config["num_attention_heads"]
+    return ModelShape(
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads", heads),
+        head_size=config.get("head_dim") or config["hidden_size"] // heads,
+        vocabulary=config["vocab_size"],
+        is_tied=bool(config.get("tie_word_embeddings", False)),
+        is_biased="Qwen2ForCausalLM" in kinds,
+    )
+
+
+def parameters(model: str) -> tuple[int, str] | None:
+    """Return the parameters of a model and their origin: file headers or a hub name (7B, 0.5B)."""
+    total = sum(_tensor_sizes(path) for path in Path(model).glob("*.safetensors"))
+    if total:
+        return total, "from its files"
+    shape = _published(model)
+    if shape is not None:
+        return shape.parameters, "by its name"
+    named = re.search(r"(\d+(?:\.\d+)?)([BM])(?![a-zA-Z])", model.rsplit("/", 1)[-1])
+    if named is None:
+        return None
+    return int(float(named.group(1)) * {"B": 1e9, "M": 1e6}[named.group(2)]), "from its name"
+
+
+def _published(model: str) -> ModelShape | None:
+    name = model.rsplit("/", 1)[-1]
+    return next((shape for known, shape in PUBLISHED.items() if re.match(rf"{re.escape(known)}(-|$)", name)), None)
+
+
+def _tensor_sizes(path: Path) -> int:
+    with path.open("rb") as file:
+        (size_bytes,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size_bytes))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

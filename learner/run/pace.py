@@ -1,0 +1,42 @@
+"""Work of an iteration, and the seconds it takes at declared speeds: pure formulas."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class IterationWork:
+    """One iteration of the learner: passes over its rows, and how long they are."""
+
+    rows: int
+    prompt_tokens: int
+    """Tokens of a prompt; an estimate before the tokenizer is read."""
+    sampled_tokens: int
+    """Most tokens that the adapter writes per row."""
+    epochs: int
+    has_critic: bool
+    has_reference: bool
+    is_measured: bool
+    """True if the proximal policy is measured by a forward pass of its own."""
+    is_checkpointed: bool
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows, each with its prompt."""
+        return self.rows * (self.prompt_tokens + self.sampled_tokens)
+
+    @property
+    def forwards(self) -> int:
+        """Forward-equivalents: a backward pass costs two, and one more where layers run again."""
+        trained = self.epochs * (4 if self.is_checkpointed else 3)
+        models = 2 if self.has_critic else 1
+        return int(self.is_measured) + int(self.has_critic) + int(self.has_reference) + models * trained
+
+
+def learner_s(work: IterationWork, parameters: int, ranks: int, tflops: float) -> float:
+    """Return the seconds of an iteration; 2 operations per parameter, token and forward."""
+    return 2.0 * parameters * work.tokens * work.forwards / (tflops * 1e12 * ranks)
+
+
+def engine_s(tokens: int, workers: int, tokens_per_s: float) -> float:
+    """Return the seconds that `workers` engines take to write `tokens`."""
+    return tokens / (workers * tokens_per_s)
