@@ -29,6 +29,9 @@ class LearnerConfig(Section):
     micro_batch_tokens: Positive = 16384
     """Padded tokens of one forward."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    head_dtype: Literal["float32", "model"] = "float32"
+    """Type of the logits, in learner and transformers rollouts: float32 from weights of any type, or the weights' own.
+    Rounded to bfloat16, a logprob is off by up to 0.1 nat, in each engine by another amount."""
     weight_deltas: bool = True
     """Publish each version also as the difference to the one before; false: where the network moves a snapshot sooner
     than it is written in the background (docs/weights.md)."""

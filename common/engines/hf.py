@@ -47,7 +47,7 @@ class TransformersEngine(JobQueue):
     name = "transformers"
     slots = 1
 
-    def __init__(self, model: str, device: str, dtype: str, threads: int) -> None:
+    def __init__(self, model: str, device: str, dtype: str, threads: int, head_dtype: str = "model") -> None:
         super().__init__()
         torch.set_num_threads(threads)
         self._device = torch.device(device)
@@ -57,6 +57,8 @@ class TransformersEngine(JobQueue):
             raise DataError(f"{model} is no model transformers can load from safetensors: {error}") from error
         torch.nn.Module.to(self._model, self._device)
         self._model.eval().requires_grad_(False)
+        if head_dtype == "float32" and self._model.dtype != torch.float32:
+            _make_float32_logits(self._model.get_output_embeddings())
         self._running: _Running | None = None
         self._version = 0
 
@@ -140,6 +142,20 @@ class TransformersEngine(JobQueue):
         table = torch.log_softmax(logits / temperature, dim=-1)
         picked: NDArray[np.float32] = table.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
         return picked
+
+
+def _make_float32_logits(layer: torch.nn.Linear) -> None:
+    """Let an output layer multiply in float32; its parameters keep name and type."""
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.device.type == "cuda":
+            flat = torch.mm(hidden.flatten(0, -2), layer.weight.T, out_dtype=torch.float32)
+            logits = flat.view(*hidden.shape[:-1], -1)
+        else:
+            logits = hidden.float() @ layer.weight.float().T
+        return logits if layer.bias is None else logits + layer.bias
+
+    layer.forward = forward  # type: ignore[method-assign, assignment]
 
 
 def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -28,5 +28,6 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
 
     if device == "auto":
         device = "cuda" if has_cuda else "cpu"
-    dtype = config.learner.dtype if role == "rollout" else "auto"
-    return TransformersEngine(model, device, dtype, section.threads)
+    if role == "rollout":
+        return TransformersEngine(model, device, config.learner.dtype, section.threads, config.learner.head_dtype)
+    return TransformersEngine(model, device, "auto", section.threads)

@@ -12,6 +12,7 @@ Read in this order:
     plan.py           the rows of each mini-batch, rank and micro-batch; pure
     figures.py        the figures of an iteration, summed over ranks
     model.py          actor, critic and reference
+    head.py           logprobs and entropies from hidden states, in blocks of the vocabulary
     trained_model.py  one model behind DeepSpeed, and its learning rate
     lora.py           low-rank adaptation
     distributed.py    the process group and its collectives

@@ -251,7 +251,7 @@ def _optimise(
 
 
 def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> PolicyTerms:
-    logprobs, entropy = models.forward_actor(micro_batch.batch)
+    logprobs, entropy = models.forward_actor(micro_batch.batch, has_entropy=True)
     return PolicyTerms(
         logprobs=logprobs,
         entropy=entropy,

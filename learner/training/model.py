@@ -18,22 +18,24 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.seeds import derive
 from prefixrl.learner.training import distributed, lora
 from prefixrl.learner.training.batch import PaddedRows
-from prefixrl.learner.training.ppo import token_logprobs
+from prefixrl.learner.training.head import TokenHead
 from prefixrl.learner.training.trained_model import TrainedModel, zero_stage
 
 
 class Actor(nn.Module):
     """A causal language model that returns the logprobs of given tokens."""
 
-    def __init__(self, model: PreTrainedModel, is_packed: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, is_packed: bool = False, head_dtype: str = "float32") -> None:
         super().__init__()
         self.model = model
+        self.head = TokenHead(model.get_output_embeddings(), head_dtype)
         self._is_packed = is_packed
 
-    def forward(self, batch: dict[str, Tensor], temperature: float) -> tuple[Tensor, Tensor]:
-        """Return logprobs and entropies at the action positions, both (rows, tokens) float32."""
+    def forward(self, batch: dict[str, Tensor], temperature: float, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
+        """Return logprobs and entropies (else 0) at the actions, both (rows, tokens) float32."""
         hidden = _hidden_at_actions(self.model.get_decoder(), batch, self._is_packed)
-        return token_logprobs(self.model.get_output_embeddings()(hidden), batch["tokens"], temperature)
+        logprobs, entropy = self.head(hidden, batch["tokens"], temperature, has_entropy)
+        return logprobs, entropy
 
 
 class Critic(nn.Module):
@@ -91,11 +93,11 @@ class Models:
         disable_progress_bar()
         device = distributed.start(config.learner.device, rank, world_size, config.learner.collective_timeout_s)
         learner, folder = config.learner, _Folder(initial_path, config, device)
-        actor = Actor(folder.trainable("actor"), folder.is_packed)
+        actor = Actor(folder.trainable("actor"), folder.is_packed, learner.head_dtype)
         _check_head(actor.model)
         reference = None
         if config.algorithm.kl > 0.0 and learner.lora is None:
-            reference = Actor(folder.load(), folder.is_packed).eval().requires_grad_(False)
+            reference = Actor(folder.load(), folder.is_packed, learner.head_dtype).eval().requires_grad_(False)
             if world_size > 1 and zero_stage(learner) == 3:
                 shard(reference, device)
         critic = None
@@ -109,10 +111,13 @@ class Models:
             temperature=config.rollout.temperature, has_reference=config.algorithm.kl > 0.0,
         )  # fmt: skip
 
-    def forward_actor(self, batch: PaddedRows) -> tuple[Tensor, Tensor]:
-        """Return current logprobs and entropies, (rows, tokens), at the sampling temperature."""
+    def forward_actor(self, batch: PaddedRows, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
+        """Return current logprobs and entropies, (rows, tokens), at the sampling temperature.
+
+        Entropies are 0 unless asked for.
+        """
         self.on_forward()
-        logprobs, entropy = self.actor.engine(_inputs(batch), self.temperature)
+        logprobs, entropy = self.actor.engine(_inputs(batch), self.temperature, has_entropy)
         return logprobs, entropy
 
     def forward_reference(self, batch: PaddedRows) -> Tensor | None:

@@ -105,19 +105,6 @@ class PolicySettings:
     bounds: Bounds = Bounds()
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return each token's logprob and entropy at the sampling temperature, in float32.
-
-    Args:
-        logits: (..., vocabulary), any float type.
-        tokens: (...), one token per distribution.
-    """
-    scaled = logits.float() / temperature
-    logs = torch.log_softmax(scaled, dim=-1)
-    entropy = -(logs.exp() * logs).sum(dim=-1)
-    return logs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropy
-
-
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
     """Estimate KL(policy || reference) per token from the policy's samples (Schulman 2020).
 

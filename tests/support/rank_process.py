@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.learner.training import checkpoint, distributed
+from prefixrl.learner.training import checkpoint, distributed, head
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
@@ -18,16 +18,19 @@ from support.tiny_model import random_iteration, run_config
 
 RANKS = 2
 LOW_RANK = {"lora": {"rank": 4, "alpha": 8}, "gradient_checkpointing": True, "packed": True}
+HEAD = {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "lm_head"]}}
 MICRO_BATCH_TOKENS = 30
 """Few enough that ranks would often run different numbers of forwards."""
 ITERATIONS = 10
 
 
 def main(rank: int, folder: Path) -> None:
+    head.BLOCK_ENTRIES = 300  # so that the vocabulary is several blocks
     told = [one_stage(rank, folder, stage) for stage in range(4)]
     for stage in range(4):
         told[stage]["grouped"] = grouped(rank, folder, stage)
         told[stage]["low rank"] = grouped(rank, folder, stage, **LOW_RANK)
+        told[stage]["low rank head"] = grouped(rank, folder, stage, name="untied", **HEAD)
     (folder / f"rank_{rank}.json").write_text(json.dumps(told))
     distributed.stop()
 
@@ -66,11 +69,9 @@ def reference_share(models: Models) -> float:
     return held / sum(each.numel() for each in weights)
 
 
-def grouped(rank: int, folder: Path, stage: int, **options: Any) -> list[list[dict[str, float]]]:
+def grouped(rank: int, folder: Path, stage: int, name: str = "adapter", **options: Any) -> list[list[dict[str, float]]]:
     config = run_config(
-        folder / "adapter",
-        learner=learner(stage) | options,
-        algorithm=json.loads((folder / "grouped.json").read_text()),
+        folder / name, learner=learner(stage) | options, algorithm=json.loads((folder / "grouped.json").read_text())
     )
     models = Models.load(config, rank, RANKS, config.adapter.model)
     return [train(models, config, iteration) for iteration in range(2)]

@@ -165,6 +165,22 @@ def whole_forward(model: PreTrainedModel, ids: NDArray[np.int32], temperature: f
     return [table[t - 1, int(ids[t])].item() for t in range(1, len(ids))]
 
 
+@pytest.mark.parametrize("head_dtype", ["float32", "model"])
+def test_a_bfloat16_engine_makes_logits_of_the_asked_type_and_keeps_its_weights(folder: Path, head_dtype: str) -> None:
+    engine = TransformersEngine(str(folder), "cpu", "bfloat16", 1, head_dtype)
+    tokens = np.asarray([5, 9, 2, 44, 8, 17], dtype=np.int32)
+    twin = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        hidden, weight = twin.model(torch.tensor(tokens[None].tolist())).last_hidden_state[0], twin.lm_head.weight
+        logits = hidden.float() @ weight.float().T if head_dtype == "float32" else (hidden @ weight.T).float()
+    table = torch.log_softmax(logits[:-1] / 0.7, dim=-1)
+    expected = table.gather(1, torch.from_numpy(tokens[1:].astype(np.int64))[:, None])[:, 0]
+    np.testing.assert_allclose(engine.logprobs(tokens, 0.7), expected.numpy(), atol=1e-5)
+    assert {name: each.dtype for name, each in engine.weights().items()} == {
+        name: torch.bfloat16 for name, _ in twin.named_parameters()
+    }
+
+
 def test_a_stop_token_ends_its_row_and_is_the_rows_last_token(engine: TransformersEngine) -> None:
     free = finish(engine, job("a"))["a"].rows
     stops = frozenset({int(free[0].tokens[4]), int(free[2].tokens[1])})

@@ -75,7 +75,8 @@ def test_published_weights_answer_the_probe_as_the_learner_does(adapter: Path, s
     assert missing.missing_keys == ["lm_head.weight"] and not missing.unexpected_keys  # tied: sent once
     assert all(tensor.dtype == getattr(torch, dtype) for tensor in weights.values())
     with torch.no_grad():
-        logits = engine(torch.tensor([PROBE])).logits[0].float()
+        hidden = engine.model(torch.tensor([PROBE])).last_hidden_state[0]
+        logits = hidden.float() @ engine.lm_head.weight.float().T
     twin = torch.log_softmax(logits[:-1], dim=-1)[range(len(PROBE) - 1), PROBE[1:]]
     torch.testing.assert_close(torch.tensor(probe), twin, atol=1e-5, rtol=0)
 

@@ -19,7 +19,6 @@ from prefixrl.learner.training.ppo import (
     ValueTerms,
     kl_estimate,
     policy_loss,
-    token_logprobs,
     value_loss,
 )
 from prefixrl.learner.training.ratios import Ratio, kept_tokens
@@ -355,18 +354,3 @@ def test_k1_and_k3_average_to_the_kl_itself(seed: int, estimator: Estimator) -> 
     p, q = (torch.log_softmax(torch.from_numpy(random.normal(0.0, 0.5, size=5)), dim=0) for _ in range(2))
     exact = (p.exp() * (p - q)).sum().item()
     assert math.isclose((p.exp() * kl_estimate(p, q, estimator)).sum().item(), exact, abs_tol=1e-9)
-
-
-@given(seeds, st.floats(0.3, 2.0))
-def test_logprobs_and_entropy_are_those_of_the_softmax_at_the_temperature(seed: int, temperature: float) -> None:
-    random = np.random.Generator(np.random.PCG64(seed))
-    logits = torch.from_numpy(random.normal(0, 3, (2, 3, 7)))
-    tokens = torch.from_numpy(random.integers(0, 7, (2, 3)))
-    logprobs, entropy = token_logprobs(logits.bfloat16(), tokens, temperature)
-    assert logprobs.dtype == entropy.dtype == torch.float32
-    for i in range(2):
-        for t in range(3):
-            powers = [math.exp(value / temperature) for value in logits[i, t].bfloat16().tolist()]
-            share = [power / sum(powers) for power in powers]
-            assert math.isclose(logprobs[i, t].item(), math.log(share[tokens[i, t]]), abs_tol=1e-4)
-            assert math.isclose(entropy[i, t].item(), -sum(x * math.log(x) for x in share), abs_tol=1e-4)

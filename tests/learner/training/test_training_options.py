@@ -15,6 +15,7 @@ from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.training import checkpoint, lora
+from prefixrl.learner.training.batch import pad
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
@@ -185,6 +186,25 @@ def test_the_reference_of_low_rank_training_is_the_initial_model(adapter: Path) 
     assert half > 2
     for mine, theirs in zip(seen[half:], seen[:half], strict=True):
         assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+def test_a_heads_low_rank_matrices_are_trained_and_off_in_the_reference(tmp_path: Path) -> None:
+    adapter = save_model(tmp_path / "adapter")
+    models, config = loaded(adapter, lora=LORA | {"target_modules": ["lm_head"]})
+    initial = models.state_dict_for_publication()
+    batch = pad(list(random_iteration(0).samples.values()), 0)
+    before = models.forward_reference(batch)
+    steps(models, config)
+    published = models.state_dict_for_publication()
+    assert [name for name, each in initial.items() if not torch.equal(published[name], each)] == ["lm_head.weight"]
+    assert before is not None and torch.equal(before, models.forward_reference(batch))
+    served = AutoModelForCausalLM.from_pretrained(adapter, dtype=torch.float32).eval()
+    served.load_state_dict(published, strict=False)
+    probe = [3, 7, 11, 2, 9]
+    with torch.no_grad():
+        logits = served(torch.tensor([probe])).logits[0, :-1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(probe[1:])[:, None])[:, 0]
+    assert models.probe_logprobs(probe) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_low_rank_training_resumes_bitwise(adapter: Path, tmp_path: Path) -> None:

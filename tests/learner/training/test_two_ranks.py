@@ -18,8 +18,14 @@ from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config,
 
 pytestmark = DEEPSPEED_WARNINGS
 
-OPTIONS: dict[str, dict[str, Any]] = {"grouped": {}, "low rank": {"lora": {"rank": 4, "alpha": 8}}}
-"""The ranks also pack rows and checkpoint gradients with low-rank matrices: that changes no step either."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "low rank": {"lora": {"rank": 4, "alpha": 8}},
+    "low rank head": {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "lm_head"]}},
+}
+"""With "low rank" the ranks also pack rows and checkpoint gradients: that changes no step either.
+
+Their head takes the vocabulary in several blocks, here it is one."""
 ITERATIONS = 10
 STAGES = [0, 1, 2, 3]
 GROUPED = {
@@ -37,6 +43,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]
     """Reports of each rank, by rank and stage."""
     folder = tmp_path_factory.mktemp("ranks")
     save_model(folder / "adapter", is_tied=True)
+    save_model(folder / "untied")
     (folder / "grouped.json").write_text(json.dumps(GROUPED))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -84,7 +91,8 @@ def test_the_recorded_batches_leave_some_rank_with_fewer_forwards_than_the_other
 def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_limit(
     told: list[list[dict[str, Any]]], stage: int, options: str, tmp_path: Path
 ) -> None:
-    config = run_config(save_model(tmp_path / "adapter", is_tied=True), algorithm=GROUPED, learner=OPTIONS[options])
+    model = save_model(tmp_path / "adapter", is_tied=options != "low rank head")
+    config = run_config(model, algorithm=GROUPED, learner=OPTIONS[options])
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in range(2):
         alone = train_iteration(models, random_iteration(iteration), config, 20)
