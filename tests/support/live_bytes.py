@@ -1,53 +1,45 @@
-"""A count of the bytes that tensors hold at a time, storage by storage, on any device; on "meta" without the memory."""
+"""A count of the bytes that tensors hold at a time, storage by storage; on "meta" without the memory."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map_only
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts storages made while it is entered: `now_bytes` are alive, `peak_bytes` were at once.
+    """Counts storages that operators return on a device: `now_bytes` are alive, `peak_bytes` were at once.
 
-    What an operator takes and gives back inside itself is not seen.
+    Those of the `given` tensors are left out. What an operator takes and gives back inside itself is not seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu", given: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.now_bytes = self.peak_bytes = 0
-        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._device, self._given = device, {tensor.untyped_storage()._cdata for tensor in given}
+        self._sizes_bytes: dict[int, int] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        known = {_key(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and _key(tensor) not in known:
-                self._add(tensor.untyped_storage())
+        tree_map_only(Tensor, self._count, made)
         return made
 
     def begin(self) -> None:
         """Forget the peak so far."""
         self.peak_bytes = self.now_bytes
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
         key, size_bytes = storage._cdata, storage.nbytes()
-        if key in self._alive:
+        if key in self._sizes_bytes or key in self._given or storage.device.type != self._device:
             return
-
-        def gone(_: object) -> None:
-            del self._alive[key]
-            self.now_bytes -= size_bytes
-
-        self._alive[key] = weakref.ref(storage, gone)
+        self._sizes_bytes[key] = size_bytes
         self.now_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+        weakref.finalize(storage, self._freed, key)
 
-
-def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    def _freed(self, key: int) -> None:
+        self.now_bytes -= self._sizes_bytes.pop(key)

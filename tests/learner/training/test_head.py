@@ -173,7 +173,7 @@ def peak_bytes(form: Any, tokens: int, hidden: int, vocabulary: int, dtype: torc
     states = torch.zeros(tokens, hidden, dtype=dtype, device=device, requires_grad=True)
     weight = torch.zeros(vocabulary, hidden, dtype=dtype, device=device, requires_grad=True)
     asked = torch.zeros(tokens, dtype=torch.int64, device=device)
-    with LiveBytes() as live:
+    with LiveBytes(device, (states, weight, asked)) as live:
         logprobs, entropy = form(states, weight, asked)
         (logprobs.sum() + entropy.sum()).backward()
     return live.peak_bytes - weight.nbytes
