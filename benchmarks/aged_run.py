@@ -198,13 +198,7 @@ class AgedRun:
         sampling = Sampling(temperature=rollout.temperature, max_new_tokens=rollout.prefix_tokens)
         prompts = tuple(self._text.prompt(task.prompt.question) for task in tasks)
         whole = PrefixTask(
-            task="task",
-            attempt=1,
-            kind="train",
-            version=self.version,
-            groups=tuple(tasks),
-            rows_per_group=rows,
-            sampling=sampling,
+            task="task", kind="train", version=self.version, groups=tuple(tasks), rows_per_group=rows, sampling=sampling
         )
         done = iter(_run(self._adapter, make_job(whole, prompts, self._text.stop_tokens)).rows)
         groups = []

@@ -24,7 +24,7 @@ from prefixrl.common.errors import ConfigError, PrefixRLError
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask for an orderly end; batch systems send any of them."""
-END_SIGNAL = signal.SIGRTMIN
+END_SIGNAL: signal.Signals = getattr(signal, "SIGRTMIN", signal.SIGVTALRM)  # macOS has no real-time signals
 """Signal by which a learner ends its servers. Nobody else sends it: a batch system sends SIGTERM to all processes."""
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
 """Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""

@@ -55,12 +55,13 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
 @run_directory_argument
 @click.option("--worker", "added", metavar="NAME", help="Let one more worker in, by a key file of its own.")
 @click.option("--remove", "removed", metavar="NAME", help="Let a key in no longer; its processes are refused at once.")
-def keygen(run_directory: Path, added: str | None, removed: str | None) -> None:
-    """Make the keys of a run, or add or remove one, also while the run goes on; list them."""
+@click.option("--new", "is_new", is_flag=True, help="Make the keys of a run that has not begun.")
+def keygen(run_directory: Path, added: str | None, removed: str | None, is_new: bool) -> None:
+    """Add or remove a key of a run, also while the run goes on; list the keys."""
     with exit_codes():
         from prefixrl.deploy.keygen import change, listing
 
-        change(run_directory, added, removed)
+        change(run_directory, added, removed, is_new)
         click.echo(listing(run_directory))
 
 

@@ -7,13 +7,29 @@ from prefixrl.common.config.load import from_json
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.wire.address import ENDPOINT_FILE, is_on_this_host
-from prefixrl.common.wire.keys import add_client, client_key_file, clients, make_keys, read_client_key, remove_client
+from prefixrl.common.wire.keys import (
+    KEYS_FOLDER,
+    add_client,
+    client_key_file,
+    clients,
+    make_keys,
+    read_client_key,
+    remove_client,
+)
 from prefixrl.common.worker.allowed import flags
 
 
-def change(directory: Path, added: str | None, removed: str | None) -> None:
-    """Make the keys that are missing; let one more in, or one no longer."""
+def change(directory: Path, added: str | None, removed: str | None, is_new: bool = False) -> None:
+    """Make the keys that are missing; let one more in, or one no longer; raises ConfigError.
+
+    `is_new`: a directory without a run may get keys, too, before the run begins.
+    """
     check_format(directory)
+    if not is_new and not any((directory / name).exists() for name in ("config.json", KEYS_FOLDER)):
+        known = "holds no run" if directory.is_dir() else "does not exist"
+        raise ConfigError(
+            f"{directory} {known}; give the directory of a run, or --new to make the keys of one that is still to begin"
+        )
     make_keys(directory)
     if removed:
         remove_client(directory, removed)

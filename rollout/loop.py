@@ -104,10 +104,10 @@ class Rollout:
         match message:
             case messages.PrefixTask():
                 self._start(message)
-            case messages.Revoke(task, attempt):
+            case messages.Revoke(task):
                 if task in self._open and self._engine.cancel(task):
                     del self._open[task]
-                    self._link.send(messages.Refused(task, attempt, "revoked before it started"))
+                    self._link.send(messages.Refused(task, "revoked before it started"))
             case messages.Beat(latest) if latest is not None and self.swap.news(latest):
                 self._fetcher.want(latest.version, latest.digest)
             case messages.Swap():
@@ -138,7 +138,7 @@ class Rollout:
             return
         if task.version != self.swap.version:
             reason = f"version {self.swap.version} is installed, the task wants {task.version}"
-            self._link.send(messages.Refused(task.task, task.attempt, reason))
+            self._link.send(messages.Refused(task.task, reason))
             return
         self._deliver_held()  # a task means that the broker accepted the probe
         prompts = tuple(self._render(group) for group in task.groups)
@@ -174,7 +174,7 @@ class Rollout:
     def _hand_back(self, key: str) -> None:
         task, _ = self._open.pop(key)
         self._unusable.discard(key)
-        self._link.send(messages.Refused(task.task, task.attempt, "sampled with weights that were not proved"))
+        self._link.send(messages.Refused(task.task, "sampled with weights that were not proved"))
 
     def _deliver(self, result: JobResult) -> None:
         task, prompts = self._open.pop(result.key)
@@ -192,11 +192,11 @@ class Rollout:
                     seq=group.seq, prompt=group.prompt, seed=group.seed, prompt_tokens=tokens, rows=packed, error=error
                 )
             )
-        name, attempt, kind, took_s = task.task, task.attempt, task.kind, result.elapsed_s
+        name, kind, took_s = task.task, task.kind, result.elapsed_s
         oldest = min(_versions(result), default=task.version)
         digest, done = self.swap.digest_of[oldest], tuple(groups)
         message = messages.Prefixes(
-            task=name, attempt=attempt, kind=kind, version=oldest, weights_digest=digest, groups=done, elapsed_s=took_s
+            task=name, kind=kind, version=oldest, weights_digest=digest, groups=done, elapsed_s=took_s
         )
         self._link.send(message)
 

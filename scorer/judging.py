@@ -155,7 +155,7 @@ class Judging:
             )
             for group in task.groups
         )
-        self._link.send(messages.Scores(task.task, task.attempt, task.kind, groups))
+        self._link.send(messages.Scores(task.task, task.kind, groups))
 
 
 class ScorerLoop(ABC):
@@ -193,7 +193,7 @@ class ScorerLoop(ABC):
                     case messages.ScoreTask():
                         self._start(message)
                     case messages.Revoke(task) if self._take_back(task):
-                        self._link.send(messages.Refused(task, message.attempt, "revoked before it started"))
+                        self._link.send(messages.Refused(task, "revoked before it started"))
                     case messages.Welcome():  # after a restart of the broker
                         if drain.is_on:
                             self._link.send(messages.Leaving())

@@ -197,7 +197,7 @@ def _read(path: Path, kind: type[Kind]) -> Kind:
         content = path.read_bytes()
     except FileNotFoundError:
         raise ConfigError(
-            f"there is no key {path}; a run makes its keys at its start, `prefixrl keygen` makes them before"
+            f"there is no key {path}; a run makes its keys at its start, `prefixrl keygen RUN --new` before"
         ) from None
     except OSError as error:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from None

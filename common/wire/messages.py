@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
 
 UNPROVED = -1
@@ -74,7 +74,7 @@ class _Leased(_Message, frozen=True):
     """A message about one lease of a task."""
 
     task: Name
-    attempt: Count
+    """Its name, which no other lease ever has."""
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

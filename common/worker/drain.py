@@ -41,4 +41,4 @@ class Drain:
 
 def handed_back(task: PrefixTask | ScoreTask) -> Refused:
     """Return the message that gives a task to another worker."""
-    return Refused(task.task, task.attempt, "this worker was asked to stop")
+    return Refused(task.task, "this worker was asked to stop")

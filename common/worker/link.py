@@ -59,7 +59,7 @@ class Link:
         self._hello = hello(role, self._incarnation)
         self._client = self._connected()
         self._outgoing: queue.SimpleQueue[messages.ToBroker] = queue.SimpleQueue()
-        self._unacknowledged: dict[tuple[str, int], tuple[Result, float]] = {}
+        self._unacknowledged: dict[str, tuple[Result, float]] = {}
         self._welcome: queue.SimpleQueue[messages.Welcome | messages.Reject | messages.Done] = queue.SimpleQueue()
         self._heartbeat_s = heartbeat_s
         self._known = False
@@ -222,7 +222,7 @@ class Link:
             if isinstance(message, Result | messages.Refused):
                 self._handed_over.discard(message.task)
             if isinstance(message, Result):
-                self._unacknowledged[message.task, message.attempt] = (message, now_s)
+                self._unacknowledged[message.task] = (message, now_s)
                 if self.vitals.usage is not None:
                     self._beat(now_s)  # a result must not arrive before its cost
             if not self._try_send(message) and not isinstance(message, Result):
@@ -273,8 +273,8 @@ class Link:
                 pass  # the answer to a message that was sent before the current Hello
             case messages.Done() if not self._greeted:
                 self._welcome.put(message)
-            case messages.Ack(task, attempt):
-                self._unacknowledged.pop((task, attempt), None)
+            case messages.Ack(task):
+                self._unacknowledged.pop(task, None)
             case messages.Reject() if not self._known:
                 self._welcome.put(message)
                 self.inbox.put(message)

@@ -92,7 +92,7 @@ class Dispatcher:
             groups = tuple(self._group_task(seq) for seq in item.seqs)
         version = item.version
         task = messages.PrefixTask(
-            task="", attempt=0, kind=kind, version=version, groups=groups, rows_per_group=rows, sampling=sampling
+            task="", kind=kind, version=version, groups=groups, rows_per_group=rows, sampling=sampling
         )
         self._lease(worker, item, task, rows * len(groups) * sampling.max_new_tokens, now_s)
         return True
@@ -118,7 +118,6 @@ class Dispatcher:
             self.stages.leased(item.seqs, now_s)
         task = messages.ScoreTask(
             task="",
-            attempt=0,
             kind=kind,
             version=item.version,
             weights_digest=item.weights_digest,
@@ -146,7 +145,7 @@ class Dispatcher:
         name = self._names.name(worker.holder, task.version, asked)
         # Who ends a training task in time takes no longer, in proportion, for an evaluation's.
         most_s = self._result_s * (max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0)
-        worker.add(Lease(name, task.attempt, task.kind, item, now_s, now_s, asked, work, most_s=most_s), now_s)
+        worker.add(Lease(name, task.kind, item, now_s, now_s, asked, work, most_s=most_s), now_s)
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
 
     def _revoke_for(self, now_s: float) -> None:
@@ -155,7 +154,7 @@ class Dispatcher:
         if lease is not None:
             lease.revoking = True
             holder = next(each for each in self.registry.of("scorer") if lease.task in each.leases)
-            self.outgoing.append((holder.identity, messages.Revoke(lease.task, lease.attempt)))
+            self.outgoing.append((holder.identity, messages.Revoke(lease.task)))
 
     # --- taking results ----------------------------------------------------------------------------------------------
 

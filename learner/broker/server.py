@@ -302,10 +302,10 @@ class Broker:
             case messages.Prefixes() if worker.role == "rollout":
                 self.versions.check_prefixes(worker, message)
                 self.dispatcher.take_prefixes(worker, message, now_s)
-                self._acks.append((worker.identity, messages.Ack(message.task, message.attempt)))
+                self._acks.append((worker.identity, messages.Ack(message.task)))
             case messages.Scores() if worker.role == "scorer":
                 self.dispatcher.take_scores(worker, message, now_s)
-                self._acks.append((worker.identity, messages.Ack(message.task, message.attempt)))
+                self._acks.append((worker.identity, messages.Ack(message.task)))
             case messages.Refused():
                 self.dispatcher.take_refusal(worker, message)
             case messages.Staged(version) if worker.role == "rollout":

@@ -37,7 +37,6 @@ class Lease:
     """A task held by a worker."""
 
     task: str
-    attempt: int
     kind: Literal["train", "eval"]
     item: SampleItem | ScoreItem
     since_s: float

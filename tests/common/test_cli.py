@@ -22,7 +22,7 @@ HELP = {
     "learner": {"RUN_FILE", "--set KEY=VALUE", "--check", "Executes the Python files"},
     "deploy systemd install": {"RUN_FILE", "--set KEY=VALUE", "--user", "--name", "--as-user", "--print"},
     "deploy systemd uninstall": {"--user", "--name"},
-    "deploy keygen": {"RUN_DIRECTORY", "--worker", "--remove"},
+    "deploy keygen": {"RUN_DIRECTORY", "--worker", "--remove", "--new"},
     "deploy worker-command": {"RUN_DIRECTORY", "--role", "--key"},
     "rollout": {"--run", "--connect", "--key", "--model", "--engine", "--device", "--grace-s"},
     "scorer": {

@@ -52,3 +52,25 @@ def test_a_peers_text_reaches_neither_terminal_nor_log_raw() -> None:
 def test_a_printable_text_stays_as_it_is() -> None:
     plain = "Übung 1 + 1 = 2 ✓\n\tnächste Zeile"
     assert printable(plain) == plain
+
+
+WITHOUT_REAL_TIME_SIGNALS = """
+import signal, subprocess, sys, time
+del signal.SIGRTMIN, signal.SIGRTMAX
+from prefixrl.common.process import END_SIGNAL, end_children, stop_event
+if len(sys.argv) > 1:
+    stop = stop_event([END_SIGNAL])
+    print("ready", flush=True)
+    stop.wait()
+    sys.exit(7)
+child = subprocess.Popen([sys.executable, __file__, "child"], stdout=subprocess.PIPE)
+child.stdout.readline()
+end_children([child], 20.0, number=END_SIGNAL)
+print(child.returncode)
+"""
+
+
+def test_children_are_ended_where_there_are_no_real_time_signals(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(WITHOUT_REAL_TIME_SIGNALS)
+    done = subprocess.run([sys.executable, str(tmp_path / "parent.py")], capture_output=True, text=True, check=False)
+    assert done.stdout == "7\n", done.stderr

@@ -21,7 +21,7 @@ def keygen(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_keys_are_made_listed_added_and_removed(tmp_path: Path) -> None:
-    made = keygen(str(tmp_path))
+    made = keygen(str(tmp_path), "--new")
     assert made.returncode == 0, made.stderr
     assert [line.split()[:2] for line in made.stdout.splitlines()] == [
         [role] * 2 for role in ("worker", "rank", "operator")
@@ -32,6 +32,23 @@ def test_keys_are_made_listed_added_and_removed(tmp_path: Path) -> None:
     assert "node-7" not in keygen(str(tmp_path), "--remove", "node-7").stdout
     again = keygen(str(tmp_path), "--remove", "node-7")
     assert again.returncode == 2 and again.stderr.startswith("error: ") and "no key named 'node-7'" in again.stderr
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["without a run", "misspelt"])
+def test_no_keys_are_made_in_a_directory_without_a_run(there: bool, tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "mien"
+    if there:
+        directory.mkdir(parents=True)
+    refused = keygen(str(directory), "--worker", "node-7")
+    assert refused.returncode == 2
+    said = "holds no run" if there else "does not exist"
+    assert refused.stderr.startswith(f"error: {directory} {said}; give the directory of a run, or --new")
+    assert not (directory / "keys").exists() and directory.exists() == there
+
+
+def test_a_run_that_has_begun_gets_more_keys(tmp_path: Path) -> None:
+    directory = Path(run_on_disk(tmp_path).directory)
+    assert keygen(str(directory), "--worker", "node-7").returncode == 0
 
 
 def test_the_command_for_another_host_is_one_that_can_be_typed(tmp_path: Path) -> None:

@@ -82,7 +82,6 @@ class World:
         group = GroupTask(0, Prompt("p", "1 + 1", "2"), 7)
         task = PrefixTask(
             task=name,
-            attempt=0,
             kind=kind,
             version=version,
             groups=(group,),

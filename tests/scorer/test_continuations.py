@@ -59,7 +59,6 @@ def task_of(rows: int, kind: Kind = "train", question: str = "?", seeds: Any = (
     )
     return ScoreTask(
         task="t",
-        attempt=0,
         kind=kind,
         version=0,
         weights_digest="d",
@@ -212,7 +211,6 @@ def real_task(config: RunConfig, renderer: Renderer, name: str, which: range) ->
     )
     return ScoreTask(
         task=name,
-        attempt=0,
         kind="train",
         version=0,
         weights_digest="d",
@@ -290,7 +288,7 @@ class RevokedFirst(OneTask):
     def __init__(self, task: ScoreTask) -> None:
         super().__init__(task)
         again = msgspec.structs.replace(task, task="u")
-        self._messages = iter([task, Revoke("t", 0), again])
+        self._messages = iter([task, Revoke("t"), again])
 
     def receive(self, timeout_s: float) -> FromBroker | None:
         last = Done("over") if len(self.sent) == 2 else None

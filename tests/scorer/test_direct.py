@@ -77,7 +77,6 @@ def task(name: str, kind: Kind, *groups: tuple[Row, ...]) -> ScoreTask:
     )
     return ScoreTask(
         task=name,
-        attempt=0,
         kind=kind,
         version=3,
         weights_digest="d3",

@@ -45,7 +45,6 @@ def completed(folder: Path, target: Renderer, *rows: Row) -> tuple[list[str], li
     link = OneTask(
         ScoreTask(
             task="t",
-            attempt=0,
             kind="train",
             version=0,
             weights_digest="d",

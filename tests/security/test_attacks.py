@@ -183,7 +183,7 @@ def test_scores_of_one_who_never_held_the_task_do_not_count(run: RealRun) -> Non
     with peers(run.endpoint, "holder", "thief") as (holder, thief):
         run.train(lambda: join_as_worker(holder, run, "scorer", slots=64))
         task = holder.hear(ScoreTask)
-        forged = Scores(task.task, task.attempt, task.kind, tuple(judged(group, task) for group in task.groups))
+        forged = Scores(task.task, task.kind, tuple(judged(group, task) for group in task.groups))
         for result in (forged, replace(forged, task="another")):
             join_as_worker(thief, run, "scorer")
             thief.say(result)

@@ -208,20 +208,14 @@ def sampled(task: PrefixTask, digest: str | None = None) -> Prefixes:
         for group in task.groups
     )
     return Prefixes(
-        task=task.task,
-        attempt=task.attempt,
-        kind=task.kind,
-        version=task.version,
-        weights_digest=digest,
-        groups=groups,
-        elapsed_s=0.5,
+        task=task.task, kind=task.kind, version=task.version, weights_digest=digest, groups=groups, elapsed_s=0.5
     )
 
 
 def scored(task: ScoreTask, reward: float = 1.0) -> Scores:
     """Return a scorer's result of a task."""
     groups = tuple(judged(group, task, reward) for group in task.groups)
-    return Scores(task.task, task.attempt, task.kind, groups)
+    return Scores(task.task, task.kind, groups)
 
 
 def judged(group: GroupPrefixes, task: ScoreTask, reward: float = 1.0) -> ScoredGroup:

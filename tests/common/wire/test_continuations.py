@@ -124,7 +124,7 @@ def groups_of(desk: Desk, *rows: Verdict) -> tuple[ScoreTask, list[ScoredGroup]]
 def take(desk: Desk, *rows: Verdict) -> list[ScoredGroup]:
     task, groups = groups_of(desk, *rows)
     scorer = next(iter(desk.dispatcher.registry.of("scorer")))
-    result = Scores(task.task, task.attempt, task.kind, tuple(groups))
+    result = Scores(task.task, task.kind, tuple(groups))
     desk.dispatcher.take_scores(scorer, result, 1.0)
     return groups
 

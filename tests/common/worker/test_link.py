@@ -46,7 +46,7 @@ BEAT_S = 0.05
 
 
 def result(number: int) -> Scores:
-    return Scores(f"e-{number}", 0, "train", ())
+    return Scores(f"e-{number}", "train", ())
 
 
 class FakeBroker:
@@ -150,7 +150,6 @@ def test_a_task_counts_as_held_from_its_arrival_to_its_result(broker: FakeBroker
         broker.say(
             ScoreTask(
                 task=name,
-                attempt=0,
                 kind="train",
                 version=0,
                 weights_digest="d0",
@@ -166,7 +165,7 @@ def test_a_task_counts_as_held_from_its_arrival_to_its_result(broker: FakeBroker
     hears(lambda: len(broker.beats) > before + 1, "beats that know of the first")
     assert sorted(held()) == ["e-1", "e-2", "e-3"], "each once"
     link.vitals.leases = ()
-    link.send(Refused("e-2", 0, "no"))
+    link.send(Refused("e-2", "no"))
     link.send(result(3))
     hears(lambda: held() == (), "none of them")
 
@@ -213,7 +212,7 @@ def test_a_connection_on_which_nothing_comes_is_made_anew_and_nothing_is_lost(
             received = broker.server.receive(0.05)
             if received is not None and received[1] == result(1):
                 assert received[0] == broker.peer, "the same peer"
-                broker.say(Ack("e-1", 0))
+                broker.say(Ack("e-1"))
         return len(link._unacknowledged) == 0
 
     wait_until(is_acknowledged, "the acknowledgement of a result that was sent again")
@@ -237,19 +236,18 @@ def test_a_result_is_sent_again_until_it_is_acknowledged(broker: FakeBroker, lin
     link.send(result(1))
     link.send(result(2))
     assert {broker.next(), broker.next()} == {result(1), result(2)}
-    broker.say(Ack("e-1", 0))
+    broker.say(Ack("e-1"))
     wait_until(lambda: len(link._unacknowledged) == 1, "the acknowledgement")
     assert broker.next() == broker.next() == result(2)
-    broker.say(Ack("e-2", 0))
+    broker.say(Ack("e-2"))
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgement")
 
 
-def test_an_acknowledgement_of_another_attempt_changes_nothing(broker: FakeBroker, link: Link) -> None:
+def test_an_acknowledgement_of_another_task_changes_nothing(broker: FakeBroker, link: Link) -> None:
     acquainted(broker, link)
     link.send(result(1))
     broker.until(Scores)
-    broker.say(Ack("e-1", 7))
-    broker.say(Ack("e-7", 0))
+    broker.say(Ack("e-7"))
     assert broker.until(Scores)[-1] == result(1)
     assert len(link._unacknowledged) == 1
 
@@ -298,7 +296,7 @@ def test_nothing_is_lost_when_the_broker_restarts_on_its_port(broker: FakeBroker
             broker.say(Unknown())
         elif isinstance(message, Scores):
             missing.discard(message)
-            broker.say(Ack(message.task, message.attempt))
+            broker.say(Ack(message.task))
     assert not missing
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgements")
 
@@ -400,7 +398,7 @@ def test_closing_says_goodbye_after_every_result_is_acknowledged(broker: FakeBro
     acquainted(broker, link)
     link.send(result(1))
     broker.until(Scores)
-    broker.say(Ack("e-1", 0))
+    broker.say(Ack("e-1"))
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgement")
     link.close("done", patience_s=5.0)
     assert broker.until(Goodbye)[-1] == Goodbye("done")

@@ -70,8 +70,8 @@ def test_an_idle_new_worker_gets_a_task_that_waits_behind_another(desk: Desk) ->
     newcomer = desk.worker("scorer", 1)
     desk.dispatch()
     desk.dispatch()
-    assert desk.tasks(busy, Revoke) == [Revoke(ahead.task, ahead.attempt)], "asked once"
-    desk.dispatcher.take_refusal(busy, Refused(ahead.task, ahead.attempt, "revoked"))
+    assert desk.tasks(busy, Revoke) == [Revoke(ahead.task)], "asked once"
+    desk.dispatcher.take_refusal(busy, Refused(ahead.task, "revoked"))
     desk.dispatch()
     (task,) = desk.tasks(newcomer, ScoreTask)
     assert task.groups == ahead.groups
@@ -201,7 +201,7 @@ def test_a_refused_task_costs_no_attempt(desk: Desk) -> None:
     for _ in range(10):
         desk.dispatch()
         (task,) = desk.tasks(rollout, PrefixTask)
-        desk.dispatcher.take_refusal(rollout, Refused(task.task, 0, "wrong version"))
+        desk.dispatcher.take_refusal(rollout, Refused(task.task, "wrong version"))
     assert desk.ledger.counts.expired == 0
     assert all(group.deaths == 0 for group in desk.ledger.live())
 

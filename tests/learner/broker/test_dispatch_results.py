@@ -32,9 +32,7 @@ def test_prefixes_of_another_version_are_refused_and_the_task_comes_back(desk: D
     desk.dispatch()
     (task,) = desk.tasks(rollout, PrefixTask)
     wrong = sampled(task)
-    wrong = Prefixes(
-        task=task.task, attempt=0, kind="train", version=1, weights_digest="d1", groups=wrong.groups, elapsed_s=0.0
-    )
+    wrong = Prefixes(task=task.task, kind="train", version=1, weights_digest="d1", groups=wrong.groups, elapsed_s=0.0)
     with pytest.raises(ValueError, match="version 1 for a task at version 0"):
         desk.dispatcher.take_prefixes(rollout, wrong, now_s=1.0)
     other = desk.replaced(rollout)
@@ -62,7 +60,7 @@ def test_groups_nobody_asked_for_are_refused_and_the_task_comes_back(desk: Desk)
     desk.dispatch()
     (task,) = desk.tasks(scorer, ScoreTask)
     good = scored(task)
-    strange = Scores(task.task, 0, "eval", (*good.groups, *good.groups))
+    strange = Scores(task.task, "eval", (*good.groups, *good.groups))
     with pytest.raises(ValueError, match="the task holds \\[0, 1\\]"):
         desk.dispatcher.take_scores(scorer, strange, now_s=1.0)
     other = desk.replaced(scorer)
@@ -79,7 +77,6 @@ def test_scores_without_a_version_never_count_as_training(desk: Desk) -> None:
     (score,) = desk.tasks(scorer, ScoreTask)
     unversioned = ScoreTask(
         task=score.task,
-        attempt=0,
         kind="train",
         version=-1,
         weights_digest="",
@@ -128,7 +125,7 @@ def test_an_evaluations_result_never_enters_the_ledger_though_number_and_prompt_
 def test_an_evaluations_result_that_calls_itself_training_is_refused(desk: Desk) -> None:
     _, evaluator, _, test = colliding(desk)
     rows = PrefixTask(
-        task=test.task, attempt=0, kind="train", version=0, groups=test.groups, rows_per_group=ROWS, sampling=SAMPLING
+        task=test.task, kind="train", version=0, groups=test.groups, rows_per_group=ROWS, sampling=SAMPLING
     )
     with pytest.raises(ValueError, match="a train result Prefixes for the eval task"):
         desk.dispatcher.take_prefixes(evaluator, sampled(rows), now_s=1.0)
@@ -137,9 +134,7 @@ def test_an_evaluations_result_that_calls_itself_training_is_refused(desk: Desk)
 
 def test_a_training_result_that_calls_itself_an_evaluation_is_refused(desk: Desk) -> None:
     trainer, _, train, _ = colliding(desk)
-    rows = PrefixTask(
-        task=train.task, attempt=0, kind="eval", version=0, groups=train.groups, rows_per_group=1, sampling=SAMPLING
-    )
+    rows = PrefixTask(task=train.task, kind="eval", version=0, groups=train.groups, rows_per_group=1, sampling=SAMPLING)
     with pytest.raises(ValueError, match="a eval result Prefixes for the train task"):
         desk.dispatcher.take_prefixes(trainer, sampled(rows), now_s=1.0)
 

@@ -127,7 +127,7 @@ ABSURD: dict[str, ToBroker] = {
     "a state as long as a book": replace(BEAT, state="x" * 2**20),
     "a lease with a long name": replace(BEAT, leases=("x" * 2**20,)),
     "more leases than slots": replace(BEAT, leases=("x",) * 2**16),
-    "a reason as long as a book": Refused("e-1", 0, "x" * 2**20),
+    "a reason as long as a book": Refused("e-1", "x" * 2**20),
 }
 
 
@@ -213,7 +213,7 @@ def test_a_group_said_twice_is_refused_leased_or_not(config: RunConfig) -> None:
             peer.ready(config, "rollout")
             task = peer.hear(PrefixTask)
             if peer is both[1]:
-                peer.say(Refused(task.task, task.attempt, "not now"))
+                peer.say(Refused(task.task, "not now"))
             once = sampled(task)
             peer.say(replace(once, groups=once.groups * 2))
             peer.hear(Reject, timeout_s=5.0)
@@ -395,7 +395,7 @@ def test_a_text_that_nobody_keeps_is_refused(config: RunConfig) -> None:
         rollout.say(sampled(rollout.hear(PrefixTask)))
         bad.ready(config, "scorer")
         task = bad.hear(ScoreTask)
-        bad.say(Scores(task.task, 0, "train", tuple(wordy(judged(group, task)) for group in task.groups)))
+        bad.say(Scores(task.task, "train", tuple(wordy(judged(group, task)) for group in task.groups)))
         refused(bad, "row 0: a text of 1 characters, allowed are 0")
 
 
@@ -479,7 +479,7 @@ def test_after_a_restart_only_the_worker_that_held_a_task_may_deliver_it(
                 refused(peer, "this worker was given no such task")
             scorer.ready(config, "scorer")
             scorer.say(scored(task))
-            assert scorer.hear(Ack) == Ack(task.task, task.attempt)
+            assert scorer.hear(Ack) == Ack(task.task)
             assert thief.hears_nothing_of(Unknown)
 
 

@@ -159,7 +159,7 @@ def test_tokens_of_weights_that_did_not_pass_are_not_taken(tmp_path: Path) -> No
 def test_a_task_spoilt_by_such_weights_is_given_out_again(tmp_path: Path) -> None:
     with swapped(tmp_path) as (_, _, rollout, (task,)):
         rollout.hear(Swap)
-        rollout.say(Refused(task.task, task.attempt, "sampled with weights that were not proved"))
+        rollout.say(Refused(task.task, "sampled with weights that were not proved"))
         rollout.say(PROOF)
         again = rollout.hear(PrefixTask)
         assert (again.version, again.groups) == (1, task.groups)

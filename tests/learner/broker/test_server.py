@@ -144,7 +144,7 @@ def test_the_batch_and_the_status_report_how_many_rows_a_limit_cut(config: RunCo
                 for group in scored(score).groups
                 for cut in [msgspec.structs.replace(group.verdicts[0], reward=0.0, finish="length")]
             )
-            scorer.say(Scores(score.task, score.attempt, score.kind, groups))
+            scorer.say(Scores(score.task, score.kind, groups))
             scorer.hear(Ack)
         batch = train(rank, 0)
         assert [group.truncated for group in batch.groups] == [1] * 4
@@ -280,7 +280,7 @@ def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunCo
         assert held[0].reached.wait(20.0)
         assert scorer.hears_nothing_of(Ack)
         held[0].go_on.set()
-        assert scorer.hear(Ack) == Ack(score.task, score.attempt)
+        assert scorer.hear(Ack) == Ack(score.task)
         on_disk = [each for each in journals.read(path) if isinstance(each, GroupScored)]
         assert [each.group.prefixes for each in on_disk] == list(score.groups)
 

@@ -140,7 +140,7 @@ def test_a_leaving_worker_gets_no_more_work_and_what_it_finishes_counts(config: 
         leaving.ready(config, "rollout", slots=2)
         first, second = leaving.hear(PrefixTask), leaving.hear(PrefixTask)
         leaving.say(Leaving())
-        leaving.say(Refused(second.task, second.attempt, "this worker was asked to stop"))
+        leaving.say(Refused(second.task, "this worker was asked to stop"))
         assert leaving.hears_nothing_of(PrefixTask), "two slots are free"
         staying.ready(config, "rollout")
         assert staying.hear(PrefixTask).groups == second.groups

@@ -9,7 +9,7 @@ ITEM = ScoreItem((), 0, "", 0.0)
 
 
 def lease(task: str, since_s: float = 0.0) -> Lease:
-    return Lease(task, 0, "train", ITEM, since_s, since_s)
+    return Lease(task, "train", ITEM, since_s, since_s)
 
 
 def registry_of(*slots: int, role: Literal["rollout", "scorer"] = "scorer") -> Registry:
