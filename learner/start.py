@@ -1,5 +1,6 @@
 """Start of a learner rank: its servers first, so that workers load while DeepSpeed loads."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -158,10 +159,12 @@ def _check_stays(directory: Path, address: Address) -> None:
 def _address(directory: Path) -> Address:
     """Wait for the file with the endpoint of rank 0's broker, and return its address."""
     from_s, wait = time.monotonic(), WaitLog(f"rank 0 to start its broker in {directory}")
-    while not (directory / ENDPOINT_FILE).exists():
+    while True:
+        # The file may go at any time: a run that is started anew removes it.
+        with contextlib.suppress(FileNotFoundError):
+            return address_in(directory, "rank")
         waited_s = time.monotonic() - from_s
         if waited_s > ANSWER_S:
             raise PeerLost(f"rank 0 wrote no broker endpoint to {directory} within {ANSWER_S:g} s")
         wait.log_progress(waited_s)
         time.sleep(0.1)
-    return address_in(directory, "rank")

@@ -41,8 +41,22 @@ def given(endpoint: str, key_file: Path) -> Find:
 
 
 def address_in(directory: Path, role: KeyRole) -> Address:
-    """Return the address of a run directory's broker, with a role's key; raises ConfigError."""
-    endpoint = check_endpoint((directory / ENDPOINT_FILE).read_text(encoding="utf-8").strip())
+    """Return the address of a run directory's broker, with a role's key.
+
+    Raises:
+        FileNotFoundError: no broker has listened yet.
+        ConfigError: the endpoint or the key cannot be read, or is none.
+    """
+    path = directory / ENDPOINT_FILE
+    try:
+        endpoint = check_endpoint(path.read_text(encoding="utf-8").strip())
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}); every process of a run needs to read its directory, as a file that the "
+            "broker wrote"
+        ) from None
     return Address(endpoint, read_client_key(client_key_file(directory, role)))
 
 

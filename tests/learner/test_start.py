@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.errors import PeerLost, PrefixRLError
+from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError
 from prefixrl.common.wire import requester
 from prefixrl.learner import start
 from prefixrl.learner.broker.client import BrokerClient
@@ -53,6 +53,23 @@ def test_a_rank_that_finds_no_broker_names_rank_0(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(start, "ANSWER_S", 0.2)
     with pytest.raises(PeerLost, match=f"rank 0 wrote no broker endpoint to {tmp_path} within 0.2 s"):
         join(tmp_path)
+
+
+def test_a_rank_whose_endpoint_file_goes_bad_ends_with_a_users_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requester, "ASK_AGAIN_S", 0.1)
+    config = run_on_disk(tmp_path)
+    endpoint = Path(config.directory) / "endpoint"
+    endpoint.write_text("tcp://127.0.0.1:1")
+    found = joining(Path(config.directory))
+    with pytest.raises(queue.Empty):
+        found.get(timeout=1.0)
+    endpoint.unlink()
+    endpoint.mkdir()  # reading it fails
+    failure = found.get(timeout=20.0)
+    assert isinstance(failure, ConfigError)
+    assert str(failure).startswith(f"{endpoint} cannot be read ([Errno 21] Is a directory")
 
 
 def test_a_publisher_whose_broker_is_beyond_help_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
