@@ -40,6 +40,8 @@ class VllmSetup:
     dtype: str
     """Dtype of the engine's weights: "float32", "bfloat16", "float16"."""
     published_dtype: str
+    has_float32_head: bool
+    """True if logits are made in float32 from weights of another dtype, as the learner makes them."""
     max_model_len: int
     rows_per_job: int
     vllm: VllmConfig
@@ -68,6 +70,7 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         threads=section.threads,
         dtype=dtype,
         published_dtype=config.learner.dtype,
+        has_float32_head=role == "rollout" and dtype != "float32" and config.learner.head_dtype == "float32",
         max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config),
         rows_per_job=config.rows_per_job(role),
         vllm=section.vllm,
@@ -102,6 +105,9 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         # A prompt in pieces draws once per piece and takes the draw back, which a CPU generator cannot: vLLM dies.
         "enable_chunked_prefill": not setup.vllm.seeded,
     }
+    overrides = dict(setup.vllm.options.get("hf_overrides", {}))
+    if setup.has_float32_head:
+        overrides.setdefault("head_dtype", "float32")
     return {
         "disable_log_stats": True,
         "enable_prefix_caching": True,
@@ -109,6 +115,7 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         **(on_cpu if platform == "cpu" else {}),
         **chosen,
         **setup.vllm.options,
+        "hf_overrides": overrides,
         "model": setup.model,
         "dtype": setup.dtype,
         "max_model_len": setup.max_model_len,

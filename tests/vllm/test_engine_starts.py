@@ -73,6 +73,43 @@ def test_a_scorer_may_draw_without_seeds_and_carries_no_logprobs() -> None:
         engine.close()
 
 
+def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(tmp_path: Path, report: Any) -> None:
+    torch.manual_seed(0)
+    shape = Qwen2Config(
+        vocab_size=2000,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    made = Qwen2ForCausalLM(shape)
+    made.model.norm.weight.data.fill_(10.0)  # logits up to about 24, where one step of bfloat16 is 0.125
+    made.to(torch.bfloat16).save_pretrained(tmp_path)
+    learner = Qwen2ForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    weight, mean_gaps = learner.lm_head.weight.float(), {}
+    for head in ("float32", "model"):
+        run = world.config(dtype="bfloat16")
+        section = run.learner.model_copy(update={"dtype": "bfloat16", "head_dtype": head})
+        with world.started(tmp_path, run=run.model_copy(update={"learner": section})) as engine:
+            each = world.job("a", rows=32, new=24)
+            rows = world.finish(engine, each)["a"].rows
+        gaps = []
+        for prompt, row in zip(each.rows, rows, strict=True):
+            ids = torch.tensor([*prompt, *row.tokens])[None]
+            with torch.no_grad():
+                logits = learner.model(ids).last_hidden_state[0].float() @ weight.T
+            expected = (logits / 0.7).log_softmax(-1)[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])
+            gaps += (expected[:, 0] - torch.from_numpy(row.logprobs)).abs().tolist()
+        mean_gaps[head] = sum(gaps) / len(gaps)
+    report(f"mismatch at age 0 in bfloat16, nats: {mean_gaps['float32']:.2g}, logits in bfloat16 {mean_gaps['model']:.2g}")
+    assert mean_gaps["float32"] < 0.8 * mean_gaps["model"]
+
+
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied head", "head of its own"])
 def test_fused_projections_with_biases_are_installed_whole(is_tied: bool, tmp_path: Path) -> None:
     shape = Qwen2Config(

@@ -56,6 +56,16 @@ def test_a_cpu_is_not_filled_with_cache_and_a_gpu_is_left_to_vllm() -> None:
     assert engine_arguments(chosen, "cpu")["kv_cache_memory_bytes"] == 1000000
 
 
+def test_a_bfloat16_rollout_makes_float32_logits_unless_told_otherwise() -> None:
+    bf16 = "learner.dtype=bfloat16"
+    overrides = engine_arguments(resolve(ADAPTER, "rollout", settings(bf16)), "cuda")["hf_overrides"]
+    assert overrides == {"head_dtype": "float32"}
+    for changes in (["learner.dtype=float32"], [bf16, "learner.head_dtype=model"]):
+        assert engine_arguments(resolve(ADAPTER, "rollout", settings(*changes)), "cuda")["hf_overrides"] == {}
+    own = settings(bf16, 'rollout.vllm.options={ hf_overrides = { head_dtype = "model", a = 1 } }')
+    assert engine_arguments(resolve(ADAPTER, "rollout", own), "cuda")["hf_overrides"] == {"head_dtype": "model", "a": 1}
+
+
 def test_options_are_passed_through() -> None:
     setup = resolve(
         TARGET,
