@@ -98,7 +98,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("busy", busy),
         ("engines", engines),
         *([("the target's endpoint", str(summary.endpoint))] if summary.endpoint else []),
-        ("time", f"{summary.wall_s:.0f} s"),
+        ("time", f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s"),
     ]
 
 

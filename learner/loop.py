@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import Tensor
+
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain
 from prefixrl.common.run.service import Service
@@ -24,7 +26,7 @@ from prefixrl.learner.evaluation.arms import Arms
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.servers import Servers
-from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training import checkpoint, lora
 from prefixrl.learner.training.batch import iteration_data
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
@@ -63,6 +65,8 @@ class Learner:
     busy_s: float = 0.0
     first_batch_s: float | None = None
     waited_s: float = 0.0
+    publish_s: float = 0.0
+    """Time in which this thread published the newest version, training nothing."""
     fresh_ess: float = 1.0
     """Newest known effective sample size of samples of age 0: 1, less what engine and learner differ by."""
     is_stopping: bool = False
@@ -125,20 +129,29 @@ class Learner:
                 worth = old_ess / max(self.fresh_ess, 1e-9)
             self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps, worth)
             now_s = time.monotonic()
-            times = Times(self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s))
+            times = Times(self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s), self.publish_s)
             self.rank_zero.service.status(f"iteration {self.iteration}")
             self.rank_zero.metrics.write(batch, metrics, self.models.optimizer_steps, times, self.client.status())
 
     def publish(self) -> None:
         """Hand the current version to the publisher; a collective, so every rank calls it."""
+        started_s = time.monotonic()
         probe = probe_tokens(self.config.seed, self.models.hf_config.get_text_config().vocab_size)
         logprobs = self.models.probe_logprobs(probe, self.config.rollout.temperature)
-        tensors = self.models.state_dict_for_publication()
-        if self.rank_zero:
-            self.rank_zero.arms.ask_version(self.iteration)
-            self.rank_zero.publisher.pinned = self.rank_zero.arms.pinned
-            with self.patience():
-                self.rank_zero.publisher.publish(self.iteration, tensors, logprobs)
+        weights = ((name.removeprefix("model."), tensor) for name, tensor in self.models.actor.full_tensors())
+        if not self.rank_zero:
+            for _ in weights:  # each is gathered from all ranks
+                pass
+            return
+        self.rank_zero.arms.ask_version(self.iteration)
+        self.rank_zero.publisher.pinned = self.rank_zero.arms.pinned
+        with self.patience():
+            self.rank_zero.publisher.publish_copy(self.iteration, weights, logprobs, self.published)
+        self.publish_s = time.monotonic() - started_s
+
+    def published(self, copied: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what rollouts get of a copy of the weights: low-rank matrices merged."""
+        return lora.merged(copied, self.models.lora) if self.models.lora else copied
 
     def busy_fraction(self, now_s: float) -> float:
         """Return the share of the time since the first batch that was spent training."""

@@ -62,6 +62,8 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     trained_s: float
     since_start_s: float
     """Time that learners ran since the run began, without what was lost when one was killed."""
+    publish_s: float = 0.0
+    """Time in which the learner, before this iteration, published the version that it starts from."""
     drift: tuple[AgeDrift, ...] = ()
     """Distance of the policy from its samples, by their age; age 0 shows what engine and learner differ by."""
     engines: dict[str, tuple[str, ...]] = {}
@@ -133,5 +135,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     losses: dict[str, int]
     wall_s: float
     """Time that learners ran; of a killed one until the last iteration that it left in the run."""
+    publish_s: float = 0.0
+    """Mean time in which a publication held the learner up."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint, evaluations included; None unless the target is served elsewhere."""

@@ -27,6 +27,8 @@ class Times:
     """Time since this learner process started."""
     busy_fraction: float
     """Fraction of its time since the first batch in which the learner trained."""
+    publish_s: float = 0.0
+    """Time in which the main thread published the version before."""
 
 
 class MetricsLog:
@@ -82,6 +84,7 @@ class MetricsLog:
             losses=status.losses,
             waited_s=times.waited_s,
             trained_s=times.trained_s,
+            publish_s=times.publish_s,
             since_start_s=now_s,
             drift=metrics.ages,
             engines=_engines(status),

@@ -69,6 +69,7 @@ def summarise(
         engine=_engines(lines),
         losses=_losses(lines, status),
         wall_s=wall_s,
+        publish_s=sum(line.publish_s for line in lines) / max(1, len(lines)),
         endpoint=status.endpoint,
     )
 

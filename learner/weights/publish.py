@@ -5,7 +5,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.messages import WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.weights.copies import HostCopies, HostCopy, not_finite
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,19 @@ def probe_tokens(seed: int, vocabulary: int) -> list[int]:
     return tokens
 
 
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Handed:
+    """A version on its way to the thread."""
+
+    version: int
+    copied: HostCopy
+    probe_logprobs: list[float]
+    finish: Callable[[Tensors], Tensors]
+
+
 class Publisher:
     """Rank 0's publisher; it keeps the newest two versions and those pinned by an evaluation."""
 
@@ -53,7 +68,8 @@ class Publisher:
         self._address, self._raise_if_hopeless = address, raise_if_hopeless
         self._directory, self._deltas = directory, deltas
         self._probe = pack_tokens(probe)
-        self._queue: queue.Queue[tuple[int, dict[str, torch.Tensor], list[float]] | None] = queue.Queue(QUEUED)
+        self._queue: queue.Queue[_Handed | None] = queue.Queue(QUEUED)
+        self._copies = HostCopies()
         self._failure: BaseException | None = None
         self.newest = -1
         self.digests: dict[int, str] = {}
@@ -63,15 +79,38 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
         self._thread.start()
 
-    def publish(self, version: int, tensors: dict[str, torch.Tensor], probe_logprobs: list[float]) -> None:
-        """Hand over a version; TrainingFault if it is not finite or an earlier one failed."""
-        bad = ", ".join([name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()][:3])
-        if bad:
-            raise TrainingFault(f"version {version} has non-finite weights in {bad}; it is not published")
+    def publish(self, version: int, tensors: Tensors, probe_logprobs: list[float]) -> None:
+        """Hand over tensors that nobody changes any more; TrainingFault if they are not finite."""
+        _refuse(version, not_finite(tensors))
+        self._hand_over(_Handed(version, HostCopy(tensors, _nothing, _nothing), probe_logprobs, _as_it_is))
+
+    def publish_copy(
+        self,
+        version: int,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        probe_logprobs: list[float],
+        finish: Callable[[Tensors], Tensors],
+    ) -> None:
+        """Hand over a copy of weights that may change as soon as this returns.
+
+        Args:
+            version: the version of the weights.
+            weights: by name; gone through once.
+            probe_logprobs: those of the probe under these weights.
+            finish: makes the published tensors from the copied ones; called in the thread.
+
+        Raises:
+            TrainingFault: a weight is not finite, or an earlier publication failed.
+        """
+        copied, bad = self._copies.copy(weights, self.check)
+        _refuse(version, bad)
+        self._hand_over(_Handed(version, copied, probe_logprobs, finish))
+
+    def _hand_over(self, handed: _Handed) -> None:
         while True:
             self.check()
             with contextlib.suppress(queue.Full):  # the disk is slower than training; a dead thread shows in check()
-                return self._queue.put((version, tensors, probe_logprobs), timeout=CHECK_EVERY_S)
+                return self._queue.put(handed, timeout=CHECK_EVERY_S)
 
     def check(self) -> None:
         """Raise TrainingFault when a publication failed, PeerLost when the broker is gone."""
@@ -101,17 +140,40 @@ class Publisher:
     def _run(self) -> None:
         try:
             client = BrokerClient(self._address, self._raise_if_hopeless)
-            while (item := self._queue.get()) is not None:
-                version, tensors, logprobs = item
-                manifest = describe(version, tensors)
-                write_snapshot(self._directory, manifest, tensors)
-                if self._deltas and version - 1 in versions(self._directory):
-                    write_delta(self._directory, version - 1, version)
-                client.published(WeightsNote(version, manifest.digest, self._probe, pack_logprobs(logprobs)))
-                self.digests[version] = manifest.digest
-                self.newest = version
-                prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)
+            while (handed := self._queue.get()) is not None:
+                self._publish(client, handed)
             client.close()
         except BaseException as error:
             self._failure = error
             log.exception("publication failed")
+
+    def _publish(self, client: BrokerClient, handed: _Handed) -> None:
+        version = handed.version
+        handed.copied.wait()
+        tensors = handed.finish(handed.copied.tensors)
+        # Once more: what is made of finite weights, and what a copy holds, may not be finite.
+        _refuse(version, not_finite(tensors))
+        manifest = describe(version, tensors)
+        write_snapshot(self._directory, manifest, tensors)
+        handed.copied.release()
+        if self._deltas and version - 1 in versions(self._directory):
+            write_delta(self._directory, version - 1, version)
+        probe_logprobs = pack_logprobs(handed.probe_logprobs)
+        client.published(WeightsNote(version, manifest.digest, self._probe, probe_logprobs))
+        self.digests[version] = manifest.digest
+        self.newest = version
+        prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)
+
+
+def _refuse(version: int, bad: list[str]) -> None:
+    if bad:
+        names = ", ".join(bad[:3])
+        raise TrainingFault(f"version {version} has non-finite weights in {names}; it is not published")
+
+
+def _as_it_is(tensors: Tensors) -> Tensors:
+    return tensors
+
+
+def _nothing() -> None:
+    pass

@@ -106,7 +106,7 @@ def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(tmp_path: 
             expected = (logits / 0.7).log_softmax(-1)[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])
             gaps += (expected[:, 0] - torch.from_numpy(row.logprobs)).abs().tolist()
         mean_gaps[head] = sum(gaps) / len(gaps)
-    report(f"mismatch at age 0 in bfloat16, nats: {mean_gaps['float32']:.2g}, logits in bfloat16 {mean_gaps['model']:.2g}")
+    report(f"mismatch at age 0 in bfloat16, nats: {mean_gaps['float32']:.2g}, bfloat16 logits {mean_gaps['model']:.2g}")
     assert mean_gaps["float32"] < 0.8 * mean_gaps["model"]
 
 

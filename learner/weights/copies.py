@@ -1,0 +1,115 @@
+"""Copies of the weights in the host's memory, made before the next step may change them.
+
+Two sets of buffers take turns and are used again: fresh memory costs more than the copy. With CUDA they are pinned and
+filled by a stream of their own; the next change of a weight waits for it on the device, not in this process.
+"""
+
+import queue
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SETS = 2
+"""Versions in the host's memory: one on its way to the disk, one being copied."""
+LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """Weights of one version; the buffers are its reader's until it releases them."""
+
+    tensors: dict[str, Tensor]
+    wait: Callable[[], None]
+    """Return when the copy is complete; until then the buffers hold something else."""
+    release: Callable[[], None]
+    """Give the buffers back for a later version."""
+
+
+class HostCopies:
+    """Makes one copy after the other, in buffers that take turns."""
+
+    def __init__(self) -> None:
+        self._free: queue.Queue[dict[str, Tensor]] = queue.Queue()
+        for _ in range(SETS):
+            self._free.put({})
+        self._stream: torch.cuda.Stream | None = None
+
+    @torch.no_grad()
+    def copy(self, named: Iterable[tuple[str, Tensor]], on_wait: Callable[[], None]) -> tuple[HostCopy, list[str]]:
+        """Copy weights; return the copy, and the names of weights that are not finite.
+
+        Args:
+            named: whole tensors; under ZeRO-3 each is whole until the next is asked for.
+            on_wait: called again and again while both sets are being published; may raise.
+        """
+        buffers = self._take(on_wait)
+        sums: dict[str, Tensor] = {}
+        for name, tensor in named:
+            sums[name] = tensor.sum()
+            self._copy(_buffer(buffers, name, tensor), tensor)
+        for gone in set(buffers) - set(sums):
+            del buffers[gone]
+        done = None
+        if self._stream is not None:
+            done = self._stream.record_event()
+            # What changes the weights next waits for this, on the device.
+            torch.cuda.current_stream(self._stream.device).wait_event(done)
+        copied = HostCopy(
+            dict(buffers),
+            wait=done.synchronize if done is not None else lambda: None,
+            release=lambda: self._free.put(buffers),
+        )
+        suspects = suspicious(sums)
+        if suspects:
+            copied.wait()
+        return copied, not_finite({name: buffers[name] for name in suspects})
+
+    def _take(self, on_wait: Callable[[], None]) -> dict[str, Tensor]:
+        while True:
+            try:
+                return self._free.get(timeout=LOOK_EVERY_S)
+            except queue.Empty:
+                on_wait()
+
+    def _copy(self, buffer: Tensor, tensor: Tensor) -> None:
+        if not tensor.is_cuda:
+            buffer.copy_(tensor)
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(self._stream):
+            buffer.copy_(tensor, non_blocking=True)
+        # ZeRO-3 frees what it gathered before the copy may be done.
+        tensor.record_stream(self._stream)
+
+
+def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """Return the buffer of a weight, made anew where none fits."""
+    found = buffers.get(name)
+    if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
+        found = buffers[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+    return found
+
+
+def suspicious(sums: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of sums that are not finite, with one look at the device.
+
+    A sum of many is not finite where one of them is not: infinity and NaN stay. A finite tensor may overflow, so that
+    the tensor itself must be asked.
+    """
+    if not sums:
+        return []
+    bad: Sequence[bool] = (~torch.isfinite(torch.stack([each.float() for each in sums.values()]))).tolist()
+    return [name for name, is_bad in zip(sums, bad, strict=True) if is_bad]
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors with a value that is not finite.
+
+    A sum is 30 times as fast as `torch.isfinite` of bfloat16 on a CPU.
+    """
+    suspects = suspicious({name: tensor.sum() for name, tensor in tensors.items()})
+    return [name for name in suspects if not torch.isfinite(tensors[name]).all()]

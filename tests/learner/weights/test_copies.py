@@ -1,0 +1,169 @@
+"""Copies of weights: whole, finite, in buffers that are used again but never under their reader."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from prefixrl.common.errors import TrainingFault
+from prefixrl.common.weights.folders import folder
+from prefixrl.common.weights.snapshot import as_bytes
+from prefixrl.common.wire.messages import WeightsNote
+from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.loop import Learner
+from prefixrl.learner.training.model import Models
+from prefixrl.learner.weights import publish
+from prefixrl.learner.weights.copies import SETS, HostCopies, not_finite
+from prefixrl.learner.weights.publish import Publisher
+from support.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
+
+NEVER_S = 60.0
+
+
+class AcceptingClient:
+    """A broker's client whose announcements are taken at once."""
+
+    def __init__(self, endpoint: str, raise_if_hopeless: Callable[[], None]) -> None:
+        pass
+
+    def published(self, note: WeightsNote) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def nobody_waits() -> None:
+    raise AssertionError("no set of buffers is free")
+
+
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return {
+        "a": torch.randn(300, 7, generator=random).bfloat16(),
+        "b": torch.randn(5, generator=random),
+        "empty": torch.empty(0, 3),
+    }
+
+
+def test_a_copy_is_bit_identical_and_stays_when_the_weights_change() -> None:
+    own, expected = weights(1), weights(1)
+    copied, bad = HostCopies().copy(own.items(), nobody_waits)
+    for tensor in own.values():
+        tensor.zero_()
+    copied.wait()
+    assert bad == []
+    assert {name: bytes(as_bytes(each)) for name, each in copied.tensors.items()} == {
+        name: bytes(as_bytes(each)) for name, each in expected.items()
+    }
+
+
+def test_buffers_are_used_again_once_they_are_released_and_not_before() -> None:
+    copies = HostCopies()
+    first = [copies.copy(weights(seed).items(), nobody_waits)[0] for seed in range(SETS)]
+    places = [each.tensors["a"].data_ptr() for each in first]
+    assert len(set(places)) == SETS
+    with pytest.raises(AssertionError, match="no set of buffers is free"):
+        copies.copy(weights(9).items(), nobody_waits)
+    first[1].release()
+    again, _ = copies.copy(weights(9).items(), nobody_waits)
+    assert again.tensors["a"].data_ptr() == places[1]
+    assert torch.equal(first[0].tensors["a"], weights(0)["a"])
+
+
+def test_a_weight_of_another_shape_or_gone_leaves_no_trace_in_the_buffers() -> None:
+    copies = HostCopies()
+    for _ in range(SETS):
+        copies.copy(weights(1).items(), nobody_waits)[0].release()
+    other = {"a": torch.ones(2, 2)}
+    copied, _ = copies.copy(other.items(), nobody_waits)
+    assert {name: tensor.tolist() for name, tensor in copied.tensors.items()} == {"a": [[1.0, 1.0], [1.0, 1.0]]}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_one_value_that_is_not_finite_is_found_wherever_it_stands(dtype: torch.dtype, value: float) -> None:
+    for place in (0, 17, 4095):
+        tensor = torch.ones(4096, dtype=dtype)
+        tensor[place] = value
+        assert not_finite({"fine": torch.ones(3), "bad": tensor}) == ["bad"]
+        assert HostCopies().copy({"bad": tensor}.items(), nobody_waits)[1] == ["bad"]
+
+
+def test_infinities_of_both_signs_are_found() -> None:
+    assert not_finite({"w": torch.tensor([float("inf"), float("-inf")])}) == ["w"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_finite_weights_whose_sum_overflows_are_no_fault(dtype: torch.dtype) -> None:
+    tensor = torch.full((4096,), torch.finfo(dtype).max, dtype=dtype)
+    assert not_finite({"w": tensor}) == []
+    assert HostCopies().copy({"w": tensor}.items(), nobody_waits)[1] == []
+
+
+# --- with the publisher ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publisher:
+    """A publisher whose announcements the broker takes at once."""
+    monkeypatch.setattr(publish, "BrokerClient", AcceptingClient)
+    return Publisher("tcp://127.0.0.1:1", tmp_path, [1, 2], deltas=False)
+
+
+def test_the_snapshot_of_a_copy_is_bit_identical(publisher: Publisher, tmp_path: Path) -> None:
+    for version in range(4):
+        publisher.publish_copy(version, weights(version).items(), [0.0], dict)
+    publisher.flush(3)
+    written = (folder(tmp_path, 3) / "weights.bin").read_bytes()
+    assert written == b"".join(bytes(as_bytes(tensor)) for _, tensor in sorted(weights(3).items()))
+    publisher.close()
+
+
+def test_weights_that_are_not_finite_are_refused_at_once_by_name(publisher: Publisher, tmp_path: Path) -> None:
+    bad = weights(1) | {"b": torch.tensor([1.0, float("nan")])}
+    with pytest.raises(TrainingFault, match="version 0 has non-finite weights in b; it is not published"):
+        publisher.publish_copy(0, bad.items(), [0.0], dict)
+    with pytest.raises(TrainingFault, match="version 0 has non-finite weights in b; it is not published"):
+        publisher.publish(0, bad, [0.0])
+    publisher.close()
+    assert not folder(tmp_path, 0).exists()
+
+
+def test_what_the_thread_makes_of_finite_weights_is_never_published_if_it_is_not(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    has_made = threading.Event()
+
+    def overflow(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        has_made.set()
+        return {name: tensor * 3e38 * 10 for name, tensor in tensors.items()}
+
+    publisher.publish_copy(0, {"w": torch.ones(3)}.items(), [0.0], overflow)
+    assert has_made.wait(NEVER_S)
+    publisher.close()
+    with pytest.raises(TrainingFault, match="version 0 has non-finite weights in w"):
+        publisher.check()
+    assert not folder(tmp_path, 0).exists()
+
+
+@pytest.mark.parametrize("low_rank", [None, {"rank": 2}], ids=["full", "low rank"])
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("warned", [pytest.param(0, marks=DEEPSPEED_WARNINGS)])
+def test_the_learner_publishes_what_its_checkpoints_export(
+    publisher: Publisher, low_rank: dict[str, int] | None, stage: int, warned: int, tmp_path: Path
+) -> None:
+    learner_settings = {"lora": low_rank, "deepspeed": {"zero_optimization": {"stage": stage}}}
+    config = run_config(save_model(tmp_path / "adapter"), learner=learner_settings)
+    models = Models.load(config, 0, 1, config.adapter.model)
+    learner = Learner(config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False)
+    weights = ((name.removeprefix("model."), tensor) for name, tensor in models.actor.full_tensors())
+    publisher.publish_copy(0, weights, [0.0], learner.published)
+    publisher.flush(0)
+    exported = models.state_dict_for_publication()
+    written = (folder(tmp_path, 0) / "weights.bin").read_bytes()
+    assert written == b"".join(bytes(as_bytes(exported[name])) for name in sorted(exported))
+    publisher.close()
