@@ -41,7 +41,7 @@ from prefixrl.learner.training.plan import plan_iteration
 
 PROMPT_TOKENS, PREFIX_TOKENS, SAMPLES = 200, 32, 8
 MICRO_BATCH_TOKENS = 2048
-GROUPS, ROUNDS = 4, 5
+GROUPS, ROUNDS = 4, 3
 QUICK_GROUPS, QUICK_ROUNDS = 2, 1
 VOCABULARY = 16_384
 LARGE: dict[str, Any] = {
