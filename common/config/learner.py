@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from prefixrl.common.config.section import Fraction, NonNegativeFloat, Positive, PositiveFloat, Section
 
@@ -42,9 +42,12 @@ class LearnerConfig(Section):
     gradient_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass instead of keeping them."""
     attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """auto: flash-attn where it is installed, the device is CUDA and the dtype bfloat16; else sdpa."""
+    """auto: sdpa where prompts are shared; else flash-attn where it is installed, on CUDA and in bfloat16."""
     packed: bool | None = None
     """Run the rows of a micro-batch as one long row, without padding. Absent: true where flash-attn is used."""
+    shared_prompts: bool | None = None
+    """Compute the prompt of a group once for all its rows, which see it and themselves. Absent: true, unless rows are
+    packed or flash-attn is used, which takes no mask (docs/training.md)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     device_memory_gib: PositiveFloat | None = None
     """Memory of each device that learner, rollouts and scorers run on; `--check` refuses what cannot fit. Absent: that
@@ -60,3 +63,13 @@ class LearnerConfig(Section):
     """Longest wait of a rank inside a collective. No rank enters one before all hold their shard."""
     deepspeed: dict[str, Any] = Field(default_factory=lambda: {"zero_optimization": {"stage": 0}})
     """DeepSpeed's own configuration, passed unchanged."""
+
+    @model_validator(mode="after")
+    def _sharing(self) -> "LearnerConfig":
+        if self.shared_prompts and (self.packed or self.attn_implementation == "flash_attention_2"):
+            other = "packed = true" if self.packed else 'attn_implementation = "flash_attention_2"'
+            raise ValueError(
+                f"shared_prompts = true with {other}: packed rows carry their own prompts, and flash-attn takes no "
+                f"mask that lets rows share one; leave one of the two out"
+            )
+        return self

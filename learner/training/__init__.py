@@ -9,9 +9,10 @@ Read in this order:
     ratios.py         ratios of the three policies, masks and bounds on them; pure
     drift.py          distance of the engine's policy from the learner's, by age; pure
     batch.py          a batch as samples, samples as padded tensors; pure
-    plan.py           the rows of each mini-batch, rank and micro-batch; pure
+    plan.py           the rows of each mini-batch, rank, micro-batch and line; pure
     figures.py        the figures of an iteration, summed over ranks
     model.py          actor, critic and reference
+    backbone.py       one run of a model: shared prompts, packed rows, attention
     head.py           logprobs and entropies from hidden states, in blocks of the vocabulary
     trained_model.py  one model behind DeepSpeed, and its learning rate
     lora.py           low-rank adaptation

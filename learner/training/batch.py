@@ -11,7 +11,6 @@ from torch import Tensor
 
 from prefixrl.common.wire.messages import Batch, ScoredGroup
 from prefixrl.common.wire.packing import logprobs, token_ids, token_versions
-from prefixrl.learner.training.plan import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,21 @@ class IterationData:
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows padded on the right; width = longest prompt + tokens, tokens = longest sampled part."""
+    """Lines padded on the right. A line is a prompt and the rows that share it, end to end."""
 
     input_ids: Tensor
-    """(rows, width) int64."""
+    """(lines, width) int64."""
     attention_mask: Tensor
-    """(rows, width) int64, 1 on prompt and sampled tokens."""
+    """(lines, width) int64, 1 on prompt and sampled tokens."""
     position_ids: Tensor
-    """(rows, width) int64."""
-    action_positions: Tensor
-    """(rows, tokens) int64: where token t is predicted, the first at the last prompt token; 0 under padding."""
+    """(lines, width) int64; every row goes on after the prompt."""
+    segments: Tensor | None
+    """(lines, width) int64: 0 in the prompt, 1, 2, ... in the rows of the line, -1 under padding. None where every line
+    holds one row, for which a causal mask is enough."""
+    actions: Tensor
+    """(sampled tokens,) int64: where in the flattened lines each is predicted, the first at the last prompt token."""
+    cells: Tensor
+    """(sampled tokens,) int64: their places in flattened (rows, tokens)."""
     mask: Tensor
     """(rows, tokens) bool: sampled tokens that count."""
     tokens: Tensor
@@ -74,14 +78,20 @@ class PaddedRows:
 
     def to(self, device: torch.device) -> "PaddedRows":
         """The same rows on another device."""
-        return PaddedRows(**{name: tensor.to(device) for name, tensor in vars(self).items()})
+        moved = {name: tensor.to(device) for name, tensor in vars(self).items() if tensor is not None}
+        return replace(self, **moved)
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return what a model needs."""
+        names = ("input_ids", "attention_mask", "position_ids", "segments", "actions", "cells", "tokens")
+        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True)
 class PreparedMicroBatch:
     """One micro-batch with all that stays fixed in the iteration; tensors are (rows, tokens)."""
 
-    rows: MicroBatch
+    rows: tuple[int, ...]
     batch: PaddedRows
     kept: Tensor
     """bool: sampled tokens that count in the policy loss."""
@@ -93,43 +103,64 @@ class PreparedMicroBatch:
     returns: Tensor
     ages: Tensor
     """Versions between the one that sampled a token and the one that is trained."""
+    is_proximal_late: bool = False
+    """True before the first optimiser step if its forward is to tell `proximal`; 0 until then."""
     second_moment_limit: float = math.inf
     """Limit of M2PO on (log theta/mu)^2; see `ratios.second_moment_limit`."""
 
 
 def pad(samples: Sequence[Sample], pad_id: int) -> PaddedRows:
-    """Stack rows of any lengths.
+    """Stack rows of any lengths, each as a line with its own prompt; errors as `pad_lines`."""
+    return pad_lines([[sample] for sample in samples], pad_id)
+
+
+def pad_lines(lines: Sequence[Sequence[Sample]], pad_id: int) -> PaddedRows:
+    """Stack lines of any lengths; the rows of a line share their prompt.
 
     Raises:
-        ValueError: on no rows, an empty prompt, a row without sampled tokens, or logprobs or versions that do not match
-            them.
+        ValueError: on no rows, an empty prompt, a row without sampled tokens, logprobs or versions that do not match
+            them, or rows of one line with different prompts.
     """
+    samples = [sample for line in lines for sample in line]
     if not samples:
         raise ValueError("there are no rows to pad")
     for row, sample in enumerate(samples):
         _check(row, sample)
-    prompts = [len(sample.prompt_tokens) for sample in samples]
-    sampled = [len(sample.tokens) for sample in samples]
-    width = max(prompt + tokens for prompt, tokens in zip(prompts, sampled, strict=True))
-    input_ids = np.full((len(samples), width), pad_id, dtype=np.int64)
-    tokens = np.zeros((len(samples), max(sampled)), dtype=np.int64)
+    width = max(len(line[0].prompt_tokens) + sum(len(row.tokens) for row in line) for line in lines)
+    longest = max(len(sample.tokens) for sample in samples)
+    input_ids = np.full((len(lines), width), pad_id, dtype=np.int64)
+    positions = np.tile(np.arange(width), (len(lines), 1))
+    segments = np.full((len(lines), width), -1, dtype=np.int64)
+    tokens = np.zeros((len(samples), longest), dtype=np.int64)
     versions = np.zeros(tokens.shape, dtype=np.int64)
     behaviour = np.zeros(tokens.shape, dtype=np.float32)
-    for row, sample in enumerate(samples):
-        input_ids[row, : prompts[row]] = sample.prompt_tokens
-        input_ids[row, prompts[row] : prompts[row] + sampled[row]] = sample.tokens
-        tokens[row, : sampled[row]] = sample.tokens
-        behaviour[row, : sampled[row]] = sample.logprobs
-        versions[row, : sampled[row]] = sample.versions
-    prompt_lengths, sampled_lengths = torch.tensor(prompts)[:, None], torch.tensor(sampled)[:, None]
-    steps, positions = torch.arange(max(sampled))[None, :], torch.arange(width)[None, :]
-    mask = steps < sampled_lengths
+    actions: list[NDArray[np.int64]] = []
+    row = 0
+    for index, line in enumerate(lines):
+        prompt = line[0].prompt_tokens
+        end = start = len(prompt)
+        input_ids[index, :start], segments[index, :start] = prompt, 0
+        for segment, sample in enumerate(line, start=1):
+            if sample.prompt_tokens is not prompt and not np.array_equal(sample.prompt_tokens, prompt):
+                raise ValueError(f"rows of group {sample.group} share a line, but their prompts differ")
+            size = len(sample.tokens)
+            here = slice(end, end + size)
+            input_ids[index, here], segments[index, here] = sample.tokens, segment
+            positions[index, here] = start + np.arange(size)
+            predicted_at = np.concatenate([[start - 1], np.arange(end, end + size - 1)])
+            actions.append(index * width + predicted_at)
+            tokens[row, :size], behaviour[row, :size] = sample.tokens, sample.logprobs
+            versions[row, :size] = sample.versions
+            end, row = end + size, row + 1
+    mask = np.arange(longest)[None, :] < np.array([[len(sample.tokens)] for sample in samples])
     return PaddedRows(
         input_ids=torch.from_numpy(input_ids),
-        attention_mask=(positions < prompt_lengths + sampled_lengths).long(),
-        position_ids=positions.expand(len(samples), -1).contiguous(),
-        action_positions=torch.where(mask, prompt_lengths - 1 + steps, 0),
-        mask=mask,
+        attention_mask=torch.from_numpy((segments >= 0).astype(np.int64)),
+        position_ids=torch.from_numpy(positions),
+        segments=torch.from_numpy(segments) if len(samples) > len(lines) else None,
+        actions=torch.from_numpy(np.concatenate(actions)),
+        cells=torch.from_numpy(np.flatnonzero(mask)),
+        mask=torch.from_numpy(mask),
         tokens=torch.from_numpy(tokens),
         behaviour=torch.from_numpy(behaviour),
         versions=torch.from_numpy(versions),

@@ -71,13 +71,17 @@ class StepSums:
 
 @dataclass(frozen=True)
 class IterationFacts:
-    """Whitening moments, granularity of the ratio, skipped steps and window of one iteration."""
+    """Facts of one iteration besides the sums of its steps."""
 
     whitening: Whitening
     ratio: Ratio
     steps_left_out: int
     """Optimiser steps not taken because the KL had passed its limit."""
     max_staleness: int
+    forward_tokens: int
+    """Tokens of one forward over all rows, on all ranks: a prompt counts once for each line."""
+    padded_tokens: int
+    """The same with padding."""
 
 
 @torch.no_grad()
@@ -98,6 +102,8 @@ def report(
     figures |= {
         "rows": float(len(data.lengths)),
         "tokens": float(sum(sampled for _, sampled in data.lengths)),
+        "forward_tokens": float(facts.forward_tokens),
+        "padded_tokens": float(facts.padded_tokens),
         "zero_advantage_rows_fraction": sum(each == 0.0 for each in row_advantages) / len(row_advantages),
         "whitening_floor_hit": float(facts.whitening.is_floored),
         "steps_left_out": float(facts.steps_left_out),

@@ -5,7 +5,8 @@
                                                                                                         │
                               for each epoch, for each minibatch: backward per micro-batch, one step ◀──┘
 
-Proximal logprobs, values, masks and advantages are computed once and stay fixed for the iteration. The ranks
+Proximal logprobs, values, masks and advantages are computed once and stay fixed for the iteration. Proximal logprobs of
+the first minibatch that nothing needs before its loss are those of its first forward in training. The ranks
 communicate only in the moments of the whitening, in the denominators, inside DeepSpeed and in the sums of the
 figures. Every decision to drop a step or to leave steps out is taken from reduced values, so all ranks decide alike.
 """
@@ -21,12 +22,12 @@ from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.training.advantages import moments, whiten
-from prefixrl.learner.training.batch import IterationData, PreparedMicroBatch, Sample, filler_row, pad
+from prefixrl.learner.training.batch import IterationData, PreparedMicroBatch, Sample, filler_row, pad_lines
 from prefixrl.learner.training.distributed import gather_over_ranks, sum_over_ranks
 from prefixrl.learner.training.figures import IterationFacts, IterationMetrics, StepSums, Whitening, report
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
-from prefixrl.learner.training.plan import MicroBatch, plan_iteration
+from prefixrl.learner.training.plan import MicroBatch, forward_tokens, plan_iteration
 from prefixrl.learner.training.ppo import PolicyTerms, Sums, ValueTerms, policy_loss, value_loss
 from prefixrl.learner.training.ratios import kept_tokens, log_ratios, second_moment_limit, second_moments
 
@@ -52,31 +53,42 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
     algorithm = config.algorithm
     objective = resolve(algorithm, config.max_sampled_tokens)
     _check_rows(data, algorithm.max_staleness)
-    minibatches = plan_iteration(
-        data.lengths, data.seed, models.world_size, algorithm.minibatches, config.learner.micro_batch_tokens
+    plan = plan_iteration(
+        data.lengths,
+        data.groups,
+        data.seed,
+        models.world_size,
+        algorithm.minibatches,
+        config.learner.micro_batch_tokens,
+        models.is_shared,
     )
+    is_late = is_measured_late(algorithm, objective)
     measured = [
-        [_measure(models, data, rows, algorithm) for rows in minibatch[models.rank]] for minibatch in minibatches
+        [_measure(models, data, lines, algorithm, is_late and step == 0) for lines in minibatch[models.rank]]
+        for step, minibatch in enumerate(plan)
     ]
     whitening, micro_batches = _with_advantages(measured, data, objective)
     micro_batches = _with_limits(micro_batches, objective)
-    planned = micro_batches * algorithm.ppo_epochs
-    normalisers = _normalisers(micro_batches, objective) * algorithm.ppo_epochs
+    normalisers = _normalisers(micro_batches, objective)
+    planned = list(range(len(micro_batches))) * algorithm.ppo_epochs
     steps: list[StepSums] = []
-    for own, normaliser in zip(planned, normalisers, strict=True):
+    for index in planned:
         is_frozen = models.optimizer_steps < algorithm.critic_warmup_steps
-        steps.append(_optimise(models, own, objective, normaliser, is_frozen, total_steps))
+        steps.append(_optimise(models, micro_batches[index], objective, normalisers[index], is_frozen, total_steps))
+        if is_late and len(steps) == 1:
+            micro_batches[0] = _with_proximal(data.iteration, micro_batches[0], steps[0].logprobs)
         if algorithm.kl_limit is not None and _kl(steps[-1]) > algorithm.kl_limit:
             break
     left_out = len(planned) - len(steps)
     models.optimizer_steps += left_out
     if objective.policy.is_interpolated:
         micro_batches = [
-            [replace(each, proximal=seen) for each, seen in zip(own, step.logprobs, strict=True)]
-            for own, step in zip(micro_batches, steps, strict=False)
+            _with_proximal(data.iteration, own, step.logprobs) for own, step in zip(micro_batches, steps, strict=False)
         ]
-        _check_logprobs(data.iteration, [seen for step in steps for seen in step.logprobs], micro_batches)
-    facts = IterationFacts(whitening, objective.policy.ratio, left_out, algorithm.max_staleness)
+    tokens = forward_tokens(plan, data.lengths)
+    if models.is_packed:
+        tokens = (tokens[0], tokens[0])
+    facts = IterationFacts(whitening, objective.policy.ratio, left_out, algorithm.max_staleness, *tokens)
     return report(data, [micro_batch for own in micro_batches for micro_batch in own], steps, facts)
 
 
@@ -97,16 +109,36 @@ def _check_rows(data: IterationData, max_staleness: int) -> None:
             )
 
 
+def is_measured_late(algorithm: AlgorithmConfig, objective: Objective) -> bool:
+    """Return True if nothing before the first loss needs p.
+
+    The first forward in training then tells it: the weights are still those of p. The masks by p/mu, M2PO's limit,
+    V-trace and a KL in the reward need it before.
+    """
+    bands = (algorithm.mask_token_band, algorithm.mask_sequence_band, objective.second_moment)
+    is_needed = objective.has_vtrace or objective.kl_in_reward != 0.0 or any(each is not None for each in bands)
+    return not is_needed and not objective.policy.is_interpolated
+
+
 @torch.no_grad()
-def _measure(models: Models, data: IterationData, rows: MicroBatch, algorithm: AlgorithmConfig) -> PreparedMicroBatch:
-    """Measure proximal and reference logprobs, values and masks by the forward that is trained."""
-    batch = (pad([_sample(data, row) for row in rows], PAD_ID) if rows else filler_row(PAD_ID)).to(models.device)
-    nothing = torch.zeros_like(batch.behaviour)
-    is_measured = algorithm.proximal == "measured"
-    proximal = models.forward_actor(batch)[0] if is_measured else batch.behaviour
+def _measure(
+    models: Models, data: IterationData, lines: MicroBatch, algorithm: AlgorithmConfig, is_late: bool
+) -> PreparedMicroBatch:
+    """Measure proximal and reference logprobs, values and masks by the forward that is trained.
+
+    With `is_late` the first optimiser step finds the proximal logprobs; until then they are 0.
+    """
+    samples = [[_sample(data, row) for row in line] for line in lines]
+    batch = (pad_lines(samples, PAD_ID) if lines else filler_row(PAD_ID)).to(models.device)
+    proximal = nothing = torch.zeros_like(batch.behaviour)
+    if algorithm.proximal == "interpolated":
+        proximal = batch.behaviour
+    elif not is_late:
+        proximal = models.forward_actor(batch)[0]
     values = models.forward_critic(batch)
     return PreparedMicroBatch(
-        rows=rows,
+        rows=tuple(row for line in lines for row in line),
+        is_proximal_late=is_late,
         batch=batch,
         kept=kept_tokens(
             proximal, batch.behaviour, batch.mask, algorithm.mask_token_band, algorithm.mask_sequence_band
@@ -132,14 +164,18 @@ def _sample(data: IterationData, row: int) -> Sample:
     return sample
 
 
-def _check_logprobs(
-    iteration: int, logprobs: Sequence[Tensor], micro_batches: Sequence[Sequence[PreparedMicroBatch]]
-) -> None:
-    """Raise TrainingFault on every rank if logprobs are not finite on one. A collective."""
-    masks = [each.batch.mask for own in micro_batches for each in own]
-    bad = [(~torch.isfinite(seen[mask])).sum() for seen, mask in zip(logprobs, masks, strict=False)]
+def _with_proximal(
+    iteration: int, own: Sequence[PreparedMicroBatch], logprobs: Sequence[Tensor]
+) -> list[PreparedMicroBatch]:
+    """Return micro-batches with p as a step saw it. A collective.
+
+    Raises:
+        TrainingFault: p is not finite on some rank.
+    """
+    bad = [(~torch.isfinite(seen[each.batch.mask])).sum() for seen, each in zip(logprobs, own, strict=True)]
     if sum_over_ranks(torch.stack(bad).sum()).item():
         raise TrainingFault(_spoilt(iteration, "logprobs"))
+    return [replace(each, proximal=seen, is_proximal_late=False) for each, seen in zip(own, logprobs, strict=True)]
 
 
 def _spoilt(iteration: int, what: str) -> str:
@@ -255,7 +291,7 @@ def _policy_terms(models: Models, micro_batch: PreparedMicroBatch) -> PolicyTerm
     return PolicyTerms(
         logprobs=logprobs,
         entropy=entropy,
-        proximal=micro_batch.proximal,
+        proximal=logprobs.detach() if micro_batch.is_proximal_late else micro_batch.proximal,
         behaviour=micro_batch.batch.behaviour,
         reference=micro_batch.reference,
         advantages=micro_batch.advantages,

@@ -1,6 +1,5 @@
 """Actor, critic and reference behind a few methods; `iteration.py` brings losses and order."""
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -12,11 +11,18 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from prefixrl.common.config.learner import LearnerConfig, LoraConfig
+from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.seeds import derive
 from prefixrl.learner.training import distributed, lora
+from prefixrl.learner.training.backbone import (
+    attn_implementation,
+    hidden_at_actions,
+    shares_prompts,
+    spread_over_rows,
+    takes_shared_prompts,
+)
 from prefixrl.learner.training.batch import PaddedRows
 from prefixrl.learner.training.head import TokenHead
 from prefixrl.learner.training.trained_model import TrainedModel, zero_stage
@@ -33,9 +39,10 @@ class Actor(nn.Module):
 
     def forward(self, batch: dict[str, Tensor], temperature: float, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies (else 0) at the actions, both (rows, tokens) float32."""
-        hidden = _hidden_at_actions(self.model.get_decoder(), batch, self._is_packed)
-        logprobs, entropy = self.head(hidden, batch["tokens"], temperature, has_entropy)
-        return logprobs, entropy
+        hidden = hidden_at_actions(self.model.get_decoder(), batch, self._is_packed)
+        asked = batch["tokens"].flatten()[batch["cells"]]
+        logprobs, entropy = self.head(hidden, asked, temperature, has_entropy)
+        return spread_over_rows(logprobs, batch), spread_over_rows(entropy, batch)
 
 
 class Critic(nn.Module):
@@ -52,8 +59,8 @@ class Critic(nn.Module):
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         """Return values at the action positions, (rows, tokens) float32."""
-        values: Tensor = self.head(_hidden_at_actions(self.backbone, batch, self._is_packed)).squeeze(-1).float()
-        return values
+        values = self.head(hidden_at_actions(self.backbone, batch, self._is_packed)).squeeze(-1).float()
+        return spread_over_rows(values, batch)
 
 
 @dataclass
@@ -75,6 +82,10 @@ class Models:
     temperature: float
     has_reference: bool
     """False when the KL coefficient is 0."""
+    is_shared: bool
+    """True if the prompt of a group is computed once for all rows of a line."""
+    is_packed: bool
+    """True if rows run end to end as one, without padding."""
     lora: LoraConfig | None = None
     optimizer_steps: int = 0
     """Steps planned so far, dropped and left out ones included: the position in the learning rate schedule."""
@@ -95,6 +106,7 @@ class Models:
         learner, folder = config.learner, _Folder(initial_path, config, device)
         actor = Actor(folder.trainable("actor"), folder.is_packed, learner.head_dtype)
         _check_head(actor.model)
+        is_shared = shares_prompts(learner, device, config.mode == "direct") and takes_shared_prompts(actor.model)
         reference = None
         if config.algorithm.kl > 0.0 and learner.lora is None:
             reference = Actor(folder.load(), folder.is_packed, learner.head_dtype).eval().requires_grad_(False)
@@ -109,6 +121,7 @@ class Models:
             critic=critic, reference=reference, source=initial_path, hf_config=actor.model.config,
             dtype=learner.dtype, device=device, rank=rank, world_size=world_size, lora=learner.lora,
             temperature=config.rollout.temperature, has_reference=config.algorithm.kl > 0.0,
+            is_shared=is_shared, is_packed=folder.is_packed,
         )  # fmt: skip
 
     def forward_actor(self, batch: PaddedRows, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
@@ -117,7 +130,7 @@ class Models:
         Entropies are 0 unless asked for.
         """
         self.on_forward()
-        logprobs, entropy = self.actor.engine(_inputs(batch), self.temperature, has_entropy)
+        logprobs, entropy = self.actor.engine(batch.inputs(), self.temperature, has_entropy)
         return logprobs, entropy
 
     def forward_reference(self, batch: PaddedRows) -> Tensor | None:
@@ -126,14 +139,14 @@ class Models:
             return None
         with torch.no_grad(), lora.disabled(self.actor.engine.module):
             model = self.reference or self.actor.engine
-            logprobs: Tensor = model(_inputs(batch), self.temperature)[0]
+            logprobs: Tensor = model(batch.inputs(), self.temperature)[0]
         return logprobs
 
     def forward_critic(self, batch: PaddedRows) -> Tensor | None:
         """Return current values, (rows, tokens); None when there is no critic."""
         if self.critic is None:
             return None
-        values: Tensor = self.critic.engine(_inputs(batch))
+        values: Tensor = self.critic.engine(batch.inputs())
         return values
 
     def state_dict_for_publication(self) -> dict[str, Tensor]:
@@ -151,7 +164,7 @@ class Models:
         positions = torch.arange(len(tokens), device=self.device)[None, :]
         batch = {
             "input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": positions,
-            "action_positions": positions[:, :-1], "tokens": ids[:, 1:],
+            "actions": positions[0, :-1], "cells": positions[0, :-1], "tokens": ids[:, 1:],
         }  # fmt: skip
         logprobs: list[float] = self.actor.engine(batch, temperature)[0][0].tolist()
         return logprobs
@@ -171,15 +184,6 @@ def shard(frozen: Actor, device: torch.device) -> None:
     fully_shard(frozen, mesh=mesh, reshard_after_forward=True)
 
 
-def attn_implementation(config: LearnerConfig, device: torch.device) -> str:
-    """Return the implementation of attention: the configured one, or the best that is installed."""
-    if config.attn_implementation != "auto":
-        return config.attn_implementation
-    has_flash = importlib.util.find_spec("flash_attn") is not None
-    is_served = has_flash and device.type == "cuda" and config.dtype == "bfloat16"
-    return "flash_attention_2" if is_served else "sdpa"
-
-
 @dataclass(frozen=True)
 class _Folder:
     """The adapter's folder: actor, critic and reference are loaded from it in the same way."""
@@ -189,10 +193,15 @@ class _Folder:
     device: torch.device
 
     @property
+    def attention(self) -> str:
+        """Return the implementation of attention."""
+        return attn_implementation(self.config.learner, self.device, self.config.mode == "direct")
+
+    @property
     def is_packed(self) -> bool:
         """True if rows run end to end as one, without padding."""
         learner = self.config.learner
-        is_flash = attn_implementation(learner, self.device) == "flash_attention_2"
+        is_flash = self.attention == "flash_attention_2"
         return is_flash if learner.packed is None else learner.packed
 
     def trainable(self, name: str) -> PreTrainedModel:
@@ -206,7 +215,7 @@ class _Folder:
 
     def load(self) -> PreTrainedModel:
         """Load a model onto the learner's device."""
-        attention = attn_implementation(self.config.learner, self.device)
+        attention = self.attention
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.config.learner.dtype]
         try:
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
@@ -237,23 +246,3 @@ def _check_head(model: PreTrainedModel) -> None:
         raise DataError(
             f"{type(model).__name__} does more to its logits than one linear layer; such adapters are not supported"
         )
-
-
-def _inputs(batch: PaddedRows) -> dict[str, Tensor]:
-    names = ("input_ids", "attention_mask", "position_ids", "action_positions", "tokens")
-    return {name: getattr(batch, name) for name in names}
-
-
-def _hidden_at_actions(backbone: nn.Module, batch: dict[str, Tensor], is_packed: bool) -> Tensor:
-    """Run the backbone and return its output at the action positions, (rows, tokens, hidden)."""
-    ids, mask, positions = (batch[name] for name in ("input_ids", "attention_mask", "position_ids"))
-    if is_packed:
-        # Without a mask, transformers separates rows where positions begin at 0 again.
-        kept = mask.bool()
-        flat = backbone(input_ids=ids[kept][None], position_ids=positions[kept][None], use_cache=False)
-        padded = flat.last_hidden_state.new_zeros(*mask.shape, flat.last_hidden_state.shape[-1])
-        hidden: Tensor = padded.index_put((kept,), flat.last_hidden_state[0])
-    else:
-        out = backbone(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-        hidden = out.last_hidden_state
-    return hidden.gather(1, batch["action_positions"].unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))

@@ -1,31 +1,48 @@
 """The plan of an iteration: rows of each rank and forward. Pure, equal on every rank.
 
-A plan is `[minibatch][rank][micro-batch] -> row indices`. ZeRO runs a collective in every backward, so all ranks must
-run the same number of them: a rank that would have fewer gets empty micro-batches, for which the model runs a row of
-weight 0.
+A plan is `[minibatch][rank][micro-batch] -> lines`. A line is rows of one group that share their prompt: the prompt
+once, then the rows end to end. Groups are shuffled, not rows, so that a group stays together
+(docs/decisions/020-the-prompt-once.md).
+
+ZeRO runs a collective in every backward, so all ranks must run the same number of them: a rank that would have fewer
+gets empty micro-batches, for which the model runs a row of weight 0.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from math import ceil, isqrt
 
 import numpy as np
 
-MicroBatch = tuple[int, ...]
+Line = tuple[int, ...]
+MicroBatch = tuple[Line, ...]
 Plan = tuple[tuple[tuple[MicroBatch, ...], ...], ...]
+Lengths = Sequence[tuple[int, int]]
+"""(prompt tokens, sampled tokens) per row."""
+
+SQUARE_TOKENS = 8192
+"""Tokens of a line from which its attention costs more than its layers: 6 x hidden size, here for 1,365.
+
+Attention over a line is computed as a whole square, also where its rows do not see each other.
+"""
 
 
-def plan(lengths: Sequence[tuple[int, int]], ranks: int, minibatches: int, micro_batch_tokens: int) -> Plan:
-    """Split rows, in the order given, into minibatches, ranks and micro-batches.
+def plan(
+    lengths: Lengths, groups: Sequence[int], ranks: int, minibatches: int, micro_batch_tokens: int, is_shared: bool
+) -> Plan:
+    """Split rows, in the order given, into minibatches, ranks, micro-batches and lines.
 
     Args:
         lengths: (prompt tokens, sampled tokens) per row.
+        groups: of each row; rows of a group have one prompt and stand together.
         ranks: data-parallel processes.
         minibatches: optimiser steps; with fewer rows than that, one minibatch per row.
-        micro_batch_tokens: padded tokens (longest row x rows) of one forward; a longer row stands alone.
+        micro_batch_tokens: padded tokens (longest line x lines) of one forward; a longer row stands alone.
+        is_shared: False: every row is a line of its own. The rows of a rank do not depend on it.
 
     Returns:
-        `[minibatch][rank][micro-batch]` -> row indices, () for a forward of weight 0. Every row exactly once; rows of a
-        minibatch are a contiguous run of the order given; ranks differ by at most the longest row of the minibatch.
+        `[minibatch][rank][micro-batch]` -> lines, () for a forward of weight 0. Every row exactly once; rows of a
+        minibatch are a contiguous run of the order given; ranks differ by at most the longest line of the minibatch.
 
     Raises:
         ValueError: on no rows or a count below 1.
@@ -35,31 +52,89 @@ def plan(lengths: Sequence[tuple[int, int]], ranks: int, minibatches: int, micro
             raise ValueError(f"{name} is {count}; it must be at least 1")
     if not lengths:
         raise ValueError("there are no rows to plan")
-    sizes = [prompt + sampled for prompt, sampled in lengths]
-    runs = _even_runs(len(sizes), min(minibatches, len(sizes)))
-    return tuple(_minibatch(run, sizes, ranks, micro_batch_tokens) for run in runs)
+    planned = []
+    for run in _even_runs(len(lengths), min(minibatches, len(lengths))):
+        pieces = [list(rows) for _, rows in groupby(run, key=lambda row: groups[row])]
+        shares = _deal(pieces, lengths, ranks, micro_batch_tokens)
+        if not is_shared:
+            shares = [[(row,) for line in lines for row in line] for lines in shares]
+        packed = [_pack(lines, lengths, micro_batch_tokens) for lines in shares]
+        forwards = max(len(micros) for micros in packed)
+        planned.append(tuple(tuple(micros) + ((),) * (forwards - len(micros)) for micros in packed))
+    return tuple(planned)
 
 
 def plan_iteration(
-    lengths: Sequence[tuple[int, int]], seed: int, ranks: int, minibatches: int, micro_batch_tokens: int
+    lengths: Lengths,
+    groups: Sequence[int],
+    seed: int,
+    ranks: int,
+    minibatches: int,
+    micro_batch_tokens: int,
+    is_shared: bool = True,
 ) -> Plan:
-    """Plan one iteration: rows are shuffled by its seed, so that minibatches mix groups."""
-    order = shuffled(len(lengths), seed)
-    in_order = plan([lengths[row] for row in order], ranks, minibatches, micro_batch_tokens)
+    """Plan one iteration: its seed shuffles the groups; rows of a group stay together."""
+    order = shuffled_rows(groups, seed)
+    in_order = plan(
+        [lengths[row] for row in order],
+        [groups[row] for row in order],
+        ranks,
+        minibatches,
+        micro_batch_tokens,
+        is_shared,
+    )
     return tuple(
-        tuple(tuple(tuple(order[position] for position in micro) for micro in share) for share in minibatch)
+        tuple(
+            tuple(tuple(tuple(order[place] for place in line) for line in micro) for micro in share)
+            for share in minibatch
+        )
         for minibatch in in_order
     )
 
 
-def shuffled(rows: int, seed: int) -> tuple[int, ...]:
-    """Return a permutation of range(rows) that depends only on `rows` and `seed` (NumPy PCG64)."""
-    return tuple(np.random.Generator(np.random.PCG64(seed)).permutation(rows).tolist())
+def shuffled_rows(groups: Sequence[int], seed: int) -> tuple[int, ...]:
+    """Return the rows group by group, groups in an order that depends only on number and seed."""
+    rows_of: dict[int, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows_of.setdefault(group, []).append(row)
+    whole = list(rows_of.values())
+    return tuple(row for place in shuffled(len(whole), seed) for row in whole[place])
+
+
+def shuffled(count: int, seed: int) -> tuple[int, ...]:
+    """Return a permutation of range(count) by `count` and `seed` alone (NumPy PCG64)."""
+    return tuple(np.random.Generator(np.random.PCG64(seed)).permutation(count).tolist())
 
 
 def rows_of_rank(plan: Plan, rank: int) -> tuple[int, ...]:
     """Return the rows that one rank trains, ascending."""
-    return tuple(sorted(row for minibatch in plan for micro in minibatch[rank] for row in micro))
+    return tuple(sorted(row for minibatch in plan for micro in minibatch[rank] for line in micro for row in line))
+
+
+def line_tokens(line: Line, lengths: Lengths) -> int:
+    """Return the tokens of a line: the prompt once, and every row."""
+    return lengths[line[0]][0] + sum(lengths[row][1] for row in line)
+
+
+def forward_tokens(plan: Plan, lengths: Lengths) -> tuple[int, int]:
+    """Return the tokens of one forward of all ranks, without and with padding."""
+    micros = [micro for minibatch in plan for share in minibatch for micro in share if micro]
+    sizes = [[line_tokens(line, lengths) for line in micro] for micro in micros]
+    return sum(map(sum, sizes)), sum(max(micro) * len(micro) for micro in sizes)
+
+
+def cheapest_rows(prompt: int, sampled: int, rows: int) -> int:
+    """Return how many rows of a group a line should hold, by what a row then costs.
+
+    A line of k rows of r tokens after a prompt of P costs T + T^2 / S, with T = P + k r tokens and S = `SQUARE_TOKENS`.
+    Per row that is least at k r = sqrt(P (S + P)).
+
+    Args:
+        prompt: tokens of the prompt, P.
+        sampled: tokens of all rows together.
+        rows: their number.
+    """
+    return max(1, isqrt(prompt * (SQUARE_TOKENS + prompt)) * rows // sampled)
 
 
 def _even_runs(rows: int, parts: int) -> list[range]:
@@ -67,35 +142,56 @@ def _even_runs(rows: int, parts: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(edges)]
 
 
-def _minibatch(
-    rows: range, sizes: Sequence[int], ranks: int, micro_batch_tokens: int
-) -> tuple[tuple[MicroBatch, ...], ...]:
-    packed = [_pack(share, sizes, micro_batch_tokens) for share in _balance(rows, sizes, ranks)]
-    forwards = max(len(micros) for micros in packed)
-    return tuple(tuple(micros) + ((),) * (forwards - len(micros)) for micros in packed)
+def _deal(pieces: Sequence[Sequence[int]], lengths: Lengths, ranks: int, micro_batch_tokens: int) -> list[list[Line]]:
+    """Give each rank lines; their rows are halved where that makes the busiest load smaller."""
+    found: tuple[int, list[list[Line]]] | None = None
+    most = max(map(len, pieces))
+    while True:
+        lines = [line for piece in pieces for line in _lines(piece, lengths, most, micro_batch_tokens)]
+        busiest, shares = _balance(lines, lengths, ranks)
+        if found is None or busiest < found[0]:
+            found = busiest, shares
+        if ranks == 1 or most == 1:
+            return found[1]
+        most = ceil(most / 2)
 
 
-def _balance(rows: range, sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Give the longest row to the shortest rank: ranks differ by at most one row's tokens."""
-    shares: list[list[int]] = [[] for _ in range(ranks)]
+def _lines(piece: Sequence[int], lengths: Lengths, most: int, micro_batch_tokens: int) -> Iterator[Line]:
+    """Cut rows of one group into lines of at most `most` rows, of about as many each."""
+    prompt, rows, sampled = lengths[piece[0]][0], len(piece), sum(lengths[row][1] for row in piece)
+    fitting = max(1, (micro_batch_tokens - prompt) * rows // sampled)
+    most = min(most, fitting, cheapest_rows(prompt, sampled, rows))
+    most = ceil(rows / ceil(rows / most))
+    line: list[int] = []
+    for row in piece:
+        if line and (len(line) == most or line_tokens((*line, row), lengths) > micro_batch_tokens):
+            yield tuple(line)
+            line = []
+        line.append(row)
+    yield tuple(line)
+
+
+def _balance(lines: Sequence[Line], lengths: Lengths, ranks: int) -> tuple[int, list[list[Line]]]:
+    """Give the longest line to the shortest rank; return the busiest load and the shares."""
+    shares: list[list[Line]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    for row in _longest_first(rows, sizes):
+    for line in _longest_first(lines, lengths):
         rank = loads.index(min(loads))
-        shares[rank].append(row)
-        loads[rank] += sizes[row]
-    return shares
+        shares[rank].append(line)
+        loads[rank] += line_tokens(line, lengths)
+    return max(loads), shares
 
 
-def _pack(rows: Sequence[int], sizes: Sequence[int], micro_batch_tokens: int) -> list[MicroBatch]:
-    """Put rows of similar length together: each micro-batch is as wide as its first row."""
-    micros: list[list[int]] = []
-    for row in _longest_first(rows, sizes):
-        if micros and sizes[micros[-1][0]] * (len(micros[-1]) + 1) <= micro_batch_tokens:
-            micros[-1].append(row)
+def _pack(lines: Sequence[Line], lengths: Lengths, micro_batch_tokens: int) -> list[MicroBatch]:
+    """Put lines of similar length together: each micro-batch is as wide as its first line."""
+    micros: list[list[Line]] = []
+    for line in _longest_first(lines, lengths):
+        if micros and line_tokens(micros[-1][0], lengths) * (len(micros[-1]) + 1) <= micro_batch_tokens:
+            micros[-1].append(line)
         else:
-            micros.append([row])
+            micros.append([line])
     return [tuple(micro) for micro in micros]
 
 
-def _longest_first(rows: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    return sorted(rows, key=lambda row: (-sizes[row], row))
+def _longest_first(lines: Sequence[Line], lengths: Lengths) -> list[Line]:
+    return sorted(lines, key=lambda line: (-line_tokens(line, lengths), line))

@@ -50,8 +50,9 @@ def test_the_first_step_on_a_stale_batch_has_the_loss_and_gradient_of_the_formul
 def first_loss(model: PreTrainedModel, initial: PreTrainedModel, data: IterationData, config: RunConfig) -> Tensor:
     """Mean over the first minibatch's tokens of -w min(rho A, clip(rho) A) - c_H H, at theta = p."""
     algorithm = config.algorithm
-    minibatches = plan_iteration(data.lengths, data.seed, 1, algorithm.minibatches, config.learner.micro_batch_tokens)
-    rows = [data.samples[row] for micro_batch in minibatches[0][0] for row in micro_batch]
+    budget = config.learner.micro_batch_tokens
+    minibatches = plan_iteration(data.lengths, data.groups, data.seed, 1, algorithm.minibatches, budget)
+    rows = [data.samples[row] for micro_batch in minibatches[0][0] for line in micro_batch for row in line]
     total = torch.zeros(())
     for row in rows:
         now, entropy = logprobs(model, row)

@@ -174,7 +174,7 @@ def test_three_iterations_have_the_texts_rewards_and_losses_of_one_plain_process
         (replace(REFERENCE, seed=12), "is another prompt"),
         (replace(REFERENCE, prefix_tokens=7), "token ids differ"),
         (replace(REFERENCE, completion_temperature=1.5), "rewards differ"),
-        (replace(REFERENCE, recipe=replace(RECIPE, lam=0.94)), "policy_loss differs"),
+        (replace(REFERENCE, recipe=replace(RECIPE, lam=0.94)), "value_loss differs"),
     ],
     ids=["another seed", "shorter prefixes", "hotter target", "another lambda"],
 )

@@ -1,8 +1,8 @@
 """A whole synchronous run in one process, written from the documented rules: sample, complete, judge, train, repeat.
 
 It shares with the software it judges only what defines the data: how seeds are derived, the order of prompts, the
-shuffle of an iteration. Everything else is plain: every forward starts from the first token (no cache), answers are
-read by one regular expression, training is `ppo_loop`.
+shuffle of an iteration's groups. Everything else is plain: every forward starts from the first token (no cache),
+answers are read by one regular expression, training is `ppo_loop`.
 
     group g of iteration t: prompt at place g = t B + i, seed = derive(run seed, "group", g)
     token of row r, step s:  the first token whose cumulative probability exceeds row_uniforms(seed, purpose)[r, s]
@@ -82,10 +82,11 @@ class ReferenceRun:
     def iteration(self, number: int) -> ReferenceIteration:
         groups = self.sample(number)
         rows = [row for group in groups for row in group.rows]
-        order = shuffled(len(rows), derive(self.run.seed, "iteration", number))
+        places = shuffled(len(groups), derive(self.run.seed, "iteration", number))
+        order = [place * self.run.samples + row for place in places for row in range(self.run.samples)]
         parts = self.run.minibatches
         edges = [len(rows) * part // parts for part in range(parts + 1)]
-        minibatches = [list(order[a:b]) for a, b in pairwise(edges)]
+        minibatches = [order[a:b] for a, b in pairwise(edges)]
         losses = self.loop.train(rows, minibatches)
         policy, value = (sum(each) / len(each) for each in zip(*losses, strict=True))
         return ReferenceIteration(groups, policy, value)

@@ -19,7 +19,7 @@ from support.tiny_model import random_iteration, run_config
 RANKS = 2
 LOW_RANK = {"lora": {"rank": 4, "alpha": 8}, "gradient_checkpointing": True, "packed": True}
 HEAD = {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "lm_head"]}}
-MICRO_BATCH_TOKENS = 30
+MICRO_BATCH_TOKENS = 16
 """Few enough that ranks would often run different numbers of forwards."""
 ITERATIONS = 10
 
@@ -79,7 +79,7 @@ def grouped(rank: int, folder: Path, stage: int, name: str = "adapter", **option
 
 def train(models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None) -> list[dict[str, float]]:
     data = random_iteration(iteration)
-    plan = plan_iteration(data.lengths, data.seed, RANKS, config.algorithm.minibatches, MICRO_BATCH_TOKENS)
+    plan = plan_iteration(data.lengths, data.groups, data.seed, RANKS, config.algorithm.minibatches, MICRO_BATCH_TOKENS)
     own = {row: data.samples[row] for row in rows_of_rank(plan, models.rank)}
     if poisoned_row in own:
         own[poisoned_row] = replace(own[poisoned_row], logprobs=own[poisoned_row].logprobs * math.nan)

@@ -1,6 +1,7 @@
 """Training through DeepSpeed against the plain loop of tests/reference, and proof that the comparison can fail."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.training import iteration, model
 from prefixrl.learner.training.batch import IterationData
 from prefixrl.learner.training.model import Models
-from prefixrl.learner.training.plan import plan_iteration
+from prefixrl.learner.training.plan import shuffled_rows
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -57,7 +58,7 @@ def test_the_comparison_notices_values_read_one_position_late(adapter: Path, mon
     straight = model.Critic.forward
 
     def late(self: model.Critic, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return straight(self, batch | {"action_positions": batch["action_positions"] + 1})
+        return straight(self, batch | {"actions": batch["actions"] + 1})
 
     monkeypatch.setattr(model.Critic, "forward", late)
     with pytest.raises(AssertionError, match="loss differs by"):
@@ -80,7 +81,7 @@ def test_the_comparison_notices_a_mean_of_the_micro_batches_means(
     monkeypatch.setattr(iteration, "_optimise", counting)
     monkeypatch.setattr(iteration, "policy_loss", mean_of_means)
     with pytest.raises(AssertionError, match="policy loss differs by"):
-        compare(run_config(adapter), ITERATIONS)
+        compare(run_config(adapter, learner={"micro_batch_tokens": 30}), ITERATIONS)
 
 
 def compare(config: RunConfig, iterations: int) -> None:
@@ -114,8 +115,10 @@ def rows(data: IterationData) -> list[Row]:
 
 
 def minibatches(data: IterationData, config: RunConfig) -> list[list[int]]:
-    plan = plan_iteration(data.lengths, data.seed, 1, config.algorithm.minibatches, config.learner.micro_batch_tokens)
-    return [[row for micro in minibatch[0] for row in micro] for minibatch in plan]
+    order = shuffled_rows(data.groups, data.seed)
+    parts = config.algorithm.minibatches
+    edges = [len(order) * part // parts for part in range(parts + 1)]
+    return [list(order[a:b]) for a, b in pairwise(edges)]
 
 
 def recipe(config: RunConfig, total_steps: int) -> Recipe:

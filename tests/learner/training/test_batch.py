@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.learner.training.batch import Sample, filler_row, pad
+from prefixrl.learner.training.batch import Sample, filler_row, pad, pad_lines
 
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
 
@@ -22,21 +22,46 @@ def sample(prompt: list[int], sampled: list[int], reward: float = 0.0, logprobs:
     )
 
 
-@given(st.lists(st.tuples(tokens, tokens, st.floats(0, 1, width=32)), min_size=1, max_size=5))
-def test_every_token_is_predicted_from_the_one_before_it(rows: list[tuple[list[int], list[int], float]]) -> None:
-    batch = pad([sample(*row) for row in rows], pad_id=9)
-    for i, (prompt, sampled, reward) in enumerate(rows):
-        whole = prompt + sampled
-        assert batch.input_ids[i].tolist() == whole + [9] * (batch.input_ids.shape[1] - len(whole))
-        assert batch.attention_mask[i].sum() == len(whole)
-        assert batch.mask[i].sum() == len(sampled)
-        assert batch.rewards[i] == reward
-        for t, token in enumerate(sampled):
-            assert batch.tokens[i, t] == token
-            assert batch.behaviour[i, t] == -(t + 1)
-            place = batch.action_positions[i, t]
-            assert batch.input_ids[i, place] == whole[len(prompt) + t - 1]
-            assert batch.input_ids[i, place + 1] == token
+lines_of_rows = st.lists(
+    st.tuples(tokens, st.lists(st.tuples(tokens, st.floats(0, 1, width=32)), min_size=1, max_size=4)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(lines_of_rows)
+def test_every_token_is_predicted_from_the_one_before_it(
+    lines: list[tuple[list[int], list[tuple[list[int], float]]]],
+) -> None:
+    batch = pad_lines([[sample(prompt, *row) for row in rows] for prompt, rows in lines], pad_id=9)
+    width, longest = batch.input_ids.shape[1], batch.tokens.shape[1]
+    place_of = dict(zip(batch.cells.tolist(), batch.actions.tolist(), strict=True))
+    row = 0
+    for i, (prompt, rows) in enumerate(lines):
+        line = prompt + [token for sampled, _ in rows for token in sampled]
+        assert batch.input_ids[i].tolist() == line + [9] * (width - len(line))
+        assert batch.attention_mask[i].sum() == len(line)
+        assert batch.position_ids[i, : len(prompt)].tolist() == list(range(len(prompt)))
+        start = len(prompt)
+        for segment, (sampled, reward) in enumerate(rows, start=1):
+            assert batch.mask[row].sum() == len(sampled)
+            assert batch.rewards[row] == reward
+            for t, token in enumerate(sampled):
+                place = place_of.pop(row * longest + t)
+                assert batch.tokens[row, t] == token == batch.input_ids[i, start + t]
+                assert batch.behaviour[row, t] == -(t + 1)
+                assert batch.position_ids[i, start + t] == len(prompt) + t
+                assert place == i * width + (len(prompt) - 1 if t == 0 else start + t - 1)
+                if batch.segments is not None:
+                    assert batch.segments[i, start + t] == segment
+            start, row = start + len(sampled), row + 1
+    assert not place_of
+    assert (batch.segments is None) == all(len(rows) == 1 for _, rows in lines)
+
+
+def test_rows_of_a_line_with_other_prompts_are_refused() -> None:
+    with pytest.raises(ValueError, match="group 4 share a line, but their prompts differ"):
+        pad_lines([[sample([1, 2], [3]), sample([1, 5], [3])]], pad_id=0)
 
 
 def test_an_eos_that_ended_the_prefix_is_a_token_like_any_other() -> None:

@@ -252,7 +252,8 @@ def loss_over(objective: Objective, rows: Rows, shares: list[list[int]]) -> floa
 def narrowed(piece: PreparedMicroBatch, share: list[int]) -> PreparedMicroBatch:
     """Some rows of a piece, no wider than they need."""
     width = int(piece.batch.mask[share].sum(dim=1).max())
-    batch = type(piece.batch)(**{name: x[share] for name, x in vars(piece.batch).items()})
+    of_rows = ("mask", "tokens", "behaviour", "versions", "rewards")
+    batch = replace(piece.batch, **{name: getattr(piece.batch, name)[share] for name in of_rows})
     batch = replace(batch, mask=batch.mask[:, :width])
     tensors = {name: x[share, :width] for name, x in vars(piece).items() if isinstance(x, Tensor)}
     return PreparedMicroBatch(tuple(share), batch, **tensors)

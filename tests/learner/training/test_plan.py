@@ -1,103 +1,187 @@
-"""The plan: every row once, equal counts per rank, within the token budget, balanced."""
+"""The plan: every row once, equal counts per rank, within the token budget, balanced; groups stay together."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.learner.training.plan import Plan, plan, plan_iteration, rows_of_rank, shuffled
+from prefixrl.learner.training.plan import (
+    SQUARE_TOKENS,
+    Plan,
+    cheapest_rows,
+    forward_tokens,
+    line_tokens,
+    plan,
+    plan_iteration,
+    rows_of_rank,
+    shuffled,
+    shuffled_rows,
+)
 
-lengths_of_rows = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=60)
+Rows = tuple[list[tuple[int, int]], list[int]]
+
+
+@st.composite
+def grouped_rows(draw: st.DrawFn) -> Rows:
+    """Lengths and groups of up to 60 rows; rows of a group have one prompt and stand together."""
+    lengths, groups = [], []
+    for group in range(draw(st.integers(1, 12))):
+        prompt = draw(st.integers(1, 40))
+        for sampled in draw(st.lists(st.integers(1, 20), min_size=1, max_size=8)):
+            lengths.append((prompt, sampled))
+            groups.append(group)
+    return lengths[:60], groups[:60]
+
+
 shapes = st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 200))
 
 
-def planned(lengths: list[tuple[int, int]], shape: tuple[int, int, int]) -> Plan:
+def planned(rows: Rows, shape: tuple[int, int, int], is_shared: bool = True) -> Plan:
     ranks, minibatches, budget = shape
-    return plan(lengths, ranks, minibatches, budget)
+    return plan(*rows, ranks, minibatches, budget, is_shared)
 
 
-@given(lengths_of_rows, shapes)
-def test_every_row_is_trained_exactly_once(lengths: list[tuple[int, int]], shape: tuple[int, int, int]) -> None:
-    rows = [row for minibatch in planned(lengths, shape) for share in minibatch for micro in share for row in micro]
-    assert sorted(rows) == list(range(len(lengths)))
+def flat(micros: object) -> list[int]:
+    """All rows in a part of a plan."""
+    return [micros] if isinstance(micros, int) else [row for part in micros for row in flat(part)]  # type: ignore[attr-defined]
 
 
-@given(lengths_of_rows, shapes)
+@given(grouped_rows(), shapes, st.booleans())
+def test_every_row_is_trained_exactly_once(rows: Rows, shape: tuple[int, int, int], is_shared: bool) -> None:
+    assert sorted(flat(planned(rows, shape, is_shared))) == list(range(len(rows[0])))
+
+
+@given(grouped_rows(), shapes, st.booleans())
 def test_all_ranks_run_as_many_forwards_in_a_minibatch(
-    lengths: list[tuple[int, int]], shape: tuple[int, int, int]
+    rows: Rows, shape: tuple[int, int, int], is_shared: bool
 ) -> None:
-    for minibatch in planned(lengths, shape):
+    for minibatch in planned(rows, shape, is_shared):
         assert len(minibatch) == shape[0]
         assert len({len(share) for share in minibatch}) == 1
         assert all(any(share[index] for share in minibatch) for index in range(len(minibatch[0])))
 
 
-@given(lengths_of_rows, shapes)
-def test_a_minibatch_is_a_contiguous_run_and_none_is_empty(
-    lengths: list[tuple[int, int]], shape: tuple[int, int, int]
-) -> None:
-    minibatches = planned(lengths, shape)
-    assert len(minibatches) == min(shape[1], len(lengths))
-    runs = [sorted(row for share in minibatch for micro in share for row in micro) for minibatch in minibatches]
-    assert [row for run in runs for row in run] == list(range(len(lengths)))
+@given(grouped_rows(), shapes)
+def test_a_minibatch_is_a_contiguous_run_and_none_is_empty(rows: Rows, shape: tuple[int, int, int]) -> None:
+    minibatches = planned(rows, shape)
+    assert len(minibatches) == min(shape[1], len(rows[0]))
+    runs = [sorted(flat(minibatch)) for minibatch in minibatches]
+    assert [row for run in runs for row in run] == list(range(len(rows[0])))
     assert max(map(len, runs)) - min(map(len, runs)) <= 1
     assert min(map(len, runs)) >= 1
 
 
-@given(lengths_of_rows, shapes)
+@given(grouped_rows(), shapes, st.booleans())
 def test_only_a_single_row_exceeds_the_padded_token_budget(
-    lengths: list[tuple[int, int]], shape: tuple[int, int, int]
+    rows: Rows, shape: tuple[int, int, int], is_shared: bool
 ) -> None:
-    for minibatch in planned(lengths, shape):
-        for micro in (micro for share in minibatch for micro in share if len(micro) > 1):
-            assert max(sum(lengths[row]) for row in micro) * len(micro) <= shape[2]
+    for minibatch in planned(rows, shape, is_shared):
+        for micro in (micro for share in minibatch for micro in share if len(flat(micro)) > 1):
+            assert max(line_tokens(line, rows[0]) for line in micro) * len(micro) <= shape[2]
 
 
-@given(lengths_of_rows, shapes)
-def test_ranks_differ_by_at_most_the_longest_row(lengths: list[tuple[int, int]], shape: tuple[int, int, int]) -> None:
-    for minibatch in planned(lengths, shape):
-        loads = [sum(sum(lengths[row]) for micro in share for row in micro) for share in minibatch]
-        longest = max(sum(lengths[row]) for share in minibatch for micro in share for row in micro)
-        assert max(loads) - min(loads) <= longest
+@given(grouped_rows(), shapes)
+def test_ranks_differ_by_at_most_the_longest_line(rows: Rows, shape: tuple[int, int, int]) -> None:
+    for minibatch in planned(rows, shape):
+        shares = [[line_tokens(line, rows[0]) for micro in share for line in micro] for share in minibatch]
+        loads = [sum(share) for share in shares]
+        assert max(loads) - min(loads) <= max(max(share) for share in shares if share)
+
+
+@given(grouped_rows(), shapes)
+def test_the_rows_of_a_line_are_of_one_group_and_each_alone_where_prompts_are_not_shared(
+    rows: Rows, shape: tuple[int, int, int]
+) -> None:
+    shared, alone = (planned(rows, shape, is_shared) for is_shared in (True, False))
+    for whole in (shared, alone):
+        for line in (line for minibatch in whole for share in minibatch for micro in share for line in micro):
+            assert len({rows[1][row] for row in line}) == 1
+            assert whole is shared or len(line) == 1
+    for rank in range(shape[0]):
+        assert rows_of_rank(shared, rank) == rows_of_rank(alone, rank)
+
+
+def test_a_group_is_one_line_and_one_forward_where_it_fits() -> None:
+    lengths, groups = [(200, 32)] * 16, [0] * 8 + [1] * 8
+    first, second = tuple(range(8)), tuple(range(8, 16))
+    assert plan(lengths, groups, 1, 1, 16_384, True) == ((((first, second),),),)
+    assert plan(lengths, groups, 2, 1, 16_384, True) == ((((first,),), ((second,),)),)
+    assert forward_tokens(plan(lengths, groups, 1, 1, 16_384, True), lengths) == (912, 912)
+    assert forward_tokens(plan(lengths, groups, 1, 1, 16_384, False), lengths) == (3712, 3712)
+
+
+def test_a_group_too_long_for_a_forward_is_cut_into_even_lines_that_repeat_the_prompt() -> None:
+    lengths, groups = [(200, 32)] * 8, [0] * 8
+    assert plan(lengths, groups, 1, 1, 400, True) == (((((0, 1, 2, 3),), ((4, 5, 6, 7),)),),)
+    assert plan(lengths, groups, 1, 1, 1, True) == ((tuple(((row,),) for row in range(8)),),)
+
+
+def test_one_group_is_cut_where_that_keeps_ranks_busy() -> None:
+    lengths = [(20, 60)] * 8
+    assert plan(lengths, [0] * 8, 2, 1, 10_000, True) == ((((((0, 1, 2, 3),),), (((4, 5, 6, 7),),))),)
+    # Prompts so long beside rows that a second one costs a rank as much as the rows it takes off the other.
+    assert len(plan([(1000, 1)] * 2, [0] * 2, 2, 1, 10_000, True)[0][1][0]) == 1
+
+
+@given(st.integers(1, 4000), st.integers(1, 3000), st.integers(1, 40))
+def test_the_cheapest_number_of_rows_is_the_one_that_a_search_finds(prompt: int, sampled: int, rows: int) -> None:
+    def cost(count: int) -> float:
+        tokens = prompt + count * sampled
+        return (tokens + tokens**2 / SQUARE_TOKENS) / count
+
+    found = min(cheapest_rows(prompt, sampled * rows, rows), rows)
+    best = min(range(1, rows + 1), key=cost)
+    # The formula is that of the continuous minimum, rounded down.
+    assert abs(found - best) <= 1
 
 
 def test_a_hand_computed_plan() -> None:
     lengths = [(3, 2), (1, 1), (4, 4), (2, 1), (5, 1), (1, 2)]
-    assert plan(lengths, ranks=2, minibatches=2, micro_batch_tokens=10) == ((((2,),), ((0, 1),)), (((4,),), ((3, 5),)))
+    alone = [0, 1, 2, 3, 4, 5]
+    assert plan(lengths, alone, ranks=2, minibatches=2, micro_batch_tokens=10, is_shared=True) == (
+        ((((2,),),), (((0,), (1,)),)),
+        ((((4,),),), (((3,), (5,)),)),
+    )
 
 
 def test_a_rank_without_rows_gets_forwards_of_weight_zero() -> None:
-    assert plan([(2, 2)], ranks=3, minibatches=4, micro_batch_tokens=100) == ((((0,),), ((),), ((),)),)
+    assert plan([(2, 2)], [0], 3, 4, 100, True) == (((((0,),),), ((),), ((),)),)
 
 
 @given(st.integers(0, 80), st.integers(0, 2**63 - 1))
-def test_shuffling_is_a_permutation_that_depends_on_the_seed_alone(rows: int, seed: int) -> None:
-    assert sorted(shuffled(rows, seed)) == list(range(rows))
-    assert shuffled(rows, seed) == shuffled(rows, seed)
+def test_shuffling_is_a_permutation_that_depends_on_the_seed_alone(count: int, seed: int) -> None:
+    assert sorted(shuffled(count, seed)) == list(range(count))
+    assert shuffled(count, seed) == shuffled(count, seed)
 
 
 def test_the_shuffle_is_the_same_on_every_machine() -> None:
     assert shuffled(8, 7) == (0, 6, 7, 2, 4, 5, 1, 3)
+    assert shuffled_rows([5, 5, 2, 2, 2, 9], 3) == (5, 2, 3, 4, 0, 1)
 
 
-@given(lengths_of_rows, shapes, st.integers(0, 1000))
-def test_the_ranks_shares_of_an_iteration_are_all_of_it(
-    lengths: list[tuple[int, int]], shape: tuple[int, int, int], seed: int
-) -> None:
-    whole = plan_iteration(lengths, seed, *shape)
+@given(grouped_rows(), shapes, st.integers(0, 1000))
+def test_the_ranks_shares_of_an_iteration_are_all_of_it(rows: Rows, shape: tuple[int, int, int], seed: int) -> None:
+    whole = plan_iteration(*rows, seed, *shape)
     shares = [rows_of_rank(whole, rank) for rank in range(shape[0])]
-    assert sorted(row for share in shares for row in share) == list(range(len(lengths)))
+    assert sorted(row for share in shares for row in share) == list(range(len(rows[0])))
     assert all(list(share) == sorted(share) for share in shares)
 
 
-@given(lengths_of_rows, shapes, st.integers(0, 1000))
+@given(grouped_rows(), shapes, st.integers(0, 1000))
 def test_the_minibatches_of_an_iteration_hold_the_same_rows_for_any_number_of_ranks(
-    lengths: list[tuple[int, int]], shape: tuple[int, int, int], seed: int
+    rows: Rows, shape: tuple[int, int, int], seed: int
 ) -> None:
     def contents(ranks: int) -> list[set[int]]:
-        whole = plan_iteration(lengths, seed, ranks, shape[1], shape[2])
-        return [{row for share in minibatch for micro in share for row in micro} for minibatch in whole]
+        return [set(flat(minibatch)) for minibatch in plan_iteration(*rows, seed, ranks, shape[1], shape[2])]
 
     assert contents(1) == contents(shape[0])
+
+
+@given(grouped_rows(), shapes, st.integers(0, 1000))
+def test_at_most_one_group_is_torn_at_each_edge_of_a_minibatch(
+    rows: Rows, shape: tuple[int, int, int], seed: int
+) -> None:
+    minibatches = [{rows[1][row] for row in flat(each)} for each in plan_iteration(*rows, seed, *shape)]
+    assert sum(map(len, minibatches)) - len(set(rows[1])) <= len(minibatches) - 1
 
 
 @pytest.mark.parametrize(
@@ -106,4 +190,4 @@ def test_the_minibatches_of_an_iteration_hold_the_same_rows_for_any_number_of_ra
 )
 def test_an_impossible_plan_is_refused(lengths: list[tuple[int, int]], shape: tuple[int, int, int], named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        planned(lengths, shape)
+        planned((lengths, [0] * len(lengths)), shape)

@@ -62,7 +62,7 @@ def test_packed_rows_have_no_padding(adapter: Path) -> None:
     train_iteration(models, data, config, 20)
     tokens = sum(prompt + sampled for prompt, sampled in data.lengths)
     assert {shape[0] for shape in seen} == {1}
-    # Each row is measured once and trained once.
+    # Each row is measured once and trained once, and carries its prompt.
     assert sum(shape[1] for shape in seen) == 2 * tokens
 
 

@@ -14,6 +14,7 @@ from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.plan import plan_iteration
 from support.paths import ROOT
+from support.rank_process import MICRO_BATCH_TOKENS
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -23,7 +24,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "low rank": {"lora": {"rank": 4, "alpha": 8}},
     "low rank head": {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "lm_head"]}},
 }
-"""With "low rank" the ranks also pack rows and checkpoint gradients: that changes no step either.
+"""The ranks compute a group's prompt once for its rows, here every row has its own.
+
+With "low rank" the ranks also pack rows and checkpoint gradients: that changes no step either.
 
 Their head takes the vocabulary in several blocks, here it is one."""
 ITERATIONS = 10
@@ -69,7 +72,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_ranks_train_what_one_trains(told: list[list[dict[str, Any]]], stage: int, tmp_path: Path) -> None:
-    config = run_config(save_model(tmp_path / "adapter", is_tied=True))
+    config = run_config(save_model(tmp_path / "adapter", is_tied=True), learner={"shared_prompts": False})
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in range(ITERATIONS):
         alone = train_iteration(models, random_iteration(iteration), config, 20).steps
@@ -79,7 +82,7 @@ def test_two_ranks_train_what_one_trains(told: list[list[dict[str, Any]]], stage
 
 def test_the_recorded_batches_leave_some_rank_with_fewer_forwards_than_the_other() -> None:
     plans = [
-        plan_iteration(data.lengths, data.seed, 2, 2, 30)
+        plan_iteration(data.lengths, data.groups, data.seed, 2, 2, MICRO_BATCH_TOKENS)
         for data in (random_iteration(iteration) for iteration in range(ITERATIONS))
     ]
     filled_up = [() in share for plan in plans for minibatch in plan for share in minibatch]
@@ -92,7 +95,7 @@ def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_li
     told: list[list[dict[str, Any]]], stage: int, options: str, tmp_path: Path
 ) -> None:
     model = save_model(tmp_path / "adapter", is_tied=options != "low rank head")
-    config = run_config(model, algorithm=GROUPED, learner=OPTIONS[options])
+    config = run_config(model, algorithm=GROUPED, learner=OPTIONS[options] | {"shared_prompts": False})
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in range(2):
         alone = train_iteration(models, random_iteration(iteration), config, 20)
