@@ -1,7 +1,8 @@
 """Round trips of an honest worker while strangers and false peers connect as fast as they can.
 
 A real broker process; one honest worker sends heartbeats and waits for each answer. Attackers are one process more, the
-kinds of `KINDS` in turn. The same worker without them, before and after, is the baseline.
+kinds of `KINDS` in turn. The baseline is the same worker while the same attack goes to another broker on this machine:
+on few cores an attacker takes time from everybody, whomever it attacks. The worker without any attack is measured too.
 """
 
 import contextlib
@@ -14,8 +15,9 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TypeVar
 
 import click
@@ -192,12 +194,12 @@ def broker(folder: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]", Path
 
 
 class Measured(msgspec.Struct):
-    """Round trips in milliseconds, and what became of the broker."""
+    """Round trips in milliseconds, round by round, and what became of the broker."""
 
-    without: list[float]
-    attacked: list[float]
-    elsewhere: list[float]
-    """While the same attack went to another broker on this machine: what it takes from the cores."""
+    without: list[list[float]]
+    attacked: list[list[float]]
+    elsewhere: list[list[float]]
+    """While the same attack went to another broker on this machine: what attacker and defence take from the cores."""
     attack_s: float
     broker_mib: float
     """The most memory it ever held."""
@@ -207,43 +209,47 @@ class Measured(msgspec.Struct):
     is_alive: bool
 
 
-def measure(connections: int, quiet_s: float, with_other: bool) -> Measured:
-    """The honest worker alone, `with_other` while another broker is attacked, attacked, and alone again."""
-    with tempfile.TemporaryDirectory(prefix="hostile-") as folder, broker(Path(folder)) as (directory, child, log_file):
+def measure(connections: int, quiet_s: float, with_other: bool, rounds: int = 1) -> Measured:
+    """In each round: the honest worker alone, `with_other` while another broker is attacked, and attacked.
+
+    The rounds share `connections` and `quiet_s`; other load on the machine meets all three alike.
+    """
+    found = Measured([], [], [], 0.0, 0.0, 0, 0, False)
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder, ExitStack() as stack:
+        directory, child, log_file = stack.enter_context(broker(Path(folder)))
         other = Path(folder) / "other"
+        other.mkdir()
+        other_directory = stack.enter_context(broker(other))[0] if with_other else other
         honest = HonestPeer(address_in(directory, "worker"))
 
         def alone() -> list[float]:
-            end_s = time.monotonic() + quiet_s
+            end_s = time.monotonic() + quiet_s / rounds
             return honest.round_trips(lambda: time.monotonic() > end_s)
 
-        def during(attacked: Path, many: int) -> list[float]:
-            with attackers(attacked, many) as child:
+        def during(attacked: Path) -> list[float]:
+            with attackers(attacked, connections // rounds) as child:
                 assert child.stdin is not None
                 child.stdin.close()
                 found = honest.round_trips(lambda: child.poll() is not None)
             assert child.returncode == 0
             return found
 
-        without, elsewhere = alone(), []
-        if with_other:
-            other.mkdir()
-            with broker(other) as (other_directory, _, _):
-                elsewhere = during(other_directory, connections)
-        began_s = time.monotonic()
-        attacked = during(directory, connections)
-        attack_s = time.monotonic() - began_s
-        without += alone()
+        for _ in range(rounds):
+            found.without.append(alone())
+            if with_other:
+                found.elsewhere.append(during(other_directory))
+            began_s = time.monotonic()
+            found.attacked.append(during(directory))
+            found.attack_s += time.monotonic() - began_s
         honest.close()
-        status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8").splitlines()
-        most = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
-        text = log_file.read_text(encoding="utf-8")
         operator = HonestPeer(address_in(directory, "operator"), "operator")
-        malformed, tracebacks = operator.status().malformed_messages, text.count("Traceback")
+        found.malformed = operator.status().malformed_messages
         operator.close()
-        return Measured(
-            without, attacked, elsewhere, attack_s, most / 1024, malformed, tracebacks, child.poll() is None
-        )
+        status = Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8").splitlines()
+        found.broker_mib = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+        found.tracebacks = log_file.read_text(encoding="utf-8").count("Traceback")
+        found.is_alive = child.poll() is None
+    return found
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -251,25 +257,21 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def figures_of(measured: Measured) -> list[Figure]:
-    """Quantiles with and without the attack; spread: over tenths of the time."""
-    found = []
+    """Quantiles beside the attack, and beside the same attack on another broker: medians of the rounds."""
+    found, kind = [], "smallest and largest of the rounds"
     for share, name in ((0.5, "median"), (0.99, "99th percentile")):
-        now, before = quantile(measured.attacked, share), quantile(measured.without, share)
-        size = max(1, len(measured.attacked) // 10)
-        parts = [quantile(measured.attacked[at : at + size], share) for at in range(0, len(measured.attacked), size)]
-        kind = "smallest and largest of the tenths of the time"
-        if measured.elsewhere:
-            there, many = quantile(measured.elsewhere, share), len(measured.elsewhere)
-            label = f"round trip while another broker is attacked, {name}"
-            found.append(
-                Figure(label, "ms", there, many, (there, there), before, "without attack", there / before, name)
-            )
+
+        def of(rounds: list[list[float]], share: float = share) -> tuple[float, int, tuple[float, float]]:
+            each = [quantile(values, share) for values in rounds]
+            return median(each), sum(map(len, rounds)), (min(each), max(each))
+
+        without, elsewhere, attacked = of(measured.without), of(measured.elsewhere), of(measured.attacked)
+        label = f"round trip while another broker is attacked, {name}"
         found.append(
-            Figure(
-                f"round trip of an honest worker, {name}", "ms", now, len(measured.attacked), (min(parts), max(parts)),
-                before, "without attack", now / before, name, kind,
-            )
-        )  # fmt: skip
+            Figure(label, "ms", *elsewhere, without[0], "without attack", elsewhere[0] / without[0], name, kind)
+        )
+        label, beside = f"round trip of an honest worker, {name}", "while another broker is attacked"
+        found.append(Figure(label, "ms", *attacked, elsewhere[0], beside, attacked[0] / elsewhere[0], name, kind))
     most = measured.broker_mib
     found.append(Figure("memory of the broker", "MiB", most, 1, (most, most), statistic="largest"))
     return found
@@ -277,19 +279,27 @@ def figures_of(measured: Measured) -> list[Figure]:
 
 @click.command()
 @click.option("--connections", type=int, default=20_000, show_default=True)
-@click.option("--quiet-s", type=float, default=20.0, show_default=True, help="Time without attack, before and after.")
+@click.option("--quiet-s", type=float, default=20.0, show_default=True, help="Time without attack, in all.")
+@click.option("--rounds", type=int, default=5, show_default=True, help="They share connections and quiet time.")
 @click.option("--json", "path", required=True, type=click.Path(dir_okay=False, path_type=Path))
-def main(connections: int, quiet_s: float, path: Path) -> None:
+def main(connections: int, quiet_s: float, rounds: int, path: Path) -> None:
     """Measure and write the figures."""
     at, started_s = commit(), time.monotonic()
-    measured = measure(connections, quiet_s, with_other=True)
+    measured = measure(connections, quiet_s, with_other=True, rounds=rounds)
     details = {
         "attack_s": measured.attack_s, "connections_per_s": connections / measured.attack_s,
         "malformed_messages": measured.malformed, "tracebacks": measured.tracebacks,
         "broker_is_alive": measured.is_alive,
-        "honest_round_trips": {"without": len(measured.without), "attacked": len(measured.attacked), "lost": 0},
+        "honest_round_trips": {
+            "without": sum(map(len, measured.without)), "attacked": sum(map(len, measured.attacked)), "lost": 0,
+        },
     }  # fmt: skip
-    settings = {"connections": connections, "quiet_s": quiet_s, "kinds": [each.__name__[1:] for each in KINDS]}
+    settings = {
+        "connections": connections,
+        "quiet_s": quiet_s,
+        "rounds": rounds,
+        "kinds": [each.__name__[1:] for each in KINDS],
+    }
     Report("hostile_peers", False, settings, figures_of(measured), details, at).finish(path, started_s)
 
 

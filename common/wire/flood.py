@@ -17,7 +17,11 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 MOST_UNREAD_BYTES = 96 * 2**20
-"""For all connections together; more than the largest message."""
+"""For all connections of strangers together; more than the largest message."""
+MEMBER_BYTES = 128 * 2**20
+"""For one connection of a member, a peer that may send large messages: two of the largest, one sent again."""
+MEMBERS_BYTES = 2**30
+"""For all members together."""
 MOST_SILENT = 2048
 """Connections of which no message came: a handshake takes milliseconds."""
 CHECK_EVERY_S = 0.1
@@ -37,11 +41,16 @@ class _Connection:
     received: int = 0
     taken: int = 0
     is_silent: bool = True
+    is_member: bool = False
     is_cut: bool = False
 
 
 class FloodGuard:
-    """Cuts the connections of a server that hold most, while all together hold too much."""
+    """Cuts the connections of a server that hold too much.
+
+    Of strangers those that hold most, while all strangers together hold too much. A member only for what it holds
+    itself, so that no other peer costs it a large result; or the largest, where members fill the memory together.
+    """
 
     def __init__(self, endpoint: str) -> None:
         is_counted = sys.platform == "linux" and endpoint.startswith("tcp://")
@@ -49,12 +58,12 @@ class FloodGuard:
         self._known: dict[int, _Connection] = {}
         self._checked_s, self._next_s = time.monotonic(), 0.0
 
-    def took(self, descriptor: int, size_bytes: int, frames: int) -> None:
-        """Note that a message of a connection was handed over."""
+    def took(self, descriptor: int, size_bytes: int, frames: int, is_member: bool) -> None:
+        """Note that a message was handed over, and whether its peer is a member by now."""
         with contextlib.suppress(OSError):  # closed meanwhile
             known = self._connection(descriptor)
             known.taken += size_bytes + FRAME_BYTES * frames
-            known.is_silent = False
+            known.is_silent, known.is_member = False, is_member
 
     def check(self) -> None:
         """Cut what is too much, if it is time to look again."""
@@ -67,7 +76,12 @@ class FloodGuard:
             with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
                 if connection.getsockname()[1:2] == (self._port,) and connection.getpeername():
                     known = open_now[descriptor] = self._connection(descriptor)
-                    (known.received,) = _RECEIVED.unpack(connection.getsockopt(*_TCP_INFO, _RECEIVED.size))
+                    info = connection.getsockopt(*_TCP_INFO, _RECEIVED.size)
+                    if len(info) < _RECEIVED.size:
+                        log.warning("this kernel does not count what connections send: nothing is cut")
+                        self._port = None
+                        return
+                    (known.received,) = _RECEIVED.unpack(info)
                     known.taken = min(known.taken + pings, known.received)
         self._known = open_now
         self._cut_largest()
@@ -83,14 +97,25 @@ class FloodGuard:
         return known
 
     def _cut_largest(self) -> None:
-        held = {each: known.received - known.taken for each, known in self._known.items() if not known.is_cut}
-        while (total := sum(held.values())) > MOST_UNREAD_BYTES:
-            largest = max(held, key=held.__getitem__)
-            peer, size_bytes = self._cut(largest), held.pop(largest)
-            log.warning(
-                "cut the connection of %s: %.0f MiB of it are not a whole message or not read yet, of all connections "
-                "%.0f MiB, allowed are %d", peer, size_bytes / 2**20, total / 2**20, MOST_UNREAD_BYTES // 2**20
-            )  # fmt: skip
+        for are_members, most, most_each in (
+            (False, MOST_UNREAD_BYTES, MOST_UNREAD_BYTES),
+            (True, MEMBERS_BYTES, MEMBER_BYTES),
+        ):
+            held = {
+                each: known.received - known.taken
+                for each, known in self._known.items()
+                if known.is_member == are_members and not known.is_cut
+            }
+            while held:
+                largest, total = max(held, key=held.__getitem__), sum(held.values())
+                if total <= most and held[largest] <= most_each:
+                    break
+                peer, size_bytes = self._cut(largest), held.pop(largest)
+                log.warning(
+                    "cut the connection of %s: %.0f MiB of it are not a whole message or not read yet, allowed are %d; "
+                    "of all %s %.0f MiB, allowed are %d", peer, size_bytes / 2**20, most_each // 2**20,
+                    "members" if are_members else "strangers", total / 2**20, most // 2**20,
+                )  # fmt: skip
 
     def _cut_silent(self) -> None:
         silent = [each for each, known in self._known.items() if known.is_silent and not known.is_cut]

@@ -206,10 +206,11 @@ class Server(Generic[In, Out]):
         size_bytes = sum(map(len, frames))
         if peer.startswith(TAKEN_OVER):
             raise Malformed(f"peer {peer.hex()}: an old connection whose identity was taken over")
-        self._flood.took(first.get(zmq.SRCFD), size_bytes, len(frames))
+        is_member = may_be_large(peer)
+        self._flood.took(first.get(zmq.SRCFD), size_bytes, len(frames), is_member)
         client = self._client(peer, first)
         tag = frames.pop(0) if is_tag(frames[0]) else b""
-        if size_bytes > (most := MAX_MESSAGE_BYTES if may_be_large(peer) else MAX_FRAME_BYTES):
+        if size_bytes > (most := MAX_MESSAGE_BYTES if is_member else MAX_FRAME_BYTES):
             raise Malformed(f"peer {peer.hex()}: a message of {size_bytes} bytes, at most {most}")
         if len(frames) > MOST_FRAMES:
             raise Malformed(f"peer {peer.hex()}: a message of more than {MOST_FRAMES} frames")

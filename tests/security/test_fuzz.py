@@ -90,5 +90,5 @@ def test_hostile_connections_harm_no_honest_worker(connections: int, figure: Fig
     assert measured.is_alive and measured.tracebacks == 0
     assert measured.broker_mib < 300
     assert measured.attacked, "every round trip was answered, or `measure` had failed"
-    slowest = [f"{quantile(each, 0.99):.1f} ms" for each in (measured.attacked, measured.without)]
+    slowest = [f"{quantile(each, 0.99):.1f} ms" for (each,) in (measured.attacked, measured.without)]
     figure(f"hostile connections: {connections}, p99 {' against '.join(slowest)} alone, {measured.broker_mib:.0f} MiB")

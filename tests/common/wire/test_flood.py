@@ -1,6 +1,7 @@
 """The bound on what connections send and nobody has read, over real sockets."""
 
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -70,6 +71,76 @@ def test_many_messages_that_are_read_are_never_too_much(
     assert not caplog.records
 
 
+def nobody(peer: bytes) -> bool:
+    """Every peer is a stranger."""
+    return False
+
+
+def is_large(peer: bytes) -> bool:
+    """The peer of that name is a member."""
+    return peer == b"large"
+
+
+def send_endlessly(client: Client[FromBroker, ToBroker]) -> None:
+    """Send 4 MiB of one message."""
+    for _ in range(64):
+        client._socket.send(bytes(2**16), zmq.SNDMORE)
+    client._socket.send(b"")
+
+
+def test_a_large_message_of_a_member_is_not_cut_for_what_strangers_hold(
+    server: Server[ToBroker, FromBroker], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        stopping_after(server.endpoint, 3 * MOST) as slowly,
+        stopping_after(server.endpoint, 2 * MOST) as endpoint,
+        closing(connect(slowly, b"large")) as large,
+        closing(connect(endpoint, b"endless")) as endless,
+    ):
+        for client in (large, endless):
+            client.send(GetStatus())
+            assert server.receive(20.0, is_large) is not None
+        for client in (large, endless):
+            send_endlessly(client)
+
+        def is_cut() -> bool:
+            assert server.receive(0.01, is_large) is None
+            return "cut the connection of 127.0.0.1" in caplog.text
+
+        wait_until(is_cut, "the cut")
+        for _ in range(50):
+            assert server.receive(0.01, is_large) is None
+    assert len(caplog.messages) == 1 and "of all strangers" in caplog.text
+
+
+@pytest.mark.parametrize("limit", ["MEMBER_BYTES", "MEMBERS_BYTES"])
+def test_a_member_that_holds_more_than_members_may_is_cut(
+    limit: str, server: Server[ToBroker, FromBroker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flood, limit, MOST)
+    with stopping_after(server.endpoint, 2 * MOST) as endpoint, closing(connect(endpoint, b"large")) as large:
+        large.send(GetStatus())
+        assert server.receive(20.0, is_large) is not None
+        send_endlessly(large)
+
+        def is_cut() -> bool:
+            assert server.receive(0.01, is_large) is None
+            return "of all members" in caplog.text
+
+        wait_until(is_cut, "the cut")
+
+
+def test_a_kernel_that_does_not_count_bytes_is_named_once_and_cuts_nothing(
+    server: Server[ToBroker, FromBroker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flood, "_RECEIVED", struct.Struct("900xQ"))
+    with closing(connect(server.endpoint, b"one")) as one:
+        for _ in range(3):
+            one.send(GetStatus())
+            assert server.receive(20.0) is not None
+    assert caplog.messages == ["this kernel does not count what connections send: nothing is cut"]
+
+
 def test_the_connection_that_holds_most_is_cut_and_the_others_stay(
     server: Server[ToBroker, FromBroker], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -80,13 +151,11 @@ def test_the_connection_that_holds_most_is_cut_and_the_others_stay(
     ):
         for client in (endless, honest):
             client.send(GetStatus())
-            assert server.receive(20.0) is not None
-        for _ in range(64):
-            endless._socket.send(bytes(2**16), zmq.SNDMORE)
-        endless._socket.send(b"")
+            assert server.receive(20.0, nobody) is not None
+        send_endlessly(endless)
 
         def is_cut() -> bool:
-            assert server.receive(0.01) is None
+            assert server.receive(0.01, nobody) is None
             return "cut the connection of 127.0.0.1" in caplog.text
 
         wait_until(is_cut, "the cut")
