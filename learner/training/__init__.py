@@ -13,6 +13,7 @@ Read in this order:
     figures.py        the figures of an iteration, summed over ranks
     model.py          actor, critic and reference
     trained_model.py  one model behind DeepSpeed, and its learning rate
+    optimizers.py     AdamW as it is fastest where its moments lie
     lora.py           low-rank adaptation
     distributed.py    the process group and its collectives
     checkpoint.py     saving and resuming

@@ -53,7 +53,11 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
     objective = resolve(algorithm, config.max_sampled_tokens)
     _check_rows(data, algorithm.max_staleness)
     minibatches = plan_iteration(
-        data.lengths, data.seed, models.world_size, algorithm.minibatches, config.learner.micro_batch_tokens
+        data.lengths,
+        data.seed,
+        models.world_size,
+        algorithm.minibatches_of(len(data.lengths)),
+        config.learner.micro_batch_tokens,
     )
     measured = [
         [_measure(models, data, rows, algorithm) for rows in minibatch[models.rank]] for minibatch in minibatches
@@ -64,8 +68,7 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
     normalisers = _normalisers(micro_batches, objective) * algorithm.ppo_epochs
     steps: list[StepSums] = []
     for own, normaliser in zip(planned, normalisers, strict=True):
-        is_frozen = models.optimizer_steps < algorithm.critic_warmup_steps
-        steps.append(_optimise(models, own, objective, normaliser, is_frozen, total_steps))
+        steps.append(_optimise(models, own, objective, normaliser, algorithm.critic_warmup_steps, total_steps))
         if algorithm.kl_limit is not None and _kl(steps[-1]) > algorithm.kl_limit:
             break
     left_out = len(planned) - len(steps)
@@ -220,12 +223,15 @@ def _optimise(
     own: Sequence[PreparedMicroBatch],
     objective: Objective,
     normalisers: tuple[float, float],
-    is_frozen: bool,
+    frozen_steps: int,
     total_steps: int,
 ) -> StepSums:
-    """Run one minibatch and step each model; the actor only if it may learn from some token."""
+    """Run one minibatch and step each model; the actor only if it may learn from some token.
+
+    The actor's learning rate counts its steps from the end of the `frozen_steps` in which only the critic learns.
+    """
     policy_normaliser, value_normaliser = normalisers
-    is_actor_trained = policy_normaliser > 0.0 and not is_frozen
+    is_actor_trained = policy_normaliser > 0.0 and models.optimizer_steps >= frozen_steps
     totals: Sums = {}
     logprobs: list[Tensor] = []
     for index, micro_batch in enumerate(own):
@@ -245,7 +251,7 @@ def _optimise(
     return StepSums(
         totals,
         logprobs,
-        models.actor.step(step, total_steps) if is_actor_trained else None,
+        models.actor.step(step - frozen_steps, total_steps - frozen_steps) if is_actor_trained else None,
         models.critic.step(step, total_steps) if models.critic else None,
     )
 
