@@ -212,3 +212,8 @@ class AlgorithmConfig(Section):
                 f"proximal = 'interpolated' with {', '.join(needing)}: these need proximal logprobs before the loss; "
                 f"leave one of the two out"
             )
+
+    def minibatches_of(self, rows: int) -> int:
+        """Return the minibatches of a batch: fewer, in proportion, where it has fewer rows than all."""
+        full = self.groups_per_iteration * self.samples_per_prompt
+        return max(1, min(self.minibatches, rows, (2 * self.minibatches * rows + full) // (2 * full)))

@@ -245,8 +245,9 @@ class RunConfig(Section):
         return math.ceil(self.groups_in_all(problems) / self.algorithm.groups_per_iteration)
 
     def steps_in_all(self, problems: int) -> int:
-        """Return the optimiser steps of that run; its last iteration may have too few rows for all."""
+        """Return the optimiser steps of that run; the last iteration may be small."""
         algorithm, iterations = self.algorithm, self.iterations_in_all(problems)
         last_groups = self.groups_in_all(problems) - (iterations - 1) * algorithm.groups_per_iteration
-        last = min(algorithm.minibatches, last_groups * algorithm.samples_per_prompt)
-        return algorithm.ppo_epochs * ((iterations - 1) * algorithm.minibatches + last)
+        last = algorithm.minibatches_of(last_groups * algorithm.samples_per_prompt)
+        full = algorithm.minibatches_of(algorithm.groups_per_iteration * algorithm.samples_per_prompt)
+        return algorithm.ppo_epochs * ((iterations - 1) * full + last)

@@ -15,6 +15,7 @@ Read in this order:
     backbone.py       one run of a model: shared prompts, packed rows, attention
     head.py           logprobs and entropies from hidden states, in blocks of the vocabulary
     trained_model.py  one model behind DeepSpeed, and its learning rate
+    optimizers.py     AdamW as it is fastest where its moments lie
     lora.py           low-rank adaptation
     distributed.py    the process group and its collectives
     checkpoint.py     saving and resuming

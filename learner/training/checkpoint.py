@@ -30,6 +30,7 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.process import sync
 from prefixrl.learner.training import distributed
 from prefixrl.learner.training.model import Models
+from prefixrl.learner.training.optimizers import restored, saved_state
 from prefixrl.learner.training.trained_model import TrainedModel
 
 FORMAT = 2
@@ -243,7 +244,7 @@ def _trained_models(models: Models) -> list[tuple[str, TrainedModel]]:
 def _share(model: TrainedModel) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, weights in model.masters().items():
-        state = model.adam.state.get(weights, {})
+        state = saved_state(model.adam.state.get(weights, {}))
         average = {"ema": model.ema[name]} if model.ema else {}
         for part, tensor in {"weights": weights.detach(), **average, **state}.items():
             tensors[f"{name}/{part}"] = tensor.to("cpu").contiguous()
@@ -263,9 +264,7 @@ def _restore(model: TrainedModel, tensors: dict[str, Tensor]) -> None:
         model.adam.state.pop(weights, None)
     for name, tensor in tensors.items():
         owner, _, part = name.rpartition("/")
-        # torch's Adam keeps its step count on the CPU, whatever the device.
-        device = torch.device("cpu") if part == "step" else masters[owner].device
-        model.adam.state[masters[owner]][part] = tensor.to(device)
+        model.adam.state[masters[owner]][part] = restored(part, tensor, model.adam, masters[owner].device)
     model.masters_changed()
 
 

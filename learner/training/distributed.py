@@ -33,12 +33,30 @@ def start(
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
     local_rank = int(os.environ.setdefault("LOCAL_RANK", str(rank if world_size > 1 else 0)))
     if kind == "cuda":
+        local_rank = device_index(local_rank, torch.cuda.device_count())
+        os.environ["LOCAL_RANK"] = str(local_rank)  # DeepSpeed takes its device from it
         torch.cuda.set_device(local_rank)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     if not dist.is_initialized():
         _meet("nccl" if kind == "cuda" else "gloo", rank, world_size, timedelta(seconds=timeout_s))
     _start_deepspeed(kind)
     return torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu")
+
+
+def device_index(local_rank: int, devices: int) -> int:
+    """Return the device of a rank: the only one it sees, else that of its number on the host.
+
+    Raises:
+        ConfigError: there are several devices, and fewer than ranks on this host.
+    """
+    if devices == 1:  # `srun --gpus-per-task=1`: each task sees its own GPU, as number 0
+        return 0
+    if local_rank >= devices:
+        raise ConfigError(
+            f"LOCAL_RANK = {local_rank}, but this process sees {devices} CUDA devices: allowed are 0 to {devices - 1}; "
+            f"start at most {devices} learner ranks on this host"
+        )
+    return local_rank
 
 
 def stop() -> None:

@@ -58,7 +58,7 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
         data.groups,
         data.seed,
         models.world_size,
-        algorithm.minibatches,
+        algorithm.minibatches_of(len(data.lengths)),
         config.learner.micro_batch_tokens,
         models.is_shared,
     )
@@ -73,8 +73,8 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
     planned = list(range(len(micro_batches))) * algorithm.ppo_epochs
     steps: list[StepSums] = []
     for index in planned:
-        is_frozen = models.optimizer_steps < algorithm.critic_warmup_steps
-        steps.append(_optimise(models, micro_batches[index], objective, normalisers[index], is_frozen, total_steps))
+        own, frozen_steps = micro_batches[index], algorithm.critic_warmup_steps
+        steps.append(_optimise(models, own, objective, normalisers[index], frozen_steps, total_steps))
         if is_late and len(steps) == 1:
             micro_batches[0] = _with_proximal(data.iteration, micro_batches[0], steps[0].logprobs)
         if algorithm.kl_limit is not None and _kl(steps[-1]) > algorithm.kl_limit:
@@ -256,12 +256,15 @@ def _optimise(
     own: Sequence[PreparedMicroBatch],
     objective: Objective,
     normalisers: tuple[float, float],
-    is_frozen: bool,
+    frozen_steps: int,
     total_steps: int,
 ) -> StepSums:
-    """Run one minibatch and step each model; the actor only if it may learn from some token."""
+    """Run one minibatch and step each model; the actor only if it may learn from some token.
+
+    The actor's learning rate counts its steps from the end of the `frozen_steps` in which only the critic learns.
+    """
     policy_normaliser, value_normaliser = normalisers
-    is_actor_trained = policy_normaliser > 0.0 and not is_frozen
+    is_actor_trained = policy_normaliser > 0.0 and models.optimizer_steps >= frozen_steps
     totals: Sums = {}
     logprobs: list[Tensor] = []
     for index, micro_batch in enumerate(own):
@@ -281,7 +284,7 @@ def _optimise(
     return StepSums(
         totals,
         logprobs,
-        models.actor.step(step, total_steps) if is_actor_trained else None,
+        models.actor.step(step - frozen_steps, total_steps - frozen_steps) if is_actor_trained else None,
         models.critic.step(step, total_steps) if models.critic else None,
     )
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from prefixrl.common.config.learner import LearnerConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.training import distributed
+from prefixrl.learner.training.optimizers import make_adam
 
 GATHER_NUMEL = 64 * 1024 * 1024
 """Elements gathered at a time when ZeRO-3 weights are put together for publication."""
@@ -60,12 +61,7 @@ class TrainedModel:
         import deepspeed
 
         module.eval()  # no dropout: logprobs of one batch must be the same function in every pass
-        optimizer = torch.optim.AdamW(
-            [parameter for parameter in module.parameters() if parameter.requires_grad],
-            lr=lr,
-            betas=config.adam_betas,
-            weight_decay=config.weight_decay,
-        )
+        optimizer = make_adam(module.parameters(), config, lr, device)
         settings = deepspeed_settings(config, sum(parameter.numel() for parameter in module.parameters()))
         self.stage: int = settings["zero_optimization"]["stage"]
         # DeepSpeed's bf16 optimiser prints memory figures, unasked.
@@ -123,10 +119,10 @@ class TrainedModel:
         return StepReport(True, norm)
 
     @property
-    def adam(self) -> torch.optim.AdamW:
+    def adam(self) -> torch.optim.Optimizer:
         """The optimiser that DeepSpeed wraps; it holds the moments of `masters`."""
         optimizer = self.engine.optimizer
-        adam: torch.optim.AdamW = optimizer if self.stage == 0 else optimizer.optimizer
+        adam: torch.optim.Optimizer = optimizer if self.stage == 0 else optimizer.optimizer
         return adam
 
     def masters(self) -> dict[str, Tensor]:

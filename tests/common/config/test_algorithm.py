@@ -1,6 +1,7 @@
 """Keys of `[algorithm]` that go together; every refusal names both keys and the remedy."""
 
 import math
+from fractions import Fraction
 from pathlib import Path
 from typing import get_args
 
@@ -190,3 +191,15 @@ def test_a_function_of_ones_own_allows_groups_of_one_and_refuses_a_zscore(run_fi
     assert from_json(config.model_dump_json()) == config
     with pytest.raises(ConfigError, match=r"zscore = 'buffer' with advantage_function = 'mine\.py"):
         read(run_file, name="grpo", zscore="buffer", advantage_function=mine)
+
+
+@pytest.mark.parametrize("minibatches", [1, 3, 8, 200])
+@pytest.mark.parametrize("full_groups", [1, 5, 64])
+def test_minibatches_of_a_small_batch_are_those_of_a_full_one_in_proportion(minibatches: int, full_groups: int) -> None:
+    algorithm = AlgorithmConfig(minibatches=minibatches, groups_per_iteration=full_groups, samples_per_prompt=2)
+    full = 2 * full_groups
+    for rows in range(1, full + 1):
+        # The nearest number of equal parts, halves up, of at least one row each.
+        exact = Fraction(minibatches * rows, full)
+        nearest = min(range(minibatches + 1), key=lambda count: (abs(exact - count), -count))
+        assert algorithm.minibatches_of(rows) == max(1, min(nearest, rows))

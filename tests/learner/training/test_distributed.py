@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from prefixrl.common.errors import ConfigError
 from prefixrl.learner.training import distributed
 
 VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
@@ -52,3 +53,13 @@ def test_a_named_interface_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_no_way_is_known_gloo_finds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "towards", lambda host: None)
     assert meet("node7.invalid") is None
+
+
+@pytest.mark.parametrize(("local_rank", "devices", "index"), [(0, 1, 0), (3, 1, 0), (0, 4, 0), (3, 4, 3)])
+def test_a_rank_takes_the_only_device_it_sees_or_that_of_its_number(local_rank: int, devices: int, index: int) -> None:
+    assert distributed.device_index(local_rank, devices) == index
+
+
+def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match="LOCAL_RANK = 4, but this process sees 4 CUDA devices: allowed are 0 to 3"):
+        distributed.device_index(4, 4)

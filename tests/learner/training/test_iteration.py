@@ -131,6 +131,6 @@ def test_a_missing_row_or_other_lengths_than_announced_are_refused(adapter: Path
 
 
 def test_fewer_rows_than_minibatches_make_fewer_steps(adapter: Path) -> None:
-    config = run_config(adapter, algorithm={"minibatches": 8})
+    config = run_config(adapter, algorithm={"minibatches": 12})
     (metrics,), _ = trained(config, random_iteration(0, groups=1, samples=3))
     assert len(metrics.steps) == 3

@@ -243,6 +243,29 @@ def test_the_critic_warms_up_while_the_actor_stands_still(adapter: Path) -> None
     assert not same(initial, models.state_dict_for_publication())
 
 
+def test_the_actors_learning_rate_warms_up_once_it_learns_also_after_a_resume(adapter: Path, tmp_path: Path) -> None:
+    learner = {"warmup_ratio": 0.5, "actor_lr": 1e-3}
+    config = run_config(adapter, algorithm={"critic_warmup_steps": 4}, learner=learner)
+    models = Models.load(config, 0, 1, config.adapter.model)
+    for iteration in range(2):
+        train_iteration(models, random_iteration(iteration), config, 20)
+    checkpoint.save(tmp_path, models, checkpoint.TrainerState(2, models.optimizer_steps, 1), keep=1)
+    resumed = Models.load(config, 0, 1, config.adapter.model)
+    checkpoint.load(tmp_path, resumed)
+    for each in (models, resumed):
+        train_iteration(each, random_iteration(2), config, 20)
+        # The second of 16 steps, of which half warm up.
+        assert each.actor.adam.param_groups[0]["lr"] == pytest.approx(1e-3 * 2 / 8)
+
+
+def test_a_small_batch_takes_a_proportionate_number_of_steps(adapter: Path) -> None:
+    config = run_config(adapter, algorithm={"groups_per_iteration": 8, "minibatches": 4})
+    models = Models.load(config, 0, 1, config.adapter.model)
+    assert len(train_iteration(models, random_iteration(0, groups=8), config, 20).steps) == 4
+    assert len(train_iteration(models, random_iteration(1, groups=4), config, 20).steps) == 2
+    assert len(train_iteration(models, random_iteration(2, groups=1), config, 20).steps) == 1
+
+
 @pytest.mark.parametrize("name", ["rloo", "gae"])
 def test_past_the_kl_limit_the_remaining_steps_are_left_out(adapter: Path, name: str) -> None:
     algorithm = {"name": name, "minibatches": 2, "ppo_epochs": 3}

@@ -112,6 +112,13 @@ def test_other_deepspeed_settings_pass_through(adapter: Path) -> None:
     assert settings["zero_optimization"] == {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 10}
     assert settings["wall_clock_breakdown"] is True
     assert settings["gradient_clipping"] == 1.0
+    assert "communication_data_type" not in settings
+
+
+def test_gradients_of_bfloat16_are_added_up_over_ranks_in_float32(adapter: Path) -> None:
+    config = run_config(adapter, learner={"dtype": "bfloat16"})
+    engine = loaded(config).actor.engine
+    assert engine.communication_data_type == torch.float32
 
 
 def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""AdamW by torch, fused on CUDA, or by DeepSpeed for moments in the host's memory.
+
+All take the same steps but for rounding.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prefixrl.common.config.learner import LearnerConfig
+
+log = logging.getLogger(__name__)
+
+
+def is_offloaded(config: LearnerConfig) -> bool:
+    """Return True if DeepSpeed keeps moments and masters in the host's memory."""
+    offload = config.deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
+    return bool(offload.get("device", "none") != "none")
+
+
+def make_adam(
+    parameters: Iterable[nn.Parameter], config: LearnerConfig, lr: float, device: torch.device
+) -> torch.optim.Optimizer:
+    """Return the AdamW that is fastest where its moments lie."""
+    trained = [each for each in parameters if each.requires_grad]
+    options: dict[str, Any] = {"lr": lr, "betas": config.adam_betas, "weight_decay": config.weight_decay}
+    if is_offloaded(config):
+        # On a CPU nothing is offloaded, and nothing compiled for it.
+        cpu = make_cpu_adam(trained, options) if device.type == "cuda" else None
+        return cpu or torch.optim.AdamW(trained, **options)
+    # Fused, the step has no temporaries; on a CPU torch's default is the one that its results are known by.
+    return torch.optim.AdamW(trained, **options, fused=True if device.type == "cuda" else None)
+
+
+def make_cpu_adam(trained: list[nn.Parameter], options: dict[str, Any]) -> torch.optim.Optimizer | None:
+    """Return DeepSpeed's AdamW for the CPU, compiled at its first use; None where that fails."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    try:
+        made: torch.optim.Optimizer = DeepSpeedCPUAdam(trained, **options, adamw_mode=True)
+    # A compiler that is missing, or fails, shows in ways of its own.
+    except Exception as error:  # noqa: BLE001
+        log.warning(
+            "DeepSpeed's Adam for the CPU cannot be compiled here (%s: %.200s): torch's is several times slower",
+            type(error).__name__,
+            error,
+        )
+        return None
+    return made
+
+
+def saved_state(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Return one parameter's state as tensors; DeepSpeed's Adam counts its steps in a number."""
+    return {name: each if isinstance(each, Tensor) else torch.tensor(float(each)) for name, each in state.items()}
+
+
+def restored(name: str, saved: Tensor, optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor | int:
+    """Return one part of a parameter's state as this optimiser wants it."""
+    if name != "step":
+        return saved.to(device)
+    if not isinstance(optimizer, torch.optim.AdamW):
+        return int(saved.item())
+    # torch's Adam counts on the CPU, whatever the device, but where it is fused.
+    return saved.to(device if optimizer.defaults.get("fused") else "cpu")
