@@ -15,6 +15,8 @@ over the rounds. Peak memory is what an iteration takes above what was held befo
     python -m benchmarks.learner_step [--quick] --json FILE
 """
 
+import ctypes
+import gc
 import statistics
 import tempfile
 import time
@@ -41,7 +43,7 @@ from prefixrl.learner.training.plan import plan_iteration
 
 PROMPT_TOKENS, PREFIX_TOKENS, SAMPLES = 200, 32, 8
 MICRO_BATCH_TOKENS = 2048
-GROUPS, ROUNDS = 4, 3
+GROUPS, ROUNDS = 2, 3
 QUICK_GROUPS, QUICK_ROUNDS = 2, 1
 VOCABULARY = 16_384
 LARGE: dict[str, Any] = {
@@ -162,7 +164,9 @@ def sampled(groups: int) -> IterationData:
 
 
 def measure(work: Callable[[], object]) -> Measured:
-    """Do the work once."""
+    """Do the work once, after the allocator gave back what earlier work left free."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     held_mib = resident_mib("VmRSS")
     wall_s, cpu_s = time.monotonic(), time.process_time()
