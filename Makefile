@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALL := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos systemd vllm slurm hosts check clean
+.PHONY: help setup demo test test-all chaos systemd vllm slurm hosts gpu check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -63,6 +63,13 @@ hosts: .venv/.installed-dev  ## a run on several hosts, which are network namesp
 			iproute2 nftables tcpdump wireguard-go wireguard-tools) || \
 		echo "iproute2, nftables, tcpdump or WireGuard is not there and cannot be installed" >&2
 	$(BIN)/pytest tests/hosts -m hosts
+
+# Each part ends within ten minutes and writes benchmarks/results/gpu_PART.json, or to $OUT where that is set.
+GPU_PARTS := memory probe correctness launch publication
+gpu: $(GPU_PARTS:%=gpu-%)  ## what needs a CUDA device: learner, probe, a run, publication; skipped without one
+
+gpu-%: .venv/.installed-dev
+	timeout 600 $(BIN)/pytest -m gpu tests/gpu/test_$*.py
 
 check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
 	$(BIN)/ruff check .

@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 MOST_UNREAD_BYTES = 96 * 2**20
 """For all connections of strangers together; more than the largest message."""
-MEMBER_BYTES = 128 * 2**20
-"""For one connection of a member, a peer that may send large messages: two of the largest, one sent again."""
+MEMBER_BYTES = 96 * 2**20
+"""For one connection of a member, a peer that may send large messages: more than the largest."""
 MEMBERS_BYTES = 2**30
 """For all members together."""
 MOST_SILENT = 2048

@@ -216,6 +216,7 @@ def time_lines(config: RunConfig, prompt_tokens: int) -> list[str]:
         rows=rows,
         prompt_tokens=prompt_tokens,
         sampled_tokens=config.max_sampled_tokens,
+        prompts=rows,
         epochs=algorithm.ppo_epochs,
         has_critic=algorithm.has_critic,
         has_reference=algorithm.kl > 0,

@@ -12,6 +12,8 @@ class IterationWork:
     """Tokens of a prompt; an estimate before the tokenizer is read."""
     sampled_tokens: int
     """Most tokens that the adapter writes per row."""
+    prompts: int
+    """Prompts that a forward computes: one per row."""
     epochs: int
     has_critic: bool
     has_reference: bool
@@ -21,8 +23,8 @@ class IterationWork:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all rows, each with its prompt."""
-        return self.rows * (self.prompt_tokens + self.sampled_tokens)
+        """Tokens of a forward over all rows."""
+        return self.prompts * self.prompt_tokens + self.rows * self.sampled_tokens
 
     @property
     def forwards(self) -> int:

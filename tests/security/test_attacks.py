@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import msgspec
 import pytest
@@ -221,7 +221,8 @@ def test_long_host_names_are_not_even_decoded(run: RealRun) -> None:
     with peers(run.endpoint, *(f"long-{number}" for number in range(5))) as many:
         for _ in range(3):
             for peer in many:
-                peer.say(replace(hello("scorer"), host="h" * (60 * MIB)))
+                with suppress(PeerLost):  # cut off by now, with what it sent before
+                    peer.say(replace(hello("scorer"), host="h" * (60 * MIB)))
         run.logs("bytes, at most 262144")
     run.goes_on()
 

@@ -24,7 +24,7 @@ from prefixrl.learner.run.footprint import (
 from prefixrl.learner.run.model_shapes import PUBLISHED
 from prefixrl.learner.training import distributed, lora
 from prefixrl.learner.training.trained_model import TrainedModel
-from support.live_bytes import LiveBytes
+from support.on_device import HeldBytes
 from support.tiny_model import DEEPSPEED_WARNINGS
 
 ROWS, ROW_TOKENS = 4, 64
@@ -117,7 +117,7 @@ def counted(dtype: str, zero: dict[str, Any]) -> tuple[int, int]:
     """Bytes alive before the last backward of the second step, and their peak in it."""
     device = distributed.start("cpu", 0, 1)
     settings = LearnerConfig.model_validate({"dtype": dtype, "deepspeed": {"zero_optimization": zero}})
-    with LiveBytes() as live:
+    with HeldBytes() as live:
         model = AutoModelForCausalLM.from_config(hf_config(SMALL), dtype=getattr(torch, dtype))
         trained = TrainedModel(model, settings, 1e-3, device, 1)
         ids = torch.zeros(1, 2, dtype=torch.long)
@@ -141,7 +141,9 @@ def test_states_and_buckets_are_what_deepspeed_holds(dtype: str, stage: int, buc
     held, peak = counted(dtype, {"stage": stage, "reduce_bucket_size": min(bucket, SMALL.parameters)})
     plan = plan_of(SMALL, dtype_bytes=4 if dtype == "float32" else 2, stage=stage, bucket=bucket)
     found: Footprint = learner_footprint(plan)
-    assert found.states + found.buckets == pytest.approx(peak, rel=0.1)
+    # At stage 3 DeepSpeed copies a bucket inside its collectives, where this count does not see it.
+    most = 1.2 if stage == 3 else 1.1
+    assert 0.9 < (found.states + found.buckets) / peak < most
     if bucket < SMALL.parameters:
         assert found.states == pytest.approx(held, rel=0.1)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from prefixrl.learner.run.pace import IterationWork, engine_s, learner_s
 
 RECIPE = IterationWork(
-    rows=4096, prompt_tokens=200, sampled_tokens=32, epochs=1, has_critic=True, has_reference=True, is_measured=True,
-    is_checkpointed=False,
+    rows=4096, prompt_tokens=200, sampled_tokens=32, prompts=4096, epochs=1, has_critic=True, has_reference=True,
+    is_measured=True, is_checkpointed=False,
 )  # fmt: skip
 
 
@@ -19,6 +19,7 @@ def test_forwards_are_counted_pass_by_pass() -> None:
 
 def test_seconds_are_operations_by_speed() -> None:
     assert RECIPE.tokens == 4096 * 232
+    assert replace(RECIPE, prompts=512).tokens == 512 * 200 + 4096 * 32
     expected = 2 * 1.31e9 * 4096 * 232 * 9 / (445e12 * 2)
     assert abs(learner_s(RECIPE, 1_310_000_000, 2, 445.0) - expected) < 1e-9
     assert engine_s(2_457_600, 6, 9200.0) == 2_457_600 / 55_200

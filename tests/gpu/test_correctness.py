@@ -1,0 +1,39 @@
+"""On CUDA the learner takes the steps that it takes on the CPU, at every ZeRO stage and with every option."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.on_device import OWN, figure, losses, resumed_and_poisoned, write_report
+from support.paths import ROOT
+from support.tiny_model import DEEPSPEED_WARNINGS, save_model
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580), *DEEPSPEED_WARNINGS]
+
+
+def test_cuda_takes_the_steps_of_the_cpu(tmp_path: Path) -> None:
+    started_s = time.monotonic()
+    save_model(tmp_path / "adapter")
+    # One process has one kind of device: its process group is gloo's or NCCL's.
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)])}
+    subprocess.run(
+        [sys.executable, "-m", "support.on_device", "cpu", str(tmp_path)], env=os.environ | hidden, check=True
+    )
+    expected, found = json.loads((tmp_path / "losses.json").read_text()), losses("cuda", tmp_path / "adapter")
+    for name, values in found.items():
+        assert values == pytest.approx(expected[name], rel=0.1 if name == "bfloat16" else 1e-3, abs=1e-4), name
+        if name not in OWN:
+            assert values == pytest.approx(found["stage 0"], rel=1e-3, abs=1e-4), name
+    difference, is_dropped = resumed_and_poisoned("cuda", tmp_path / "adapter", tmp_path / "saved")
+    assert difference < 1e-5 and is_dropped
+    worst = {
+        name: max(abs(one - other) for one, other in zip(values, expected[name], strict=True))
+        for name, values in found.items()
+    }
+    figures = [figure(f"largest difference from the CPU: {name}", "loss", value) for name, value in worst.items()]
+    write_report("correctness", figures, started_s)

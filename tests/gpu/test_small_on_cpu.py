@@ -1,0 +1,70 @@
+"""The bodies of the GPU tests, small and on the CPU: what `make gpu` runs is not code that never ran."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import Qwen2Config
+
+from support.on_device import (
+    OWN,
+    losses,
+    memory_and_speed,
+    probe,
+    probe_figures,
+    publication,
+    resumed_and_poisoned,
+    save_random,
+    whole_run,
+    with_settings,
+)
+from support.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
+
+pytestmark = DEEPSPEED_WARNINGS
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("adapter"))
+
+
+def test_every_variant_takes_the_steps_of_the_plain_one(adapter: Path) -> None:
+    found = losses("cpu", adapter)
+    for name, values in found.items():
+        assert np.isfinite(values).all() and (name in OWN or values == pytest.approx(found["stage 0"], abs=1e-4)), name
+
+
+def test_a_resume_goes_on_and_a_step_with_a_nan_is_dropped(adapter: Path, tmp_path: Path) -> None:
+    assert resumed_and_poisoned("cpu", adapter, tmp_path) == (0.0, True)
+
+
+def test_a_whole_iteration_takes_the_memory_that_the_forecast_says(tmp_path: Path) -> None:
+    shape = Qwen2Config(
+        vocab_size=200, hidden_size=128, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True, architectures=["Qwen2ForCausalLM"],
+    )  # fmt: skip
+    folder = save_random(tmp_path / "adapter", shape, "bfloat16")
+    config = run_config(
+        folder, rollout={"temperature": 0.7, "prefix_tokens": 16},
+        algorithm={"groups_per_iteration": 8, "samples_per_prompt": 8, "minibatches": 1},
+        learner={"dtype": "bfloat16", "micro_batch_tokens": 4096, "deepspeed": {"zero_optimization": {"stage": 2}}},
+    )  # fmt: skip
+    for each in (config, with_settings(config, gradient_checkpointing=True)):
+        peak = memory_and_speed(each, 48, "small")[0]
+        # Buckets fill while activations go: the sum of both is a little more than is ever there.
+        assert peak.ratio is not None and 0.85 < peak.ratio < 1.02
+
+
+def test_a_copy_from_the_device_is_whole(tmp_path: Path) -> None:
+    assert len(publication("cpu", 2**22, tmp_path)) == 5
+
+
+def test_the_probe_is_exact_in_float32_and_sees_another_version(adapter: Path) -> None:
+    found = probe("cpu", adapter, "float32", 4.0, 64)
+    assert found["right version"].max() < 1e-4 < np.median(found["weights 2 % off"])
+    assert len(probe_figures(found, "float32")) == 6
+
+
+@pytest.mark.timeout(400)
+def test_a_run_with_a_killed_rollout_ends_well(tmp_path: Path) -> None:
+    assert len(whole_run("cpu", tmp_path / "run", 3)) == 2
