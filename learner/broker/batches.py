@@ -153,7 +153,8 @@ class BatchDesk:
         lengths = [length for group in groups for length in group.lengths]
         owner = [index for index, group in enumerate(groups) for _ in group.lengths]
         micro_batch_tokens = config.learner.micro_batch_tokens
-        plan = plan_iteration(lengths, owner, seed, request.ranks, config.algorithm.minibatches, micro_batch_tokens)
+        minibatches = config.algorithm.minibatches_of(len(lengths))
+        plan = plan_iteration(lengths, owner, seed, request.ranks, minibatches, micro_batch_tokens)
         mine = tuple(sorted({owner[row] for row in rows_of_rank(plan, request.rank)}))
         batch = messages.Batch(
             iteration=iteration,

@@ -37,6 +37,8 @@ from prefixrl.common.wire.messages import (
 )
 from prefixrl.learner.broker import batches, malformed
 from prefixrl.learner.broker.server import Broker
+from prefixrl.learner.training.batch import iteration_data
+from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
 from support.fakes import (
     NOTE,
     ROWS,
@@ -344,6 +346,33 @@ def test_a_rank_gets_the_groups_in_training_order_with_a_payload_for_each_of_its
             carried = [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in payload]
             assert [group.prefixes.seq for group in carried] == list(batch.payload_groups)
         assert {index for batch, _ in shards for index in batch.payload_groups} == {0, 1, 2, 3}
+
+
+def test_of_a_small_last_batch_each_rank_gets_the_groups_that_its_own_plan_gives_it(tmp_path: Path) -> None:
+    config = run_on_disk(
+        tmp_path, problems=2, data={"epochs": 1}, algorithm={"minibatches": 4, "iterations": None},
+    )  # fmt: skip
+    with (
+        serving(config, ranks=2),
+        peers(endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer),
+    ):
+        learner(zero)
+        one.join("rank")
+        zero.say(GetBatch(0, 0, 2))
+        one.say(GetBatch(0, 1, 2))
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer", slots=1)
+        score_one_item(rollout, scorer)
+        for rank, peer in enumerate((zero, one)):
+            batch, payload = peer.hear_with_payload(Batch)
+            scored = [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in payload]
+            data = iteration_data(batch, scored)
+            steps = config.algorithm.minibatches_of(len(data.lengths))
+            assert steps == 2, "half of a batch of 4 groups takes half of its 4 steps"
+            tokens = config.learner.micro_batch_tokens
+            planned = plan_iteration(data.lengths, data.groups, data.seed, 2, steps, tokens)
+            assert set(rows_of_rank(planned, rank)) <= data.samples.keys()
+            assert {data.groups[row] for row in rows_of_rank(planned, rank)} == set(batch.payload_groups)
 
 
 def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is_harmless(
