@@ -17,6 +17,7 @@ from prefixrl.learner.run.footprint import (
 )
 from prefixrl.learner.run.model_shapes import parameters, shape_of
 from prefixrl.learner.run.pace import IterationWork, engine_s, learner_s
+from prefixrl.learner.training.plan import Lengths, Plan, line_tokens, plan_iteration
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 VLLM_SHARE = 0.92
@@ -37,6 +38,18 @@ def device_bytes(config: RunConfig) -> int | None:
 # --- the learner ----------------------------------------------------------------------------------------------------
 
 
+def planned(config: RunConfig, prompt_tokens: int) -> tuple[Plan, Lengths]:
+    """Return the plan of a full iteration whose rows are all as long as they may be."""
+    learner, algorithm, samples = config.learner, config.algorithm, config.algorithm.samples_per_prompt
+    lengths = [(prompt_tokens, config.max_sampled_tokens)] * (algorithm.groups_per_iteration * samples)
+    groups = [row // samples for row in range(len(lengths))]
+    is_shared = learner.shared_prompts
+    if is_shared is None:
+        is_shared = learner.packed is not True and learner.attn_implementation != "flash_attention_2"
+    minibatches, tokens = algorithm.minibatches_of(len(lengths)), learner.micro_batch_tokens
+    return plan_iteration(lengths, groups, 0, config.launch.learner_ranks, minibatches, tokens, is_shared), lengths
+
+
 def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
     """Return the settings that decide a rank's memory; None for an adapter of unknown size."""
     known = parameters(config.adapter.model)
@@ -44,20 +57,25 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
         return None
     learner, algorithm, sampled = config.learner, config.algorithm, config.max_sampled_tokens
     zero = learner.deepspeed.get("zero_optimization", {})
-    count, row_tokens = known[0], prompt_tokens + sampled
-    rows = max(1, learner.micro_batch_tokens // row_tokens)
+    plan, lengths = planned(config, prompt_tokens)
+    micros = [micro for minibatch in plan for share in minibatch for micro in share if micro]
+    widths = [max(line_tokens(line, lengths) for line in micro) for micro in micros]
+    padded = [width * len(micro) for width, micro in zip(widths, micros, strict=True)]
+    padded_tokens, longest_tokens = max(padded), widths[padded.index(max(padded))]
+    # Where a minibatch is one forward, the config's limit is more than there is.
+    is_filled = any(len(share) > 1 for minibatch in plan for share in minibatch)
     low_rank = None
     if learner.lora is not None:
         low_rank = (learner.lora.rank, *_low_rank_parameters(config, learner.lora))
     stage = int(zero.get("stage", 0))
     return RankPlan(
-        parameters=count,
+        parameters=known[0],
         dtype_bytes=_DTYPE_BYTES[learner.dtype],
         stage=max(stage, 1) if learner.dtype == "bfloat16" else stage,
         ranks=config.launch.learner_ranks,
-        micro_batch_tokens=max(learner.micro_batch_tokens, row_tokens),
-        row_tokens=row_tokens,
-        action_positions=rows * sampled,
+        micro_batch_tokens=max(learner.micro_batch_tokens, padded_tokens) if is_filled else padded_tokens,
+        row_tokens=longest_tokens,
+        action_positions=max(sum(map(len, micro)) for micro in micros) * sampled,
         shape=shape_of(config.adapter.model),
         has_critic=algorithm.has_critic,
         has_reference=algorithm.kl > 0,
@@ -212,11 +230,12 @@ def time_lines(config: RunConfig, prompt_tokens: int) -> list[str]:
     if known is None:
         return []
     rows = algorithm.groups_per_iteration * algorithm.samples_per_prompt
+    plan, _ = planned(config, prompt_tokens)
     work = IterationWork(
         rows=rows,
         prompt_tokens=prompt_tokens,
         sampled_tokens=config.max_sampled_tokens,
-        prompts=rows,
+        prompts=sum(len(micro) for minibatch in plan for share in minibatch for micro in share),
         epochs=algorithm.ppo_epochs,
         has_critic=algorithm.has_critic,
         has_reference=algorithm.kl > 0,

@@ -69,7 +69,7 @@ class RankPlan:
     ranks: int
     micro_batch_tokens: int
     row_tokens: int
-    """Tokens of a long row: the attention mask has so many entries per token."""
+    """Tokens of a long line, a prompt and its rows: the attention mask has so many entries per token."""
     action_positions: int
     """Positions of a micro-batch at which logits are computed."""
     shape: ModelShape | None

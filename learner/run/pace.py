@@ -13,7 +13,7 @@ class IterationWork:
     sampled_tokens: int
     """Most tokens that the adapter writes per row."""
     prompts: int
-    """Prompts that a forward computes: one per row."""
+    """Prompts that a forward computes: one per line of rows that share it."""
     epochs: int
     has_critic: bool
     has_reference: bool

@@ -51,8 +51,8 @@ def test_a_whole_iteration_takes_the_memory_that_the_forecast_says(tmp_path: Pat
     )  # fmt: skip
     for each in (config, with_settings(config, gradient_checkpointing=True)):
         peak = memory_and_speed(each, 48, "small")[0]
-        # Buckets fill while activations go: the sum of both is a little more than is ever there.
-        assert peak.ratio is not None and 0.85 < peak.ratio < 1.02
+        # Buckets fill while activations go: the sum of both is more than is ever there, most so where little is kept.
+        assert peak.ratio is not None and 0.8 < peak.ratio < 1.02
 
 
 def test_a_copy_from_the_device_is_whole(tmp_path: Path) -> None:

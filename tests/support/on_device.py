@@ -52,14 +52,6 @@ OWN = {"low rank", "bfloat16"}
 """Variants that train something else than the others."""
 
 
-class HeldBytes(LiveBytes):
-    """Counts what takes memory: not the tensors on "meta", of which DeepSpeed keeps a whole model."""
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        if storage.device.type != "meta":
-            super()._add(storage)
-
-
 def figure(name: str, unit: str, value: float, baseline: float | None = None, baseline_name: str = "") -> Figure:
     """One value, measured once."""
     ratio = value / baseline if baseline else None
@@ -157,7 +149,7 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
     sampled = config.max_sampled_tokens
     groups, samples = algorithm.groups_per_iteration, algorithm.samples_per_prompt
     data = padded_rows(groups, samples, prompt_tokens, sampled, vocabulary.vocabulary)
-    with HeldBytes() if device == "cpu" else nullcontext() as live:
+    with LiveBytes() if device == "cpu" else nullcontext() as live:
         if device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -173,8 +165,9 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
         peak = live.peak_bytes if live is not None else torch.cuda.max_memory_allocated()
     found = learner_footprint(plan)
     expected = (found.peak - CONTEXT_BYTES - found.states) / (1 + FRAGMENTED) + found.states
+    lines = sum(len(micro) for step in budget.planned(config, prompt_tokens)[0] for share in step for micro in share)
     work = IterationWork(
-        groups * samples, prompt_tokens, sampled, groups * samples, algorithm.ppo_epochs, algorithm.has_critic,
+        groups * samples, prompt_tokens, sampled, lines, algorithm.ppo_epochs, algorithm.has_critic,
         algorithm.kl > 0, True, config.learner.gradient_checkpointing,
     )  # fmt: skip
     count, _ = parameters(config.adapter.model) or (0, "")

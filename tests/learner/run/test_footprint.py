@@ -24,7 +24,7 @@ from prefixrl.learner.run.footprint import (
 from prefixrl.learner.run.model_shapes import PUBLISHED
 from prefixrl.learner.training import distributed, lora
 from prefixrl.learner.training.trained_model import TrainedModel
-from support.on_device import HeldBytes
+from support.live_bytes import LiveBytes
 from support.tiny_model import DEEPSPEED_WARNINGS
 
 ROWS, ROW_TOKENS = 4, 64
@@ -117,7 +117,7 @@ def counted(dtype: str, zero: dict[str, Any]) -> tuple[int, int]:
     """Bytes alive before the last backward of the second step, and their peak in it."""
     device = distributed.start("cpu", 0, 1)
     settings = LearnerConfig.model_validate({"dtype": dtype, "deepspeed": {"zero_optimization": zero}})
-    with HeldBytes() as live:
+    with LiveBytes() as live:
         model = AutoModelForCausalLM.from_config(hf_config(SMALL), dtype=getattr(torch, dtype))
         trained = TrainedModel(model, settings, 1e-3, device, 1)
         ids = torch.zeros(1, 2, dtype=torch.long)
