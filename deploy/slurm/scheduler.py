@@ -38,7 +38,7 @@ def check(script: Path) -> None:
 
 
 def queued(*names: str) -> list[QueuedJob]:
-    """List the jobs of these names by their ids, one entry per task of an array; none that is ending."""
+    """List the jobs of these names by id, one entry per task of an array; none that is ending."""
     answer = _call("squeue", "--array", "--noheader", "--sort=i", f"--name={','.join(names)}", "--format=%i|%j|%T")
     return read_queue(answer)
 

@@ -118,7 +118,10 @@ def learner_fault(plan: RankPlan, limit: int | None) -> str:
         return ""
     fitting = [f"{text} ({size / GIB:.1f} GiB)" for text, size in remedies(plan, limit)]
     remedy = f"it would fit with {'; or with '.join(fitting)}" if fitting else "no setting tried here makes it fit"
-    return f"a learner rank needs {found.peak / GIB:.1f} GiB and its device has {limit / GIB:.1f}: {remedy}"
+    return (
+        f"a learner rank needs {found.peak / GIB:.1f} GiB and its device has {limit / GIB:.1f} "
+        f"(learner.device_memory_gib; absent, this host's): {remedy}"
+    )
 
 
 def _states_text(plan: RankPlan) -> str:

@@ -49,15 +49,26 @@ def shape_of(model: str) -> ModelShape | None:
     )
 
 
+QUANTISED = re.compile(r"awq|gptq|fp8|nvfp4|mxfp4|gguf|bnb|int[48]|[348]-?bit|w\d+a\d+", re.IGNORECASE)
+"""Names of models whose weights are smaller than their number says."""
+
+
 def parameters(model: str) -> tuple[int, str] | None:
-    """Return the parameters of a model and their origin: file headers or a hub name (7B, 0.5B)."""
+    """Return the parameters of a model and their origin: file headers or a hub name (7B, 0.5B).
+
+    None where a hub name says neither the number nor the bits of a weight.
+    """
     total = sum(_tensor_sizes(path) for path in Path(model).glob("*.safetensors"))
     if total:
         return total, "from its files"
+    name = model.rsplit("/", 1)[-1]
+    if QUANTISED.search(name):
+        return None
     shape = _published(model)
     if shape is not None:
         return shape.parameters, "by its name"
-    named = re.search(r"(\d+(?:\.\d+)?)([BM])(?![a-zA-Z])", model.rsplit("/", 1)[-1])
+    # Not the 7B of 8x7B, which is one expert of eight.
+    named = re.search(r"(?<![\dx.])(\d+(?:\.\d+)?)([BM])(?![a-zA-Z])", name)
     if named is None:
         return None
     return int(float(named.group(1)) * {"B": 1e9, "M": 1e6}[named.group(2)]), "from its name"

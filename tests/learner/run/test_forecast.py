@@ -102,7 +102,8 @@ def test_the_recipes_fit_the_gpus_they_state_and_did_not_with_their_settings_of_
 ) -> None:
     assert refusal(recipe(name, tmp_path)) == ""
     before = refusal(recipe(name, tmp_path, "learner.micro_batch_tokens=16384"))
-    assert "and its device has 79.0: it would fit with learner.gradient_checkpointing = true (" in before
+    assert "and its device has 79.0 (learner.device_memory_gib; " in before
+    assert "): it would fit with learner.gradient_checkpointing = true (" in before
     assert "learner.micro_batch_tokens = " in before
     assert (
         refusal(recipe(name, tmp_path, "learner.micro_batch_tokens=16384", "learner.gradient_checkpointing=true")) == ""
@@ -188,3 +189,18 @@ def test_low_rank_matrices_of_an_adapter_that_is_not_here_are_not_counted_and_th
 def test_matrices_for_no_layer_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"target_modules = \['nowhere'\]"):
         forecast(load(ARITHMETIC, ("learner.lora={target_modules=['nowhere']}",)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "RedHatAI/Llama-3.1-70B-Instruct-FP8",
+        "unsloth/Llama-3.1-8B-bnb-4bit", "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    ],
+)  # fmt: skip
+def test_a_name_that_does_not_tell_the_size_of_the_weights_is_not_counted(name: str) -> None:
+    assert parameters(name) is None
+
+
+def test_a_plain_name_tells_its_size() -> None:
+    assert parameters("someone/Model-0.5B-Instruct") == (500_000_000, "from its name")
