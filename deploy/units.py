@@ -129,6 +129,13 @@ class Installation:
         home = "" if self.places.is_user else pwd.getpwnam(self.user).pw_dir
         needed = (self.directory, self.run_file, Path(sys.prefix))
         under_tmp = any(each.is_relative_to(folder) for each in needed for folder in ("/tmp", "/var/tmp"))
+        # Caches of compiled kernels and of the hub; and /tmp, where it is not private.
+        writable = [
+            str(self.directory),
+            f"-{home}/.cache",
+            f"-{home}/.triton",
+            *(["/tmp", "/var/tmp"] if under_tmp else []),
+        ]
         return {
             "NAME": self.prefix,
             "PYTHON": quoted(sys.executable),
@@ -137,8 +144,7 @@ class Installation:
             "USER": self.user,
             "WANTS": " ".join(wanted),
             "BOOT": self.places.boot,
-            # Caches of compiled kernels and of the hub.
-            "WRITABLE": " ".join(quoted(each) for each in (str(self.directory), f"-{home}/.cache", f"-{home}/.triton")),
+            "WRITABLE": " ".join(quoted(each) for each in writable),
             "PRIVATE_TMP": "no" if under_tmp else "yes",
         }
 
