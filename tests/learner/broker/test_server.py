@@ -326,7 +326,8 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         assert named.endswith("and 8 more")
 
 
-def test_a_rank_gets_the_groups_in_training_order_with_a_payload_for_each_of_its_own(config: RunConfig) -> None:
+def shards_of_two_ranks(config: RunConfig, tasks: int) -> list[tuple[Batch, list[ScoredGroup]]]:
+    """The first batch and its payload, rank by rank, after so many tasks."""
     with (
         serving(config, ranks=2),
         peers(endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer),
@@ -337,42 +338,34 @@ def test_a_rank_gets_the_groups_in_training_order_with_a_payload_for_each_of_its
         one.say(GetBatch(0, 1, 2))
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer", slots=1)
-        for _ in range(6):
+        for _ in range(tasks):
             score_one_item(rollout, scorer)
         shards = [rank.hear_with_payload(Batch) for rank in (zero, one)]
-        assert shards[0][0].groups == shards[1][0].groups
-        assert [group.seq for group in shards[0][0].groups] == [0, 1, 2, 3]
-        for batch, payload in shards:
-            carried = [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in payload]
-            assert [group.prefixes.seq for group in carried] == list(batch.payload_groups)
-        assert {index for batch, _ in shards for index in batch.payload_groups} == {0, 1, 2, 3}
+    return [
+        (batch, [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in carried]) for batch, carried in shards
+    ]
+
+
+def test_a_rank_gets_the_groups_in_training_order_with_a_payload_for_each_of_its_own(config: RunConfig) -> None:
+    shards = shards_of_two_ranks(config, tasks=6)
+    assert shards[0][0].groups == shards[1][0].groups
+    assert [group.seq for group in shards[0][0].groups] == [0, 1, 2, 3]
+    for batch, carried in shards:
+        assert [group.prefixes.seq for group in carried] == list(batch.payload_groups)
+    assert {index for batch, _ in shards for index in batch.payload_groups} == {0, 1, 2, 3}
 
 
 def test_of_a_small_last_batch_each_rank_gets_the_groups_that_its_own_plan_gives_it(tmp_path: Path) -> None:
     config = run_on_disk(
         tmp_path, problems=2, data={"epochs": 1}, algorithm={"minibatches": 4, "iterations": None},
     )  # fmt: skip
-    with (
-        serving(config, ranks=2),
-        peers(endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer),
-    ):
-        learner(zero)
-        one.join("rank")
-        zero.say(GetBatch(0, 0, 2))
-        one.say(GetBatch(0, 1, 2))
-        rollout.ready(config, "rollout")
-        scorer.ready(config, "scorer", slots=1)
-        score_one_item(rollout, scorer)
-        for rank, peer in enumerate((zero, one)):
-            batch, payload = peer.hear_with_payload(Batch)
-            scored = [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in payload]
-            data = iteration_data(batch, scored)
-            steps = config.algorithm.minibatches_of(len(data.lengths))
-            assert steps == 2, "half of a batch of 4 groups takes half of its 4 steps"
-            tokens = config.learner.micro_batch_tokens
-            planned = plan_iteration(data.lengths, data.groups, data.seed, 2, steps, tokens)
-            assert set(rows_of_rank(planned, rank)) <= data.samples.keys()
-            assert {data.groups[row] for row in rows_of_rank(planned, rank)} == set(batch.payload_groups)
+    for rank, (batch, carried) in enumerate(shards_of_two_ranks(config, tasks=1)):
+        data = iteration_data(batch, carried)
+        steps = config.algorithm.minibatches_of(len(data.lengths))
+        assert steps == 2, "half of a batch of 4 groups takes half of its 4 steps"
+        planned = plan_iteration(data.lengths, data.groups, data.seed, 2, steps, config.learner.micro_batch_tokens)
+        assert set(rows_of_rank(planned, rank)) <= data.samples.keys()
+        assert {data.groups[row] for row in rows_of_rank(planned, rank)} == set(batch.payload_groups)
 
 
 def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is_harmless(
