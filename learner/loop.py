@@ -97,10 +97,16 @@ class Learner:
 
     def next_batch(self) -> tuple[Batch, list[ScoredGroup]] | None:
         """Wait for this rank's shard; None when there is nothing more to train."""
+        if self.rank_zero:
+            # Later it would wait for the disk inside a collective, whose limit is shorter.
+            with self.patience():
+                self.rank_zero.publisher.wait_for_room()
         waited_from_s = time.monotonic()
         rank, ranks = self.models.rank, self.models.world_size
         batch = self.client.next_batch(
-            GetBatch(self.iteration, rank, ranks), self.config.learner.batch_timeout_s, self.stopped
+            GetBatch(self.iteration, rank, ranks, self.models.is_shared),
+            self.config.learner.batch_timeout_s,
+            self.stopped,
         )
         self.first_batch_s = self.first_batch_s or time.monotonic()
         self.is_stopping = isinstance(batch, Halt)

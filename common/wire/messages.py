@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
 
 UNPROVED = -1
@@ -479,6 +479,8 @@ class GetBatch(_Message, frozen=True):
     iteration: Count
     rank: int
     ranks: int
+    is_shared: bool = True
+    """The rank's models compute a prompt once for the rows of a group; decides which rows a rank gets."""
     is_stopping: bool = False
     """This rank was asked to stop: all ranks halt before the first iteration of which none holds a shard."""
 

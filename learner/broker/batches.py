@@ -154,7 +154,7 @@ class BatchDesk:
         owner = [index for index, group in enumerate(groups) for _ in group.lengths]
         micro_batch_tokens = config.learner.micro_batch_tokens
         minibatches = config.algorithm.minibatches_of(len(lengths))
-        plan = plan_iteration(lengths, owner, seed, request.ranks, minibatches, micro_batch_tokens)
+        plan = plan_iteration(lengths, owner, seed, request.ranks, minibatches, micro_batch_tokens, request.is_shared)
         mine = tuple(sorted({owner[row] for row in rows_of_rank(plan, request.rank)}))
         batch = messages.Batch(
             iteration=iteration,

@@ -17,9 +17,12 @@ from prefixrl.learner.run.footprint import (
 )
 from prefixrl.learner.run.model_shapes import parameters, shape_of
 from prefixrl.learner.run.pace import IterationWork, engine_s, learner_s
+from prefixrl.learner.training.attention import shares_prompts
 from prefixrl.learner.training.plan import Lengths, Plan, line_tokens, plan_iteration
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+SETS = 2
+"""Versions in the host's memory (`learner/weights/copies.py`)."""
 VLLM_SHARE = 0.92
 """vLLM's own default of `gpu_memory_utilization`."""
 
@@ -43,11 +46,14 @@ def planned(config: RunConfig, prompt_tokens: int) -> tuple[Plan, Lengths]:
     learner, algorithm, samples = config.learner, config.algorithm, config.algorithm.samples_per_prompt
     lengths = [(prompt_tokens, config.max_sampled_tokens)] * (algorithm.groups_per_iteration * samples)
     groups = [row // samples for row in range(len(lengths))]
-    is_shared = learner.shared_prompts
-    if is_shared is None:
-        is_shared = learner.packed is not True and learner.attn_implementation != "flash_attention_2"
     minibatches, tokens = algorithm.minibatches_of(len(lengths)), learner.micro_batch_tokens
+    is_shared = _is_shared(config)
     return plan_iteration(lengths, groups, 0, config.launch.learner_ranks, minibatches, tokens, is_shared), lengths
+
+
+def _is_shared(config: RunConfig) -> bool:
+    device_type = "cpu" if config.learner.device == "cpu" else "cuda"
+    return shares_prompts(config.learner, device_type, config.mode == "direct")
 
 
 def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
@@ -104,11 +110,14 @@ def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
         "buckets": found.buckets,
         "optimiser's temporaries (not at the same time)": found.optimizer,
     }
-    sum_text = f"sum, with the device's own context, of {_of(limit)}"
+    sum_text = f"most at a time (buckets fill while activations go), with the device's own context, of {_of(limit)}"
     head = f"learner, per rank of {plan.ranks}, ZeRO stage {plan.stage}:"
     rows = [f"  {size / GIB:8.2f} GiB  {text}" for text, size in [*parts.items(), (sum_text, found.peak)]]
-    host = [f"  {found.host / GIB:8.2f} GiB  of the host's memory"] if found.host else []
-    return [head, *rows, *host]
+    copies = SETS * plan.parameters * plan.dtype_bytes
+    offloaded = "what is offloaded, and " if found.host else ""
+    # torch rounds each pinned buffer up to a power of two.
+    host = f"  {(found.host + copies) / GIB:8.2f} GiB  of rank 0's host memory: {offloaded}two versions on their way to"
+    return [head, *rows, f"{host} the disk (pinned, so up to twice their bytes)"]
 
 
 def learner_fault(plan: RankPlan, limit: int | None) -> str:
@@ -242,6 +251,7 @@ def time_lines(config: RunConfig, prompt_tokens: int) -> list[str]:
         epochs=algorithm.ppo_epochs,
         has_critic=algorithm.has_critic,
         has_reference=algorithm.kl > 0,
+        # Of the first minibatch it may be spared (`iteration.is_measured_late`): that is not counted.
         is_measured=algorithm.proximal == "measured",
         is_checkpointed=config.learner.gradient_checkpointing,
     )

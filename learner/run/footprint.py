@@ -12,8 +12,8 @@ CONTEXT_BYTES = int(1.5 * GIB)
 """CUDA context and libraries' workspaces."""
 FRAGMENTED = 0.05
 """Share of what comes and goes that the allocator loses between blocks."""
-CHUNK_BYTES = GIB
-"""Limit of the output head's chunk of logits in float32, with what is computed from it."""
+HEAD_ENTRIES = 16 * 1024 * 1024
+"""Logits that the output head computes at a time (`learner/training/head.py`; a test compares the two)."""
 GATHERED_AT_ONCE = 10**9
 """Parameters that ZeRO-3 keeps whole at a time (DeepSpeed's `stage3_max_live_parameters`)."""
 BUCKET = 200_000_000
@@ -85,7 +85,6 @@ class RankPlan:
     is_fused: bool = True
     bucket: int = BUCKET
     """Parameters that are reduced over ranks at a time."""
-    chunk_bytes: int = CHUNK_BYTES
 
     @property
     def trained(self) -> tuple[int, ...]:
@@ -105,29 +104,74 @@ class Footprint:
     """Chunk of the output head, its weight's gradient, hidden states at the actions."""
     buckets: int
     """Gradients on their way between ranks, and weights that ZeRO-3 has gathered."""
+    backward: int
+    """Most of activations, logits and buckets that is there at once: buckets fill while activations go."""
     optimizer: int
     """Temporaries of the step, when activations, logits and buckets are gone."""
     host: int
-    """States kept in the host's memory, not counted in the sum."""
+    """States kept in the host's memory, not counted in the peak."""
 
     @property
     def peak(self) -> int:
-        """The sum: states, the larger of backward and step, and the device's own."""
-        passing = max(self.activations + self.logits + self.buckets, self.optimizer)
-        return self.states + int(passing * (1 + FRAGMENTED)) + CONTEXT_BYTES
+        """States, the larger of backward and step, and the device's own."""
+        return self.states + int(max(self.backward, self.optimizer) * (1 + FRAGMENTED)) + CONTEXT_BYTES
 
 
 def learner_footprint(plan: RankPlan) -> Footprint:
     """Return the bytes of one rank."""
     device, host = _states(plan)
-    shape = plan.shape
-    activations = logits = 0
+    shape, buckets = plan.shape, _buckets(plan)
+    activations = last = logits = tied = 0
     if shape is not None:
-        activations = activation_bytes(shape, plan)
-        logits = head_bytes(
-            plan.action_positions, shape, plan.dtype_bytes, plan.chunk_bytes, is_trained=plan.low_rank is None
-        )
-    return Footprint(device, activations, logits, _bucket_bytes(plan), _step_bytes(plan), host)
+        activations, last = activation_bytes(shape, plan)
+        is_trained = plan.low_rank is None
+        logits = head_bytes(plan.action_positions, shape, plan.dtype_bytes, is_trained)
+        tied = plan.dtype_bytes * shape.embedding if shape.is_tied and is_trained else 0
+    backward = _most_at_once(activations, last, logits, tied, buckets)
+    return Footprint(device, activations, logits, buckets.whole, backward, _step_bytes(plan), host)
+
+
+@dataclass(frozen=True)
+class _Buckets:
+    """Bytes that the reduction of gradients holds during a backward pass."""
+
+    always: int = 0
+    bucket: int = 0
+    """Bytes of a bucket, full from `full_at` on and reduced then."""
+    full_at: float = 1.0
+    """Share of the backward pass, by parameters."""
+    growing: int = 0
+    """Bytes at the end; they grow from 0."""
+
+    @property
+    def whole(self) -> int:
+        """All of it at the end of the pass."""
+        return self.always + self.bucket + self.growing
+
+    def at(self, share: float) -> int:
+        """Return the bytes at a share of the pass."""
+        return self.always + int(self.bucket * min(1.0, share / self.full_at) + self.growing * share)
+
+
+def _most_at_once(activations: int, last: int, logits: int, tied: int, buckets: _Buckets) -> int:
+    """Return the most bytes at a time of a backward pass.
+
+    It goes from the output head down to the embedding. Logits are there at its beginning alone. Activations go layer
+    by layer, while buckets fill; between its beginning, the first full bucket and its end all that changes in
+    proportion to the layers.
+
+    Args:
+        activations: at the beginning.
+        last: of them at the end, one layer's.
+        logits: what the output head takes.
+        tied: gradient of an output head that is the embedding too; it waits for the embedding's.
+        buckets: what the reduction of gradients holds.
+    """
+    beginning = activations + logits + buckets.at(0.0)
+    later = (
+        int(last + (activations - last) * (1.0 - share)) + tied + buckets.at(share) for share in (buckets.full_at, 1.0)
+    )
+    return max(beginning, *later)
 
 
 # --- states ---------------------------------------------------------------------------------------------------------
@@ -172,19 +216,20 @@ def trained_bytes(parameters: int, width: int, stage: int, ranks: int) -> tuple[
     return parameters * width // (ranks if stage == 3 else 1), spread + parameters * FP32 // ranks
 
 
-def _bucket_bytes(plan: RankPlan) -> int:
+def _buckets(plan: RankPlan) -> _Buckets:
     width, largest = plan.dtype_bytes, max(plan.trained)
-    bucket = min(plan.bucket, largest)
+    size = min(plan.bucket, largest)
+    full_at = size / max(1, largest)
     if plan.stage == 0:
-        return width * min(WHOLE_BUCKET, largest)
+        return _Buckets(growing=width * min(WHOLE_BUCKET, largest))
     if plan.stage == 1:
-        return width * max(bucket, largest // plan.ranks) if width == FP32 else 0
+        return _Buckets(growing=width * max(size, largest // plan.ranks) if width == FP32 else 0)
     # A bucket in the weights' type, and its copy in float32 that is reduced.
     copied = width + (FP32 if width < FP32 else 0)
     if plan.stage == 2:
-        return width * largest // plan.ranks + copied * bucket
+        return _Buckets(bucket=copied * size, full_at=full_at, growing=width * largest // plan.ranks)
     gathered = 2 * width * min(plan.parameters, GATHERED_AT_ONCE) if plan.ranks > 1 else 0
-    return gathered + 3 * FP32 * bucket
+    return _Buckets(always=gathered, bucket=3 * FP32 * size, full_at=full_at)
 
 
 def _step_bytes(plan: RankPlan) -> int:
@@ -199,16 +244,19 @@ def _step_bytes(plan: RankPlan) -> int:
 # --- activations and logits -----------------------------------------------------------------------------------------
 
 
-def activation_bytes(shape: ModelShape, plan: RankPlan) -> int:
-    """Return what a forward pass keeps for its backward, the output head apart."""
+def activation_bytes(shape: ModelShape, plan: RankPlan) -> tuple[int, int]:
+    """Return what a forward pass keeps for its backward, and one layer's share of it.
+
+    What the output head keeps is not counted.
+    """
     width, tokens = plan.dtype_bytes, plan.micro_batch_tokens
     rank = plan.low_rank[0] if plan.low_rank else None
     layer = layer_bytes(shape, width, plan.row_tokens, rank)
     # The last norm, and the positions' sines and cosines.
     outside = norm_bytes(shape, width, rank) + 2 * width * shape.head_size
     if plan.is_checkpointed:
-        return tokens * (shape.layers * width * shape.hidden + layer + outside)
-    return tokens * (shape.layers * layer + outside)
+        return tokens * (shape.layers * width * shape.hidden + layer + outside), tokens * layer
+    return tokens * (shape.layers * layer + outside), tokens * layer
 
 
 def layer_bytes(shape: ModelShape, width: int, row_tokens: int, low_rank: int | None = None) -> int:
@@ -226,15 +274,20 @@ def norm_bytes(shape: ModelShape, width: int, low_rank: int | None) -> int:
     return shape.hidden * (FP32 + width * (1 if low_rank else 2)) + FP32
 
 
-def head_bytes(positions: int, shape: ModelShape, width: int, chunk_bytes: int, is_trained: bool = True) -> int:
-    """Return what logprobs at `positions` take where logits are computed in chunks, in float32.
+def head_bytes(positions: int, shape: ModelShape, width: int, is_trained: bool = True) -> int:
+    """Return what logprobs at `positions` take.
+
+    Their logits are computed in float32, in blocks of the vocabulary.
 
     Args:
-        chunk_bytes: limit of what lives of one chunk; logits, their exponentials and their gradient.
         is_trained: True if the head's weight has a gradient.
     """
-    chunk = min(chunk_bytes, 3 * FP32 * positions * shape.vocabulary)
-    return chunk + (2 * width + FP32) * positions * shape.hidden + (width * shape.embedding if is_trained else 0)
+    columns = min(shape.vocabulary, max(1, HEAD_ENTRIES // max(positions, shape.hidden)))
+    # A block's logits and their gradient, and its rows of the weight in float32.
+    block = FP32 * columns * (2 * positions + shape.hidden)
+    # Hidden states as they came, in float32, and their gradient.
+    hidden = (width + 2 * FP32) * positions * shape.hidden
+    return block + hidden + (width * shape.embedding if is_trained else 0)
 
 
 # --- settings that fit ----------------------------------------------------------------------------------------------

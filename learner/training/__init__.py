@@ -12,7 +12,8 @@ Read in this order:
     plan.py           the rows of each mini-batch, rank, micro-batch and line; pure
     figures.py        the figures of an iteration, summed over ranks
     model.py          actor, critic and reference
-    backbone.py       one run of a model: shared prompts, packed rows, attention
+    attention.py      shared prompts or rows alone, and the implementation of attention; pure
+    backbone.py       one run of a model: shared prompts, packed rows
     head.py           logprobs and entropies from hidden states, in blocks of the vocabulary
     trained_model.py  one model behind DeepSpeed, and its learning rate
     optimizers.py     AdamW as it is fastest where its moments lie

@@ -4,7 +4,6 @@ A line of a micro-batch holds one prompt and the rows of a group that continue i
 and itself; its positions go on after the prompt's. So the prompt is computed once for all its rows.
 """
 
-import importlib.util
 import logging
 from typing import Any
 
@@ -12,37 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prefixrl.common.config.learner import LearnerConfig
-
 logger = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Relative distance of hidden states up to which two forms are the same function."""
-
-
-def shares_prompts(config: LearnerConfig, device: torch.device, is_direct: bool) -> bool:
-    """Return True if the config asks for shared prompts, as far as the model takes them."""
-    if config.shared_prompts is not None:
-        return config.shared_prompts
-    is_other = config.packed is True or config.attn_implementation == "flash_attention_2"
-    # In direct mode rows are long beside prompts: packed rows gain more there.
-    return not is_other and not (is_direct and config.attn_implementation == "auto" and _has_flash(config, device))
-
-
-def attn_implementation(config: LearnerConfig, device: torch.device, is_direct: bool) -> str:
-    """Return the implementation of attention: the configured one, or the best that serves.
-
-    flash-attn takes no mask, so it serves where prompts are not shared.
-    """
-    if config.attn_implementation != "auto":
-        return config.attn_implementation
-    is_served = _has_flash(config, device) and not shares_prompts(config, device, is_direct)
-    return "flash_attention_2" if is_served else "sdpa"
-
-
-def _has_flash(config: LearnerConfig, device: torch.device) -> bool:
-    is_installed = importlib.util.find_spec("flash_attn") is not None
-    return is_installed and device.type == "cuda" and config.dtype == "bfloat16"
 
 
 def hidden_at_actions(backbone: Any, batch: dict[str, Tensor], is_packed: bool) -> Tensor:

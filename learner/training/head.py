@@ -19,7 +19,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 BLOCK_ENTRIES = 16 * 1024 * 1024
-"""Logits at a time (64 MiB in float32, of which three or so are alive), and entries of the weight at a time."""
+"""Logits at a time (64 MiB in float32, of which two are alive), and entries of the weight at a time."""
 
 Part = tuple[Tensor, Tensor]
 """Hidden states (tokens, hidden) and weight (vocabulary, hidden); logits are the sum over the parts."""
@@ -110,6 +110,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if has_entropy:
                 weighted = (weighted + mass * shift) * scale + powers.mul_(z).sum(dim=1)
             mass, top = mass * scale + block_mass, new_top
+            del z, powers  # the next block's logits come before these names are given anew
         log_mass = mass.log()
         lse = top + log_mass
         entropy = log_mass - weighted / mass if has_entropy else torch.zeros_like(mass)
@@ -146,6 +147,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logits.spread(gradient, block, sums)
             if of_bias is not None:
                 of_bias[block] = gradient.sum(dim=0)
+            del gradient
         return (
             None,
             of_bias,

@@ -16,13 +16,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.seeds import derive
 from prefixrl.learner.training import distributed, lora
-from prefixrl.learner.training.backbone import (
-    attn_implementation,
-    hidden_at_actions,
-    shares_prompts,
-    spread_over_rows,
-    takes_shared_prompts,
-)
+from prefixrl.learner.training.attention import attn_implementation, shares_prompts
+from prefixrl.learner.training.backbone import hidden_at_actions, spread_over_rows, takes_shared_prompts
 from prefixrl.learner.training.batch import PaddedRows
 from prefixrl.learner.training.head import TokenHead
 from prefixrl.learner.training.trained_model import TrainedModel, zero_stage
@@ -106,7 +101,7 @@ class Models:
         learner, folder = config.learner, _Folder(initial_path, config, device)
         actor = Actor(folder.trainable("actor"), folder.is_packed, learner.head_dtype)
         _check_head(actor.model)
-        is_shared = shares_prompts(learner, device, config.mode == "direct") and takes_shared_prompts(actor.model)
+        is_shared = shares_prompts(learner, device.type, config.mode == "direct") and takes_shared_prompts(actor.model)
         reference = None
         if config.algorithm.kl > 0.0 and learner.lora is None:
             reference = Actor(folder.load(), folder.is_packed, learner.head_dtype).eval().requires_grad_(False)
@@ -195,7 +190,7 @@ class _Folder:
     @property
     def attention(self) -> str:
         """Return the implementation of attention."""
-        return attn_implementation(self.config.learner, self.device, self.config.mode == "direct")
+        return attn_implementation(self.config.learner, self.device.type, self.config.mode == "direct")
 
     @property
     def is_packed(self) -> bool:

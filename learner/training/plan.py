@@ -38,11 +38,12 @@ def plan(
         ranks: data-parallel processes.
         minibatches: optimiser steps; with fewer rows than that, one minibatch per row.
         micro_batch_tokens: padded tokens (longest line x lines) of one forward; a longer row stands alone.
-        is_shared: False: every row is a line of its own. The rows of a rank do not depend on it.
+        is_shared: False: every row is a line of its own, and has its own prompt.
 
     Returns:
         `[minibatch][rank][micro-batch]` -> lines, () for a forward of weight 0. Every row exactly once; rows of a
-        minibatch are a contiguous run of the order given; ranks differ by at most the longest line of the minibatch.
+        minibatch are a contiguous run of the order given. The busiest rank has at most the mean of all and one row,
+        with its prompt, where rows do not share it, and at most one line more than the shortest where they do.
 
     Raises:
         ValueError: on no rows or a count below 1.
@@ -55,7 +56,7 @@ def plan(
     planned = []
     for run in _even_runs(len(lengths), min(minibatches, len(lengths))):
         pieces = [list(rows) for _, rows in groupby(run, key=lambda row: groups[row])]
-        shares = _deal(pieces, lengths, ranks, micro_batch_tokens)
+        shares = _deal(pieces, lengths, ranks, micro_batch_tokens, is_shared)
         if not is_shared:
             shares = [[(row,) for line in lines for row in line] for lines in shares]
         packed = [_pack(lines, lengths, micro_batch_tokens) for lines in shares]
@@ -111,9 +112,9 @@ def rows_of_rank(plan: Plan, rank: int) -> tuple[int, ...]:
     return tuple(sorted(row for minibatch in plan for micro in minibatch[rank] for line in micro for row in line))
 
 
-def line_tokens(line: Line, lengths: Lengths) -> int:
-    """Return the tokens of a line: the prompt once, and every row."""
-    return lengths[line[0]][0] + sum(lengths[row][1] for row in line)
+def line_tokens(line: Line, lengths: Lengths, is_shared: bool = True) -> int:
+    """Return the tokens of a line: the prompt once, or once per row, and every row."""
+    return lengths[line[0]][0] * (1 if is_shared else len(line)) + sum(lengths[row][1] for row in line)
 
 
 def forward_tokens(plan: Plan, lengths: Lengths) -> tuple[int, int]:
@@ -142,13 +143,15 @@ def _even_runs(rows: int, parts: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(edges)]
 
 
-def _deal(pieces: Sequence[Sequence[int]], lengths: Lengths, ranks: int, micro_batch_tokens: int) -> list[list[Line]]:
+def _deal(
+    pieces: Sequence[Sequence[int]], lengths: Lengths, ranks: int, micro_batch_tokens: int, is_shared: bool
+) -> list[list[Line]]:
     """Give each rank lines; their rows are halved where that makes the busiest load smaller."""
     found: tuple[int, list[list[Line]]] | None = None
     most = max(map(len, pieces))
     while True:
         lines = [line for piece in pieces for line in _lines(piece, lengths, most, micro_batch_tokens)]
-        busiest, shares = _balance(lines, lengths, ranks)
+        busiest, shares = _balance(lines, lengths, ranks, is_shared)
         if found is None or busiest < found[0]:
             found = busiest, shares
         if ranks == 1 or most == 1:
@@ -171,14 +174,14 @@ def _lines(piece: Sequence[int], lengths: Lengths, most: int, micro_batch_tokens
     yield tuple(line)
 
 
-def _balance(lines: Sequence[Line], lengths: Lengths, ranks: int) -> tuple[int, list[list[Line]]]:
+def _balance(lines: Sequence[Line], lengths: Lengths, ranks: int, is_shared: bool) -> tuple[int, list[list[Line]]]:
     """Give the longest line to the shortest rank; return the busiest load and the shares."""
     shares: list[list[Line]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    for line in _longest_first(lines, lengths):
+    for line in _longest_first(lines, lengths, is_shared):
         rank = loads.index(min(loads))
         shares[rank].append(line)
-        loads[rank] += line_tokens(line, lengths)
+        loads[rank] += line_tokens(line, lengths, is_shared)
     return max(loads), shares
 
 
@@ -193,5 +196,5 @@ def _pack(lines: Sequence[Line], lengths: Lengths, micro_batch_tokens: int) -> l
     return [tuple(micro) for micro in micros]
 
 
-def _longest_first(lines: Sequence[Line], lengths: Lengths) -> list[Line]:
-    return sorted(lines, key=lambda line: (-line_tokens(line, lengths), line))
+def _longest_first(lines: Sequence[Line], lengths: Lengths, is_shared: bool = True) -> list[Line]:
+    return sorted(lines, key=lambda line: (-line_tokens(line, lengths, is_shared), line))

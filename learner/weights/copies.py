@@ -66,6 +66,10 @@ class HostCopies:
             copied.wait()
         return copied, not_finite({name: buffers[name] for name in suspects})
 
+    def wait_for_room(self, on_wait: Callable[[], None]) -> None:
+        """Return when a copy would find free buffers; `on_wait` as for `copy`."""
+        self._free.put(self._take(on_wait))
+
     def _take(self, on_wait: Callable[[], None]) -> dict[str, Tensor]:
         while True:
             try:

@@ -106,6 +106,10 @@ class Publisher:
         _refuse(version, bad)
         self._hand_over(_Handed(version, copied, probe_logprobs, finish))
 
+    def wait_for_room(self) -> None:
+        """Wait until the next copy finds free buffers; raise as `check` does."""
+        self._copies.wait_for_room(self.check)
+
     def _hand_over(self, handed: _Handed) -> None:
         while True:
             self.check()

@@ -38,9 +38,10 @@ def test_a_resume_goes_on_and_a_step_with_a_nan_is_dropped(adapter: Path, tmp_pa
     assert resumed_and_poisoned("cpu", adapter, tmp_path) == (0.0, True)
 
 
-def test_a_whole_iteration_takes_the_memory_that_the_forecast_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vocabulary", [200, 20_000])
+def test_a_whole_iteration_takes_the_memory_that_the_forecast_says(tmp_path: Path, vocabulary: int) -> None:
     shape = Qwen2Config(
-        vocab_size=200, hidden_size=128, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4,
+        vocab_size=vocabulary, hidden_size=128, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=True, architectures=["Qwen2ForCausalLM"],
     )  # fmt: skip
     folder = save_random(tmp_path / "adapter", shape, "bfloat16")
@@ -51,8 +52,7 @@ def test_a_whole_iteration_takes_the_memory_that_the_forecast_says(tmp_path: Pat
     )  # fmt: skip
     for each in (config, with_settings(config, gradient_checkpointing=True)):
         peak = memory_and_speed(each, 48, "small")[0]
-        # Buckets fill while activations go: the sum of both is more than is ever there, most so where little is kept.
-        assert peak.ratio is not None and 0.8 < peak.ratio < 1.02
+        assert peak.ratio is not None and 0.85 < peak.ratio < 1.02
 
 
 def test_a_copy_from_the_device_is_whole(tmp_path: Path) -> None:

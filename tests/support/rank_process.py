@@ -79,7 +79,9 @@ def grouped(rank: int, folder: Path, stage: int, name: str = "adapter", **option
 
 def train(models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None) -> list[dict[str, float]]:
     data = random_iteration(iteration)
-    plan = plan_iteration(data.lengths, data.groups, data.seed, RANKS, config.algorithm.minibatches, MICRO_BATCH_TOKENS)
+    plan = plan_iteration(
+        data.lengths, data.groups, data.seed, RANKS, config.algorithm.minibatches, MICRO_BATCH_TOKENS, models.is_shared
+    )
     own = {row: data.samples[row] for row in rows_of_rank(plan, models.rank)}
     if poisoned_row in own:
         own[poisoned_row] = replace(own[poisoned_row], logprobs=own[poisoned_row].logprobs * math.nan)

@@ -326,7 +326,7 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         assert named.endswith("and 8 more")
 
 
-def shards_of_two_ranks(config: RunConfig, tasks: int) -> list[tuple[Batch, list[ScoredGroup]]]:
+def shards_of_two_ranks(config: RunConfig, tasks: int, is_shared: bool = True) -> list[tuple[Batch, list[ScoredGroup]]]:
     """The first batch and its payload, rank by rank, after so many tasks."""
     with (
         serving(config, ranks=2),
@@ -334,8 +334,8 @@ def shards_of_two_ranks(config: RunConfig, tasks: int) -> list[tuple[Batch, list
     ):
         learner(zero)
         one.join("rank")
-        zero.say(GetBatch(0, 0, 2))
-        one.say(GetBatch(0, 1, 2))
+        zero.say(GetBatch(0, 0, 2, is_shared))
+        one.say(GetBatch(0, 1, 2, is_shared))
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer", slots=1)
         for _ in range(tasks):
@@ -355,15 +355,19 @@ def test_a_rank_gets_the_groups_in_training_order_with_a_payload_for_each_of_its
     assert {index for batch, _ in shards for index in batch.payload_groups} == {0, 1, 2, 3}
 
 
-def test_of_a_small_last_batch_each_rank_gets_the_groups_that_its_own_plan_gives_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_of_a_small_last_batch_each_rank_gets_the_groups_that_its_own_plan_gives_it(
+    tmp_path: Path, is_shared: bool
+) -> None:
     config = run_on_disk(
         tmp_path, problems=2, data={"epochs": 1}, algorithm={"minibatches": 4, "iterations": None},
     )  # fmt: skip
-    for rank, (batch, carried) in enumerate(shards_of_two_ranks(config, tasks=1)):
+    for rank, (batch, carried) in enumerate(shards_of_two_ranks(config, 1, is_shared)):
         data = iteration_data(batch, carried)
         steps = config.algorithm.minibatches_of(len(data.lengths))
         assert steps == 2, "half of a batch of 4 groups takes half of its 4 steps"
-        planned = plan_iteration(data.lengths, data.groups, data.seed, 2, steps, config.learner.micro_batch_tokens)
+        tokens = config.learner.micro_batch_tokens
+        planned = plan_iteration(data.lengths, data.groups, data.seed, 2, steps, tokens, is_shared)
         assert set(rows_of_rank(planned, rank)) <= data.samples.keys()
         assert {data.groups[row] for row in rows_of_rank(planned, rank)} == set(batch.payload_groups)
 

@@ -1,9 +1,12 @@
 """The forecast's bytes against counted ones: what layers save, what DeepSpeed holds, what a chunked head takes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
@@ -11,9 +14,12 @@ from prefixrl.common.config.learner import LearnerConfig, LoraConfig
 from prefixrl.learner.run.footprint import (
     CONTEXT_BYTES,
     GIB,
+    HEAD_ENTRIES,
     Footprint,
     ModelShape,
     RankPlan,
+    _buckets,
+    _most_at_once,
     activation_bytes,
     engine_footprint,
     head_bytes,
@@ -23,6 +29,7 @@ from prefixrl.learner.run.footprint import (
 )
 from prefixrl.learner.run.model_shapes import PUBLISHED
 from prefixrl.learner.training import distributed, lora
+from prefixrl.learner.training.head import BLOCK_ENTRIES, token_logprobs
 from prefixrl.learner.training.trained_model import TrainedModel
 from support.live_bytes import LiveBytes
 from support.tiny_model import DEEPSPEED_WARNINGS
@@ -99,7 +106,7 @@ def test_layers_of_true_size_save_what_the_forecast_says(
     if low_rank:
         lora.add(model, LoraConfig(rank=low_rank), 0)
     plan = plan_of(shape, low_rank=(low_rank, 1, 1) if low_rank else None, is_checkpointed=is_checkpointed)
-    expected = activation_bytes(shape, plan)
+    expected, _ = activation_bytes(shape, plan)
     if is_checkpointed:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
@@ -151,18 +158,70 @@ def test_states_and_buckets_are_what_deepspeed_holds(dtype: str, stage: int, buc
 # --- the sum, and what would make it fit ----------------------------------------------------------------------------
 
 
-def test_a_head_in_chunks_takes_no_more_than_its_chunk_however_many_positions_there_are() -> None:
+def test_a_head_in_blocks_takes_no_more_than_its_block_however_many_positions_there_are() -> None:
     shape = PUBLISHED["Qwen2.5-1.5B"]
-    few, many = (head_bytes(positions, shape, 2, GIB) for positions in (1024, 16_384))
-    assert many - few == (16_384 - 1024) * shape.hidden * 8
-    assert head_bytes(10, shape, 2, GIB, is_trained=False) == 10 * (12 * shape.vocabulary + 8 * shape.hidden)
+    assert HEAD_ENTRIES == BLOCK_ENTRIES
+    few, many = (head_bytes(positions, shape, 2) for positions in (2048, 16_384))
+    widened = 4 * shape.hidden * HEAD_ENTRIES // 2048 - 4 * shape.hidden * HEAD_ENTRIES // 16_384
+    assert many - few == pytest.approx((16_384 - 2048) * shape.hidden * 10 - widened, rel=1e-3)
+    assert head_bytes(10, SMALL, 2, is_trained=False) == 4 * SMALL.vocabulary * (20 + SMALL.hidden) + 100 * SMALL.hidden
+
+
+@pytest.mark.parametrize(("positions", "vocabulary"), [(1024, 500), (1024, 40_000), (3000, 20_000)])
+def test_the_head_takes_the_bytes_that_the_forecast_says(positions: int, vocabulary: int) -> None:
+    shape = replace(SMALL, vocabulary=vocabulary)
+    hidden = torch.randn(positions, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+    weight = nn.Parameter(torch.randn(vocabulary, shape.hidden, dtype=torch.bfloat16))
+    tokens = torch.zeros(positions, dtype=torch.long)
+    with LiveBytes(given=[weight, tokens]) as live:
+        states = hidden * 1.0
+        logprobs, _ = token_logprobs([(states, weight)], None, tokens, 1.0, has_entropy=True, is_float32=True)
+        logprobs.sum().backward()
+    assert 0.9 < live.peak_bytes / head_bytes(positions, shape, 2) < 1.1
 
 
 def test_the_peak_is_the_worse_of_backward_and_step() -> None:
-    one = Footprint(states=10, activations=500, logits=400, buckets=300, optimizer=2, host=1)
-    assert one.peak == 10 + 1200 + 60 + CONTEXT_BYTES
-    other = Footprint(states=10, activations=500, logits=400, buckets=300, optimizer=2000, host=1)
+    one = Footprint(states=10, activations=500, logits=400, buckets=300, backward=1100, optimizer=2, host=1)
+    assert one.peak == 10 + 1100 + 55 + CONTEXT_BYTES
+    other = Footprint(states=10, activations=500, logits=400, buckets=300, backward=1100, optimizer=2000, host=1)
     assert other.peak == 10 + 2000 + 100 + CONTEXT_BYTES
+
+
+@given(
+    st.integers(0, 10**6), st.integers(0, 10**5), st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 10**4),
+    st.integers(1, 10**4), st.integers(1, 8), st.integers(0, 1), st.sampled_from([0, 1, 2, 3]),
+)  # fmt: skip
+def test_the_most_at_once_is_what_a_walk_through_the_backward_pass_finds(
+    activations: int,
+    last: int,
+    logits: int,
+    tied: int,
+    parameters: int,
+    bucket: int,
+    ranks: int,
+    is_wide: int,
+    stage: int,
+) -> None:
+    plan = plan_of(SMALL, parameters=parameters, bucket=bucket, ranks=ranks, stage=stage, dtype_bytes=2 + 2 * is_wide)
+    buckets, last, tied = _buckets(plan), min(last, activations), min(tied, logits)
+    walked = activations + logits + buckets.at(0.0)
+    for step in range(1, 201):
+        share = step / 200
+        kept = last + (activations - last) * (1 - share) + tied
+        walked = max(
+            walked,
+            int(kept + buckets.always + buckets.bucket * min(1, share / buckets.full_at) + buckets.growing * share),
+        )
+    found = _most_at_once(activations, last, logits, tied, buckets)
+    # The walk may step over the moment at which the first bucket is full.
+    assert (
+        walked - 4
+        <= found
+        <= walked
+        + (activations + buckets.bucket + buckets.growing) / 100
+        + 4
+        + (buckets.bucket if buckets.full_at < 1 / 200 else 0)
+    )
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -96,24 +96,30 @@ def refusal(config: RunConfig) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_recipes_fit_the_gpus_they_state_and_did_not_with_their_settings_of_before(
-    name: str, tmp_path: Path
+# The second recipe's adapter is smaller: without the table of logits it has room for rows of unshared prompts.
+@pytest.mark.parametrize(("name", "tokens"), [("math_qwen2.5", 16_384), ("math_llama3.1", 24_576)])
+def test_the_recipes_fit_the_gpus_they_state_and_do_not_with_prompts_once_per_row(
+    name: str, tokens: int, tmp_path: Path
 ) -> None:
     assert refusal(recipe(name, tmp_path)) == ""
-    before = refusal(recipe(name, tmp_path, "learner.micro_batch_tokens=16384"))
+    large = f"learner.micro_batch_tokens={tokens}"
+    before = refusal(recipe(name, tmp_path, large, "learner.shared_prompts=false"))
     assert "and its device has 79.0 (learner.device_memory_gib; " in before
     assert "): it would fit with learner.gradient_checkpointing = true (" in before
     assert "learner.micro_batch_tokens = " in before
-    assert (
-        refusal(recipe(name, tmp_path, "learner.micro_batch_tokens=16384", "learner.gradient_checkpointing=true")) == ""
-    )
+    assert refusal(recipe(name, tmp_path, large, "learner.gradient_checkpointing=true")) == ""
 
 
 def test_check_prints_the_table_then_refuses_with_exit_code_2(tmp_path: Path) -> None:
     recipe("math_qwen2.5", tmp_path)
     data = tmp_path / "train.jsonl"
-    settings = (f"data.train={data}", f"data.eval={data}", f"directory={tmp_path}", "learner.micro_batch_tokens=16384")
+    settings = (
+        f"data.train={data}",
+        f"data.eval={data}",
+        f"directory={tmp_path}",
+        "learner.micro_batch_tokens=16384",
+        "learner.shared_prompts=false",
+    )
     flags = [flag for setting in settings for flag in ("--set", setting)]
     done = CliRunner().invoke(main, [str(EXAMPLES / "math_qwen2.5/run.toml"), "--check", *flags])
     assert done.exit_code == 2

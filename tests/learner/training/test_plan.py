@@ -88,6 +88,25 @@ def test_ranks_differ_by_at_most_the_longest_line(rows: Rows, shape: tuple[int, 
 
 
 @given(grouped_rows(), shapes)
+def test_no_rank_has_more_than_the_mean_and_one_row_where_prompts_are_not_shared(
+    rows: Rows, shape: tuple[int, int, int]
+) -> None:
+    for minibatch in planned(rows, shape, is_shared=False):
+        loads = [sum(sum(rows[0][row]) for row in flat(share)) for share in minibatch]
+        longest = max(sum(rows[0][row]) for row in flat(minibatch))
+        assert max(loads) <= sum(loads) / len(loads) + longest
+
+
+def test_rows_with_their_own_prompts_are_dealt_by_what_they_cost_then() -> None:
+    # Shared, the long prompt weighs as much as the rest; alone, each of its rows does.
+    lengths, groups = [(100, 10)] * 4 + [(10, 10)] * 4, [0] * 4 + [1] * 4
+    for is_shared, most in ((True, 140), (False, 260)):
+        (minibatch,) = plan(lengths, groups, 2, 1, 10_000, is_shared)
+        loads = [sum(line_tokens(line, lengths) for micro in share for line in micro) for share in minibatch]
+        assert max(loads) == most
+
+
+@given(grouped_rows(), shapes)
 def test_the_rows_of_a_line_are_of_one_group_and_each_alone_where_prompts_are_not_shared(
     rows: Rows, shape: tuple[int, int, int]
 ) -> None:
@@ -96,8 +115,6 @@ def test_the_rows_of_a_line_are_of_one_group_and_each_alone_where_prompts_are_no
         for line in (line for minibatch in whole for share in minibatch for micro in share for line in micro):
             assert len({rows[1][row] for row in line}) == 1
             assert whole is shared or len(line) == 1
-    for rank in range(shape[0]):
-        assert rows_of_rank(shared, rank) == rows_of_rank(alone, rank)
 
 
 def test_a_group_is_one_line_and_one_forward_where_it_fits() -> None:

@@ -23,7 +23,8 @@ from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.training import iteration, lora
-from prefixrl.learner.training.backbone import attn_implementation, shares_prompts, takes_shared_prompts, visible
+from prefixrl.learner.training.attention import attn_implementation, shares_prompts
+from prefixrl.learner.training.backbone import takes_shared_prompts, visible
 from prefixrl.learner.training.batch import IterationData, pad, pad_lines
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Actor, Critic, Models
@@ -190,12 +191,11 @@ def test_without_the_ability_rows_carry_their_prompts_and_train_the_same(adapter
 
 
 def test_flash_attention_serves_where_prompts_are_not_shared(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefixrl.learner.training.backbone.importlib.util.find_spec", lambda name: name)
-    cuda = torch.device("cuda")
+    monkeypatch.setattr("prefixrl.learner.training.attention.importlib.util.find_spec", lambda name: name)
 
     def chosen(is_direct: bool, **learner: Any) -> tuple[bool, str]:
         config = run_config(adapter, learner={"dtype": "bfloat16"} | learner).learner
-        return shares_prompts(config, cuda, is_direct), attn_implementation(config, cuda, is_direct)
+        return shares_prompts(config, "cuda", is_direct), attn_implementation(config, "cuda", is_direct)
 
     assert chosen(False) == (True, "sdpa")
     assert chosen(True) == (False, "flash_attention_2")

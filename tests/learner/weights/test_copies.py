@@ -74,6 +74,18 @@ def test_buffers_are_used_again_once_they_are_released_and_not_before() -> None:
     assert torch.equal(first[0].tensors["a"], weights(0)["a"])
 
 
+def test_room_is_there_until_both_sets_wait_for_the_disk_and_is_not_taken_by_asking() -> None:
+    copies = HostCopies()
+    handed = []
+    for seed in range(SETS):
+        copies.wait_for_room(nobody_waits)
+        handed.append(copies.copy(weights(seed).items(), nobody_waits)[0])
+    with pytest.raises(AssertionError, match="no set of buffers is free"):
+        copies.wait_for_room(nobody_waits)
+    copies.wait_for_room(handed[0].release)
+    copies.copy(weights(9).items(), nobody_waits)
+
+
 def test_a_weight_of_another_shape_or_gone_leaves_no_trace_in_the_buffers() -> None:
     copies = HostCopies()
     for _ in range(SETS):
