@@ -28,12 +28,12 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PeerLost
 from prefixrl.common.process import PARENT_VARIABLE, RestartBudget, end_children, own, printable, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
+from prefixrl.common.run.placement import LEARNER, described, gpus_here, place, processes_of, visible
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.status import View
 
-LEARNER = "learner"
 LEARNER_RESTARTS = 3
 WORKER_RESTARTS = 10
 STOPPED_BY_BROKER_S = 20.0
@@ -149,7 +149,7 @@ class Launcher:
         uses_stderr: bool = False,
         restarts: int = LEARNER_RESTARTS,
     ) -> None:
-        """Prepare an asking process; only one named `learner` gets GPUs, one per rank.
+        """Prepare an asking process; only one named `learner` gets GPUs.
 
         Args:
             command: Its module and arguments.
@@ -159,20 +159,20 @@ class Launcher:
         self._config = config
         self._directory = Path(config.directory)
         self._endpoint_file = self._directory / "endpoint"
-        self._devices = Devices()
-        devices = config.launch.learner_ranks if name == LEARNER else 0
-        self.learner = self._child(name, command[0], command[1:], devices)
+        self._gpus = gpus_here()
+        self._placed = place(processes_of(config, with_learner=name == LEARNER), len(self._gpus))
+        self.learner = self._child(name, command[0], command[1:])
         self.learner.budget.most = restarts
         self.workers: list[Child] = []
         self._view = View(self._directory, uses_stderr)
 
-    def _child(self, name: str, module: str, arguments: list[str], devices: int) -> Child:
+    def _child(self, name: str, module: str, arguments: list[str]) -> Child:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             PARENT_VARIABLE: str(os.getpid()),
-            **self._devices.deal(devices),
+            **visible(self._placed, self._gpus, name),
         }
         command = [sys.executable, "-m", module, *arguments]
         return Child(name, command, self._directory / "logs" / f"{name}.log", environment)
@@ -229,13 +229,13 @@ class Launcher:
     def _add_workers(self) -> None:
         # They are stopped after the learner: nobody would take what they finish then.
         arguments = ["--run", str(self._directory), "--grace-s", "0"]
-        for role, count, devices in workers_of(self._config):
+        launch = self._config.launch
+        for role, count in (("rollout", launch.rollouts), ("scorer", launch.scorers)):
+            allowed = allowances(self._config) if role == "scorer" else []
             for index in range(count):
-                allowed = allowances(self._config) if role == "scorer" else []
-                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *allowed], devices)
-                self.workers.append(worker)
-        if self._devices.shared:
-            self._view.announce(self._devices.shared)
+                self.workers.append(self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *allowed]))
+        if self._placed:
+            self._view.announce(described(self._placed))
 
     def _worker_ended(self, worker: Child, code: int) -> None:
         now_s = time.monotonic()
@@ -251,45 +251,6 @@ class Launcher:
     def _restart(self, child: Child, code: int) -> None:
         self._view.announce(f"{child.name} ended with exit code {code}: starting it again ({child.budget.used})")
         child.start()
-
-
-def workers_of(config: RunConfig) -> list[tuple[str, int, int]]:
-    """Return the workers of a run on one machine: role, their number, GPUs of each."""
-    has_model = config.target is not None and config.scorer.engine != "openai"
-    scorer_gpus = config.scorer.vllm.tensor_parallel_size if has_model else 0
-    return [
-        ("rollout", config.launch.rollouts, config.rollout.vllm.tensor_parallel_size),
-        ("scorer", config.launch.scorers, scorer_gpus),
-    ]
-
-
-class Devices:
-    """Deals the machine's GPUs out, process after process."""
-
-    def __init__(self) -> None:
-        given = os.environ.get("CUDA_VISIBLE_DEVICES")
-        gpus = Path("/proc/driver/nvidia/gpus")
-        found = [str(index) for index in range(len(list(gpus.iterdir())))] if gpus.is_dir() else []
-        self._all = [each for each in given.split(",") if each] if given is not None else found
-        self._next = 0
-
-    @property
-    def shared(self) -> str:
-        """A warning where more GPUs were asked for than there are, else ""."""
-        if not 0 < len(self._all) < self._next:
-            return ""
-        return (
-            f"the processes ask for {self._next} GPUs, {len(self._all)} are there: some share one and must leave room "
-            "(gpu_memory_utilization of rollout.vllm and scorer.vllm), or start fewer ([launch], tensor_parallel_size)"
-        )
-
-    def deal(self, count: int) -> dict[str, str]:
-        """Return the environment that gives the next process so many GPUs; with 0 it sees none."""
-        if not self._all:
-            return {}
-        dealt = [self._all[(self._next + each) % len(self._all)] for each in range(count)]
-        self._next += count
-        return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(dealt))}
 
 
 def _modified(path: Path) -> int:

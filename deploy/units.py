@@ -22,10 +22,10 @@ from pathlib import Path
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.run.placement import LEARNER, gpus_here, place, processes_of, visible
 from prefixrl.common.worker.allowed import flags as allowances
-from prefixrl.deploy.launch import Devices, workers_of
 
-LEARNER, ROLES = "learner", ("rollout", "scorer")
+ROLES = ("rollout", "scorer")
 SYSTEM_ONLY = {"User", "ReadWritePaths", "CapabilityBoundingSet", "AmbientCapabilities"}
 SYSTEM_ONLY_BEGINNINGS = ("Protect", "Private")
 """Directives that need rights which the manager of a plain user does not have."""
@@ -99,10 +99,9 @@ class Installation:
 
     def gpu_files(self) -> dict[Path, str]:
         """Return the files of single processes, which name their GPUs; none where there is no GPU."""
-        devices, launch = Devices(), self.config.launch
-        dealt = {LEARNER: devices.deal(launch.learner_ranks)}
-        for role, count, gpus in workers_of(self.config):
-            dealt |= {f"{role}-{number}": devices.deal(gpus) for number in range(1, count + 1)}
+        gpus, processes = gpus_here(), processes_of(self.config)
+        placed = place(processes, len(gpus))
+        dealt = {_instance(each.name): visible(placed, gpus, each.name) for each in processes}
         return {
             self.places.settings / f"{self.prefix}-{process}.env": "".join(
                 f"{name}={value}\n" for name, value in variables.items()
@@ -124,7 +123,8 @@ class Installation:
 
     def _values(self) -> Mapping[str, str]:
         wanted = [f"{self.prefix}-{LEARNER}.service"]
-        for role, count, _ in workers_of(self.config):
+        launch = self.config.launch
+        for role, count in (("rollout", launch.rollouts), ("scorer", launch.scorers)):
             wanted += [f"{self.prefix}-{role}@{number}.service" for number in range(1, count + 1)]
         home = "" if self.places.is_user else pwd.getpwnam(self.user).pw_dir
         needed = (self.directory, self.run_file, Path(sys.prefix))
@@ -232,6 +232,12 @@ def uninstall(where: Places, prefix: str) -> list[Path]:
     for path in found:
         path.unlink()
     return found
+
+
+def _instance(name: str) -> str:
+    """Return the unit's name of a process: units are counted from 1."""
+    role, _, index = name.rpartition("-")
+    return f"{role}-{int(index) + 1}" if role else name
 
 
 def escaped(text: str) -> str:

@@ -1,12 +1,19 @@
 """The command `prefixrl-learner`: trains the adapter, owns the run, reads the run file."""
 
+import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from prefixrl.common.process import exit_codes, start_logging, stop_event
 from prefixrl.common.worker.command import settings_option
+
+if TYPE_CHECKING:
+    from prefixrl.common.config.run import RunConfig
+
+log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -28,8 +35,10 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
 
         config = load(run_file, settings)
         if check:
+            from prefixrl.common.run.placement import gpus_here, place, processes_of
             from prefixrl.learner.run.budget import check_fit
             from prefixrl.learner.run.forecast import forecast
+            from prefixrl.learner.run.shares import with_shares
 
             if nproc_per_node > 1:
                 launch = config.launch.model_copy(update={"learner_ranks": nproc_per_node})
@@ -38,6 +47,8 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             said = forecast(config)
             click.echo(said.text)
             check_fit(config, said.prompt_tokens)
+            placed = place(processes_of(config), len(gpus_here()))
+            click.echo("\n".join(with_shares(config, placed, said.prompt_tokens)[1]), nl=bool(placed))
             return
         import_functions(config)
         from prefixrl.learner import ranks
@@ -52,7 +63,22 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
         os.environ.update(missing)
         from prefixrl.learner.start import start
 
-        start(config, info.rank, info.ranks, stop.is_set)
+        start(_placed(config), info.rank, info.ranks, stop.is_set)
+
+
+def _placed(config: "RunConfig") -> "RunConfig":
+    """Return the run file with shares for engines that are not alone on their GPUs."""
+    from prefixrl.common.run.placement import VARIABLE, neighbours, read
+
+    placed = read(os.environ.get(VARIABLE, ""))
+    if not any(len(names) > 1 for names in neighbours(placed).values()):
+        return config
+    from prefixrl.learner.run.forecast import forecast
+    from prefixrl.learner.run.shares import with_shares
+
+    config, lines = with_shares(config, placed, forecast(config).prompt_tokens)
+    log.info("%s", "; ".join(lines))
+    return config
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ worker_sections.py  `[rollout]`, `[scorer]` and `[simulated]`: engines and sampl
 vllm_options.py     `[rollout.vllm]` and `[scorer.vllm]`
 openai_options.py   `[scorer.openai]`
 learner.py          `[learner]`: optimisers, precision, memory and deadlines
+processes.py        `[launch]`: processes of one machine, and their GPUs
 slurm.py            `[slurm]`: resources of the jobs of a run
 load.py             reading a run file, settings over it, explained errors, absolute paths
 user_function.py    functions of the user's own, named `file.py:name`

@@ -9,6 +9,7 @@ from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.filter import FilterConfig
 from prefixrl.common.config.learner import LearnerConfig
+from prefixrl.common.config.processes import LaunchConfig
 from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
 from prefixrl.common.config.slurm import SlurmConfig
 from prefixrl.common.config.worker_sections import RolloutConfig, ScorerConfig, SimulatedConfig
@@ -86,12 +87,6 @@ class EvaluationConfig(Section):
 class RewardConfig(Section):
     function: str | None = None
     """`file.py:name` of (question, answer text, gold) -> reward in [0, 1], called instead of the verifier."""
-
-
-class LaunchConfig(Section):
-    learner_ranks: Positive = 1
-    rollouts: Positive = 1
-    scorers: Positive = 1
 
 
 class RunConfig(Section):
@@ -206,6 +201,23 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _devices(self) -> "RunConfig":
+        launch, devices = self.launch, self.launch.devices
+        for role, given, count in (
+            ("learner", [devices.learner] if devices.learner else [], 1),
+            ("rollout", devices.rollout, launch.rollouts),
+            ("scorer", devices.scorer, launch.scorers),
+        ):
+            needed = self.gpus_of(role) * (launch.learner_ranks if role == "learner" else 1)
+            wrong = [each for each in given if len(each) != needed or len(set(each)) != needed]
+            if given and (wrong or len(given) != count):
+                raise ValueError(
+                    f"launch.devices.{role} = {[list(each) for each in given]} for {count} processes of {needed} GPUs "
+                    f"each: name {needed} different ones for every process, or leave the key out"
+                )
+        return self
+
     @property
     def probe_tolerance(self) -> float:
         """The tolerance of the run, by the key or else by the dtype."""
@@ -232,6 +244,16 @@ class RunConfig(Section):
     def model_of(self, role: Literal["rollout", "scorer"]) -> str:
         """Return the model a worker loads; in direct mode a scorer reads only its tokenizer."""
         return self.target.model if self.target and role == "scorer" else self.adapter.model
+
+    def gpus_of(self, role: str) -> int:
+        """Return the GPUs of each process of a role, or of a learner rank; 0 where it needs none."""
+        if role == "learner":
+            return 0 if self.learner.device == "cpu" else 1
+        engine = self.rollout if role == "rollout" else self.scorer
+        loads_no_model = role == "scorer" and self.mode == "direct"
+        if loads_no_model or engine.device == "cpu" or engine.engine in ("openai", "simulated"):
+            return 0
+        return 1 if engine.engine == "transformers" else engine.vllm.gpus
 
     def groups_in_all(self, problems: int) -> int:
         """Return the groups trained with so many problems, if none fails or is filtered."""

@@ -1,5 +1,6 @@
 """The `[rollout.vllm]` and `[scorer.vllm]` sections: arguments of the vLLM engine."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -34,6 +35,20 @@ class VllmConfig(Section):
     """Draw every row by its own seed: a repeated task gives the same text. Slower; may be off for scorers."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs, passed unchanged."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine: tensor, pipeline and data parallel."""
+        sizes = [self.options.get(f"{kind}_parallel_size", 1) for kind in ("pipeline", "data")]
+        return math.prod([self.tensor_parallel_size, *sizes])
+
+    @model_validator(mode="after")
+    def _sizes_are_counts(self) -> "VllmConfig":
+        for key in ("pipeline_parallel_size", "data_parallel_size"):
+            size = self.options.get(key, 1)
+            if type(size) is not int or size < 1:
+                raise ValueError(f"options.{key} = {size!r}: must be a whole number of at least 1")
+        return self
 
     @model_validator(mode="after")
     def _options_are_free(self) -> "VllmConfig":

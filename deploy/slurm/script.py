@@ -76,16 +76,8 @@ class RunOnSlurm:
 
     def gpus(self, role: Role) -> int:
         """Return the GPUs of each process of a role."""
-        config, given = self.config, self.section(role).gpus
-        if given is not None:
-            return given
-        if role == "learner":
-            return 0 if config.learner.device == "cpu" else 1
-        engine = config.rollout if role == "rollout" else config.scorer
-        loads_no_model = role == "scorer" and config.mode == "direct"
-        if loads_no_model or engine.device == "cpu" or engine.engine in ("openai", "simulated"):
-            return 0
-        return engine.vllm.tensor_parallel_size
+        given = self.section(role).gpus
+        return self.config.gpus_of(role) if given is None else given
 
     def command(self, role: Role) -> list[str]:
         """Return the command of one process."""

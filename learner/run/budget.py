@@ -173,10 +173,10 @@ def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, 
 
 def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> list[str]:
     """Return the lines of a rollout or a scorer."""
-    found = _engine(config, role, prompt_tokens, limit)
+    found = engine(config, role, prompt_tokens, limit)
     if isinstance(found, str):
         return [found]
-    section = _section(config, role)
+    section = section_of(config, role)
     share = _share(section)
     of_device = "" if limit is None else f" of {share:.2f} x {limit / GIB:.1f} GiB"
     cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
@@ -187,11 +187,11 @@ def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
 
 def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> str:
     """Return the refusal of an engine that has no room for one row, or ""."""
-    found = _engine(config, role, prompt_tokens, limit)
+    found = engine(config, role, prompt_tokens, limit)
     if isinstance(found, str) or found.rows_in_room != 0:
         return ""
     assert limit is not None
-    section, share = _section(config, role), _share(_section(config, role))
+    section, share = section_of(config, role), _share(section_of(config, role))
     devices = section.vllm.tensor_parallel_size
     return (
         f"a {role}'s weights ({found.weights / GIB:.1f} GiB) leave no room for keys and values of one row in "
@@ -200,16 +200,16 @@ def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
     )
 
 
-def _engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> EngineFootprint | str:
+def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> EngineFootprint | str:
     """Return an engine's bytes, or the sentence for one without."""
     if role == "scorer" and config.target is None:
         return "no target: a scorer loads the adapter's tokenizer and needs no device"
     if role == "scorer" and config.scorer.engine == "openai":
         return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer and needs no device"
-    if _section(config, role).engine == "simulated":
+    if section_of(config, role).engine == "simulated":
         return f"a {role}: simulated, it loads no model"
     model = config.model_of("scorer" if role == "scorer" else "rollout")
-    section, known = _section(config, role), parameters(model)
+    section, known = section_of(config, role), parameters(model)
     if known is None:
         return f"a {role}: its model's size is not known before it is downloaded"
     on_disk = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
@@ -222,10 +222,11 @@ def _engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None)
     shape = shape_of(model)
     token_cache = shape.cache_bytes(width) if shape else 0
     room = None if limit is None or section.device == "cpu" else int(limit * _share(section))
-    return engine_footprint(weights, token_cache, row_tokens, rows, section.vllm.tensor_parallel_size, room)
+    return engine_footprint(weights, token_cache, row_tokens, rows, section.vllm.gpus, room)
 
 
-def _section(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
+def section_of(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
+    """Return the section of a role."""
     return config.scorer if role == "scorer" else config.rollout
 
 
@@ -272,7 +273,7 @@ def time_lines(config: RunConfig, prompt_tokens: int) -> list[str]:
 
 
 def _engine_time(config: RunConfig, role: str, tokens: int, workers: int) -> str:
-    speed = _section(config, role).expected_tokens_per_s
+    speed = section_of(config, role).expected_tokens_per_s
     return (
         f"an iteration of {workers} {role}s: at most {tokens:,} tokens, {engine_s(tokens, workers, speed):.1f} s at "
         f"{role}.expected_tokens_per_s = {speed:g}; less where texts end before their limit"

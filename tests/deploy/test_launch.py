@@ -11,40 +11,9 @@ from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import own
 from prefixrl.deploy import launch
-from prefixrl.deploy.launch import Child, Devices, Launcher, _throw_away
+from prefixrl.deploy.launch import Child, Launcher, _throw_away
 from support.fakes import run_on_disk
 from support.run_helper import RUN_FILE
-
-
-def test_gpus_are_dealt_out_in_turn_as_many_as_a_process_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
-    devices = Devices()
-    dealt = [devices.deal(count)["CUDA_VISIBLE_DEVICES"] for count in (2, 1, 2, 1)]
-    assert dealt == ["0,1", "2", "3,4", "0"]
-    assert "ask for 6 GPUs, 5 are there: some share one" in devices.shared
-
-
-@pytest.mark.parametrize(("there", "wanted"), [("0,1,2", (2, 1)), ("0,1", (0, 1)), ("", (1, 1))])
-def test_nothing_is_said_of_gpus_that_nobody_shares(
-    there: str, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", there)
-    devices = Devices()
-    for count in wanted:
-        devices.deal(count)
-    assert devices.shared == ""
-
-
-def test_an_empty_list_of_gpus_stays_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert Devices().deal(1) == {}
-
-
-def test_a_process_that_needs_no_gpu_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    devices = Devices()
-    assert devices.deal(0) == {"CUDA_VISIBLE_DEVICES": ""}
-    assert devices.deal(1) == {"CUDA_VISIBLE_DEVICES": "0"}
 
 
 def test_fresh_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def test_gpus_are_dealt_out_once_and_then_belong_to_the_user(
     settings = config_home / "prefixrl"
     dealt = {path.name: path.read_text() for path in settings.glob("prefixrl-*.env")}
     assert dealt == {
-        "prefixrl-learner.env": "CUDA_VISIBLE_DEVICES=4\n",
+        "prefixrl-learner.env": "CUDA_VISIBLE_DEVICES=4\n"
+        "PREFIXRL_PLACEMENT=learner=0;rollout-0=1;scorer-0=2;scorer-1=3\n",
         "prefixrl-rollout-1.env": "CUDA_VISIBLE_DEVICES=5\n",
         "prefixrl-scorer-1.env": "CUDA_VISIBLE_DEVICES=6\n",
         "prefixrl-scorer-2.env": "CUDA_VISIBLE_DEVICES=7\n",

@@ -15,6 +15,7 @@ from prefixrl.learner.run.footprint import GIB, Footprint, learner_footprint
 from prefixrl.learner.run.forecast import forecast
 from prefixrl.learner.run.model_shapes import parameters, shape_of
 from support.paths import EXAMPLES
+from support.recipes import recipe
 
 QWEN = 1_543_714_304
 """Parameters of Qwen2.5-1.5B."""
@@ -78,14 +79,6 @@ def test_a_shape_is_read_from_the_model_folder() -> None:
 
 
 # --- what fits ------------------------------------------------------------------------------------------------------
-
-
-def recipe(name: str, folder: Path, *settings: str) -> RunConfig:
-    data = folder / "train.jsonl"
-    question = "x" * 210  # as long as those of MATH on average
-    data.write_text("".join(json.dumps({"id": i, "question": question, "answer": 1}) + "\n" for i in range(9)))
-    given = (f"data.train={data}", f"data.eval={data}", f"directory={folder}", *settings)
-    return load(EXAMPLES / name / "run.toml", given)
 
 
 def refusal(config: RunConfig) -> str:

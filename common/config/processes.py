@@ -1,0 +1,33 @@
+"""The `[launch]` section: how many processes run on one machine, and where."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from prefixrl.common.config.section import NonNegative, Positive, Section
+
+
+def _one_each(given: Any) -> Any:
+    """Read `[0, 1]` as `[[0], [1]]`: a process with one GPU."""
+    return [[each] if isinstance(each, int) else each for each in given] if isinstance(given, list) else given
+
+
+Gpus = Annotated[tuple[NonNegative, ...], Field(strict=False)]
+PerProcess = Annotated[tuple[Gpus, ...], BeforeValidator(_one_each), Field(strict=False)]
+
+
+class DevicesConfig(Section):
+    """GPUs of the processes on this machine, as numbers from 0; what is absent is dealt out."""
+
+    learner: Gpus = ()
+    """One per rank."""
+    rollout: PerProcess = ()
+    """Per rollout its GPUs: `[0, 1]` is one each, `[[0, 1]]` two for one."""
+    scorer: PerProcess = ()
+
+
+class LaunchConfig(Section):
+    learner_ranks: Positive = 1
+    rollouts: Positive = 1
+    scorers: Positive = 1
+    devices: DevicesConfig = DevicesConfig()

@@ -1,0 +1,132 @@
+"""GPUs of one machine, and which process runs on which; all but `gpus_here` is pure.
+
+Every process gets GPUs of its own where there are enough. Else rollouts of prefix mode go where the learner is, which
+they burden little, and what is left over goes to the GPUs with the fewest processes.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
+
+Placement = dict[str, tuple[int, ...]]
+"""GPUs of each process, by its name; () for one that needs none."""
+LEARNER = "learner"
+VARIABLE = "PREFIXRL_PLACEMENT"
+"""Environment variable by which whoever starts a run's processes tells the learner where they are."""
+
+
+def gpus_here() -> tuple[str, ...]:
+    """Return this machine's GPUs as CUDA names them, as far as this process may see them."""
+    given, gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), Path("/proc/driver/nvidia/gpus")
+    if given is not None:
+        return tuple(each.strip() for each in given.split(",") if each.strip())
+    return tuple(str(index) for index in range(len(list(gpus.iterdir())))) if gpus.is_dir() else ()
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a run, and how many GPUs it needs."""
+
+    name: str
+    gpus: int
+    given: tuple[int, ...] | None = None
+    """Its GPUs by `launch.devices`."""
+    is_guest: bool = False
+    """True for a rollout that may run beside the learner."""
+
+
+def processes_of(config: RunConfig, with_learner: bool = True) -> list[Process]:
+    """Return the processes of a run on one machine, the learner's ranks as one."""
+    launch, devices = config.launch, config.launch.devices
+    found = []
+    if with_learner:
+        found.append(Process(LEARNER, launch.learner_ranks * config.gpus_of("learner"), devices.learner or None))
+    for role, count, given in (
+        ("rollout", launch.rollouts, devices.rollout),
+        ("scorer", launch.scorers, devices.scorer),
+    ):
+        gpus = config.gpus_of(role)
+        is_guest = with_learner and role == "rollout" and config.mode == "prefix" and gpus == 1
+        found += [Process(f"{role}-{index}", gpus, given[index] if given else None, is_guest) for index in range(count)]
+    return found
+
+
+def place(processes: Sequence[Process], there: int) -> Placement:
+    """Give each process its GPUs, of which there are `there`; nothing where there are none.
+
+    Raises:
+        ConfigError: a process needs more GPUs than there are, or is given one that is not.
+    """
+    if there == 0:
+        return {}
+    for process in processes:
+        if process.gpus > there:
+            raise ConfigError(
+                f"{process.name} needs {process.gpus} GPUs and {there} are there (CUDA_VISIBLE_DEVICES); lower "
+                f"launch.learner_ranks or the engine's tensor, pipeline or data parallel size"
+            )
+        if missing := [gpu for gpu in process.given or () if gpu >= there]:
+            raise ConfigError(
+                f"launch.devices gives {process.name} GPU {missing[0]}; there are {there}, counted from 0 "
+                f"(CUDA_VISIBLE_DEVICES)"
+            )
+    is_enough = sum(each.gpus for each in processes) <= there
+    used: Counter[int] = Counter(dict.fromkeys(range(there), 0))
+    for process in processes:
+        used.update(process.given or ())
+    placed: Placement = {}
+    guests = 0
+    for process in processes:
+        host = placed.get(LEARNER, ())
+        if process.given is not None:
+            placed[process.name] = process.given
+            continue
+        if process.is_guest and host and not is_enough:
+            found: tuple[int, ...] = (host[guests % len(host)],)
+            guests += 1
+        else:
+            found = tuple(sorted(sorted(used, key=lambda gpu: (used[gpu], gpu))[: process.gpus]))
+        used.update(found)
+        placed[process.name] = found
+    return placed
+
+
+def neighbours(placed: Mapping[str, tuple[int, ...]]) -> dict[int, list[str]]:
+    """Return the processes of each GPU that has any."""
+    found: dict[int, list[str]] = {}
+    for name, gpus in placed.items():
+        for gpu in gpus:
+            found.setdefault(gpu, []).append(name)
+    return dict(sorted(found.items()))
+
+
+def described(placed: Mapping[str, tuple[int, ...]]) -> str:
+    """Return one sentence for a person."""
+    return "; ".join(f"GPU {gpu}: {', '.join(names)}" for gpu, names in neighbours(placed).items())
+
+
+def visible(placed: Mapping[str, tuple[int, ...]], gpus: Sequence[str], name: str) -> dict[str, str]:
+    """Return a process's environment: the GPUs it sees; the learner learns the others' too."""
+    if not gpus:
+        return {}
+    own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[each] for each in placed.get(name, ()))}
+    return own | ({VARIABLE: written(placed)} if name == LEARNER else {})
+
+
+def written(placed: Mapping[str, tuple[int, ...]]) -> str:
+    """Return a placement as one argument of a command."""
+    return ";".join(f"{name}={','.join(map(str, gpus))}" for name, gpus in placed.items())
+
+
+def read(text: str) -> Placement:
+    """Read what `written` returned; raise ConfigError."""
+    try:
+        pairs = [each.split("=") for each in text.split(";") if each]
+        return {name: tuple(int(gpu) for gpu in gpus.split(",") if gpu) for name, gpus in pairs}
+    except ValueError:
+        raise ConfigError(f'placement {text!r}: must be "NAME=GPU,GPU;NAME=GPU ..." with GPUs as numbers') from None

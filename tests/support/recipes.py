@@ -1,0 +1,20 @@
+"""The shipped recipes with a small data file in place of those from the hub."""
+
+import json
+from pathlib import Path
+
+from prefixrl.common.config.load import load
+from prefixrl.common.config.run import RunConfig
+from support.paths import EXAMPLES
+
+
+def settings_of(folder: Path) -> tuple[str, ...]:
+    """Settings that put data and run into `folder`."""
+    data = folder / "train.jsonl"
+    question = "x" * 210  # as long as those of MATH on average
+    data.write_text("".join(json.dumps({"id": i, "question": question, "answer": 1}) + "\n" for i in range(9)))
+    return f"data.train={data}", f"data.eval={data}", f"directory={folder}"
+
+
+def recipe(name: str, folder: Path, *settings: str) -> RunConfig:
+    return load(EXAMPLES / name / "run.toml", (*settings_of(folder), *settings))
