@@ -1,7 +1,7 @@
 """The `[algorithm]` section: objective, options and their conflicts (docs/objectives.md)."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -16,7 +16,7 @@ from prefixrl.common.config.section import (
     Section,
 )
 
-Name = Literal["gae", "tppo", "appo", "grpo", "dr_grpo", "rloo", "reinforce_baseline"]
+Name = Literal["gae", "tppo", "appo", "grpo", "dr_grpo", "rloo", "reinforce_baseline", "prime"]
 Correction = Literal["decoupled", "behaviour", "none", "topr"]
 Ratio = Literal["token", "prefix", "prefix_mean"]
 AdmissionRule = Literal["just_in_time", "as_early_as_allowed"]
@@ -33,10 +33,10 @@ ONLY_FOR: OnlyWith = {
     "critic_targets": (WITH_CRITIC, "the others have no critic"),
     "zscore": (("grpo",), "the others do not divide by a deviation of rewards"),
     "aggregation": (
-        ("gae", "tppo", "grpo", "rloo", "reinforce_baseline"),
+        ("gae", "tppo", "grpo", "rloo", "reinforce_baseline", "prime"),
         "appo counts prefixes, and dr_grpo divides by rows x most tokens of a prefix",
     ),
-    "whiten": (("gae", "tppo", "appo", "rloo"), "the others whiten always or never"),
+    "whiten": (("gae", "tppo", "appo", "rloo", "prime"), "the others whiten always or never"),
     "advantage_function": (
         ("grpo", "dr_grpo", "rloo", "reinforce_baseline"),
         "with a critic, advantages come from its values, not from a function of the rewards",
@@ -53,6 +53,10 @@ ONLY_WITH_CORRECTION: OnlyWith = {
     "dual_clip": (_CLIPPED, "topr tapers the ratio and clips nothing"),
 }
 """Keys that have an effect under some corrections only, and why."""
+
+
+PRIME: dict[str, object] = {"kl": 0.0, "entropy": 0.0}
+"""Defaults of "prime" that differ from those of the others."""
 
 
 class AlgorithmConfig(Section):
@@ -118,7 +122,7 @@ class AlgorithmConfig(Section):
     entropy: Annotated[float, Field(allow_inf_nan=False)] = 1e-3
     """Entropy bonus, added to the objective: positive keeps the policy random."""
     whiten: bool | None = None
-    """true: advantages are whitened once per iteration. Absent: with gae, tppo, appo and reinforce_baseline."""
+    """true: advantages are whitened once per iteration. Absent: with gae, tppo, appo, reinforce_baseline and prime."""
     whiten_floor: PositiveFloat = 1e-4
     aggregation: Literal["token", "sequence"] = "token"
     advantage_function: str | None = None
@@ -137,7 +141,13 @@ class AlgorithmConfig(Section):
     @property
     def is_whitened(self) -> bool:
         """True if advantages are whitened, by the key or else by the name."""
-        return self.has_critic or self.name == "reinforce_baseline" if self.whiten is None else self.whiten
+        by_name = self.has_critic or self.name in ("reinforce_baseline", "prime")
+        return by_name if self.whiten is None else self.whiten
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choices_of_prime(cls, given: Any) -> Any:
+        return PRIME | given if isinstance(given, dict) and given.get("name") == "prime" else given
 
     @model_validator(mode="after")
     def _keys_with_effect(self, info: ValidationInfo) -> "AlgorithmConfig":

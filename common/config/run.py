@@ -1,7 +1,7 @@
 """The config of a run: one tree, validated whole, the same for every daemon."""
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -10,6 +10,7 @@ from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.filter import FilterConfig
 from prefixrl.common.config.learner import LearnerConfig
 from prefixrl.common.config.processes import LaunchConfig
+from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
 from prefixrl.common.config.slurm import SlurmConfig
 from prefixrl.common.config.worker_sections import RolloutConfig, ScorerConfig, SimulatedConfig
@@ -106,6 +107,8 @@ class RunConfig(Section):
     simulated: SimulatedConfig = SimulatedConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    implicit_reward: ImplicitRewardConfig | None = None
+    """Absent: only outcomes are rewarded; algorithm.name = "prime" has it always."""
     filter: FilterConfig = FilterConfig()
     learner: LearnerConfig = LearnerConfig()
     broker: BrokerConfig = BrokerConfig()
@@ -161,6 +164,33 @@ class RunConfig(Section):
             )
         if self.reward.function is None:  # else rewards are fractions, and so are means
             self.filter.check_reachable(self.algorithm.samples_per_prompt, self.scorer.continuations)
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prime(cls, given: Any) -> Any:
+        algorithm = given.get("algorithm") if isinstance(given, dict) else None
+        is_prime = isinstance(algorithm, dict) and algorithm.get("name") == "prime"
+        return {**given, "implicit_reward": given.get("implicit_reward") or {}} if is_prime else given
+
+    @model_validator(mode="after")
+    def _process_rewards(self, info: ValidationInfo) -> "RunConfig":
+        settings, algorithm = self.implicit_reward, self.algorithm
+        if settings is None:
+            return self
+        name, useless = f"algorithm.name = {algorithm.name!r}", []
+        if algorithm.advantage_function is not None:
+            raise ValueError(
+                f"implicit_reward with algorithm.advantage_function = {algorithm.advantage_function!r}: the function "
+                f"has no baseline for rewards of tokens; leave one of the two out"
+            )
+        for key in ("gamma", "outcome_gamma"):
+            if algorithm.has_critic and settings.is_given(key, info):
+                useless.append(settings.no_effect(key, name, "the critic's returns are discounted by algorithm.gamma"))
+        if algorithm.name not in ("rloo", "prime") and settings.is_given("baseline", info):
+            useless.append(settings.no_effect("baseline", name, "it leaves nothing out of its baseline"))
+        if useless:
+            raise ValueError("\n  ".join(f"implicit_reward.{each}" for each in useless))
         return self
 
     @model_validator(mode="after")

@@ -5,13 +5,15 @@ Read in this order:
     iteration.py      one iteration: measure, advantages, mini-batches, steps
     objectives.py     the table of algorithms: which arguments of the pure functions `grpo`, `rloo`, `gae` … stand for
     advantages.py     rewards per token, GAE, group baselines, whitening; pure
+    implicit_reward.py  rewards of tokens by an implicit reward model, its loss and baselines; pure
+    process_rewards.py  the same for an iteration: scores, and steps of the reward model
     ppo.py            policy and value loss, KL estimates; pure
     ratios.py         ratios of the three policies, masks and bounds on them; pure
     drift.py          distance of the engine's policy from the learner's, by age; pure
     batch.py          a batch as samples, samples as padded tensors; pure
     plan.py           the rows of each mini-batch, rank, micro-batch and line; pure
     figures.py        the figures of an iteration, summed over ranks
-    model.py          actor, critic and reference
+    model.py          actor, critic, reference and reward model
     attention.py      shared prompts or rows alone, and the implementation of attention; pure
     backbone.py       one run of a model: shared prompts, packed rows
     head.py           logprobs and entropies from hidden states, in blocks of the vocabulary

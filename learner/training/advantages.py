@@ -19,10 +19,15 @@ def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor | None = None) 
         mask: (rows, tokens).
         penalty: (rows, tokens), for example the KL coefficient times k1; None for none.
     """
+    at_last = torch.where(last_tokens(mask), rewards[:, None], 0.0)
+    return at_last if penalty is None else at_last - torch.where(mask, penalty, 0.0)
+
+
+def last_tokens(mask: Tensor) -> Tensor:
+    """Return True at each row's last sampled token."""
     after = torch.zeros_like(mask)
     after[:, :-1] = mask[:, 1:]
-    at_last = torch.where(mask & ~after, rewards[:, None], 0.0)
-    return at_last if penalty is None else at_last - torch.where(mask, penalty, 0.0)
+    return mask & ~after
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lambda_: float) -> tuple[Tensor, Tensor]:

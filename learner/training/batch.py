@@ -103,6 +103,8 @@ class PreparedMicroBatch:
     returns: Tensor
     ages: Tensor
     """Versions between the one that sampled a token and the one that is trained."""
+    process: Tensor | None = None
+    """Process rewards less their baseline, times their coefficient; None without a reward model."""
     is_proximal_late: bool = False
     """True before the first optimiser step if its forward is to tell `proximal`; 0 until then."""
     second_moment_limit: float = math.inf

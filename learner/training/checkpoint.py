@@ -3,8 +3,10 @@
     step_00000012/
         rank_00000/actor.safetensors    this rank's share: fp32 weights, Adam moments and step counts
         rank_00000/critic.safetensors   where the objective has a critic
+        rank_00000/reward.safetensors   where an implicit reward model learns
         rank_00000/random.safetensors   states of the random generators
         hf/                             the adapter as a Hugging Face folder, free of world size and ZeRO stage
+        hf_reward/                      the implicit reward model
         hf_ema/                         the moving average of its weights, where learner.ema_decay asks for one
         manifest.json                   the trainer's state, and size and digest of every other file; written last
 
@@ -98,10 +100,11 @@ def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Pat
         beside.mkdir(parents=True)
     distributed.barrier()
     _write_rank(beside / f"rank_{models.rank:05d}", models)
-    export(beside / "hf", models)
-    if models.actor.ema:
-        with models.actor.averaged():
-            export(beside / "hf_ema", models)
+    for name, model, source in _exported(models):
+        export(beside / name, models, model, source)
+        if model.ema:
+            with model.averaged():
+                export(beside / f"{name}_ema", models, model, source)
     distributed.barrier()
     if models.rank == 0:
         write_manifest(
@@ -138,9 +141,15 @@ def load(directory: Path, models: Models) -> TrainerState | None:
         "ZeRO stage": models.actor.stage,
         "learner.dtype": models.dtype,
         "critic": "one" if models.critic else "none",
+        "a trained implicit reward model": "one" if models.reward and models.reward.trained else "none",
     }
-    has_critic = any(entry.path.endswith("/critic.safetensors") for entry in manifest.files)
-    there = (manifest.state.world_size, manifest.zero_stage, manifest.dtype, "one" if has_critic else "none")
+    has_critic, has_reward = (
+        any(entry.path.endswith(f"/{name}.safetensors") for entry in manifest.files) for name in ("critic", "reward")
+    )
+    there = (
+        manifest.state.world_size, manifest.zero_stage, manifest.dtype, "one" if has_critic else "none",
+        "one" if has_reward else "none",
+    )  # fmt: skip
     for (name, now), then in zip(here.items(), there, strict=True):
         if now != then:
             raise DataError(
@@ -209,14 +218,20 @@ def damage(folder: Path) -> str:
     return ""
 
 
-def export(folder: Path, models: Models) -> None:
-    """Write the adapter as a Hugging Face folder with the tokenizer it came with. A collective."""
-    weights = models.state_dict_for_publication()
+def _exported(models: Models) -> Iterator[tuple[str, TrainedModel, str]]:
+    yield "hf", models.actor, models.source
+    if models.reward and models.reward.trained:
+        yield "hf_reward", models.reward.trained, models.reward.source
+
+
+def export(folder: Path, models: Models, model: TrainedModel, model_source: str) -> None:
+    """Write a model as a Hugging Face folder with the tokenizer it came with. A collective."""
+    weights = models.state_dict_for_publication(model)
     if models.rank != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    source = Path(models.source)
+    source = Path(model_source)
     for pattern in CARRIED_FILES:
         for path in source.glob(pattern):
             shutil.copyfile(path, folder / path.name)
@@ -238,7 +253,8 @@ def _write_rank(folder: Path, models: Models) -> None:
 
 def _trained_models(models: Models) -> list[tuple[str, TrainedModel]]:
     critic = [("critic", models.critic)] if models.critic else []
-    return [("actor", models.actor), *critic]
+    reward = [("reward", models.reward.trained)] if models.reward and models.reward.trained else []
+    return [("actor", models.actor), *critic, *reward]
 
 
 def _share(model: TrainedModel) -> dict[str, Tensor]:

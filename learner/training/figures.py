@@ -82,6 +82,8 @@ class IterationFacts:
     """Tokens of one forward over all rows, on all ranks: a prompt counts once for each line."""
     padded_tokens: int
     """The same with padding."""
+    reward_model: Report
+    """Figures of the reward model; empty without one."""
 
 
 @torch.no_grad()
@@ -98,7 +100,7 @@ def report(
     figures["crossed_rows_fraction"] = _crossed(data, micro_batches)
     figures |= _step_figures(reports, steps)
     drift = _drift(micro_batches, facts.max_staleness)
-    figures |= drift_figures(drift)
+    figures |= drift_figures(drift) | facts.reward_model
     figures |= {
         "rows": float(len(data.lengths)),
         "tokens": float(sum(sampled for _, sampled in data.lengths)),

@@ -2,6 +2,7 @@
 
     rewards ──baseline of the group (or none)──┐
     rows ──plan──▶ micro-batches ──measure──▶ p, reference, V, masks ──▶ GAE ──whiten over all ranks──▶ A, R
+      └── reward model, where there is one ──▶ process rewards ───────────┘                                 │
                                                                                                         │
                               for each epoch, for each minibatch: backward per micro-batch, one step ◀──┘
 
@@ -24,11 +25,12 @@ from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.training.advantages import moments, whiten
 from prefixrl.learner.training.batch import IterationData, PreparedMicroBatch, Sample, filler_row, pad_lines
 from prefixrl.learner.training.distributed import gather_over_ranks, sum_over_ranks
-from prefixrl.learner.training.figures import IterationFacts, IterationMetrics, StepSums, Whitening, report
+from prefixrl.learner.training.figures import IterationFacts, IterationMetrics, Report, StepSums, Whitening, report
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
 from prefixrl.learner.training.plan import MicroBatch, forward_tokens, plan_iteration
 from prefixrl.learner.training.ppo import PolicyTerms, Sums, ValueTerms, policy_loss, value_loss
+from prefixrl.learner.training.process_rewards import with_process_rewards
 from prefixrl.learner.training.ratios import kept_tokens, log_ratios, second_moment_limit, second_moments
 
 PAD_ID = 0
@@ -51,7 +53,7 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
         ValueError: a row of this rank is missing or has other lengths than announced.
     """
     algorithm = config.algorithm
-    objective = resolve(algorithm, config.max_sampled_tokens)
+    objective = resolve(algorithm, config.max_sampled_tokens, config.implicit_reward)
     _check_rows(data, algorithm.max_staleness)
     plan = plan_iteration(
         data.lengths,
@@ -67,6 +69,9 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
         [_measure(models, data, lines, algorithm, is_late and step == 0) for lines in minibatch[models.rank]]
         for step, minibatch in enumerate(plan)
     ]
+    figures: Report = {}
+    if config.implicit_reward is not None:
+        measured, figures = with_process_rewards(models, config.implicit_reward, measured, data, objective)
     whitening, micro_batches = _with_advantages(measured, data, objective)
     micro_batches = _with_limits(micro_batches, objective)
     normalisers = _normalisers(micro_batches, objective)
@@ -88,7 +93,7 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
     tokens = forward_tokens(plan, data.lengths)
     if models.is_packed:
         tokens = (tokens[0], tokens[0])
-    facts = IterationFacts(whitening, objective.policy.ratio, left_out, algorithm.max_staleness, *tokens)
+    facts = IterationFacts(whitening, objective.policy.ratio, left_out, algorithm.max_staleness, *tokens, figures)
     return report(data, [micro_batch for own in micro_batches for micro_batch in own], steps, facts)
 
 

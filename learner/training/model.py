@@ -1,19 +1,20 @@
 """Actor, critic and reference behind a few methods; `iteration.py` brings losses and order."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.hub import model_folder
 from prefixrl.common.seeds import derive
 from prefixrl.learner.training import distributed, lora
 from prefixrl.learner.training.attention import attn_implementation, shares_prompts
@@ -59,6 +60,20 @@ class Critic(nn.Module):
 
 
 @dataclass
+class RewardModel:
+    """An implicit reward model, trained or only scoring, and what its log ratio is to."""
+
+    trained: TrainedModel | None
+    frozen: Actor | None
+    """The model where it only scores."""
+    reference: Actor | None
+    """None where the policy is the reference, or the trained model without its low-rank matrices."""
+    is_to_policy: bool
+    source: str
+    """Folder that it came from."""
+
+
+@dataclass
 class Models:
     """Everything the learner trains, and the frozen reference."""
 
@@ -82,10 +97,11 @@ class Models:
     is_packed: bool
     """True if rows run end to end as one, without padding."""
     lora: LoraConfig | None = None
+    reward: RewardModel | None = None
     optimizer_steps: int = 0
     """Steps planned so far, dropped and left out ones included: the position in the learning rate schedule."""
     on_forward: Callable[[], None] = lambda: None
-    """Called before every forward of the actor: a sign of life in a long iteration."""
+    """Called before every forward of actor and reward model: a sign of life in a long iteration."""
 
     @classmethod
     def load(cls, config: RunConfig, rank: int, world_size: int, initial_path: str) -> "Models":
@@ -104,9 +120,7 @@ class Models:
         is_shared = shares_prompts(learner, device.type, config.mode == "direct") and takes_shared_prompts(actor.model)
         reference = None
         if config.algorithm.kl > 0.0 and learner.lora is None:
-            reference = Actor(folder.load(), folder.is_packed, learner.head_dtype).eval().requires_grad_(False)
-            if world_size > 1 and zero_stage(learner) == 3:
-                shard(reference, device)
+            reference = folder.frozen(world_size)
         critic = None
         if config.algorithm.has_critic:
             values = Critic(folder.trainable("critic"), derive(config.seed, "critic head"), folder.is_packed)
@@ -117,6 +131,7 @@ class Models:
             dtype=learner.dtype, device=device, rank=rank, world_size=world_size, lora=learner.lora,
             temperature=config.rollout.temperature, has_reference=config.algorithm.kl > 0.0,
             is_shared=is_shared, is_packed=folder.is_packed,
+            reward=_reward_model(folder, world_size) if config.implicit_reward else None,
         )  # fmt: skip
 
     def forward_actor(self, batch: PaddedRows, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
@@ -144,10 +159,38 @@ class Models:
         values: Tensor = self.critic.engine(batch.inputs())
         return values
 
-    def state_dict_for_publication(self) -> dict[str, Tensor]:
-        """Gather the actor's weights on rank 0's CPU by name, tied ones once. A collective."""
+    def forward_reward(self, batch: PaddedRows) -> Tensor:
+        """Return the reward model's logprobs, (rows, tokens), at temperature 1."""
+        self.on_forward()
+        assert self.reward is not None, "a run with process rewards"
+        model = self.reward.trained.engine if self.reward.trained else self.reward.frozen
+        assert model is not None, "one of the two is there"
+        logprobs: Tensor = model(batch.inputs(), 1.0)[0]
+        return logprobs
+
+    @torch.no_grad()
+    def forward_reward_reference(self, batch: PaddedRows) -> Tensor:
+        """Return the logprobs that its log ratio is to, (rows, tokens), at temperature 1.
+
+        Those of the policy are computed here: with the engine's, its noise would become a reward.
+        """
+        assert self.reward is not None, "a run with process rewards"
+        model = self.actor.engine if self.reward.is_to_policy else self.reward.reference
+        if model is None:
+            assert self.reward.trained is not None, "low-rank matrices are trained"
+            with lora.disabled(self.reward.trained.engine.module):
+                return self.forward_reward(batch)
+        self.on_forward()
+        logprobs: Tensor = model(batch.inputs(), 1.0)[0]
+        return logprobs
+
+    def state_dict_for_publication(self, model: TrainedModel | None = None) -> dict[str, Tensor]:
+        """Gather a model's weights, the actor's if none is named, on rank 0's CPU. A collective.
+
+        By name, tied ones once.
+        """
         whole: dict[str, Tensor] = {}
-        for name, tensor in self.actor.full_tensors():
+        for name, tensor in (model or self.actor).full_tensors():
             if self.rank == 0:
                 whole[name.removeprefix("model.")] = tensor.to("cpu", copy=True).contiguous()
         return lora.merged(whole, self.lora) if self.lora else whole
@@ -163,6 +206,48 @@ class Models:
         }  # fmt: skip
         logprobs: list[float] = self.actor.engine(batch, temperature)[0][0].tolist()
         return logprobs
+
+
+def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:
+    """Load the implicit reward model and its reference. A collective under ZeRO-3.
+
+    Raises:
+        DataError: a folder that cannot be read, or with another tokenizer than the adapter's.
+    """
+    config, device = folder.config, folder.device
+    learner, settings = config.learner, config.implicit_reward
+    assert settings is not None, "called for such runs only"
+    own = replace(folder, path=model_folder(settings.model), key="implicit_reward.model") if settings.model else folder
+    _check_tokenizer(folder, own)
+    trained = frozen = reference = None
+    if settings.update == "none":
+        frozen = own.frozen(world_size)
+    else:
+        actor = Actor(own.trainable("reward model"), folder.is_packed, learner.head_dtype)
+        _check_head(actor.model)
+        constant = {"warmup_ratio": 0.0, "min_lr_ratio": 1.0, "weight_decay": 0.0, "grad_clip": settings.grad_clip}
+        trained = TrainedModel(
+            actor, learner.model_copy(update=constant), settings.lr, device, world_size, learner.ema_decay
+        )
+    other = settings.reference_model
+    if settings.reference == "freeze" and (learner.lora is None or other or settings.update == "none"):
+        theirs = replace(folder, path=model_folder(other), key="implicit_reward.reference_model") if other else own
+        _check_tokenizer(folder, theirs)
+        reference = theirs.frozen(world_size)
+    return RewardModel(trained, frozen, reference, settings.reference == "policy", own.path)
+
+
+def _check_tokenizer(adapter: "_Folder", other: "_Folder") -> None:
+    """Raise DataError unless both read the same text as the same tokens."""
+    if other.path == adapter.path:
+        return
+    ours, theirs = (AutoTokenizer.from_pretrained(each.path).get_vocab() for each in (adapter, other))
+    if ours != theirs:
+        differing = len(set(ours.items()) ^ set(theirs.items()))
+        raise DataError(
+            f"{other.key} = {other.path!r} has another tokenizer than the adapter {adapter.path!r} ({differing} "
+            f"entries of the vocabularies differ): it would score other tokens; name a model of the same family"
+        )
 
 
 def shard(frozen: Actor, device: torch.device) -> None:
@@ -181,11 +266,13 @@ def shard(frozen: Actor, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class _Folder:
-    """The adapter's folder: actor, critic and reference are loaded from it in the same way."""
+    """A model folder, mostly the adapter's: what is loaded from it is loaded in the same way."""
 
     path: str
     config: RunConfig
     device: torch.device
+    key: str = "adapter.model"
+    """The key of the run file that names it."""
 
     @property
     def attention(self) -> str:
@@ -208,6 +295,14 @@ class _Folder:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         return model
 
+    def frozen(self, world_size: int) -> Actor:
+        """Load a model that is never trained, spread over ranks under ZeRO-3."""
+        learner = self.config.learner
+        found = Actor(self.load(), self.is_packed, learner.head_dtype).eval().requires_grad_(False)
+        if world_size > 1 and zero_stage(learner) == 3:
+            shard(found, self.device)
+        return found
+
     def load(self) -> PreTrainedModel:
         """Load a model onto the learner's device."""
         attention = self.attention
@@ -221,9 +316,7 @@ class _Folder:
                 f"learner.attn_implementation = {attention!r} is not available here: {error}; use sdpa or auto"
             ) from error
         except (OSError, ValueError) as error:
-            raise DataError(
-                f"adapter.model = {self.path!r} is no model folder transformers can load: {error}"
-            ) from error
+            raise DataError(f"{self.key} = {self.path!r} is no model folder transformers can load: {error}") from error
         model.config.use_cache = False
         nn.Module.to(model, self.device)
         model.eval()

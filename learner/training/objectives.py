@@ -11,7 +11,12 @@ There is one policy loss, one estimator of advantages and one baseline of groups
     rloo                r - mean of the others                   per token      tokens (or rows)
     reinforce_baseline  r - mean, whitened over the iteration    per token      tokens (or rows)
 
-`algorithm.advantage_function`, a user's own, takes the place of the baseline in the last four.
+`prime` is rloo with process rewards and whitening. `algorithm.advantage_function`, a user's own, takes the place of the
+baseline in the last four.
+
+Process rewards of an implicit reward model (`[implicit_reward]`) are a second source under every name. With a critic
+they are rewards of tokens beside the outcome; without one each source has a baseline and a discount of its own, and the
+advantage is the sum of their returns.
 
 Without a critic, values are 0 and gamma = lambda = 1: GAE is then the sum of the token rewards still to come.
 """
@@ -26,9 +31,11 @@ from torch import Tensor
 
 from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig
+from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards, vtrace
 from prefixrl.learner.training.batch import PreparedMicroBatch
+from prefixrl.learner.training.implicit_reward import BaselineForm
 from prefixrl.learner.training.ppo import Bounds, PolicySettings, kl_estimate
 from prefixrl.learner.training.ratios import Ratio, log_ratios, units
 
@@ -60,9 +67,14 @@ class Objective:
     """Bound of M2PO, for `ratios.second_moment_limit`; None: off."""
     advantage_function: str | None = None
     """`file.py:name` of the user's function; only with the baseline "function"."""
+    outcome_coefficient: float = 1.0
+    process_gamma: float = 1.0
+    process_baseline: BaselineForm = "none"
 
 
-def resolve(algorithm: AlgorithmConfig, sampled_tokens: int) -> Objective:
+def resolve(
+    algorithm: AlgorithmConfig, sampled_tokens: int, implicit_reward: ImplicitRewardConfig | None = None
+) -> Objective:
     """Resolve the objective of a run; `sampled_tokens` is the most tokens a row may have."""
     name = algorithm.name
     policy = PolicySettings(
@@ -89,8 +101,8 @@ def resolve(algorithm: AlgorithmConfig, sampled_tokens: int) -> Objective:
     if algorithm.advantage_function is not None:
         baseline = "function"
     elif not algorithm.has_critic:
-        baseline = "leave_one_out" if name == "rloo" else "mean"
-    return Objective(
+        baseline = "leave_one_out" if name in ("rloo", "prime") else "mean"
+    objective = Objective(
         baseline=baseline,
         std_floor=STD_FLOOR if name == "grpo" else None,
         is_one_group=algorithm.zscore == "buffer",
@@ -104,6 +116,16 @@ def resolve(algorithm: AlgorithmConfig, sampled_tokens: int) -> Objective:
         has_vtrace=algorithm.critic_targets == "vtrace",
         second_moment=algorithm.bound_second_moment,
         advantage_function=algorithm.advantage_function,
+    )
+    if implicit_reward is None:
+        return objective
+    process: dict[str, BaselineForm] = {"critic": "none", "leave_one_out": implicit_reward.baseline, "mean": "mean"}
+    return replace(
+        objective,
+        gamma=algorithm.gamma if algorithm.has_critic else implicit_reward.outcome_gamma,
+        outcome_coefficient=implicit_reward.outcome_coefficient,
+        process_gamma=implicit_reward.gamma,
+        process_baseline="zscore" if objective.std_floor is not None else process[objective.baseline],
     )
 
 
@@ -159,12 +181,17 @@ def estimate(objective: Objective, micro_batch: PreparedMicroBatch, rewards: Ten
     if micro_batch.reference is not None and objective.kl_in_reward != 0.0:
         penalty = objective.kl_in_reward * kl_estimate(micro_batch.proximal, micro_batch.reference, "k1")
     values = torch.where(value_mask(objective, mask), micro_batch.old_values, 0.0)
-    found = token_rewards(rewards, mask, penalty)
+    found = token_rewards(objective.outcome_coefficient * rewards, mask, penalty)
+    has_own_return = micro_batch.process is not None and objective.baseline != "critic"
+    if micro_batch.process is not None and not has_own_return:
+        found = found + micro_batch.process
     if objective.has_vtrace:
         importance = _importance(objective, micro_batch)
         advantages, returns = vtrace(found, values, importance, mask, objective.gamma, objective.lambda_)
     else:
         advantages, returns = gae(found, values, mask, objective.gamma, objective.lambda_)
+    if micro_batch.process is not None and has_own_return:
+        advantages = advantages + gae(micro_batch.process, values, mask, objective.process_gamma, 1.0)[0]
     if objective.policy.is_one_action:
         advantages = torch.where(mask, advantages[:, :1], 0.0)
     return replace(micro_batch, advantages=advantages, returns=returns)

@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.training import checkpoint, distributed, head
+from prefixrl.learner.training.batch import IterationData
+from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
@@ -22,6 +24,10 @@ HEAD = {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "lm_head"]}
 MICRO_BATCH_TOKENS = 16
 """Few enough that ranks would often run different numbers of forwards."""
 ITERATIONS = 10
+PRIME: dict[str, dict[str, Any]] = {
+    "algorithm": {"name": "prime", "kl": 0.01, "kl_placement": "loss", "kl_estimator": "k3"},
+    "implicit_reward": {"lr": 3e-3, "baseline": "code", "gamma": 0.9},
+}
 
 
 def main(rank: int, folder: Path) -> None:
@@ -31,6 +37,7 @@ def main(rank: int, folder: Path) -> None:
         told[stage]["grouped"] = grouped(rank, folder, stage)
         told[stage]["low rank"] = grouped(rank, folder, stage, **LOW_RANK)
         told[stage]["low rank head"] = grouped(rank, folder, stage, name="untied", **HEAD)
+        told[stage]["prime"] = with_process_rewards(rank, folder, stage)
     (folder / f"rank_{rank}.json").write_text(json.dumps(told))
     distributed.stop()
 
@@ -77,15 +84,43 @@ def grouped(rank: int, folder: Path, stage: int, name: str = "adapter", **option
     return [train(models, config, iteration) for iteration in range(2)]
 
 
+def with_process_rewards(rank: int, folder: Path, stage: int) -> dict[str, object]:
+    config = run_config(folder / "adapter", learner=learner(stage), **PRIME)
+    models = Models.load(config, rank, RANKS, config.adapter.model)
+    told = [figures(models, config, iteration) for iteration in range(3)]
+    reward = models.reward.trained if models.reward else None
+    return {"figures": told, "exported": len(models.state_dict_for_publication(reward))}
+
+
+def figures(models: Models, config: RunConfig, iteration: int) -> list[dict[str, float]]:
+    metrics = iterated(models, config, iteration)
+    means = {name: each for name, each in metrics.means.items() if name.startswith(("reward_model", "process"))}
+    return [means, *metrics.steps]
+
+
 def train(models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None) -> list[dict[str, float]]:
+    return list(iterated(models, config, iteration, poisoned_row).steps)
+
+
+def iterated(models: Models, config: RunConfig, iteration: int, poisoned_row: int | None = None) -> IterationMetrics:
+    return train_iteration(models, shard(models, config, iteration, poisoned_row), config, 20)
+
+
+def shard(models: Models, config: RunConfig, iteration: int, poisoned_row: int | None) -> IterationData:
     data = random_iteration(iteration)
     plan = plan_iteration(
-        data.lengths, data.groups, data.seed, RANKS, config.algorithm.minibatches, MICRO_BATCH_TOKENS, models.is_shared
+        data.lengths,
+        data.groups,
+        data.seed,
+        models.world_size,
+        config.algorithm.minibatches,
+        MICRO_BATCH_TOKENS,
+        models.is_shared,
     )
     own = {row: data.samples[row] for row in rows_of_rank(plan, models.rank)}
     if poisoned_row in own:
         own[poisoned_row] = replace(own[poisoned_row], logprobs=own[poisoned_row].logprobs * math.nan)
-    return list(train_iteration(models, replace(data, samples=own), config, 20).steps)
+    return replace(data, samples=own)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.plan import plan_iteration
 from support.paths import ROOT
-from support.rank_process import MICRO_BATCH_TOKENS
+from support.rank_process import MICRO_BATCH_TOKENS, PRIME, figures
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -106,9 +106,26 @@ def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_li
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_train_a_reward_model_as_one_does(
+    told: list[list[dict[str, Any]]], stage: int, tmp_path: Path
+) -> None:
+    model = save_model(tmp_path / "adapter", is_tied=True)
+    config = run_config(model, learner={"shared_prompts": False}, **PRIME)
+    models = Models.load(config, 0, 1, config.adapter.model)
+    for iteration, theirs in enumerate(told[0][stage]["prime"]["figures"]):
+        alone = figures(models, config, iteration)
+        assert {"reward_model_loss", "reward_model_accuracy", "process_advantage_ratio"} <= alone[0].keys()
+        assert iteration == 0 or alone[0]["process_largest_return"] > 0.001
+        for one, two in zip(alone, theirs, strict=True):
+            assert two == pytest.approx(one, abs=2e-5)
+    assert [rank[stage]["prime"]["exported"] for rank in told] == [26, 0]
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_all_ranks_see_the_same_figures(told: list[list[dict[str, Any]]], stage: int) -> None:
     for name in ("steps", "went_on", "resumed", "poisoned", "probe", "grouped"):
         assert told[0][stage][name] == told[1][stage][name]
+    assert told[0][stage]["prime"]["figures"] == told[1][stage]["prime"]["figures"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
