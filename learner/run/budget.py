@@ -1,6 +1,7 @@
 """Memory and time of a config, beside what its devices have: lines, and refusals."""
 
 from pathlib import Path
+from typing import TypedDict
 
 from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import RunConfig
@@ -56,6 +57,12 @@ def _is_shared(config: RunConfig) -> bool:
     return shares_prompts(config.learner, device_type, config.mode == "direct")
 
 
+class _RewardFields(TypedDict):
+    reward_parameters: int
+    is_reward_trained: bool
+    reward_copies: int
+
+
 def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
     """Return the settings that decide a rank's memory; None for an adapter of unknown size."""
     known = parameters(config.adapter.model)
@@ -92,7 +99,21 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
         are_weights_offloaded=_is_offloaded(zero, "offload_param"),
         is_fused=learner.device != "cpu",
         bucket=int(zero.get("reduce_bucket_size", BUCKET)),
+        **_reward_model(config),
     )
+
+
+def _reward_model(config: RunConfig) -> _RewardFields:
+    """Return the fields of an implicit reward model; of unknown size it counts as the adapter."""
+    settings = config.implicit_reward
+    if settings is None:
+        return {"reward_parameters": 0, "is_reward_trained": False, "reward_copies": 0}
+    known = parameters(settings.model or config.adapter.model) or parameters(config.adapter.model) or (0, "")
+    is_trained, is_frozen = settings.update != "none", settings.reference == "freeze"
+    # Without its low-rank matrices the trained model is its own reference.
+    is_own = is_trained and config.learner.lora is not None and settings.reference_model is None
+    copies = int(not is_trained) + int(is_frozen and not is_own)
+    return {"reward_parameters": known[0], "is_reward_trained": is_trained, "reward_copies": copies}
 
 
 def _is_offloaded(zero: dict[str, object], key: str) -> bool:
@@ -134,7 +155,7 @@ def learner_fault(plan: RankPlan, limit: int | None) -> str:
 
 
 def _states_text(plan: RankPlan) -> str:
-    models, held = len(plan.trained), []
+    models, held = len(plan.trained) - int(plan.is_reward_trained), []
     if plan.low_rank is None:
         held = [f"{models} trained with optimiser", *(["reference"] if plan.has_reference else [])]
     else:
@@ -142,6 +163,9 @@ def _states_text(plan: RankPlan) -> str:
         if plan.low_rank[1]:
             matrices = f"{sum(plan.trained):,} low-rank and head parameters with optimiser"
         held = [f"{models} frozen", matrices]
+    if plan.reward_parameters:
+        held += ["reward model"] if plan.is_reward_trained else []
+        held += [f"{plan.reward_copies} frozen of its size"] if plan.reward_copies else []
     held += ["moving average"] if plan.has_average else []
     return f"states ({', '.join(held)})"
 
@@ -255,6 +279,8 @@ def time_lines(config: RunConfig, prompt_tokens: int) -> list[str]:
         # Of the first minibatch it may be spared (`iteration.is_measured_late`): that is not counted.
         is_measured=algorithm.proximal == "measured",
         is_checkpointed=config.learner.gradient_checkpointing,
+        is_scored=config.implicit_reward is not None,
+        is_scorer_trained=config.implicit_reward is not None and config.implicit_reward.update != "none",
     )
     shape = shape_of(config.adapter.model)
     # The embedding is a look-up, the output head runs at sampled positions alone.

@@ -85,12 +85,18 @@ class RankPlan:
     is_fused: bool = True
     bucket: int = BUCKET
     """Parameters that are reduced over ranks at a time."""
+    reward_parameters: int = 0
+    """Parameters of the implicit reward model; 0 without one."""
+    is_reward_trained: bool = False
+    reward_copies: int = 0
+    """Models of that size that are frozen."""
 
     @property
     def trained(self) -> tuple[int, ...]:
         """Trained parameters per model."""
         actor, critic = self.low_rank[1:] if self.low_rank else (self.parameters, self.parameters)
-        return (actor, critic) if self.has_critic else (actor,)
+        reward = (actor if self.low_rank else self.reward_parameters,) if self.is_reward_trained else ()
+        return (actor, *((critic,) if self.has_critic else ()), *reward)
 
 
 @dataclass(frozen=True)
@@ -182,8 +188,9 @@ def _states(plan: RankPlan) -> tuple[int, int]:
     width, ranks = plan.dtype_bytes, plan.ranks
     models = 2 if plan.has_critic else 1
     frozen = (models if plan.low_rank else 0) + (1 if plan.has_reference and not plan.low_rank else 0)
+    rewards = plan.reward_copies + (1 if plan.low_rank and plan.is_reward_trained else 0)
     shared = ranks if plan.stage == 3 else 1
-    device, host = frozen * plan.parameters * width // shared, 0
+    device, host = (frozen * plan.parameters + rewards * plan.reward_parameters) * width // shared, 0
     for trained in plan.trained:
         weights, rest = trained_bytes(trained, width, plan.stage, ranks)
         if plan.is_optimizer_offloaded:
@@ -195,7 +202,8 @@ def _states(plan: RankPlan) -> tuple[int, int]:
         else:
             device += weights
     if plan.has_average:
-        average = FP32 * plan.trained[0] // (ranks if plan.stage else 1)
+        averaged = plan.trained[0] + (plan.trained[-1] if plan.is_reward_trained else 0)
+        average = FP32 * averaged // (ranks if plan.stage else 1)
         device, host = (device, host + average) if plan.is_optimizer_offloaded else (device + average, host)
     return device, host
 

@@ -20,6 +20,10 @@ class IterationWork:
     is_measured: bool
     """True if the proximal policy is measured by a forward pass of its own."""
     is_checkpointed: bool
+    is_scored: bool = False
+    """True with an implicit reward model."""
+    is_scorer_trained: bool = False
+    """True if that learns too."""
 
     @property
     def tokens(self) -> int:
@@ -29,9 +33,12 @@ class IterationWork:
     @property
     def forwards(self) -> int:
         """Forward-equivalents: a backward pass costs two, and one more where layers run again."""
-        trained = self.epochs * (4 if self.is_checkpointed else 3)
+        once = 4 if self.is_checkpointed else 3
         models = 2 if self.has_critic else 1
-        return int(self.is_measured) + int(self.has_critic) + int(self.has_reference) + models * trained
+        measured = int(self.is_measured) + int(self.has_critic) + int(self.has_reference)
+        # Its own logprobs and those of its reference; it sees each row once, whatever the epochs.
+        scored = 2 * int(self.is_scored) + once * int(self.is_scorer_trained)
+        return measured + models * self.epochs * once + scored
 
 
 def learner_s(work: IterationWork, parameters: int, ranks: int, tflops: float) -> float:

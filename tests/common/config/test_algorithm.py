@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "a dual clip that would flip the sign": ({"dual_clip": "0.5"}, "dual_clip = 0.5: Input should be greater than 1"),
     "an unknown name": (
         {"name": "ppo"},
-        "algorithm.name = \"ppo\": Input should be 'gae', 'tppo', 'appo', 'grpo', 'dr_grpo', 'rloo' or",
+        "algorithm.name = \"ppo\": Input should be 'gae', 'tppo', 'appo', 'grpo', 'dr_grpo', 'rloo', ",
     ),
 }
 

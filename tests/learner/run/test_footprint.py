@@ -267,3 +267,15 @@ def test_an_engine_spread_over_devices_holds_its_share_of_weights_and_cache() ->
     assert whole.row_cache == 1000 * 2 * 28 * 4 * 128 * 2 == 2 * spread.row_cache
     assert whole.weights == 2 * spread.weights
     assert whole.rows_in_room == (72 * GIB - whole.weights - CONTEXT_BYTES) // whole.row_cache
+
+
+def test_a_reward_model_adds_a_trained_model_and_a_frozen_one() -> None:
+    shape = PUBLISHED["Qwen2.5-1.5B"]
+    plan = plan_of(shape)
+    with_reward = replace(plan, reward_parameters=shape.parameters, is_reward_trained=True, reward_copies=1)
+    added = learner_footprint(with_reward).states - learner_footprint(plan).states
+    # bfloat16 weights; masters, moments and gradients in float32; and the reference.
+    assert added == shape.parameters * (2 + 4 + 8 + 4 + 2)
+    low_rank = replace(with_reward, low_rank=(16, 1000, 1000), reward_copies=0)
+    alone = replace(plan, low_rank=(16, 1000, 1000))
+    assert learner_footprint(low_rank).states - learner_footprint(alone).states == 2 * shape.parameters + 18 * 1000

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.load import load
+from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.__main__ import main
@@ -203,3 +205,19 @@ def test_a_name_that_does_not_tell_the_size_of_the_weights_is_not_counted(name: 
 
 def test_a_plain_name_tells_its_size() -> None:
     assert parameters("someone/Model-0.5B-Instruct") == (500_000_000, "from its name")
+
+
+def test_a_reward_model_stands_in_the_table_and_in_the_time(tmp_path: Path) -> None:
+    config = recipe("math_qwen2.5", tmp_path)
+    sizes = {"groups_per_iteration": 512, "samples_per_prompt": 8, "max_staleness": 1}
+    plain, rewarded = (
+        config.model_copy(update={"algorithm": AlgorithmConfig.model_validate({"name": name} | sizes | kl)} | reward)
+        for name, kl, reward in (("rloo", {"kl": 0.0}, {}), ("prime", {}, {"implicit_reward": ImplicitRewardConfig()}))
+    )
+    one, two = (forecast(each).text for each in (plain, rewarded))
+    assert "reward model" not in one and "1 trained with optimiser, reward model, 1 frozen of its size" in two
+    assert "4 forward-equivalents" in one and "9 forward-equivalents" in two
+    plans = [budget.rank_plan(each, 110) for each in (plain, rewarded)]
+    assert plans[0] and plans[1]
+    more = learner_footprint(plans[1]).states - learner_footprint(plans[0]).states
+    assert more == plans[0].parameters * 20

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig, Name
+from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.training.advantages import moments, whiten
 from prefixrl.learner.training.batch import PreparedMicroBatch, Sample, pad
@@ -156,6 +157,21 @@ def test_vtrace_of_appo_weighs_the_prefix_once(seed: int) -> None:
         assert piece.returns[i, 0].item() == pytest.approx(value + rho * (reward - value), abs=1e-5)
 
 
+@given(seeds, st.sampled_from(["prime", "grpo", "dr_grpo"]))
+def test_each_source_is_discounted_and_weighed_on_its_own(seed: int, name: str) -> None:
+    settings = ImplicitRewardConfig(gamma=0.9, outcome_gamma=0.8, outcome_coefficient=3.0)
+    objective = resolve(AlgorithmConfig.model_validate({"name": name, "kl": 0.0}), K, settings)
+    rows = random_rows(seed)
+    process = torch.where(rows.piece.batch.mask, rows.piece.old_values, 0.0)
+    rows = replace(rows, piece=replace(rows.piece, reference=None, process=process))
+    found, outcomes = estimated(objective, rows), row_rewards(objective, rows.rewards, rows.groups)
+    for i, size in enumerate(rows.sizes):
+        for t in range(size):
+            twin = 0.8 ** (size - 1 - t) * 3.0 * outcomes[i]
+            twin += sum(0.9 ** (s - t) * process[i, s].item() for s in range(t, size))
+            assert found.advantages[i, t].item() == pytest.approx(twin, abs=1e-4)
+
+
 def test_only_the_names_that_say_so_whiten() -> None:
     floors = {name: objective_of(name).whiten_floor is not None for name in NAMES}
     assert [name for name, is_whitened in floors.items() if is_whitened] == [
@@ -163,6 +179,7 @@ def test_only_the_names_that_say_so_whiten() -> None:
         "tppo",
         "appo",
         "reinforce_baseline",
+        "prime",
     ]
     assert objective_of("rloo", whiten=True).whiten_floor == 1e-4
     assert objective_of("gae", whiten=False).whiten_floor is None

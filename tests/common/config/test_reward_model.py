@@ -1,0 +1,63 @@
+"""`[implicit_reward]`: what `prime` brings with it, and settings without effect."""
+
+from pathlib import Path
+
+import pytest
+
+from prefixrl.common.config.load import from_json, load
+from prefixrl.common.config.reward_model import ImplicitRewardConfig
+from prefixrl.common.errors import ConfigError
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    (tmp_path / "train.jsonl").write_text("{}\n", encoding="utf-8")
+    (tmp_path / "mine.py").write_text("def advantages(rewards, groups):\n    return rewards\n")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\ndata.train = "train.jsonl"\n'
+        "algorithm.iterations = 3\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def test_prime_has_a_reward_model_and_neither_kl_nor_entropy(run_file: Path) -> None:
+    config = load(run_file, ("algorithm.name=prime",))
+    assert config.implicit_reward == ImplicitRewardConfig()
+    assert (config.algorithm.kl, config.algorithm.entropy, config.algorithm.is_whitened) == (0.0, 0.0, True)
+    assert from_json(config.model_dump_json()) == config
+    given = load(run_file, ("algorithm.name=prime", "algorithm.kl=0.01", "implicit_reward.beta=0.1"))
+    assert (given.algorithm.kl, given.implicit_reward and given.implicit_reward.beta) == (0.01, 0.1)
+    assert load(run_file, ("algorithm.name=rloo",)).implicit_reward is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ("algorithm.name=gae", "implicit_reward.gamma=0.9"),
+            "implicit_reward.gamma = 0.9 has no effect with algorithm",
+        ),
+        (("algorithm.name=grpo", "implicit_reward.baseline=code"), "implicit_reward.baseline = 'code' has no effect"),
+        (("algorithm.name=rloo", "implicit_reward.update=none"), "every reward would be 0"),
+        (
+            ("algorithm.name=rloo", "implicit_reward.reference=policy", "implicit_reward.reference_model=x/y"),
+            "reference_model = 'x/y' has no effect with reference = 'policy'",
+        ),
+        (
+            ("algorithm.name=rloo", "implicit_reward.coefficient=0", "implicit_reward.outcome_coefficient=0"),
+            "no row would have an advantage",
+        ),
+        (
+            ("algorithm.name=rloo", "algorithm.advantage_function=mine.py:advantages", "implicit_reward.beta=0.1"),
+            "the function has no baseline for rewards of tokens",
+        ),
+    ],
+)
+def test_a_setting_without_effect_is_refused_with_the_remedy(
+    run_file: Path, settings: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(run_file, settings)
+    assert message in str(caught.value)
