@@ -1,6 +1,6 @@
 """The `[filter]` section: the groups that are trained, and over-sampling (docs/window.md)."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -9,7 +9,7 @@ from prefixrl.common.config.section import Fraction, OnlyWith, Positive, Section
 ROUNDING = 1e-9
 
 _NO_FILTER = ([0.01, 0.99],), "without a filter every group is trained and none has to be replaced"
-_ONLY_WITH_BAND: OnlyWith = dict.fromkeys(("over_sampling", "limit_batches", "min_pass_rate"), _NO_FILTER)
+_ONLY_WITH_FILTER: OnlyWith = dict.fromkeys(("over_sampling", "limit_batches", "min_pass_rate"), _NO_FILTER)
 
 
 def is_within(mean: float, low: float, high: float) -> bool:
@@ -20,6 +20,9 @@ def is_within(mean: float, low: float, high: float) -> bool:
 class FilterConfig(Section):
     accuracy: Annotated[tuple[Fraction, Fraction], Field(strict=False)] | None = None
     """[low, high]: only groups of mean reward within, ends included, are trained. Absent: all. DAPO: [0.01, 0.99]."""
+    truncated: Literal["any", "all"] | None = None
+    """Groups of which a length limit cut any text, or all, are not trained. Absent: whatever `scorer.truncated` says of
+    single texts."""
     over_sampling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     """f: up to f times the groups still needed may be under way unjudged. Surplus groups are dropped, so values above 1
     favour problems that are quick to score."""
@@ -28,11 +31,16 @@ class FilterConfig(Section):
     min_pass_rate: Fraction = 0.01
     """The run ends, and reports the figures, when an iteration waits and the pass rate is 0 or below this."""
 
+    @property
+    def is_on(self) -> bool:
+        """True if any group may be left out."""
+        return self.accuracy is not None or self.truncated is not None
+
     @model_validator(mode="after")
     def _band(self, info: ValidationInfo) -> "FilterConfig":
+        if not self.is_on and (useless := self.without_effect(_ONLY_WITH_FILTER, "accuracy", None, info)):
+            raise ValueError("\n    ".join(useless))
         if self.accuracy is None:
-            if useless := self.without_effect(_ONLY_WITH_BAND, "accuracy", None, info):
-                raise ValueError("\n    ".join(useless))
             return self
         low, high = self.accuracy
         if low > high:

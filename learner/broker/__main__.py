@@ -102,9 +102,11 @@ def make_ledger(config: RunConfig, order: PromptOrder, trains: bool = True) -> L
     batch_groups, over_sampling = algorithm.groups_per_iteration, Fraction(str(config.filter.over_sampling))
     window = Window(batch_groups, algorithm.max_staleness, over_sampling, algorithm.iterations if trains else 0)
     limits = LedgerLimits(config.rollout.groups_per_task, section.attempts, section.requeues, section.max_failure_share)
-    if config.filter.accuracy is not None:
-        judged = config.filter.limit_batches * batch_groups
-        band = AccuracyFilter(*config.filter.accuracy, judged, config.filter.min_pass_rate)
+    section_filter = config.filter
+    if section_filter.is_on:
+        low, high = section_filter.accuracy or (0.0, 1.0)
+        judged = section_filter.limit_batches * batch_groups
+        band = AccuracyFilter(low, high, judged, section_filter.min_pass_rate, section_filter.truncated)
     admission = Admission(window, algorithm.admission, algorithm.min_ess, limits.groups_per_item)
     return Ledger(window, limits, order, band, admission)
 

@@ -11,21 +11,28 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from prefixrl.common.config.filter import is_within
-from prefixrl.common.wire.messages import ScoredGroup
+from prefixrl.common.wire.messages import ScoredGroup, TextVerdict
 
+CUT: dict[Literal["any", "all"], str] = {
+    "any": "a text cut by the length limit",
+    "all": "all texts cut by the length limit",
+}
+"""Causes of `filter.truncated`."""
 TRUNCATED = "every row cut by the length limit"
 """Cause of a group of which masking leaves nothing."""
 
 
 @dataclass(frozen=True)
 class AccuracyFilter:
-    """Inclusive band on the mean reward of a group, and the least share of groups to pass."""
+    """Band on the mean reward of a group, rule for cut texts, and least share to pass."""
 
     low: float
     high: float
     limit_groups: int
     """Number of newest judged groups that the share is taken over."""
     min_pass_rate: float
+    truncated: Literal["any", "all"] | None = None
+    """Groups of which any text was cut by the length limit, or all, do not pass."""
 
     def objection(self, rewards: Sequence[float]) -> str | None:
         """Return why a group is not trained, None where it passes; `rewards` are of its judged rows."""
@@ -35,6 +42,13 @@ class AccuracyFilter:
         if mean <= 0:
             return "accuracy 0"
         return "accuracy 1" if mean >= 1 else "accuracy outside band"
+
+    def objection_to_cuts(self, texts: Sequence[TextVerdict]) -> str | None:
+        """Return why a group is not trained for its cut texts; None where it passes."""
+        cut = [text.finish == "length" for text in texts if text.is_judged or text.status == "truncated"]
+        if self.truncated is None or not (any(cut) if self.truncated == "any" else cut and all(cut)):
+            return None
+        return CUT[self.truncated]
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,8 @@ def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | No
     """Return why a scored group is not trained; None where it is accepted."""
     rewards = [verdict.reward for verdict in group.verdicts if verdict.is_judged]
     cut = sum(verdict.status == "truncated" for verdict in group.verdicts)
+    if band and (cause := band.objection_to_cuts(group.texts)):
+        return Objection("filtered", cause)
     if cut == len(group.verdicts):
         # Its prompt would most likely be cut again: it fails at once, and counts against broker.max_failure_share.
         return Objection("failed", TRUNCATED)

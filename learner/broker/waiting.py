@@ -67,11 +67,17 @@ def why_no_batch(ledger: Ledger, limits: FilterConfig, iteration: int, starved: 
 
 
 def _nothing_passed(limits: FilterConfig, rate: PassRate | None, starved: Starved) -> str:
-    if rate is None or limits.accuracy is None:
+    if rate is None:
         return "all problems are used up and none could be sampled and judged"
-    low, high = limits.accuracy
-    share = f"{rate.passed} of the last {rate.judged} judged groups passed filter.accuracy = [{low:g}, {high:g}]"
-    remedy = "widen the band, raise algorithm.samples_per_prompt, or train on other problems"
+    keys, remedies = [], []
+    if limits.accuracy is not None:
+        keys.append(f"filter.accuracy = [{limits.accuracy[0]:g}, {limits.accuracy[1]:g}]")
+        remedies.append("widen the band, raise algorithm.samples_per_prompt")
+    if limits.truncated is not None:
+        keys.append(f"filter.truncated = {limits.truncated!r}")
+        remedies.append("raise the length limit")
+    share = f"{rate.passed} of the last {rate.judged} judged groups passed {' and '.join(keys)}"
+    remedy = f"{', '.join(remedies)}, or train on other problems"
     if starved.why == "data":
         return f"all problems are used up and {share}; {remedy}"
     lower = ", lower filter.min_pass_rate" if rate.passed else ""

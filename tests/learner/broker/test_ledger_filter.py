@@ -1,6 +1,7 @@
 """The ledger with a prompt filter and over-sampling, step by step."""
 
 from fractions import Fraction
+from typing import Literal
 
 import pytest
 
@@ -46,6 +47,28 @@ def test_a_group_outside_the_band_ends_with_the_cause_and_is_not_requeued(
     assert (ledger.counts.filtered, ledger.counts.expired) == (1, 0)
     (next_seq,) = sample(ledger)
     assert ledger.prompt_index(next_seq) == 1, "the next prompt, not the same one"
+
+
+@pytest.mark.parametrize(("rule", "cut", "passes"), [("any", 0, True), ("any", 1, False), ("all", 1, True)])
+def test_groups_with_cut_texts_are_left_out_whole_as_the_rule_says(
+    rule: Literal["any", "all"], cut: int, passes: bool
+) -> None:
+    ledger = make(Window(1, 0, iterations=1), None, AccuracyFilter(0.0, 1.0, 6, 0.2, rule))
+    (seq,) = sample(ledger)
+    score(ledger, seq, 1.0, 1.0, cut=cut)
+    ledger.check()
+    if passes:
+        assert ledger.batch(0) == Choice((seq,))
+    else:
+        assert ledger.counts.causes == {"filtered: a text cut by the length limit": 1}
+
+
+def test_a_group_of_cut_texts_alone_is_filtered_and_its_prompt_not_tried_again() -> None:
+    ledger = make(Window(1, 0, iterations=1), None, AccuracyFilter(0.0, 1.0, 6, 0.2, "all"))
+    (seq,) = sample(ledger)
+    score(ledger, seq, cut=2)
+    assert ledger.counts.causes == {"filtered: all texts cut by the length limit": 1}
+    assert ledger.counts.failed == 0
 
 
 def test_both_ends_of_the_band_pass_whatever_the_rounding() -> None:
