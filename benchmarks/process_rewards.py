@@ -61,7 +61,7 @@ PROGRAM = ("learner/training/*.py", "benchmarks/process_rewards.py", "deploy/exa
 
 @dataclass(frozen=True)
 class Size:
-    """How much is run."""
+    """Seeds, and what each of them runs."""
 
     seeds: tuple[int, ...]
     iterations: int
