@@ -1,0 +1,44 @@
+"""Every key of the run file that a page names is one."""
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from prefixrl.common.config.run import RunConfig
+from support.paths import ROOT
+
+KEY = re.compile(r"`([a-z_]+(?:\.[a-z_0-9]+)+)(?:`| = )")
+PAGES = sorted(page for page in (ROOT / "docs").glob("*.md"))
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The tables that a key may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for each in get_args(annotation) for model in models_in(each)]
+
+
+def is_key(path: list[str], table: type[BaseModel] = RunConfig) -> bool:
+    field = table.model_fields.get(path[0])
+    if field is None:
+        return False
+    if len(path) == 1:
+        return True
+    inner = models_in(field.annotation)
+    # A key of a free table, such as DeepSpeed's own configuration.
+    return not inner or any(is_key(path[1:], model) for model in inner)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_key_that_a_page_names_exists(page: Path) -> None:
+    named = {match.group(1) for match in KEY.finditer(page.read_text(encoding="utf-8"))}
+    ours = [key.split(".") for key in named if key.split(".")[0] in RunConfig.model_fields]
+    if page.stem == "coming_from":
+        text = "\n".join(line.split(" | ", 1)[-1] for line in page.read_text(encoding="utf-8").splitlines())
+        ours = [key.split(".") for key in KEY.findall(text) if key.split(".")[0] in RunConfig.model_fields]
+        assert len(ours) > 50
+    files = {".py", ".md", ".toml", ".json", ".png", ".jsonl"}
+    assert [".".join(path) for path in ours if not is_key(path) and f".{path[-1]}" not in files] == []
