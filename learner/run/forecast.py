@@ -41,10 +41,18 @@ def forecast(config: RunConfig) -> Forecast:
         f"{'prefixes' if config.mode == 'prefix' else 'answers'} of up to {config.max_sampled_tokens} tokens "
         f"(window of {algorithm.max_staleness} versions{over_sampled})",
     ]
-    data = [*_data("train", train), *_data("eval", held_out)]
+    data = [*_data("train", train), *_data("eval", held_out), *_asking(config, train)]
     prompt_tokens = _prompt_tokens(config, train)
     work = [*_memory(config, prompt_tokens), *budget.time_lines(config, prompt_tokens)]
     return Forecast("\n".join([*data, *lines, *work]), prompt_tokens)
+
+
+def _asking(config: RunConfig, train: problems.Loaded) -> list[str]:
+    """Return how the models are asked the first problem, and what looks wrong about it."""
+    # Late: seconds of imports, which only --check pays for.
+    from prefixrl.common.engines.asking import asking_lines
+
+    return asking_lines(config, train.problems[0].question)
 
 
 def _prompt_tokens(config: RunConfig, train: problems.Loaded) -> int:
