@@ -24,7 +24,7 @@ def asking_lines(config: RunConfig, question: str) -> list[str]:
         model = config.asked(role).model
         if (config.rollout if role == "rollout" else config.scorer).engine == "simulated":
             continue
-        tokenizer = cached_file(model, "tokenizer_config.json")
+        tokenizer = cached_file(model, "tokenizer.json") or cached_file(model, "tokenizer_config.json")
         if tokenizer is None:
             lines.append(f"{section}: how it is asked is not known before it is on this host ({model})")
             continue

@@ -58,10 +58,13 @@ class Renderer:
             stop_tokens: `stop_tokens` of the role's section, and `own_stops`.
 
         Raises:
-            DataError: no token ends a text.
+            DataError: no tokenizer can be read, or no token ends a text.
             ConfigError: a template or a stop that the tokenizer cannot have.
         """
-        self._tokenizer = AutoTokenizer.from_pretrained(model)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model)
+        except Exception as error:  # the library's errors have no class of their own
+            raise DataError(f"no tokenizer of {model} can be read: {error}") from error
         self._max_prompt_tokens = max_prompt_tokens
         self._form = PromptForm(self._tokenizer, asked or ModelConfig(model=model), section)
         self.eos_tokens = frozenset(_declared_stops(model, self._tokenizer.eos_token_id))

@@ -1,0 +1,45 @@
+"""A whole run of base models, whose template closes turns by a token that is no eos, asked through that template."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.base_models import base_model
+from support.paths import EXAMPLE
+from support.run_helper import RUN_FILE, SMALL, check_books, finish, inspect, launched
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+
+
+def test_it_trains_on_texts_that_end_at_the_closer_and_the_check_warns(tmp_path: Path) -> None:
+    models = [base_model(EXAMPLE / name, tmp_path / name) for name in ("adapter", "target")]
+    given = (f"adapter.model={models[0]}", f"target.model={models[1]}", f"directory={tmp_path / 'run'}")
+    flags = [flag for setting in given for flag in ("--set", setting)]
+    checked = subprocess.run(
+        [sys.executable, "-m", "prefixrl.learner", str(RUN_FILE), "--check", *flags], capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "target: a text ends at 0 '<|endoftext|>', 1 '<|im_end|>'" in checked.stdout
+    for name in ("adapter", "target"):
+        assert f"warning: {name}: 1 '<|im_end|>' closes a turn of its chat template and is no eos" in checked.stdout
+    directory = tmp_path / "run"
+    with launched(directory, *SMALL, *given[:2], "algorithm.iterations=4") as process:
+        summary = finish(process, directory)
+    check_books(summary, directory)
+    assert summary["groups"]["trained"] == 4 * 16
+    assert summary["accuracy"]["no_prefix"] > 0.1
+    assert summary["truncated_fraction"] < 0.5
+    ends = {row["prefix_ids"][-1] for line in inspect(directory) for row in line["rows"] if row["finish"] == "eos"}
+    assert 1 in ends and ends <= {0, 1}
+    for line in (directory / "metrics.jsonl").read_text().splitlines():
+        figures = json.loads(line)["figures"]
+        assert figures["answer_in_prefix_fraction"] == figures["control_tokens_fraction"] == 0.0
+    judged = [
+        json.loads(line)
+        for path in (directory / "evaluations").glob("*greedy.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert judged and all(row["completion"].count("boxed") <= 1 for row in judged)
