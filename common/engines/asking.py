@@ -1,5 +1,6 @@
 """Lines that show how models are asked and where texts end; warnings about it."""
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -7,6 +8,8 @@ import numpy as np
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.rendering import Renderer, Role, renderer_of
 from prefixrl.common.hub import cached_file
+
+log = logging.getLogger(__name__)
 
 TAIL_CHARS = 160
 WARNING = "warning: "
@@ -87,6 +90,12 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
             f"template; {ends}. A base model is asked as it was trained with {section}.chat_template = false and "
             f"{section}.prompt_template"
         )
+
+
+def log_warnings(config: RunConfig, role: Role, renderer: Renderer) -> None:
+    """Log what looks wrong about how one model is asked."""
+    for each in warnings(config, role, renderer):
+        log.warning("%s", each)
 
 
 def differing(found: dict[str, Renderer]) -> Iterator[str]:

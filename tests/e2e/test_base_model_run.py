@@ -19,7 +19,9 @@ def test_it_trains_on_texts_that_end_at_the_closer_and_the_check_warns(tmp_path:
     given = (f"adapter.model={models[0]}", f"target.model={models[1]}", f"directory={tmp_path / 'run'}")
     flags = [flag for setting in given for flag in ("--set", setting)]
     checked = subprocess.run(
-        [sys.executable, "-m", "prefixrl.learner", str(RUN_FILE), "--check", *flags], capture_output=True, text=True
+        [sys.executable, "-m", "prefixrl.deploy", "launch", str(RUN_FILE), "--check", *flags],
+        capture_output=True,
+        text=True,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "target: a text ends at 0 '<|endoftext|>', 1 '<|im_end|>'" in checked.stdout
@@ -29,6 +31,8 @@ def test_it_trains_on_texts_that_end_at_the_closer_and_the_check_warns(tmp_path:
     with launched(directory, *SMALL, *given[:2], "algorithm.iterations=4") as process:
         summary = finish(process, directory)
     check_books(summary, directory)
+    for name in ("rollout-0", "scorer-0"):
+        assert "closes a turn of its chat template and is no eos" in (directory / f"logs/{name}.log").read_text()
     assert summary["groups"]["trained"] == 4 * 16
     assert summary["accuracy"]["no_prefix"] > 0.1
     assert summary["truncated_fraction"] < 0.5
