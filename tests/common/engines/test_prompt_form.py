@@ -5,12 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefixrl.common.config.load import load
+from prefixrl.common.config.load import changed, load
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.asking import asking_lines
 from prefixrl.common.engines.rendering import Renderer, masked_tokens, renderer_of
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.learner.data.lengths import too_long
+from prefixrl.learner.data.rows import Problem
 from support.base_models import CLOSER, EOS, base_model
 from support.chat_tokenizers import llama, qwen
 from support.paths import EXAMPLE
@@ -190,3 +192,43 @@ def test_the_lines_warn_of_a_template_that_closes_nothing_and_leave_out_what_is_
     lines = asking_lines(config, QUESTION)
     assert any("no token closes an assistant's turn" in line and "rollout.stop_tokens" in line for line in lines)
     assert "target: how it is asked is not known before it is on this host (org/away)" in lines
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("none")
+    with pytest.raises(DataError, match=rf"no tokenizer of {tmp_path} can be read"):
+        Renderer(str(tmp_path), 100)
+
+
+def test_settings_over_a_resolved_config_keep_its_templates_and_read_new_ones(tmp_path: Path) -> None:
+    config = run_of("adapter.prompt_template=Q {problem}", "target.chat_template=false")
+    assert changed(config, ("rollout.temperature=0.5",), "here").adapter == config.adapter
+    (tmp_path / "other.txt").write_text("R {problem}")
+    found = changed(config, (f"target.prompt_template={tmp_path}/other.txt",), "here").target
+    assert found is not None and found.prompt_template == "R {problem}" and found.chat_template is False
+
+
+def test_a_short_question_behind_long_worked_examples_is_found_to_be_too_long() -> None:
+    config = run_of(f"adapter.prompt_template={'so ' * 500}{{problem}}", "rollout.max_prompt_tokens=400")
+    assert "rollout.max_prompt_tokens" in too_long([Problem("p", "sum 1", "1")], config)["p"]
+    assert too_long([Problem("p", "sum 1", "1")], run_of("rollout.max_prompt_tokens=400")) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (
+            ("adapter.chat_template=false", "adapter.system=hi"),
+            "system = 'hi' has no effect with chat_template = False",
+        ),
+        (("target.template_options={tools=1}",), "template_options sets tools"),
+        (("adapter.prompt_template=none.txt",), "adapter.prompt_template = 'none.txt': the file .* cannot be read"),
+        (("adapter.prompt_template=run.toml",), r"its text has no {problem}"),
+        (('adapter.chat_template=""',), "neither a file nor a template"),
+        (("scorer.own_stops=false",), "own_stops = false without stop_tokens"),
+        (('scorer.stop_texts=[""]',), "stop_texts"),
+    ],
+)
+def test_keys_that_cannot_be_meant_are_refused(settings: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        run_of(*settings)
