@@ -14,6 +14,22 @@ from support.run_helper import RUN_FILE, SMALL, check_books, finish, inspect, la
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 
+HOT = ("rollout.temperature=4.0",)
+"""At 1 the adapter hardly ever draws a control token."""
+CONTROL = {2, 3, 4}
+
+
+def test_allowed_control_tokens_are_drawn_and_counted_and_ratios_stay_exact(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with launched(directory, *SMALL, *HOT, "rollout.control_tokens=allow", "algorithm.iterations=1") as process:
+        finish(process, directory)
+    figures = json.loads((directory / "metrics.jsonl").read_text())["figures"]
+    rows = [row for line in inspect(directory) for row in line["rows"]]
+    having = [row for row in rows if {0, *CONTROL} & set(row["prefix_ids"])]
+    assert having and figures["control_tokens_fraction"] == pytest.approx(len(having) / len(rows))
+    assert figures["engine_mismatch_gap"] < 1e-4
+
+
 def test_it_trains_on_texts_that_end_at_the_closer_and_the_check_warns(tmp_path: Path) -> None:
     models = [base_model(EXAMPLE / name, tmp_path / name) for name in ("adapter", "target")]
     given = (f"adapter.model={models[0]}", f"target.model={models[1]}", f"directory={tmp_path / 'run'}")
@@ -28,7 +44,7 @@ def test_it_trains_on_texts_that_end_at_the_closer_and_the_check_warns(tmp_path:
     for name in ("adapter", "target"):
         assert f"warning: {name}: 1 '<|im_end|>' closes a turn of its chat template and is no eos" in checked.stdout
     directory = tmp_path / "run"
-    with launched(directory, *SMALL, *given[:2], "algorithm.iterations=4") as process:
+    with launched(directory, *SMALL, *given[:2], *HOT, "algorithm.iterations=4") as process:
         summary = finish(process, directory)
     check_books(summary, directory)
     for name in ("rollout-0", "scorer-0"):
@@ -36,11 +52,14 @@ def test_it_trains_on_texts_that_end_at_the_closer_and_the_check_warns(tmp_path:
     assert summary["groups"]["trained"] == 4 * 16
     assert summary["accuracy"]["no_prefix"] > 0.1
     assert summary["truncated_fraction"] < 0.5
+    sampled = {token for line in inspect(directory) for row in line["rows"] for token in row["prefix_ids"]}
+    assert sampled.isdisjoint(CONTROL)
     ends = {row["prefix_ids"][-1] for line in inspect(directory) for row in line["rows"] if row["finish"] == "eos"}
     assert 1 in ends and ends <= {0, 1}
     for line in (directory / "metrics.jsonl").read_text().splitlines():
         figures = json.loads(line)["figures"]
-        assert figures["answer_in_prefix_fraction"] == figures["control_tokens_fraction"] == 0.0
+        assert figures["control_tokens_fraction"] == 0.0
+        assert figures.get("engine_mismatch_gap", 0.0) < 1e-4  # absent without samples of age 0
     judged = [
         json.loads(line)
         for path in (directory / "evaluations").glob("*greedy.jsonl")
