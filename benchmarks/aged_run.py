@@ -112,7 +112,9 @@ class AgedRun:
         algorithm = config.algorithm
         assert algorithm.iterations is not None
         self.config = config
-        self.models = Models.load(config, 0, 1, config.adapter.model)
+        # Prefixes are drawn from the whole vocabulary here.
+        rollout = config.rollout.model_copy(update={"control_tokens": "allow"})
+        self.models = Models.load(config.model_copy(update={"rollout": rollout}), 0, 1, config.adapter.model)
         self.version = 0
         self._adapter = TransformersEngine(config.adapter.model, "cpu", "float32", 1)
         self._target = target

@@ -1,5 +1,7 @@
 """`prefixrl`: the operator's commands. Imports are late, so that --help is quick."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -40,12 +42,17 @@ def main() -> None:
 @run_file_argument
 @settings_option
 @click.option("--fresh", is_flag=True, help="Throw the run directory away and start anew.")
-def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> None:
+@click.option("--check", is_flag=True, help="Start nothing: print what `prefixrl-learner --check` prints.")
+def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, check: bool) -> None:
     """Run learner, rollouts and scorers on this machine, with a live view; resume a run.
 
     Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function).
     """
     with exit_codes():
+        if check:
+            flags = [flag for setting in settings for flag in ("--set", setting)]
+            command = [sys.executable, "-m", "prefixrl.learner", str(run_file), "--check", *flags]
+            raise SystemExit(subprocess.call(command))
         from prefixrl.deploy.launch import launch as run
 
         raise SystemExit(run(run_file, settings, fresh))

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source, resolve
-from prefixrl.common.config.run import ModelConfig, RunConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import stop_event, write_atomically
 from prefixrl.common.run.plans import PLAN_FILE, PREFIX_ARMS, RESULTS_FILE, ArmResult, EvaluationPlan, EvaluationResults
@@ -84,7 +84,8 @@ def _plan(
     weights = weights_of(run, config, checkpoint, options.is_averaged)
     arms = [arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS)]
     name = f"step_{weights.version:08d}" + ("_ema" if options.is_averaged else "")
-    changes = {"adapter": ModelConfig(model=weights.model), "data": _data(run, config.data, options.sets)}
+    adapter = config.adapter.model_copy(update={"model": weights.model})
+    changes = {"adapter": adapter, "data": _data(run, config.data, options.sets)}
     config = config.model_copy(update={"directory": str((run / "eval" / name).resolve()), **changes})
     plan = EvaluationPlan(
         config=config.model_dump_json(),

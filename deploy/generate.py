@@ -20,7 +20,7 @@ import msgspec
 
 from prefixrl.common.config.data import DataConfig, resolve
 from prefixrl.common.config.load import changed, from_flags
-from prefixrl.common.config.run import ModelConfig, RunConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import printable, stop_event, write_atomically
 from prefixrl.common.run.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, AnswerLine, GenerationPlan
@@ -233,7 +233,8 @@ def _of_run(options: GenerateOptions, directory: Path) -> tuple[Weights, RunConf
     weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
     given = DataConfig.model_validate({"train": _paths(options, directory)})
     data = resolve(_to_answer(config.data, given, options.suffix), Path.cwd())
-    return weights, config.model_copy(update={"adapter": ModelConfig(model=weights.model), "data": data})
+    adapter = config.adapter.model_copy(update={"model": weights.model})
+    return weights, config.model_copy(update={"adapter": adapter, "data": data})
 
 
 def _of_models(options: GenerateOptions, directory: Path) -> tuple[Weights, RunConfig]:

@@ -51,6 +51,8 @@ class Rollout:
         """Finished jobs with tokens of weights that are not proved yet."""
         self._unusable: set[str] = set()
         """Open tasks with tokens of weights that will never be proved."""
+        is_masked = config.rollout.control_tokens == "mask"
+        self._masked = renderer.control_tokens if is_masked else frozenset[int]()
         self._digests = model_digests(model)
         self._drain = Drain(lambda: 0, 0.0)
         self.swap = WeightSwap(installed_digest(engine), config.rollout.swap)
@@ -143,7 +145,7 @@ class Rollout:
         self._deliver_held()  # a task means that the broker accepted the probe
         prompts = tuple(self._render(group) for group in task.groups)
         self._open[task.task] = (task, prompts)
-        job = make_job(task, prompts, self._renderer.stop_tokens)
+        job = make_job(task, prompts, self._renderer.stop_tokens, self._masked)
         if job.rows:
             self._engine.submit(job)
         else:
@@ -185,7 +187,7 @@ class Rollout:
             tokens, error = b"", prompt if isinstance(prompt, str) else ""
             if not isinstance(prompt, str):
                 finished = [next(rows) for _ in range(task.rows_per_group)]
-                packed = tuple(pack_row(row, self.swap.digest_of, self._read(row.tokens)) for row in finished)
+                packed = tuple(map(self._packed, finished))
                 tokens = pack_tokens(prompt)
             groups.append(
                 messages.GroupPrefixes(
@@ -199,6 +201,10 @@ class Rollout:
             task=name, kind=kind, version=oldest, weights_digest=digest, groups=done, elapsed_s=took_s
         )
         self._link.send(message)
+
+    def _packed(self, row: Continuation) -> messages.Row:
+        has_control = self._renderer.has_control(row.tokens)
+        return pack_row(row, self.swap.digest_of, self._read(row.tokens), has_control)
 
     def _read(self, tokens: TokenIds) -> str | None:
         """Return the text for a target of another family; None for whole answers."""
@@ -242,7 +248,12 @@ class Rollout:
             vitals.state += f", leaving, {len(self._open)} open"
 
 
-def make_job(task: messages.PrefixTask, prompts: tuple[TokenIds | str, ...], stop_tokens: frozenset[int]) -> Job:
+def make_job(
+    task: messages.PrefixTask,
+    prompts: tuple[TokenIds | str, ...],
+    stop_tokens: frozenset[int],
+    masked_tokens: frozenset[int] = frozenset(),
+) -> Job:
     """Return the engine job of a task: rows per renderable prompt, every row with its own draws."""
     rows: list[TokenIds] = []
     count, tokens = task.rows_per_group, task.sampling.max_new_tokens
@@ -252,14 +263,21 @@ def make_job(task: messages.PrefixTask, prompts: tuple[TokenIds | str, ...], sto
             rows.extend([prompt] * count)
             uniforms.append(row_uniforms(group.seed, "prefix", count, tokens))
     draws = np.concatenate(uniforms)
-    return Job(task.task, tuple(rows), draws, task.sampling, stop_tokens)
+    return Job(task.task, tuple(rows), draws, task.sampling, stop_tokens, masked_tokens=masked_tokens)
 
 
-def pack_row(row: Continuation, digest_of: Mapping[int, str], text: str | None = None) -> messages.Row:
+def pack_row(
+    row: Continuation, digest_of: Mapping[int, str], text: str | None = None, has_control: bool = False
+) -> messages.Row:
     """Return a finished row in wire form; `digest_of` maps its versions, `text` is its text."""
     spans = tuple(messages.VersionSpan(version, digest_of[version], size) for version, size in row.spans)
     return messages.Row(
-        tokens=pack_tokens(row.tokens), logprobs=pack_logprobs(row.logprobs), finish=row.finish, spans=spans, text=text
+        tokens=pack_tokens(row.tokens),
+        logprobs=pack_logprobs(row.logprobs),
+        finish=row.finish,
+        spans=spans,
+        text=text,
+        has_control=has_control,
     )
 
 

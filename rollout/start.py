@@ -1,7 +1,8 @@
 """The loading of a rollout; imported after the broker's Welcome, since it is slow."""
 
+from prefixrl.common.engines.asking import log_warnings
 from prefixrl.common.engines.make import make_engine
-from prefixrl.common.engines.rendering import ByteRenderer, Renderer
+from prefixrl.common.engines.rendering import ByteRenderer, Renderer, renderer_of
 from prefixrl.common.worker.join import WorkerSession
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher, WeightsSource
@@ -12,7 +13,9 @@ def load(session: WorkerSession) -> Rollout:
     config = session.config
     engine = make_engine(config.rollout.engine, session.model, "rollout", config)
     simulated = engine.name == "simulated"
-    renderer = ByteRenderer() if simulated else Renderer(session.model, config.rollout.max_prompt_tokens)
+    renderer = ByteRenderer() if simulated else renderer_of(config, "rollout", session.model)
+    if isinstance(renderer, Renderer):
+        log_warnings(config, "rollout", renderer)
     fetcher = Fetcher(WeightsSource.of(session.welcome, session.link.address))
     rollout = Rollout(config, session.link, engine, renderer, fetcher, session.model)
     rollout.say_ready()

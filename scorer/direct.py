@@ -67,7 +67,7 @@ class DirectScorer(ScorerLoop):
     ) -> None:
         section = config.scorer
         assert section.truncated != "extend", "refused with the config"
-        judging = Judging(link, verifier, section.keep_completions, section.truncated or "zero")
+        judging = Judging(link, verifier, section.keep_completions, section.truncated or "zero", section.stop_texts)
         slots = section.verifier_children
         ready = Ready(slots=slots, digests=digests, version=-1, weights_digest="", engine="verifier")
         super().__init__(link, judging, ready)

@@ -8,8 +8,8 @@ per prefix, the row's verdict follows from theirs. The last verdict of a task se
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prefixrl.common.engines.extract import extract_answer
@@ -54,6 +54,14 @@ class Answered:
     """True if the prefix reached the target as text."""
     was_cached: bool = False
     """True if no token of it was written for this row."""
+    is_answered: bool = False
+    """True if the prefix alone has an answer already."""
+
+
+def up_to(answered: Answered, stop_texts: Sequence[str]) -> Answered:
+    """Return the answer up to the first stop text; one that has it is no cut answer."""
+    ends = [at for text in stop_texts if (at := answered.text.find(text)) >= 0]
+    return replace(answered, text=answered.text[: min(ends)], finish="eos") if ends else answered
 
 
 def failure(reason: str, fault: messages.Fault) -> messages.TextVerdict:
@@ -67,11 +75,14 @@ def failure(reason: str, fault: messages.Fault) -> messages.TextVerdict:
 class Judging:
     """The open tasks of a scorer and its verifier."""
 
-    def __init__(self, link: Link, verifier: VerifierPool, keeps_text: bool, cut: Cut) -> None:
+    def __init__(
+        self, link: Link, verifier: VerifierPool, keeps_text: bool, cut: Cut, stop_texts: Sequence[str] = ()
+    ) -> None:
         self._link = link
         self._cut = cut
         self._verifier = verifier
         self._keeps_text = keeps_text
+        self._stop_texts = stop_texts
         self._verifying: dict[int, tuple[Answered, float]] = {}
         self._keys = itertools.count()
         self.open: dict[str, _Open] = {}
@@ -93,7 +104,7 @@ class Judging:
 
     def take(self, answered: Answered) -> None:
         """Have a text verified, unless it is cut (and masked or worth 0) or has no gold answer."""
-        entry = self.open[answered.task]
+        entry, answered = self.open[answered.task], up_to(answered, self._stop_texts)
         prompt, is_training = entry.prompts[answered.text_index], entry.task.kind == "train"
         is_masked = self._cut == "mask" and is_training
         if not prompt.gold and is_training:
@@ -128,6 +139,7 @@ class Judging:
             fault=judged.fault,
             was_text=answered.was_text,
             was_cached=answered.was_cached,
+            is_answered=answered.is_answered,
         )
         self.settle(answered.task, answered.text_index, verdict)
 

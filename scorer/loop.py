@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import Engine, Job, TokenIds
+from prefixrl.common.engines.extract import extract_answer
 from prefixrl.common.engines.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire import messages
@@ -47,6 +48,8 @@ class _Decoding:
     answer: TokenIds
     """The answer so far: the prefix, and the completion up to the cut if the text is extended."""
     was_text: bool
+    is_answered: bool
+    """True if the prefix alone has an answer already."""
     completed_tokens: int = 0
     """Tokens that the engine wrote for this text."""
     was_cached: bool = True
@@ -81,7 +84,10 @@ class Scorer(ScorerLoop):
         digests: messages.ModelDigests,
     ) -> None:
         cut = config.scorer.truncated or "judge"
-        judging = Judging(link, verifier, config.scorer.keep_completions, "judge" if cut == "extend" else cut)
+        section = config.scorer
+        judging = Judging(
+            link, verifier, section.keep_completions, "judge" if cut == "extend" else cut, section.stop_texts
+        )
         ready = messages.Ready(slots=engine.slots, digests=digests, version=-1, weights_digest="", engine=engine.name)
         super().__init__(link, judging, ready)
         self._config = config
@@ -140,8 +146,10 @@ class Scorer(ScorerLoop):
         begun: list[_Decoding] = []
         for number, row in enumerate(group.rows):
             prefix, was_text = self._prefix(row)
+            is_answered = extract_answer(self._renderer.text(prefix)) is not None
             for each in range(times):
-                begun.append(_Decoding(first + len(begun), group.seed, number, each, prompt, prefix, was_text))
+                index = first + len(begun)
+                begun.append(_Decoding(index, group.seed, number, each, prompt, prefix, was_text, is_answered))
         return begun
 
     def _submit(
@@ -163,6 +171,8 @@ class Scorer(ScorerLoop):
         # If both tokenizers decode the ids to the same text, the ids are the same tokens to both.
         if row.text is None or row.text in map(self._renderer.decode_with_special, (bare, ids)):
             return bare, False
+        if row.text == self._renderer.decode_with_special(ids[:-1]):  # ended by a stop of the adapter alone
+            return ids[:-1], False
         if not self._is_warned:
             self._is_warned = True
             log.warning(
@@ -192,15 +202,21 @@ class Scorer(ScorerLoop):
             elif done.finish == "length" and may_extend:
                 cut.append(whole)
             elif done.text is None:
-                self._judge_text(task, whole, self._renderer.text(whole.answer), done.finish)
+                self._judge_text(task, whole, self._renderer.text(self._ended(whole, done)), done.finish)
             else:
                 self._judge_text(task, whole, self._renderer.text(begun.answer) + done.text, done.finish)
         if cut:
             self._extend(task, cut)
 
+    def _ended(self, whole: _Decoding, done: Completion) -> TokenIds:
+        """Return the tokens of an answer without its stop, which may be no special token."""
+        return self._renderer.without_stop(whole.answer) if done.finish == "eos" else whole.answer
+
     def _judge_text(self, task: str, done: _Decoding, text: str, finish: messages.Finish) -> None:
         written, was_text, was_cached = done.completed_tokens, done.was_text, done.was_cached
-        self._judging.take(Answered(task, done.text_index, text, finish, written, was_text, was_cached))
+        self._judging.take(
+            Answered(task, done.text_index, text, finish, written, was_text, was_cached, done.is_answered)
+        )
 
     def _extend(self, task: str, cut: list[_Decoding]) -> None:
         """Continue texts that the limit cut, once, with draws of their own."""

@@ -34,9 +34,10 @@ def _direct(session: WorkerSession, verifier: VerifierPool, digests: ModelDigest
 
 
 def _with_target(session: WorkerSession, verifier: VerifierPool, digests: ModelDigests) -> "Scorer":
+    from prefixrl.common.engines.asking import log_warnings
     from prefixrl.common.engines.base import Engine
     from prefixrl.common.engines.make import make_engine
-    from prefixrl.common.engines.rendering import ByteRenderer, Renderer
+    from prefixrl.common.engines.rendering import ByteRenderer, Renderer, renderer_of
     from prefixrl.scorer.loop import Scorer
     from prefixrl.scorer.served.engine import OpenAIEngine
 
@@ -49,7 +50,9 @@ def _with_target(session: WorkerSession, verifier: VerifierPool, digests: ModelD
     else:
         engine = make_engine(config.scorer.engine, session.model, "scorer", config)
     simulated = engine.name == "simulated"
-    renderer = ByteRenderer() if simulated else Renderer(session.model, config.scorer.max_prompt_tokens)
+    renderer = ByteRenderer() if simulated else renderer_of(config, "scorer", session.model)
+    if isinstance(renderer, Renderer):
+        log_warnings(config, "scorer", renderer)
     return Scorer(config, session.link, engine, renderer, verifier, digests)
 
 

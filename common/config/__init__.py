@@ -2,6 +2,7 @@
 
 section.py          the base of every section, types of bounded numbers, the check of keys without effect
 run.py              `RunConfig`, the whole run, with its small sections and the checks across sections
+prompting.py        `[adapter]` and `[target]`: the models, and how they are asked
 data.py             `[data]`: the problems of a run, and where they are
 problem_sets.py     the published problem sets that `[data]` may name
 algorithm.py        `[algorithm]`: the objective and its options

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from prefixrl.common.config import user_function
 from prefixrl.common.config.data import resolve
-from prefixrl.common.config.run import ModelConfig, RewardConfig, RunConfig
+from prefixrl.common.config.prompting import ModelConfig, with_texts
+from prefixrl.common.config.run import RewardConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE
 from prefixrl.common.errors import ConfigError
 
@@ -58,9 +59,13 @@ def changed(config: RunConfig, settings: tuple[str, ...], where: str) -> RunConf
     for setting in settings:
         _apply(document, setting)
     try:
-        return RunConfig.model_validate_json(json.dumps(document))
+        found = RunConfig.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise ConfigError(f"{where}: {_explained(error)}") from None
+    # Templates that were read before stay as they are; a file in a setting is read now.
+    adapter = with_texts(found.adapter, "adapter", Path.cwd())
+    target = found.target and with_texts(found.target, "target", Path.cwd())
+    return found.model_copy(update={"adapter": adapter, "target": target})
 
 
 def from_json(text: str, where: str = "the broker's config") -> RunConfig:
@@ -130,7 +135,10 @@ def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
 def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
     """Make the paths of everything on this host absolute; hub names (org/name) stay unchanged."""
 
-    def model(section: str, name: str) -> str:
+    def model(section: str, asked: ModelConfig) -> ModelConfig:
+        return with_texts(asked.model_copy(update={"model": folder(section, asked.model)}), section, base)
+
+    def folder(section: str, name: str) -> str:
         local = base / os.path.expanduser(name)
         if local.exists():
             return str(local.resolve())
@@ -147,8 +155,8 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
     advantage_function = function("algorithm.advantage_function", config.algorithm.advantage_function)
     resolved = {
         "directory": str(Path(os.path.expanduser(config.directory)).resolve()),
-        "adapter": ModelConfig(model=model("adapter", config.adapter.model)),
-        "target": config.target and ModelConfig(model=model("target", config.target.model)),
+        "adapter": model("adapter", config.adapter),
+        "target": config.target and model("target", config.target),
         "data": resolve(config.data, base),
         "reward": RewardConfig(function=function("reward.function", config.reward.function)),
         "algorithm": config.algorithm.model_copy(update={"advantage_function": advantage_function}),

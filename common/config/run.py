@@ -10,6 +10,7 @@ from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.filter import FilterConfig
 from prefixrl.common.config.learner import LearnerConfig
 from prefixrl.common.config.processes import LaunchConfig
+from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
 from prefixrl.common.config.slurm import SlurmConfig
@@ -23,11 +24,6 @@ VERDICT_BYTES = 1024
 _NEEDS_TARGET = (("prefix",), "there is no target that could continue a fixed prefix")
 MOST_TASK_BYTES = 48 * 2**20
 """Limit well below that of a message, with room for prompts and texts."""
-
-
-class ModelConfig(Section):
-    model: str
-    """Folder with a Hugging Face model, or a hub name."""
 
 
 class BrokerConfig(Section):
@@ -271,9 +267,13 @@ class RunConfig(Section):
         rows = self.rollout.groups_per_task * self.algorithm.samples_per_prompt
         return rows * self.scorer.continuations if role == "scorer" else rows
 
+    def asked(self, role: Literal["rollout", "scorer"]) -> ModelConfig:
+        """Return the model of a role and how it is asked; in direct mode both have the adapter."""
+        return self.target if self.target and role == "scorer" else self.adapter
+
     def model_of(self, role: Literal["rollout", "scorer"]) -> str:
         """Return the model a worker loads; in direct mode a scorer reads only its tokenizer."""
-        return self.target.model if self.target and role == "scorer" else self.adapter.model
+        return self.asked(role).model
 
     def gpus_of(self, role: str) -> int:
         """Return the GPUs of each process of a role, or of a learner rank; 0 where it needs none."""

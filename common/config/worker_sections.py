@@ -36,12 +36,23 @@ class EngineConfig(Section):
     vllm: VllmConfig = VllmConfig()
     expected_tokens_per_s: PositiveFloat = 10_000.0
     """Tokens that one worker writes per second, for the seconds that `--check` prints; nothing else depends on it."""
+    stop_tokens: Annotated[tuple[int | str, ...], Field(strict=False)] = ()
+    """Tokens that end a text besides the model's own stops, each as id or as text that is one token of the model."""
+    own_stops: bool = True
+    """The model's own stops end a text: every eos that tokenizer, config and generation config name, and the token that
+    closes an assistant's turn in the chat template. false: those of stop_tokens alone."""
     top_k: NonNegative = 0
     """Draw only from the k most likely tokens; 0: from all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Draw only from the most likely tokens that together have this probability."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Draw only from tokens at least this many times as likely as the most likely one."""
+
+    @model_validator(mode="after")
+    def _something_ends_a_text(self) -> "EngineConfig":
+        if not self.own_stops and not self.stop_tokens:
+            raise ValueError("own_stops = false without stop_tokens: no text would ever end; name tokens that end it")
+        return self
 
     def truncations(self) -> list[str]:
         """List the keys that leave tokens out of the draw, with their values."""
@@ -74,6 +85,10 @@ class RolloutConfig(EngineConfig):
     engine round differently (a wrong version differs by more than 1)."""
     allow_biased_ratios: bool = False
     """Accept top_p, top_k and min_p although they bias the correction."""
+    control_tokens: Literal["mask", "allow"] = "mask"
+    """Special tokens of the adapter's tokenizer that are no stop, such as the opening of a user's turn. mask: they are
+    never drawn, and have probability 0 on either side of every ratio. allow: they are drawn like any other token, and
+    control_tokens_fraction counts the rows that hold one."""
     swap: Literal["drain", "in_flight"] = "drain"
     """drain: new weights are installed after the last task is done, so every answer has one version. in_flight: running
     answers pause and continue with the new weights, and the version of every token is recorded; for long answers."""
@@ -114,6 +129,8 @@ class ScorerConfig(EngineConfig):
     evaluations it is judged as it is. extend: it is continued once by extension_tokens, then judged."""
     extension_tokens: Positive | None = None
     """Tokens added with truncated = "extend". Absent: max_new_tokens."""
+    stop_texts: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
+    """A text is judged only up to the first of these: for base models, whose next invented problem begins so."""
     verifier_children: Positive = 1
     verify_timeout_s: Positive = 5
     keep_completions: bool = False

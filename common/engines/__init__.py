@@ -1,7 +1,9 @@
 """Engines: models that continue rows of tokens, for rollouts and scorers.
 
 `base.py`         the interface: jobs, continuations, `Engine`, `AdapterEngine`
-`rendering.py`    questions to token ids and back
+`rendering.py`    questions to token ids and back, stops, control tokens
+`prompt_form.py`  the text of a prompt: chat template, prompt template, and the token that closes a turn
+`asking.py`       lines that show how both models are asked, and warnings about it
 `extract.py`      the part of a completion that is the answer
 `make.py`         the choice of an engine
 `hf.py`           the embedded engine, by transformers

@@ -34,6 +34,8 @@ class Job:
     """Ids that end a row; the one that did is the row's last token."""
     script: tuple[TokenIds, ...] | None = None
     """Text of each row that the `simulated` engine of a scorer returns; None for real engines."""
+    masked_tokens: frozenset[int] = frozenset()
+    """Ids with probability 0; logprobs are those of the distribution over the others."""
 
 
 @dataclass(frozen=True)

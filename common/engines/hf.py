@@ -108,7 +108,7 @@ class TransformersEngine(JobQueue):
         )
         running.cached = running.fed.shape[1]
         job, step = running.job, len(running.tokens)
-        logits = truncated(output.logits[:, -1], job.sampling)
+        logits = truncated(masked(output.logits[:, -1], job.masked_tokens), job.sampling)
         chosen, logprobs = draw(logits, job.sampling.temperature, job.uniforms[:, step])
         running.tokens.append(np.where(running.alive, chosen, -1).astype(np.int32))
         running.logprobs.append(logprobs)
@@ -156,6 +156,13 @@ def _make_float32_logits(layer: torch.nn.Linear) -> None:
         return logits if layer.bias is None else logits + layer.bias
 
     layer.forward = forward  # type: ignore[method-assign, assignment]
+
+
+def masked(logits: torch.Tensor, tokens: frozenset[int]) -> torch.Tensor:
+    """Return logits (rows, vocabulary), -inf at the given tokens."""
+    if not tokens:
+        return logits
+    return logits.index_fill(-1, torch.tensor(sorted(tokens), device=logits.device), -math.inf)
 
 
 def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

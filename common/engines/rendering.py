@@ -1,37 +1,129 @@
-"""Questions to token ids and back, by the model's own tokenizer and chat template."""
+"""Questions to token ids and back by a model's tokenizer; its stops and control tokens."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from transformers import AutoTokenizer
 
+from prefixrl.common.config.prompting import ModelConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import TokenIds
-from prefixrl.common.errors import DataError
+from prefixrl.common.engines.extract import THINK_CLOSE
+from prefixrl.common.engines.prompt_form import PromptForm
+from prefixrl.common.errors import ConfigError, DataError
+
+_THOUGHT = frozenset({"<think>", THINK_CLOSE})
+"""Tokens of an answer, special or not."""
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_MOST_NAMED = 12
+
+Role = Literal["rollout", "scorer"]
+
+
+def renderer_of(config: RunConfig, role: Role, model: str | None = None) -> "Renderer":
+    """Return the renderer of a role by the run file; `model`: its folder on this host."""
+    section, asked = (config.rollout if role == "rollout" else config.scorer), config.asked(role)
+    return Renderer(
+        model or asked.model,
+        section.max_prompt_tokens,
+        asked,
+        "target" if asked is config.target else "adapter",
+        section.stop_tokens,
+        section.own_stops,
+        role,
+    )
 
 
 class Renderer:
     """Renders questions as the opened assistant turn and decodes continuations."""
 
-    def __init__(self, model: str, max_prompt_tokens: int) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(model)
+    def __init__(
+        self,
+        model: str,
+        max_prompt_tokens: int,
+        asked: ModelConfig | None = None,
+        section: str = "adapter",
+        stop_tokens: Iterable[int | str] = (),
+        own_stops: bool = True,
+        role: Role = "rollout",
+    ) -> None:
+        """Read the tokenizer, find the stops.
+
+        Args:
+            asked: form of the prompt; None: that of the model folder.
+            section: its section of the run file.
+            stop_tokens: `stop_tokens` of the role's section, and `own_stops`.
+
+        Raises:
+            DataError: no tokenizer can be read, or no token ends a text.
+            ConfigError: a template or a stop that the tokenizer cannot have.
+        """
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model)
+        except Exception as error:  # the library's errors have no class of their own
+            raise DataError(f"no tokenizer of {model} can be read: {error}") from error
         self._max_prompt_tokens = max_prompt_tokens
-        self.stop_tokens = frozenset(_declared_stops(model, self._tokenizer.eos_token_id))
-        """End-of-turn ids that tokenizer, config and generation config declare."""
+        self._form = PromptForm(self._tokenizer, asked or ModelConfig(model=model), section)
+        self.eos_tokens = frozenset(_declared_stops(model, self._tokenizer.eos_token_id))
+        """End-of-sequence ids that tokenizer, config and generation config declare."""
+        self.closer = self._form.closer()
+        """Token that closes an assistant's turn in the chat template; None without one."""
+        own = self.eos_tokens | ({self.closer} if self.closer is not None else set()) if own_stops else frozenset()
+        self.stop_tokens = own | {self._one_token(each, model, f"{role}.stop_tokens") for each in stop_tokens}
+        """Ids that end a text."""
         if not self.stop_tokens:
-            raise DataError(f"{model} declares no end-of-sequence token; set eos_token in its tokenizer_config.json")
+            raise DataError(
+                f"{model} declares no end-of-sequence token; set eos_token in its tokenizer_config.json, or give "
+                f"{role}.stop_tokens"
+            )
+        special = {token for token, each in self._tokenizer.added_tokens_decoder.items() if each.special}
+        special |= set(self._tokenizer.all_special_ids)
+        thought = {token for token in special if self._tokenizer.convert_ids_to_tokens(token) in _THOUGHT}
+        most = _vocabulary_size(model) or len(self._tokenizer)
+        control = special - thought - self.stop_tokens
+        self.control_tokens = frozenset(int(token) for token in control if token < most)
+        """Special tokens that are no stop: an answer has none of them."""
+
+    def _one_token(self, given: int | str, model: str, key: str) -> int:
+        size = len(self._tokenizer)
+        if isinstance(given, int):
+            if 0 <= given < size:
+                return given
+            raise ConfigError(f"{key}: {given} is no token of {model}, whose ids are 0 to {size - 1}")
+        ids = self._tokenizer.encode(given, add_special_tokens=False)
+        if len(ids) == 1 and (ids[0] != self._tokenizer.unk_token_id or given == self._tokenizer.unk_token):
+            return int(ids[0])
+        known = [each.content for each in self._tokenizer.added_tokens_decoder.values()]
+        more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+        raise ConfigError(
+            f"{key}: {given!r} is {len(ids)} tokens of {model} ({ids}), a stop must be one that it knows; its added "
+            f"tokens are {', '.join(map(repr, known[:_MOST_NAMED])) or 'none'}{more}. For a longer text: "
+            f"scorer.stop_texts"
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if a prompt is a conversation."""
+        return self._form.template is not None
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Tokens with their ids, by which tokenizers of one family are known."""
+        return dict(self._tokenizer.get_vocab())
 
     def prompt(self, question: str) -> TokenIds:
         """Return the ids of a rendered question; raises ValueError when it is over the limit."""
-        if self._tokenizer.chat_template:
-            turns = [{"role": "user", "content": question}]
-            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-            ids = self._tokenizer.encode(text, add_special_tokens=False)
-        else:
-            ids = self._tokenizer.encode(question)
+        ids = self._tokenizer.encode(self._form.prompt(question), add_special_tokens=not self.has_chat_template)
         if not 0 < len(ids) <= self._max_prompt_tokens:
             raise ValueError(f"prompt has {len(ids)} tokens, allowed are 1 to {self._max_prompt_tokens}")
         return np.asarray(ids, dtype=np.int32)
+
+    def has_control(self, ids: TokenIds) -> bool:
+        """Return True if a control token is among ids."""
+        return bool(self.control_tokens) and not self.control_tokens.isdisjoint(ids.tolist())
 
     def encode(self, text: str) -> TokenIds:
         """Return the ids of a piece of an answer."""
@@ -72,10 +164,33 @@ def _declared_stops(model: str, tokenizer_eos: int | None) -> set[int]:
     return stops
 
 
+def _vocabulary_size(model: str) -> int | None:
+    """Return the size of the model's vocabulary; None where its config does not tell."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    found = document.get("vocab_size", document.get("text_config", {}).get("vocab_size"))
+    return found if isinstance(found, int) else None
+
+
+def masked_tokens(config: RunConfig, model: str) -> tuple[int, ...]:
+    """Return the tokens that the adapter never draws; none without a tokenizer."""
+    has_tokenizer = any((Path(model) / name).is_file() for name in _TOKENIZER_FILES)
+    if config.rollout.control_tokens == "allow" or config.rollout.engine == "simulated" or not has_tokenizer:
+        return ()
+    return tuple(sorted(renderer_of(config, "rollout", model).control_tokens))
+
+
 class ByteRenderer:
     """Renderer of the simulated engine: tokens are the UTF-8 bytes of the text."""
 
     stop_tokens = frozenset({0})
+    control_tokens: frozenset[int] = frozenset()
+
+    def has_control(self, ids: TokenIds) -> bool:
+        """Return False: a byte is none."""
+        return False
 
     def encode(self, text: str) -> TokenIds:
         """Return the bytes of a text."""

@@ -12,6 +12,7 @@ whatever a model's generation_config holds, and logprobs are of that distributio
 
 import asyncio
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -37,6 +38,8 @@ from prefixrl.common.weights.snapshot import Snapshot
 
 STREAM_TOKENS = 16
 """Tokens of a row per message from the engine core: enough to see progress, without a message per token."""
+MOST_MASKED_TOKENS = 1024
+"""The limit of vLLM's kernel on the GPU."""
 CONTROL_S = 600.0
 """Longest wait for an installation or a probe."""
 PROBE_FIRST = -1
@@ -101,6 +104,11 @@ class VllmEngine(JobQueue):
                 f"a row of {longest} tokens leaves no room in a context of {self._setup.max_model_len}: lower "
                 f"{self._setup.role}.max_prompt_tokens or raise {self._setup.role}.vllm.max_model_len"
             )
+        if len(job.masked_tokens) > MOST_MASKED_TOKENS:
+            raise UserError(
+                f"{len(job.masked_tokens)} control tokens are masked, vLLM takes {MOST_MASKED_TOKENS} at most; use "
+                'rollout.control_tokens = "allow", or rollout.engine = "transformers"'
+            )
         super().submit(job)
         self._start_waiting()
 
@@ -158,6 +166,7 @@ class VllmEngine(JobQueue):
             seed=row_seed(job.uniforms[index]) if self._setup.vllm.seeded else None,
             max_tokens=job.sampling.max_new_tokens,
             stop_token_ids=sorted(job.stop_tokens),
+            logit_bias=dict.fromkeys(sorted(job.masked_tokens), -math.inf) or None,
             ignore_eos=True,  # of the model's own; the stop tokens are the job's
             logprobs=0 if self._wants_logprobs else None,
             detokenize=False,

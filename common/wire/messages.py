@@ -148,6 +148,8 @@ class Row(_Part, frozen=True, kw_only=True):
     text: str | None = None
     """Prefix mode: the tokens as text of the adapter's tokenizer, special tokens included, without the stop at the end.
     A target whose tokenizer reads another text in the tokens continues this text instead."""
+    has_control: bool = False
+    """True if a special token that is no stop is among the tokens; never where these are masked."""
 
 
 class GroupPrefixes(_Part, frozen=True, kw_only=True):
@@ -184,6 +186,8 @@ class TextVerdict(_Part, frozen=True, kw_only=True):
     """True if the prefix reached the target as text: its tokenizer is of another family than the adapter's."""
     was_cached: bool = False
     """True if the scorer had this greedy completion already."""
+    is_answered: bool = False
+    """True if the prefix alone has an answer in a box already."""
 
     @property
     def is_judged(self) -> bool:
@@ -260,6 +264,10 @@ class BatchGroup(_Part, frozen=True, kw_only=True):
     """Judged texts of these rows that a scorer had in its cache."""
     as_text: int = 0
     """Rows, of these, whose prefix reached the target as text."""
+    answered: int = 0
+    """Rows, of these, whose prefix alone has an answer already."""
+    with_control: int = 0
+    """Rows, of these, with a special token that is no stop."""
 
     @property
     def judged(self) -> int:

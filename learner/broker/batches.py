@@ -190,5 +190,7 @@ def _batch_group(result: messages.ScoredGroup, queued_s: float, waiting_s: float
         truncated=sum(text.finish == "length" for text in judged),
         cached=sum(text.was_cached for text in judged),
         as_text=sum(verdict.was_text for _, verdict in trainable),
+        answered=sum(verdict.is_answered for _, verdict in trainable),
+        with_control=sum(row.has_control for row, _ in trainable),
         statuses=dict(Counter(text.status for text in result.texts)),
     )

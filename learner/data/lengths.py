@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.hub import model_folder
 from prefixrl.learner.data.rows import Problem
@@ -14,13 +16,15 @@ TEMPLATE_TOKENS = 256
 def too_long(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
     """Return reasons by prompt id, for the tokenizers of the models that are on this host."""
     found: dict[str, str] = {}
-    for role, limit, model in _renderings(config):
-        suspects = [each for each in problems if len(each.question.encode()) + TEMPLATE_TOKENS > limit]
+    for role, limit, asked in _renderings(config):
+        # A token is at least a byte of the text around a question, too.
+        around = TEMPLATE_TOKENS + sum(len((text or "").encode()) for text in (asked.system, asked.prompt_template))
+        suspects = [each for each in problems if len(each.question.encode()) + around > limit]
         if suspects:
             # Late: few runs have long questions.
-            from prefixrl.common.engines.rendering import Renderer
+            from prefixrl.common.engines.rendering import renderer_of
 
-            renderer = Renderer(model_folder(model, needs_weights=False), limit)
+            renderer = renderer_of(config, role, model_folder(asked.model, needs_weights=False))
         for problem in suspects:
             try:
                 renderer.prompt(problem.question)
@@ -29,12 +33,12 @@ def too_long(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
     return found
 
 
-def _renderings(config: RunConfig) -> list[tuple[str, int, str]]:
+def _renderings(config: RunConfig) -> list[tuple[Literal["rollout", "scorer"], int, ModelConfig]]:
     """Return role, limit and model of everything that renders prompts with a tokenizer."""
-    found = []
+    found: list[tuple[Literal["rollout", "scorer"], int, ModelConfig]] = []
     if config.rollout.engine != "simulated":
-        found.append(("rollout", config.rollout.max_prompt_tokens, config.adapter.model))
+        found.append(("rollout", config.rollout.max_prompt_tokens, config.adapter))
     is_here = config.target is not None and Path(config.target.model).is_dir()
     if config.target is not None and is_here and config.scorer.engine != "simulated":
-        found.append(("scorer", config.scorer.max_prompt_tokens, config.target.model))
+        found.append(("scorer", config.scorer.max_prompt_tokens, config.target))
     return found

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.rendering import ByteRenderer, Renderer
+from prefixrl.common.engines.rendering import ByteRenderer, renderer_of
 from prefixrl.common.hub import model_folder
 from prefixrl.common.process import exit_codes, start_logging, write_atomically
 from prefixrl.common.run.accuracy import accuracy
@@ -129,7 +129,7 @@ def target_texts(config: RunConfig) -> Texts:
     if config.scorer.engine == "simulated":
         return ByteRenderer()
     assert config.target is not None
-    return Renderer(model_folder(config.target.model, needs_weights=False), config.scorer.max_prompt_tokens)
+    return renderer_of(config, "scorer", model_folder(config.target.model, needs_weights=False))
 
 
 @click.command()

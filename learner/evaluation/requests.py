@@ -16,7 +16,7 @@ import msgspec
 import xxhash
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.rendering import ByteRenderer, Renderer
+from prefixrl.common.engines.rendering import ByteRenderer, Renderer, renderer_of
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
 from prefixrl.common.process import write_atomically
@@ -272,7 +272,7 @@ def adapter_texts(config: RunConfig) -> Texts:
     """Return the adapter's tokenizer, or its stand-in where the engine is simulated."""
     if config.rollout.engine == "simulated":
         return ByteRenderer()
-    return Renderer(model_folder(config.adapter.model), config.rollout.max_prompt_tokens)
+    return renderer_of(config, "rollout", model_folder(config.adapter.model))
 
 
 def digest(value: object) -> str:

@@ -18,6 +18,10 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
         "truncated_masked_fraction": masked / max(1, masked + judged),
         # Rows whose prefix reached the target as text, encoded by a tokenizer of another family.
         "prefix_as_text_fraction": sum(group.as_text for group in groups) / max(1, rows),
+        # Rows whose prefix alone has an answer in a box: the adapter answers, the target only repeats it.
+        "answer_in_prefix_fraction": sum(group.answered for group in groups) / max(1, rows),
+        # Rows with a special token that is no stop; 0 where these are masked.
+        "control_tokens_fraction": sum(group.with_control for group in groups) / max(1, rows),
         # Judged texts that a scorer's cache held.
         "cached_fraction": sum(group.cached for group in groups) / max(1, judged),
     }

@@ -41,15 +41,36 @@ def forecast(config: RunConfig) -> Forecast:
         f"{'prefixes' if config.mode == 'prefix' else 'answers'} of up to {config.max_sampled_tokens} tokens "
         f"(window of {algorithm.max_staleness} versions{over_sampled})",
     ]
-    data = [*_data("train", train), *_data("eval", held_out)]
+    data = [*_data("train", train), *_data("eval", held_out), *_shared(train, held_out), *_asking(config, train)]
     prompt_tokens = _prompt_tokens(config, train)
     work = [*_memory(config, prompt_tokens), *budget.time_lines(config, prompt_tokens)]
     return Forecast("\n".join([*data, *lines, *work]), prompt_tokens)
 
 
+def _shared(train: problems.Loaded, held_out: problems.Loaded) -> list[str]:
+    """Return a warning where held-out questions, spacing aside, are trained too."""
+    trained, asked = ({" ".join(each.question.split()) for each in found.problems} for found in (train, held_out))
+    both = len(trained & asked)
+    if not both:
+        return []
+    return [
+        f"warning: {both} of {len(asked)} questions of data.eval are in data.train too, so that its accuracy is partly "
+        f"that of training; take another split, or leave them out with `without`"
+    ]
+
+
+def _asking(config: RunConfig, train: problems.Loaded) -> list[str]:
+    """Return how the models are asked the first problem, and what looks wrong about it."""
+    # Late: seconds of imports, which only --check pays for.
+    from prefixrl.common.engines.asking import asking_lines
+
+    return asking_lines(config, train.problems[0].question)
+
+
 def _prompt_tokens(config: RunConfig, train: problems.Loaded) -> int:
     """Estimate the mean length of a prompt."""
     chars = sum(len(each.question) for each in train.problems) / len(train.problems)
+    chars += sum(len(text or "") for text in (config.adapter.prompt_template, config.adapter.system))
     return min(config.rollout.max_prompt_tokens, math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS)
 
 

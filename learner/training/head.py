@@ -1,6 +1,6 @@
 """Logprobs and entropies from hidden states, without a table of tokens x vocabulary.
 
-    z = (h W^T + b) / T      log p(y) = z_y - lse(z)      H = lse(z) - sum_v p_v z_v
+    z = (h W^T + b) / T      log p(y) = z_y - lse(z)      H = lse(z) - sum_v p_v z_v      (z_v = -1e20 where masked)
 
 The vocabulary is gone through in blocks. Forward keeps a running maximum and two sums per token; backward computes each
 block's logits again and needs no more than `lse` and H:
@@ -20,6 +20,9 @@ from torch import Tensor, nn
 
 BLOCK_ENTRIES = 16 * 1024 * 1024
 """Logits at a time (64 MiB in float32, of which two are alive), and entries of the weight at a time."""
+
+MASKED_LOGIT = -1e20
+"""Logit of a token that is never drawn: its probability is 0, and p z is 0 too, which an infinite one would spoil."""
 
 Part = tuple[Tensor, Tensor]
 """Hidden states (tokens, hidden) and weight (vocabulary, hidden); logits are the sum over the parts."""
@@ -48,24 +51,32 @@ class TokenHead(nn.Module):
         self.second = layer.lora_B["default"].weight if is_low_rank else None
         self._scaling = float(layer.scaling["default"]) if is_low_rank else 0.0
 
-    def forward(self, hidden: Tensor, tokens: Tensor, temperature: float, has_entropy: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden: Tensor, tokens: Tensor, temperature: float, has_entropy: bool, masked: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return logprob and entropy of each token, float32, in the shape of `tokens`.
 
-        Entropy is 0 where not asked for. Where asked for it costs forward one more pass over each block and no memory;
-        backward pays for it only if a loss uses it.
+        `masked` tokens (vocabulary,) have no part in the distribution. Entropy is 0 where not asked for. Where asked
+        for it costs forward one more pass over each block and no memory; backward pays for it only if a loss uses it.
         """
         flat, is_low_rank = hidden.flatten(0, -2), not getattr(self.layer, "disable_adapters", True)
         parts: list[Part] = [(flat, self.weight)]
         if is_low_rank and self.first is not None and self.second is not None:
             parts.append((flat @ self.first.T * self._scaling, self.second))
         logprobs, entropy = token_logprobs(
-            parts, self.bias, tokens.flatten(), temperature, has_entropy, is_float32=self._is_float32
+            parts, self.bias, tokens.flatten(), temperature, has_entropy, is_float32=self._is_float32, masked=masked
         )
         return logprobs.view(tokens.shape), entropy.view(tokens.shape)
 
 
 def token_logprobs(
-    parts: Sequence[Part], bias: Tensor | None, tokens: Tensor, temperature: float, has_entropy: bool, is_float32: bool
+    parts: Sequence[Part],
+    bias: Tensor | None,
+    tokens: Tensor,
+    temperature: float,
+    has_entropy: bool,
+    is_float32: bool,
+    masked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return each token's logprob and entropy at the sampling temperature, both float32.
 
@@ -75,9 +86,10 @@ def token_logprobs(
         tokens: (tokens,), one per hidden state.
         has_entropy: False: entropies are 0.
         is_float32: logits are float32 whatever the weight's type; False: they are rounded to it.
+        masked: (vocabulary,), True for tokens of probability 0; None: there are none.
     """
     found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        tokens, bias, temperature, has_entropy, is_float32, *(tensor for part in parts for tensor in part)
+        tokens, bias, masked, temperature, has_entropy, is_float32, *(tensor for part in parts for tensor in part)
     )
     return found
 
@@ -88,13 +100,14 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any,
         tokens: Tensor,
         bias: Tensor | None,
+        masked: Tensor | None,
         temperature: float,
         has_entropy: bool,
         is_float32: bool,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        logits = _Logits(tensors, bias, temperature, is_float32)
+        logits = _Logits(tensors, bias, masked, temperature, is_float32)
         top = torch.full(tokens.shape, -torch.inf, device=tokens.device)
         mass, weighted, picked = (torch.zeros_like(top) for _ in range(3))
         for block in logits.blocks():
@@ -114,7 +127,7 @@ class _TokenLogprobs(torch.autograd.Function):
         log_mass = mass.log()
         lse = top + log_mass
         entropy = log_mass - weighted / mass if has_entropy else torch.zeros_like(mass)
-        ctx.save_for_backward(tokens, bias, lse, entropy, *tensors)
+        ctx.save_for_backward(tokens, bias, masked, lse, entropy, *tensors)
         ctx.settings = temperature, is_float32
         if not has_entropy:
             ctx.mark_non_differentiable(entropy)
@@ -122,10 +135,10 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        tokens, bias, lse, entropy, *tensors = ctx.saved_tensors
+        tokens, bias, masked, lse, entropy, *tensors = ctx.saved_tensors
         temperature, is_float32 = ctx.settings
-        logits = _Logits(tensors, bias, temperature, is_float32)
-        _, needs_bias, _, _, _, *needed = ctx.needs_input_grad
+        logits = _Logits(tensors, bias, masked, temperature, is_float32)
+        _, needs_bias, _, _, _, _, *needed = ctx.needs_input_grad
         of_logprob = torch.zeros_like(lse) if gradients[0] is None else gradients[0]
         sums = [
             None if not is_needed else torch.zeros_like(each, dtype=torch.float32 if index % 2 == 0 else each.dtype)
@@ -154,6 +167,7 @@ class _TokenLogprobs(torch.autograd.Function):
             None,
             None,
             None,
+            None,
             *(each if each is None else each.to(tensor.dtype) for each, tensor in zip(sums, tensors, strict=True)),
         )
 
@@ -161,8 +175,16 @@ class _TokenLogprobs(torch.autograd.Function):
 class _Logits:
     """Logits at the sampling temperature, and the way back from them, block by block."""
 
-    def __init__(self, tensors: Sequence[Tensor], bias: Tensor | None, temperature: float, is_float32: bool) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        bias: Tensor | None,
+        masked: Tensor | None,
+        temperature: float,
+        is_float32: bool,
+    ) -> None:
         self._weights, self._bias, self._temperature = tensors[1::2], bias, temperature
+        self._masked = masked
         self._is_float32 = is_float32
         self._hidden = [self._wide(hidden) for hidden in tensors[::2]]
 
@@ -180,7 +202,8 @@ class _Logits:
             found = found + self._product(hidden, weight[block].T)
         if self._bias is not None:
             found = found + self._bias[block]
-        return found.float().div_(self._temperature)
+        found = found.float().div_(self._temperature)
+        return found if self._masked is None else found.masked_fill_(self._masked[block], MASKED_LOGIT)
 
     def spread(self, gradient: Tensor, block: slice, sums: Sequence[Tensor | None]) -> None:
         """Add a block's gradient to those of hidden states; write the weights' own."""

@@ -1,6 +1,6 @@
 """Actor, critic and reference behind a few methods; `iteration.py` brings losses and order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.rendering import masked_tokens
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.hub import model_folder
 from prefixrl.common.seeds import derive
@@ -33,11 +34,13 @@ class Actor(nn.Module):
         self.head = TokenHead(model.get_output_embeddings(), head_dtype)
         self._is_packed = is_packed
 
-    def forward(self, batch: dict[str, Tensor], temperature: float, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, batch: dict[str, Tensor], temperature: float, has_entropy: bool = False, masked: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies (else 0) at the actions, both (rows, tokens) float32."""
         hidden = hidden_at_actions(self.model.get_decoder(), batch, self._is_packed)
         asked = batch["tokens"].flatten()[batch["cells"]]
-        logprobs, entropy = self.head(hidden, asked, temperature, has_entropy)
+        logprobs, entropy = self.head(hidden, asked, temperature, has_entropy, masked)
         return spread_over_rows(logprobs, batch), spread_over_rows(entropy, batch)
 
 
@@ -96,6 +99,8 @@ class Models:
     """True if the prompt of a group is computed once for all rows of a line."""
     is_packed: bool
     """True if rows run end to end as one, without padding."""
+    masked: Tensor | None = None
+    """Tokens that the adapter never draws, (vocabulary,); None without any. The probe is of the whole distribution."""
     lora: LoraConfig | None = None
     reward: RewardModel | None = None
     optimizer_steps: int = 0
@@ -117,6 +122,7 @@ class Models:
         learner, folder = config.learner, _Folder(initial_path, config, device)
         actor = Actor(folder.trainable("actor"), folder.is_packed, learner.head_dtype)
         _check_head(actor.model)
+        masked = _mask(masked_tokens(config, initial_path), actor)  # while no rank has only a part of the weights
         is_shared = shares_prompts(learner, device.type, config.mode == "direct") and takes_shared_prompts(actor.model)
         reference = None
         if config.algorithm.kl > 0.0 and learner.lora is None:
@@ -131,7 +137,7 @@ class Models:
             dtype=learner.dtype, device=device, rank=rank, world_size=world_size, lora=learner.lora,
             temperature=config.rollout.temperature, has_reference=config.algorithm.kl > 0.0,
             is_shared=is_shared, is_packed=folder.is_packed,
-            reward=_reward_model(folder, world_size) if config.implicit_reward else None,
+            masked=masked, reward=_reward_model(folder, world_size) if config.implicit_reward else None,
         )  # fmt: skip
 
     def forward_actor(self, batch: PaddedRows, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
@@ -140,7 +146,7 @@ class Models:
         Entropies are 0 unless asked for.
         """
         self.on_forward()
-        logprobs, entropy = self.actor.engine(batch.inputs(), self.temperature, has_entropy)
+        logprobs, entropy = self.actor.engine(batch.inputs(), self.temperature, has_entropy, self.masked)
         return logprobs, entropy
 
     def forward_reference(self, batch: PaddedRows) -> Tensor | None:
@@ -149,7 +155,7 @@ class Models:
             return None
         with torch.no_grad(), lora.disabled(self.actor.engine.module):
             model = self.reference or self.actor.engine
-            logprobs: Tensor = model(batch.inputs(), self.temperature)[0]
+            logprobs: Tensor = model(batch.inputs(), self.temperature, False, self.masked)[0]
         return logprobs
 
     def forward_critic(self, batch: PaddedRows) -> Tensor | None:
@@ -321,6 +327,15 @@ class _Folder:
         nn.Module.to(model, self.device)
         model.eval()
         return model
+
+
+def _mask(tokens: Sequence[int], actor: Actor) -> Tensor | None:
+    """Return True at the given tokens of the vocabulary, None without any."""
+    if not tokens:
+        return None
+    found = torch.zeros(actor.head.weight.shape[0], dtype=torch.bool, device=actor.head.weight.device)
+    found[list(tokens)] = True
+    return found
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 
 import msgspec
@@ -23,7 +23,7 @@ import numpy as np
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import Continuation, Job, JobQueue, JobResult, TokenIds
-from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.engines.rendering import renderer_of
 from prefixrl.common.errors import UserError
 from prefixrl.common.seeds import row_seed
 from prefixrl.common.wire.messages import Sampling, Usage
@@ -49,7 +49,7 @@ class OpenAIEngine(JobQueue):
         """
         super().__init__()
         self._section = config.scorer.openai
-        self._renderer = Renderer(model, config.scorer.max_prompt_tokens)
+        self._renderer = renderer_of(config, "scorer", model)
         self.slots = max(1, self._section.requests // config.rows_per_job("scorer"))
         self._limited_s = 0.0
         self._accounted_s = time.monotonic()
@@ -160,7 +160,7 @@ class OpenAIEngine(JobQueue):
         outcome = await self._endpoint.complete(self._request(self._model.id, job, index, limit))
         if isinstance(outcome, RowRefused):
             return _without(f"{self._endpoint.url}: {outcome.reason}")
-        return self._written(outcome, job.rows[index])
+        return self._written(outcome, job.rows[index], job.stop_tokens)
 
     def _request(self, model: str, job: Job, index: int, limit: int) -> completions.RowRequest:
         ids, section, stops = job.rows[index], self._section, sorted(job.stop_tokens)
@@ -173,24 +173,34 @@ class OpenAIEngine(JobQueue):
             sampling=msgspec.structs.replace(job.sampling, max_new_tokens=limit),
             seed=row_seed(job.uniforms[index]) if section.seeded else None,
             stop_tokens=stops,
-            stops=[self._renderer.decode_with_special(np.asarray([stop], dtype=np.int32)) for stop in stops],
+            stops=list(map(self._piece, sorted(stops, key=lambda stop: stop != self._renderer.closer))),
         )
 
-    def _written(self, written: Completed, row: TokenIds) -> Continuation:
-        """Convert an answer; raises UserError if it continues another prompt."""
+    def _piece(self, token: int) -> str:
+        return self._renderer.decode_with_special(np.asarray([token], dtype=np.int32))
+
+    def _written(self, written: Completed, row: TokenIds, stops: frozenset[int]) -> Continuation:
+        """Convert an answer, up to its first stop; raises UserError if it continues another prompt.
+
+        An endpoint may take fewer stops than there are, or show those that it does not know as text.
+        """
         if written.prompt is not None and written.prompt != row.tolist():
             self._compare(written.prompt, row)
         if written.tokens is None:
-            tokens, text = self._renderer.encode(written.text), written.text
+            text: str | None = _before(written.text, map(self._piece, stops))
+            tokens = self._renderer.encode(text or "")
+            is_ended = text != written.text
         else:
-            tokens, text = np.asarray(written.tokens, dtype=np.int32), None
+            tokens, text = _through(np.asarray(written.tokens, dtype=np.int32), stops), None
+            is_ended = tokens.size < len(written.tokens)
         # Tokens that the endpoint does not count are counted here.
         self._endpoint.count(
             prompt_tokens=row.size if written.prompt_tokens is None else 0,
             completion_tokens=tokens.size if written.completion_tokens is None else 0,
         )
         self.progress += 1 + tokens.size
-        return Continuation(tokens, np.zeros(0, np.float32), written.finish, (), text)
+        finish = "eos" if is_ended else written.finish
+        return Continuation(tokens, np.zeros(0, np.float32), finish, (), text)
 
     def _compare(self, read: list[int], row: TokenIds) -> None:
         if self._section.prompt == "tokens":
@@ -207,6 +217,17 @@ class OpenAIEngine(JobQueue):
                 read,
                 row.tolist(),
             )
+
+
+def _through(tokens: TokenIds, stops: frozenset[int]) -> TokenIds:
+    """Return tokens up to the first stop, the stop included."""
+    at = np.flatnonzero(np.isin(tokens, list(stops)))
+    return tokens[: at[0] + 1] if at.size else tokens
+
+
+def _before(text: str, stops: Iterable[str]) -> str:
+    """Return a text up to the first of the stops."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 def _without(reason: str) -> Continuation:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.load import load
-from prefixrl.common.config.run import ModelConfig
+from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.digests import tokenizer_digests
 from prefixrl.common.engines.rendering import Renderer
 from prefixrl.common.hub import TOKENIZER_FILES, model_folder

@@ -96,6 +96,7 @@ RECIPE = Recipe(
     betas=(0.9, 0.95),
     grad_clip=1.0,
     total_steps=2 * ITERATIONS,
+    masked=(0, 2, 3, 4),  # the example's special tokens but its stop
 )
 REFERENCE = FreeRun(
     adapter=str(EXAMPLE / "adapter"),

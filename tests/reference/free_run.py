@@ -114,6 +114,7 @@ class ReferenceRun:
             draws(seeds, "prefix", samples, run.prefix_tokens),
             run.recipe.temperature,
             self.tokenizers[0].eos_token_id,
+            run.recipe.masked,
         )
         eos = self.tokenizers[1].eos_token_id
         opened = [prefix[:-1] if prefix[-1] == eos else prefix for prefix in prefixes]
@@ -123,6 +124,7 @@ class ReferenceRun:
             draws(seeds, "completion", samples, run.completion_tokens),
             run.completion_temperature,
             eos,
+            (),
         )
         rows: list[Row] = []
         for i, prefix in enumerate(prefixes):
@@ -144,7 +146,13 @@ class ReferenceRun:
 
     @torch.no_grad()
     def write(
-        self, model: torch.nn.Module, rows: list[list[int]], uniforms: NDArray[np.float64], temperature: float, eos: int
+        self,
+        model: torch.nn.Module,
+        rows: list[list[int]],
+        uniforms: NDArray[np.float64],
+        temperature: float,
+        eos: int,
+        masked: tuple[int, ...],
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Continue rows until EOS or the draws are used up: all rows in one forward, padded on the left."""
         written: list[list[int]] = [[] for _ in rows]
@@ -153,6 +161,7 @@ class ReferenceRun:
         for step in range(uniforms.shape[1]):
             logits = last_logits(model, fed) / temperature
             for i, row in enumerate(logits.double().numpy()):
+                row[list(masked)] = -np.inf
                 edges = np.cumsum(np.exp(row - row.max()))
                 edges /= edges[-1]
                 token = min(int((edges <= uniforms[i, step]).sum()), len(edges) - 1)

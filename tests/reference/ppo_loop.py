@@ -54,6 +54,8 @@ class Recipe:
     betas: tuple[float, float]
     grad_clip: float
     total_steps: int
+    masked: tuple[int, ...] = ()
+    """Tokens that the actor never draws."""
 
 
 class ReferenceLoop:
@@ -100,11 +102,12 @@ class ReferenceLoop:
     def logprobs(self, model: torch.nn.Module, row: Row) -> tuple[Tensor, Tensor]:
         """log pi(y_t | x, y_<t) and the entropy there, at the sampling temperature."""
         logits = model(torch.tensor([row.prompt + row.tokens])).logits[0] / self.recipe.temperature
+        allowed = [token for token in range(logits.shape[1]) if token not in self.recipe.masked]
         picked, entropies = [], []
         for t, token in enumerate(row.tokens):
             predicts = len(row.prompt) + t - 1
-            distribution = torch.softmax(logits[predicts], dim=-1)
-            picked.append(torch.log(distribution[token]))
+            distribution = torch.softmax(logits[predicts][allowed], dim=-1)
+            picked.append(torch.log(distribution[allowed.index(token)]))
             entropies.append(-(distribution * torch.log(distribution)).sum())
         return torch.stack(picked), torch.stack(entropies)
 

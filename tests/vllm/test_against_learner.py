@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ pytestmark = [
 ]
 
 HOSTILE = {"do_sample": True, "temperature": 0.05, "top_k": 1, "top_p": 0.1, "min_p": 0.9, "repetition_penalty": 9.0}
+MASKED = [0, 2, 3, 4]
+"""Special tokens of the example but its stop."""
 TEMPERATURE = 2.0
 """The example's models are sure of themselves: at 1 most logprobs are 0 on either side."""
 MOST = {"float32": (1e-5, 1e-3), "bfloat16": (0.03, 0.3)}
@@ -42,11 +45,15 @@ def test_sampled_logprobs_are_the_learners_at_the_same_version(
     rollout = run.rollout.model_copy(update={"temperature": TEMPERATURE})
     run = run.model_copy(update={"learner": learner, "rollout": rollout})
     models = Models.load(run, 0, 1, str(folder))
+    assert models.masked is not None and models.masked.nonzero()[:, 0].tolist() == MASKED
     move(models)
     with world.started(folder, run=run) as engine:
         engine.install(snapshot_of(1, models.state_dict_for_publication()))
         each = world.job("a", temperature=TEMPERATURE)
+        each = replace(each, masked_tokens=frozenset(MASKED))
         rows = world.finish(engine, each)["a"].rows
+    drawn = np.concatenate([row.tokens for row in rows])
+    assert not np.isin(drawn, MASKED).any()
     batch = pad(
         [
             Sample(prompt, row.tokens, row.logprobs, 0.0, 0, np.ones(row.tokens.size, np.int32))
@@ -56,6 +63,8 @@ def test_sampled_logprobs_are_the_learners_at_the_same_version(
     )
     with torch.no_grad():
         theirs = models.forward_actor(batch)[0]
+        models.masked = None
+        whole = models.forward_actor(batch)[0]
     found = (theirs - batch.behaviour).abs()[batch.mask]
     mean, largest = MOST[dtype]
     assert batch.behaviour[batch.mask].mean() < -0.3, "there is something to compare"
@@ -63,6 +72,9 @@ def test_sampled_logprobs_are_the_learners_at_the_same_version(
         f"{dtype}: |learner - vLLM| of {found.numel()} sampled logprobs mean {found.mean():.2g}, max {found.max():.2g}"
     )
     assert found.mean() < mean and found.max() < largest
+    without = (whole - batch.behaviour).abs()[batch.mask]
+    report(f"{dtype}: without the mask of {len(MASKED)} control tokens mean {without.mean():.2g}")
+    assert dtype == "bfloat16" or without.mean() > 100 * mean, "masked tokens have a probability without the mask"
 
 
 @torch.no_grad()

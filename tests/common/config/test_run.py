@@ -367,6 +367,8 @@ def test_an_unreadable_run_file_is_refused_by_name(tmp_path: Path) -> None:
 
 DIRECT = MINIMAL.replace('[target]\nmodel = "org/target"\n', "").replace("directory", 'mode = "direct"\ndirectory', 1)
 MEANINGLESS_IN_DIRECT = {
+    "scorer.stop_tokens": "[3]",
+    "scorer.own_stops": "true",
     "rollout.prefix_tokens": "32",
     "scorer.engine": "auto",
     "scorer.max_new_tokens": "7",

@@ -66,6 +66,7 @@ def test_a_model_without_any_end_is_refused_with_the_remedy(folder: Path) -> Non
     edit(folder / "config.json", eos_token_id=None)
     edit(folder / "generation_config.json", eos_token_id=None)
     edit(folder / "tokenizer_config.json", eos_token=None)
+    (folder / "chat_template.jinja").unlink()
     with pytest.raises(DataError, match=r"model declares no end-of-sequence.*set eos_token in"):
         Renderer(str(folder), 100)
 

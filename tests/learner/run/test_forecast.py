@@ -80,6 +80,24 @@ def test_a_shape_is_read_from_the_model_folder() -> None:
     assert shape.parameters == count
 
 
+def test_held_out_questions_that_are_trained_too_are_counted(tmp_path: Path) -> None:
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "eval.jsonl"
+    for path, questions in ((train, ["a  b", "c", "d"]), (held_out, ["a b", "e", "d\n"])):
+        path.write_text("".join(json.dumps({"question": each, "answer": 1}) + "\n" for each in questions))
+    run_file = EXAMPLES / "arithmetic/run.toml"
+    said = forecast(
+        load(run_file, (f"data.train={train}", f"data.eval={held_out}", "data.family_column=question"))
+    ).text
+    assert "warning: 2 of 3 questions of data.eval are in data.train too" in said
+    assert "are in data.train too" not in forecast(load(run_file)).text
+
+
+def test_worked_examples_count_as_a_part_of_every_prompt() -> None:
+    run_file = EXAMPLES / "arithmetic/run.toml"
+    plain = forecast(load(run_file)).prompt_tokens
+    assert forecast(load(run_file, (f"adapter.prompt_template={'so ' * 100}{{problem}}",))).prompt_tokens >= plain + 100
+
+
 # --- what fits ------------------------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,37 @@ def test_logprobs_and_all_gradients_are_those_of_the_plain_form(
         assert_close(a, b)
 
 
+@pytest.mark.parametrize("entries", [ONE_BLOCK, SEVERAL_BLOCKS])
+@pytest.mark.parametrize("left_out", [[0, 3, 50, 100], list(range(60)), list(range(40, VOCABULARY))])
+def test_masked_tokens_have_no_part_in_logprobs_entropies_and_gradients(
+    left_out: list[int], entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "BLOCK_ENTRIES", entries)
+    kept = [token for token in range(VOCABULARY) if token not in left_out]
+    tensors, bias, places = drawn(5, 1, True)
+    places = places.remainder(len(kept))
+    masked = torch.zeros(VOCABULARY, dtype=torch.bool)
+    masked[left_out] = True
+
+    def over_the_others(pairs: Any, own: Any) -> tuple[Tensor, Tensor]:
+        return plain_logprobs(plain_logits(pairs, own)[:, kept], places, 0.7)
+
+    mine = gradients(
+        lambda pairs, own: token_logprobs(pairs, own, torch.tensor(kept)[places], 0.7, True, True, masked),
+        tensors,
+        bias,
+        0.3,
+    )
+    for a, b in zip(mine, gradients(over_the_others, tensors, bias, 0.3), strict=True):
+        assert_close(a, b)
+    logprobs, entropy = token_logprobs(
+        [(tensors[0], tensors[1])], None, torch.tensor(kept)[places], 0.7, True, True, masked
+    )
+    theirs = plain_logprobs(plain_logits([(tensors[0], tensors[1])], None)[:, kept], places, 0.7)
+    assert_close(logprobs, theirs[0])
+    assert_close(entropy, theirs[1])
+
+
 @given(st.integers(0, 2**31), st.floats(0.3, 2.0), st.integers(1, 40))
 def test_logprobs_and_entropy_are_those_of_the_softmax_at_the_temperature(
     seed: int, temperature: float, entries: int

@@ -1,0 +1,92 @@
+"""`[adapter]` and `[target]`: a model, and the form in which it is asked a question.
+
+question ──▶ prompt_template (a worked example, an instruction) ──▶ user turn of the chat template, or the prompt itself
+"""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, model_validator
+
+from prefixrl.common.config.section import OnlyWith, Section
+from prefixrl.common.errors import ConfigError
+
+PROBLEM = "{problem}"
+"""The question's place in a prompt template."""
+_BRACE = "{"
+"""In the text of every template, and not in the name of a file."""
+RESERVED = frozenset(
+    [
+        *("messages", "conversation", "chat_template", "tools", "documents", "add_generation_prompt", "tokenize"),
+        *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs"),
+    ]
+)
+"""Variables of a chat template that are no option of it."""
+_NEEDS_TEMPLATE: OnlyWith = dict.fromkeys(
+    ("system", "template_options"), ((None,), "there is no chat template that could use it")
+)
+
+
+class ModelConfig(Section):
+    """A model, and how it is asked."""
+
+    model: str
+    """Folder with a Hugging Face model, or a hub name."""
+    chat_template: Literal[False] | str | None = None
+    """Absent: the model folder's own, if it has one. false: none, as for a base model. Else a Jinja file, or the
+    template itself."""
+    system: str | None = None
+    """Text of a system turn before the question. Absent: none, but that of the template."""
+    template_options: dict[str, bool | int | float | str] = Field(default={})
+    """Variables of the chat template: { enable_thinking = false }."""
+    prompt_template: str | None = None
+    """Text around a question, for example worked examples before it, with {problem} in its place: a file (the newline
+    at its end is left out), or the text itself. With a chat template it is the user turn, without one the prompt."""
+
+    @model_validator(mode="after")
+    def _template_can_be_used(self, info: ValidationInfo) -> "ModelConfig":
+        if self.chat_template is False:
+            useless = self.without_effect(_NEEDS_TEMPLATE, "chat_template", False, info)
+            if useless:
+                raise ValueError(useless[0].partition(", or use")[0])
+        for key in ("chat_template", "prompt_template"):
+            if getattr(self, key) == "":
+                raise ValueError(f'{key} = "": neither a file nor a template; leave it out')
+        taken = sorted(RESERVED & self.template_options.keys())
+        if taken:
+            raise ValueError(f"template_options sets {', '.join(taken)}: this software sets them itself; leave it out")
+        return self
+
+
+def with_texts(asked: ModelConfig, section: str, base: Path) -> ModelConfig:
+    """Return the section with its templates read: no file is needed on another host.
+
+    Raises:
+        ConfigError: a file that cannot be read, or a prompt template without a place for the question.
+    """
+    chat, prompt = asked.chat_template, asked.prompt_template
+    found = {
+        "chat_template": _text(f"{section}.chat_template", chat, base) if chat else chat,
+        "prompt_template": _text(f"{section}.prompt_template", prompt, base) if prompt else prompt,
+    }
+    if found["prompt_template"] and PROBLEM not in found["prompt_template"]:
+        raise ConfigError(
+            f"{section}.prompt_template = {prompt!r}: its text has no {PROBLEM}, the place of the question; put it in"
+        )
+    return asked.model_copy(update=found)
+
+
+def _text(key: str, given: str, base: Path) -> str:
+    if _BRACE in given:
+        return given
+    path = base / os.path.expanduser(given)
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{key} = {given!r}: the file {path} cannot be read ({reason}), and a template itself would have a brace "
+            f"({_BRACE!r}); give one of them"
+        ) from None

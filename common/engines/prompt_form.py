@@ -1,0 +1,97 @@
+"""The text of a prompt from a question, and the token that closes an assistant's turn."""
+
+import re
+from typing import Any
+
+from prefixrl.common.config.prompting import PROBLEM, ModelConfig
+from prefixrl.common.errors import ConfigError
+
+_ANSWER, _NEXT = "prefixrlanswer", "prefixrlnext"
+"""Contents of turns in a trial conversation, which no template changes."""
+
+
+class PromptForm:
+    """Form in which a model is asked: `[adapter]` or `[target]`, with its tokenizer."""
+
+    def __init__(self, tokenizer: Any, asked: ModelConfig, section: str) -> None:
+        """Try the chat template out.
+
+        Args:
+            section: of the run file, for messages.
+
+        Raises:
+            ConfigError: a template that fails, or an option or system turn that nothing reads.
+        """
+        self._tokenizer, self._asked, self._section = tokenizer, asked, section
+        given = asked.chat_template
+        self.template: str | None = None
+        """The chat template; None where the prompt is no conversation."""
+        if given is None and tokenizer.chat_template:
+            self.template = tokenizer.get_chat_template()
+        elif given:
+            self.template = given
+        self._check()
+
+    def prompt(self, question: str) -> str:
+        """Return the text of a question, up to the opened turn of the assistant."""
+        template = self._asked.prompt_template
+        content = question if template is None else template.replace(PROBLEM, question)
+        if self.template is None:
+            return content
+        return self._rendered([("user", content)], is_opened=True)
+
+    def closer(self) -> int | None:
+        """Return the token that closes an assistant's turn; None without one.
+
+        It is the first added token behind the answer in a conversation that ends there, or else goes on.
+        """
+        if self.template is None:
+            return None
+        for after in ([], [("user", _NEXT)]):
+            try:
+                text = self._rendered([("user", "?"), ("assistant", _ANSWER), *after], is_opened=False)
+            except ConfigError:
+                continue  # a template for prompts only
+            behind = text.rpartition(_ANSWER)[2].partition(_NEXT)[0]
+            ids = self._tokenizer.encode(behind, add_special_tokens=False)
+            added = self._tokenizer.added_tokens_decoder
+            closing = [int(token) for token in ids if token in added and token != self._tokenizer.unk_token_id]
+            if text.count(_ANSWER) and closing:
+                return closing[0]
+        return None
+
+    def _check(self) -> None:
+        asked, section = self._asked, self._section
+        if self.template is None:
+            if asked.system is not None or asked.template_options:
+                key = "system" if asked.system is not None else "template_options"
+                raise ConfigError(
+                    f"{section}.{key} has no effect: {asked.model} has no chat template; give one as "
+                    f"{section}.chat_template, or leave {section}.{key} out"
+                )
+            return
+        for option in asked.template_options:
+            if not re.search(rf"\b{re.escape(option)}\b", self.template):
+                raise ConfigError(
+                    f"{section}.template_options.{option}: the chat template of {asked.model} has no such variable; "
+                    f"leave it out"
+                )
+        self.prompt("?")
+
+    def _rendered(self, turns: list[tuple[str, str]], is_opened: bool) -> str:
+        system = [] if self._asked.system is None else [("system", self._asked.system)]
+        conversation = [{"role": role, "content": content} for role, content in [*system, *turns]]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                conversation,
+                chat_template=self.template,
+                add_generation_prompt=is_opened,
+                tokenize=False,
+                **self._asked.template_options,
+            )
+        except Exception as error:  # a template may raise anything
+            raise ConfigError(
+                f"{self._section}.chat_template: the template of {self._asked.model} cannot render "
+                f"{' and '.join(turn['role'] for turn in conversation)}: {error}"
+            ) from error
+        return str(text)
