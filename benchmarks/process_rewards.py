@@ -69,7 +69,7 @@ class Size:
     """Steps in which the policy is taught to work problems out."""
 
 
-FULL = Size((1, 2, 3, 4, 5), 120, 4000)
+FULL = Size((1, 2, 3, 4, 5), 100, 1500)
 QUICK = Size((1,), 4, 60)
 
 
