@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.training.batch import IterationData, Sample
@@ -39,6 +41,14 @@ def save_model(folder: Path, *, is_tied: bool = False) -> Path:
         pad_token_id=None,
     )
     Qwen2ForCausalLM(shape).save_pretrained(folder)
+    return folder
+
+
+def with_tokenizer(folder: Path, words: int = VOCABULARY) -> Path:
+    """Give a model folder a tokenizer of words, w0 and so on; w1 ends a text."""
+    vocabulary = {f"w{index}": index for index in range(words)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w1").save_pretrained(folder)
     return folder
 
 

@@ -17,7 +17,7 @@ from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
-from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
+from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, with_tokenizer
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -25,7 +25,7 @@ pytestmark = DEEPSPEED_WARNINGS
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_model(tmp_path_factory.mktemp("adapter"), is_tied=True)
-    (folder / "tokenizer.json").write_text('{"made": "up"}')
+    with_tokenizer(folder)
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     return folder
 

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError, TrainingFault
@@ -16,20 +14,13 @@ from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.batch import IterationData
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
-from support.tiny_model import DEEPSPEED_WARNINGS, VOCABULARY, random_iteration, run_config, save_model
+from support.tiny_model import DEEPSPEED_WARNINGS, VOCABULARY, random_iteration, run_config, save_model, with_tokenizer
 from support.training import same
 
 pytestmark = DEEPSPEED_WARNINGS
 
 BETA, FLOOR = 0.05, 1e-6
 Rows = list[list[float]]
-
-
-def with_tokenizer(folder: Path, words: int = VOCABULARY) -> Path:
-    vocabulary = {f"w{index}": index for index in range(words)}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
