@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from prefixrl.common.process import exit_codes, printable
+from prefixrl.common.process import exit_codes, printable, stop_event
 from prefixrl.common.worker.command import settings_option
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -157,6 +157,30 @@ def inspect(run_directory: Path, as_json: bool) -> None:
         from prefixrl.deploy.inspect import inspect as run
 
         for line in run(run_directory, as_json):
+            click.echo(printable(line))
+
+
+@main.command()
+@run_directory_argument
+@click.option("--iteration", type=click.IntRange(0), help="Of which iteration.  [default: the newest]")
+@click.option("--best", "order", flag_value="best", help="Highest advantages first.")
+@click.option("--worst", "order", flag_value="worst", help="Lowest advantages first.")
+@click.option("--count", type=click.IntRange(1), default=8, show_default=True, help="Most samples to print.")
+@click.option("--follow", "follows", is_flag=True, help="A sample of every group, as iterations are trained.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per sample.")
+def samples(
+    run_directory: Path, iteration: int | None, order: str | None, count: int, follows: bool, as_json: bool
+) -> None:
+    """Print what the adapter writes: its commonest texts over time, and samples."""
+    with exit_codes():
+        from prefixrl.deploy.samples import SampleChoice, follow
+        from prefixrl.deploy.samples import samples as run
+
+        if follows:
+            lines = follow(run_directory, as_json, stop_event().is_set)
+        else:
+            lines = run(run_directory, SampleChoice(iteration, order or "first", count), as_json)
+        for line in lines:
             click.echo(printable(line))
 
 

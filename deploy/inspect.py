@@ -29,15 +29,19 @@ class TrainedRow(msgspec.Struct, frozen=True):
     """`eos`, or `length` where it reached its largest number of tokens."""
     advantage: float | None
     """Mean whitened advantage over its tokens; None for a row that was left out."""
+    completion: str
+    """The target's text, where the run keeps completions."""
     continuations: list[TextVerdict]
     """With `scorer.continuations` > 1 the verdict on each; `reward` is their mean."""
 
 
-class TrainedGroup(msgspec.Struct, frozen=True):
+class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One trained group."""
 
     seq: int
     prompt_id: str
+    question: str
+    gold: str
     version_sampled: int
     """Version of its oldest token."""
     version_trained: int
@@ -113,10 +117,19 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
                 extracted=verdict.extracted,
                 finish=row.finish,
                 advantage=next(worth, None) if verdict.is_judged else None,
+                completion=verdict.completion,
                 continuations=list(verdict.continuations),
             )
         )
-    prefixes = group.prefixes
+    prompt = group.prefixes.prompt
     return TrainedGroup(
-        prefixes.seq, prefixes.prompt.prompt_id, group.version, iteration, group.weights_digest, group.scorer, rows
+        seq=group.prefixes.seq,
+        prompt_id=prompt.prompt_id,
+        question=prompt.question,
+        gold=prompt.gold,
+        version_sampled=group.version,
+        version_trained=iteration,
+        weights_digest=group.weights_digest,
+        scorer=group.scorer,
+        rows=rows,
     )

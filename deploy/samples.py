@@ -1,0 +1,188 @@
+"""`prefixrl samples`: the texts of a run: asked, written, completed, judged, learned from."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.hub import cached_file
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.deploy.inspect import TrainedGroup, trained_groups
+
+COMMONEST = 5
+TRENDS = 8
+"""Spans of iterations in the table of the commonest texts."""
+FOLLOW_S = 2.0
+
+
+class SampleText(msgspec.Struct, frozen=True, kw_only=True):
+    """One trained row as text."""
+
+    iteration: int
+    group: int
+    prompt_id: str
+    question: str
+    gold: str
+    prefix: str
+    """The adapter's text; in direct mode the answer."""
+    completion: str
+    """The target's text; "" unless the run keeps completions (`scorer.keep_completions`)."""
+    extracted: str
+    status: str
+    reward: float
+    advantage: float | None
+
+
+class Common(msgspec.Struct, frozen=True):
+    """A text that many rows of a span of iterations have."""
+
+    first: int
+    last: int
+    """The span, both ends included."""
+    text: str
+    share: float
+    reward: float
+    """Mean reward of those rows."""
+
+
+@dataclass(frozen=True)
+class SampleChoice:
+    """Options of the command."""
+
+    iteration: int | None = None
+    """None: the newest."""
+    order: str = "first"
+    """first, best or worst."""
+    count: int = 8
+
+
+def samples(directory: Path, choice: SampleChoice, as_json: bool) -> Iterator[str]:
+    """Yield lines for people or programs; raise ConfigError or DataError."""
+    check_format(directory)
+    decode = decoder(directory)
+    groups = list(trained_groups(directory))
+    if not groups:
+        raise ConfigError(f"{directory}: nothing is trained yet; `prefixrl status {directory}` tells what it waits for")
+    iterations = sorted({group.version_trained for group in groups})
+    wanted = iterations[-1] if choice.iteration is None else choice.iteration
+    if wanted not in iterations:
+        raise ConfigError(f"--iteration {wanted}: trained are {iterations[0]} to {iterations[-1]}")
+    found = [each for group in groups if group.version_trained == wanted for each in texts_of(group, decode)]
+    if choice.order != "first":
+        found.sort(key=lambda each: each.advantage or 0.0, reverse=choice.order == "best")
+    if as_json:
+        yield from (msgspec.json.encode(each).decode() for each in found[: choice.count])
+        return
+    yield from _trend(commonest(groups, decode))
+    yield ""
+    for sample in found[: choice.count]:
+        yield from lines_of(sample)
+
+
+def follow(directory: Path, as_json: bool, stopped: Callable[[], bool]) -> Iterator[str]:
+    """Yield the samples of each iteration as it is trained, until stopped."""
+    check_format(directory)
+    decode, shown = decoder(directory), -1
+    while not stopped():
+        newest = shown
+        for group in trained_groups(directory):
+            if group.version_trained > shown:
+                newest = max(newest, group.version_trained)
+                for sample in texts_of(group, decode)[:1]:
+                    yield from [msgspec.json.encode(sample).decode()] if as_json else lines_of(sample)
+        shown = newest
+        time.sleep(FOLLOW_S)
+
+
+def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[SampleText]:
+    """Return the rows of a group as text."""
+    return [
+        SampleText(
+            iteration=group.version_trained,
+            group=group.seq,
+            prompt_id=group.prompt_id,
+            question=group.question,
+            gold=group.gold,
+            prefix=decode(row.prefix_ids),
+            completion=row.completion,
+            extracted=row.extracted,
+            status=row.status,
+            reward=row.reward,
+            advantage=row.advantage,
+        )
+        for row in group.rows
+    ]
+
+
+def commonest(groups: list[TrainedGroup], decode: Callable[[list[int]], str]) -> list[Common]:
+    """Return the commonest texts of each of a few spans of iterations, the newest span last."""
+    last = max(group.version_trained for group in groups)
+    width = -(-(last + 1) // TRENDS)
+    spans: dict[int, dict[tuple[int, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for group in groups:
+        for row in group.rows:
+            spans[group.version_trained // width][tuple(row.prefix_ids)].append(row.reward)
+    found = []
+    for span, rewards in sorted(spans.items()):
+        rows = sum(map(len, rewards.values()))
+        top = sorted(rewards.items(), key=lambda each: (-len(each[1]), each[0]))[:COMMONEST]
+        found += [
+            Common(
+                span * width, min(last, (span + 1) * width - 1), decode(list(ids)), len(own) / rows, sum(own) / len(own)
+            )
+            for ids, own in top
+        ]
+    return found
+
+
+def _trend(found: list[Common]) -> Iterator[str]:
+    yield "commonest texts of the adapter (share of rows, their mean reward)"
+    for index, each in enumerate(found):
+        is_new = index == 0 or found[index - 1].first != each.first
+        span = f"{each.first}-{each.last}" if each.last > each.first else str(each.first)
+        head = f"iteration {span}" if is_new else ""
+        yield f"  {head:>20}  {each.share:6.1%}  {each.reward:5.3f}  {each.text!r:.100}"
+
+
+def lines_of(sample: SampleText) -> Iterator[str]:
+    """Yield one sample for a person."""
+    advantage = "left out" if sample.advantage is None else f"{sample.advantage:+.3f}"
+    yield (
+        f"iteration {sample.iteration}, group {sample.group}, {sample.prompt_id}: reward "
+        f"{sample.reward:.3g} ({sample.status}), advantage {advantage}"
+    )
+    parts = {"question": sample.question, "prefix": sample.prefix, "completion": sample.completion}
+    for name, text in parts.items():
+        if text:
+            yield f"  {name:>10}: {text}"
+    yield f"  {'gold':>10}: {sample.gold}   found: {sample.extracted or 'nothing'}"
+    yield ""
+
+
+def decoder(directory: Path) -> Callable[[list[int]], str]:
+    """Return the adapter's way from tokens to text; raise DataError without one.
+
+    The tokenizer's own file is read where there is one: loading transformers takes seconds.
+    """
+    config: dict[str, Any] = msgspec.json.decode((directory / "config.json").read_bytes())
+    model = str(config["adapter"]["model"])
+    if config["rollout"]["engine"] == "simulated":
+        return lambda ids: bytes(each for each in ids if 0 < each < 256).decode(errors="replace")
+    path = cached_file(model, "tokenizer.json")
+    if path is not None:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+    try:
+        from transformers import AutoTokenizer
+
+        slow = AutoTokenizer.from_pretrained(model)
+    except Exception as error:  # the library's errors have no class of their own
+        raise DataError(f"no tokenizer of adapter.model = {model!r} can be read: {error}") from error
+    return lambda ids: str(slow.decode(ids))
