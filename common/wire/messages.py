@@ -268,6 +268,8 @@ class BatchGroup(_Part, frozen=True, kw_only=True):
     """Rows, of these, whose prefix alone has an answer already."""
     with_control: int = 0
     """Rows, of these, with a special token that is no stop."""
+    texts: tuple[int, ...] = ()
+    """A hash of each row's tokens, of 63 bits: equal where the adapter wrote the same."""
 
     @property
     def judged(self) -> int:

@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 
 import msgspec
+import xxhash
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.seeds import derive
@@ -192,5 +193,6 @@ def _batch_group(result: messages.ScoredGroup, queued_s: float, waiting_s: float
         as_text=sum(verdict.was_text for _, verdict in trainable),
         answered=sum(verdict.is_answered for _, verdict in trainable),
         with_control=sum(row.has_control for row, _ in trainable),
+        texts=tuple(xxhash.xxh3_64_intdigest(row.tokens) >> 1 for row, _ in trainable),
         statuses=dict(Counter(text.status for text in result.texts)),
     )

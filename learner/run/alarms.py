@@ -1,6 +1,6 @@
 """Alarms about a run that goes wrong while every process is well. Pure.
 
-A policy can collapse onto one prefix, or move so far from the samples that few of them still count. Nothing fails then:
+A policy can collapse onto one text, or move so far from the samples that few of them still count. Nothing fails then:
 the run goes on and learns nothing. Each alarm is given once when it begins, and again only after it had ended.
 """
 
@@ -12,6 +12,8 @@ LOW_ENTROPY_SHARE = 0.1
 """Share of the entropy in the first iterations; who has learned the task gets there too, with a high reward."""
 LOST_REWARD = 0.1
 """Below the best smoothed reward so far."""
+ONE_TEXT = 0.9
+"""Share of rows with one text from which the adapter has stopped to look at the question."""
 FIRST_ITERATIONS = 3
 SMOOTHING = 0.2
 """Weight of the newest iteration in the smoothed reward."""
@@ -25,10 +27,11 @@ class Alarms:
         self._reward: float | None = None
         self._best_reward = 0.0
         self._on: set[str] = set()
+        self._least_share = 1.0
 
     def look(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
         """Return the sentences of alarms that begin at this iteration."""
-        found = {"ess": _ess(figures), "entropy": self._entropy(figures)}
+        found = {"ess": _ess(figures), "entropy": self._entropy(figures), "one text": self._one_text(figures)}
         texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self._on]
         self._on = {name for name, text in found.items() if text}
         return texts
@@ -50,6 +53,20 @@ class Alarms:
             f"the policy has collapsed: entropy {entropy:.3g} nat per token ({first:.3g} in the first iterations), "
             f"reward {self._reward:.3f} (best {self._best_reward:.3f}); resume from an older checkpoint with a smaller "
             f"learning rate, a smaller algorithm.max_staleness or a larger algorithm.entropy"
+        )
+
+    def _one_text(self, figures: Mapping[str, float]) -> str:
+        """Return the sentence for one text in nearly all rows, if that is new, else ""."""
+        share = figures.get("commonest_text_fraction")
+        if share is None:
+            return ""
+        self._least_share = min(self._least_share, share)
+        if share < ONE_TEXT or self._least_share >= ONE_TEXT:
+            return ""
+        return (
+            f"the adapter writes one and the same text in {share:.0%} of the rows, whatever is asked (at the least it "
+            f"was {self._least_share:.0%}); `prefixrl samples` shows it. Unless that text is what you look for, resume "
+            f"from an older checkpoint with a smaller learning rate or a larger algorithm.entropy"
         )
 
 

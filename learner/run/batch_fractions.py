@@ -11,6 +11,7 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
     judged = sum(group.judged for group in groups)
     masked = sum(group.statuses.get("truncated", 0) for group in groups)
     rows = sum(len(group.rewards) for group in groups)
+    texts = Counter(text for group in groups for text in group.texts)
     return {
         # Judged texts that a length limit cut: answers in direct mode, else completions of the target.
         "truncated_fraction": sum(group.truncated for group in groups) / max(1, judged),
@@ -22,6 +23,9 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
         "answer_in_prefix_fraction": sum(group.answered for group in groups) / max(1, rows),
         # Rows with a special token that is no stop; 0 where these are masked.
         "control_tokens_fraction": sum(group.with_control for group in groups) / max(1, rows),
+        # Rows with the commonest text of the adapter, and different texts over rows.
+        "commonest_text_fraction": max(texts.values(), default=0) / max(1, rows),
+        "distinct_texts_fraction": len(texts) / max(1, rows),
         # Judged texts that a scorer's cache held.
         "cached_fraction": sum(group.cached for group in groups) / max(1, judged),
     }

@@ -94,7 +94,7 @@ class MetricsLog:
         rows = iter(metrics.row_advantages)
         lines = [AdvantageLine(batch.iteration, each.seq, [next(rows) for _ in each.lengths]) for each in batch.groups]
         json_lines.append(self._advantages, lines)
-        for text in self._alarms.look(batch.iteration, metrics.means):
+        for text in self._alarms.look(batch.iteration, line.figures):
             log.warning("%s", text)
 
 

@@ -352,6 +352,10 @@ def test_a_rank_gets_the_groups_in_training_order_with_a_payload_for_each_of_its
     assert [group.seq for group in shards[0][0].groups] == [0, 1, 2, 3]
     for batch, carried in shards:
         assert [group.prefixes.seq for group in carried] == list(batch.payload_groups)
+        for index, group in zip(batch.payload_groups, carried, strict=True):
+            same = [[one.tokens == other.tokens for other in group.prefixes.rows] for one in group.prefixes.rows]
+            hashes = batch.groups[index].texts
+            assert [[one == other for other in hashes] for one in hashes] == same
     assert {index for batch, _ in shards for index in batch.payload_groups} == {0, 1, 2, 3}
 
 

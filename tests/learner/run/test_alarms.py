@@ -27,3 +27,13 @@ def test_samples_that_the_policy_has_left_behind_are_named_again_after_they_had_
     seen = [len(alarms.look(i, figures(old_ess_fraction=ess))) for i, ess in enumerate((0.9, 0.4, 0.3, 0.8, 0.2))]
     assert seen == [0, 1, 0, 0, 1]
     assert not alarms.look(5, figures())
+
+
+def test_an_adapter_that_comes_to_write_one_text_is_named_once_and_one_that_always_did_is_not() -> None:
+    alarms = Alarms()
+    shares = [0.1, 0.4, 0.95, 1.0, 1.0]
+    said = [alarms.look(i, figures(commonest_text_fraction=share)) for i, share in enumerate(shares)]
+    assert [len(each) for each in said] == [0, 0, 1, 0, 0]
+    assert said[2][0].startswith("iteration 2: the adapter writes one and the same text in 95% of the rows, whatever")
+    always = Alarms()
+    assert not any(always.look(i, figures(commonest_text_fraction=1.0)) for i in range(5))
