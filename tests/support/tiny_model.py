@@ -1,5 +1,6 @@
 """A tiny real model on disk and recorded-looking batches for it, for the learner's tests."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.packing import ProbeRow
 from prefixrl.learner.training.batch import IterationData, Sample
 
 VOCABULARY = 61
@@ -40,6 +42,12 @@ def save_model(folder: Path, *, is_tied: bool = False) -> Path:
     )
     Qwen2ForCausalLM(shape).save_pretrained(folder)
     return folder
+
+
+def whole(tokens: Sequence[int]) -> ProbeRow:
+    """A text as a row of a probe, scored but for its first token."""
+    ids = np.asarray(tokens, dtype=np.int32)
+    return ids[:1], ids[1:]
 
 
 def run_config(model: Path, **sections: dict[str, Any]) -> RunConfig:
