@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from prefixrl.common.config.run import RunConfig
@@ -14,14 +15,14 @@ from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.wire.messages import Batch, GetBatch
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.servers import Servers
-from prefixrl.learner.weights.publish import Publisher, probe_tokens
+from prefixrl.learner.weights.publish import Publisher
 
 GROUPS = 16
 """Per iteration: two for each slot of two scorers."""
 SLOTS = 4
 """Seats of every worker."""
-PROBE = probe_tokens(0, 256)
-PROBE_LOGPROBS = [0.0] * (len(PROBE) - 1)
+PROBE = [(np.zeros(1, np.int32), np.arange(1, 64, dtype=np.int32))]
+PROBE_LOGPROBS = np.zeros(63, np.float32)
 """Logprobs of the simulated engine for the probe."""
 PATIENCE_S = 300.0
 

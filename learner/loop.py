@@ -10,7 +10,7 @@ for. No collective begins before every rank holds its shard: each rank asks the 
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain
 from prefixrl.common.run.service import Service
 from prefixrl.common.wire.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
+from prefixrl.common.wire.packing import ProbeRow
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation.arms import Arms
 from prefixrl.learner.run import summary
@@ -30,7 +31,7 @@ from prefixrl.learner.training import checkpoint, lora
 from prefixrl.learner.training.batch import iteration_data
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
-from prefixrl.learner.weights.publish import Publisher, probe_tokens
+from prefixrl.learner.weights.publish import Publisher
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Learner:
     rank_zero: RankZeroParts | None
     problems: int
     stopped: Callable[[], bool]
+    probe: Sequence[ProbeRow]
     iteration: int = 0
     started_s: float = field(default_factory=time.monotonic)
     busy_s: float = 0.0
@@ -142,8 +144,7 @@ class Learner:
     def publish(self) -> None:
         """Hand the current version to the publisher; a collective, so every rank calls it."""
         started_s = time.monotonic()
-        probe = probe_tokens(self.config.seed, self.models.hf_config.get_text_config().vocab_size)
-        logprobs = self.models.probe_logprobs(probe, self.config.rollout.temperature)
+        logprobs = self.models.probe_logprobs(self.probe, most_tokens=self.config.learner.micro_batch_tokens)
         weights = ((name.removeprefix("model."), tensor) for name, tensor in self.models.actor.full_tensors())
         if not self.rank_zero:
             for _ in weights:  # each is gathered from all ranks

@@ -96,32 +96,33 @@ def _run(
     directory = Path(config.directory)
     client = BrokerClient(servers.address, servers.check) if servers else join(directory)
     # Rank 0 has written them down before its broker was there.
-    training = len(problems.training(config))
+    training = problems.training(config)
     # Heavy imports from here on; the workers are loading their models at the same time.
     from prefixrl.learner.evaluation.arms import Arms
     from prefixrl.learner.loop import Learner, RankZeroParts
     from prefixrl.learner.run.metrics import MetricsLog
     from prefixrl.learner.training import checkpoint, distributed
     from prefixrl.learner.training.model import Models
-    from prefixrl.learner.weights.publish import FLUSH_S, Publisher, probe_tokens
+    from prefixrl.learner.weights.probe import make_probe
+    from prefixrl.learner.weights.publish import FLUSH_S, Publisher
 
     arms = Arms(config, client, directory, servers.completed) if servers else None
     if servers and arms:
         arms.ask_before_training()
     models = Models.load(config, *rank_and_count, model_folder(config.adapter.model))
+    probe = make_probe(config, [each.question for each in training], models.source, models.device)
     state = checkpoint.load(directory / "checkpoints", models)
     iteration = state.iteration if state else 0
     log.info("models are loaded at iteration %d", iteration)
     rank_zero = None
     if servers and arms:
-        probe = probe_tokens(config.seed, models.hf_config.get_text_config().vocab_size)
         publisher = Publisher(
             servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check
         )
         assert service, "rank 0 speaks for the learner"
         rank_zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, iteration), service)
         models.on_forward = service.progressed
-    learner = Learner(config, directory, client, models, rank_zero, training, stopped, iteration)
+    learner = Learner(config, directory, client, models, rank_zero, len(training), stopped, probe, iteration)
     learner.saved = iteration if state else -1
     try:
         learner.run()

@@ -114,8 +114,11 @@ class Rollout:
                 self._fetcher.want(latest.version, latest.digest)
             case messages.Swap():
                 self.swap.granted()
-            case messages.Proved(version) if version == self.swap.version:
+            case messages.Proved(version, by) if version == self.swap.version:
+                self.swap.proved(by)
                 self._deliver_held()
+            case messages.ProbeUnclear(version) if version == self.swap.version and self.swap.is_to_be_shown:
+                self.swap.unclear(self._engine.checksum())
             case messages.Welcome():
                 self._fetcher.use(WeightsSource.of(message, self._link.address))
                 if self._drain.is_on:
@@ -230,14 +233,19 @@ class Rollout:
         """Install a version and score the probe; one that does not fit the engine is fetched again."""
         if not self.swap.is_proved:
             self._throw_away()
+        if self.swap.lacks_before:
+            self.swap.scored_before(self._engine.score(self.swap.probe()))
+        if self.swap.lacks_checksum:
+            self.swap.checksum_before(self._engine.checksum())
         try:
             self._engine.install(snapshot)
         except ValueError as error:
             self.swap.refused(snapshot.version, error)
             self._fetcher.again()
             return
-        probe = self.swap.installed(snapshot, self._tasks())
-        self.swap.probed(self._engine.logprobs(probe, self._config.rollout.temperature))
+        self.swap.installed(snapshot, self._tasks())
+        logprobs = self._engine.score(self.swap.probe())
+        self.swap.probed(logprobs, self._engine.checksum() if self.swap.wants_checksum else None)
 
     def _report(self) -> None:
         vitals = self._link.vitals

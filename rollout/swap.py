@@ -8,14 +8,23 @@ import logging
 from collections.abc import Collection
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.engines.base import TokenIds
 from prefixrl.common.errors import Refusal
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.messages import UNPROVED, Installed, PrefixTask, Staged, WeightsNote
-from prefixrl.common.wire.packing import pack_logprobs, token_ids
+from prefixrl.common.wire.messages import (
+    UNPROVED,
+    Before,
+    EngineChecksum,
+    Installed,
+    PrefixTask,
+    Proof,
+    Staged,
+    WeightsNote,
+)
+from prefixrl.common.wire.packing import ProbeRow, pack_logprobs, probe_rows, token_ids
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +48,13 @@ class WeightSwap:
         self._offer_s = self._proof_s = 0.0
         self._is_granted = False
         self._proof: Installed | None = None
+        self._before: Before | None = None
+        """The version that was proved last, scored with the present probe."""
+        self._probe: tuple[bytes, tuple[tuple[int, int], ...]] = b"", ()
+        self._checksum = ""
+        """Checksum of the weights installed before, "" where it was not made."""
+        self.wants_checksum = True
+        """True until a version is proved by its logprobs: the probe may not tell the next one from the last."""
         self._refusals = 0
 
     def ready(self) -> int:
@@ -93,20 +109,58 @@ class WeightSwap:
         if self._refusals >= REFUSALS_ALLOWED:
             raise Refusal(f"version {version} could not be installed {self._refusals} times in a row: {error}")
 
-    def installed(self, snapshot: Snapshot, open_tasks: Collection[PrefixTask]) -> TokenIds:
-        """Note that the engine has a new version; return the tokens of the probe to score."""
+    def probe(self) -> list[ProbeRow]:
+        """Return the rows to score."""
         assert self._latest is not None
+        return probe_rows(token_ids(self._latest.probe_tokens), self._latest.probe_rows)
+
+    @property
+    def lacks_before(self) -> bool:
+        """True if the version that is installed and proved was not scored with this probe."""
+        assert self._latest is not None
+        return self.is_proved and self._probe != (self._latest.probe_tokens, self._latest.probe_rows)
+
+    @property
+    def lacks_checksum(self) -> bool:
+        """True if the weights that are installed and proved have no checksum yet, and may need one."""
+        return self.is_proved and self.wants_checksum and not self._checksum
+
+    def scored_before(self, logprobs: NDArray[np.float32]) -> None:
+        """Take the engine's logprobs of the probe under the version that it proved last."""
+        assert self._latest is not None
+        self._probe = self._latest.probe_tokens, self._latest.probe_rows
+        self._before = Before(self.version, self.digest, pack_logprobs(logprobs))
+
+    def checksum_before(self, checksum: EngineChecksum) -> None:
+        """Take the checksum of the version that was proved last."""
+        self._checksum = checksum.value
+
+    def installed(self, snapshot: Snapshot, open_tasks: Collection[PrefixTask]) -> None:
+        """Note that the engine has a new version."""
         self._refusals = 0
         self.version, self.digest = snapshot.version, snapshot.manifest.digest
         oldest = min((task.version for task in open_tasks), default=self.version)
         known = {each: digest for each, digest in self.digest_of.items() if each >= oldest}
         self.digest_of = known | {self.version: self.digest}
         self.is_proved, self._proof = False, None
-        return token_ids(self._latest.probe_tokens)
 
-    def probed(self, logprobs: NDArray[np.float32]) -> None:
-        """Take the engine's logprobs of the probe."""
-        self._proof, self._proof_s = Installed(self.version, self.digest, pack_logprobs(logprobs)), 0.0
+    def probed(self, logprobs: NDArray[np.float32], checksum: EngineChecksum | None) -> None:
+        """Take the engine's logprobs of the probe, and the checksum of its weights if it was made."""
+        self._proof = Installed(self.version, self.digest, pack_logprobs(logprobs), self._before)
+        self._proof_s = 0.0
+        if checksum is not None:
+            self.unclear(checksum)
+
+    def unclear(self, checksum: EngineChecksum) -> None:
+        """Add the checksum of the installed weights to the proof, which is sent again."""
+        if self._proof is not None:
+            named = msgspec.structs.replace(checksum, before=self._checksum)
+            self._proof, self._proof_s = msgspec.structs.replace(self._proof, checksum=named), 0.0
+
+    @property
+    def is_to_be_shown(self) -> bool:
+        """True if the proof has no checksum yet."""
+        return not self.is_proved and self._proof is not None and self._proof.checksum is None
 
     def proof(self, now_s: float) -> Installed | None:
         """Return the probe when it is time to send it."""
@@ -116,8 +170,14 @@ class WeightSwap:
         self._proof_s = now_s + OFFER_AGAIN_S
         return self._proof
 
-    def proved(self) -> None:
-        """Note that the broker found the installed version proved."""
+    def proved(self, by: Proof | None = None) -> None:
+        """Note that the broker found the installed version proved; None: it did not say by what."""
+        if self._proof is not None and not self.is_proved:
+            proof = self._proof
+            self._before = Before(proof.version, proof.digest, proof.probe_logprobs)
+            self._checksum = proof.checksum.value if proof.checksum else ""
+        if by is not None:
+            self.wants_checksum = by == "checksum"
         self.is_proved = True
 
     def failed(self) -> None:

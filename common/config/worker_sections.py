@@ -81,8 +81,8 @@ class RolloutConfig(EngineConfig):
     groups_per_task: Positive = 8
     """Groups sampled in one forward; the sampled text depends on it."""
     probe_tolerance: PositiveFloat | None = None
-    """Largest difference in a probe logprob of proved weights. Absent: 1e-3 in fp32, 0.2 in bf16, where learner and
-    engine round differently (a wrong version differs by more than 1)."""
+    """Difference of engine and learner that nine of ten logprobs of the probe may have where their change proves
+    nothing, or three times that of the version before (docs/weights.md). Absent: 1e-3 in fp32, 0.2 in bf16."""
     allow_biased_ratios: bool = False
     """Accept top_p, top_k and min_p although they bias the correction."""
     control_tokens: Literal["mask", "allow"] = "mask"

@@ -8,5 +8,6 @@
 `make.py`         the choice of an engine
 `hf.py`           the embedded engine, by transformers
 `simulated.py`    an engine without a model
-`vllm.py`         the throughput engine; `vllm_setup.py`: its arguments; `vllm_plugin.py`: its part in vLLM's processes
+`vllm.py`         the throughput engine; `vllm_setup.py`: its arguments; `vllm_plugin.py`: its part in vLLM's processes;
+                  `vllm_checksum.py`: checksums of its parameters
 """

@@ -5,7 +5,7 @@ time for it) and returns what finished. A job is one forward's rows: no other jo
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.messages import Finish, Sampling, Usage
+from prefixrl.common.weights.snapshot import Snapshot, describe
+from prefixrl.common.wire.messages import EngineChecksum, Finish, Sampling, Usage
+from prefixrl.common.wire.packing import ProbeRow
 
 TokenIds = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,12 @@ class AdapterEngine(Engine, Protocol):
     def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
         """Return the logprob of every token but the first given those before, shape (tokens - 1,)."""
 
+    def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
+        """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
+
+    def checksum(self) -> EngineChecksum:
+        """Return a checksum of the weights that it computes with; slow, so only where it is needed."""
+
 
 class JobQueue:
     """The jobs of an engine that wait for a slot, and its counters."""
@@ -153,3 +161,15 @@ def check_fit(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tenso
 def spans_of(versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Return the runs of equal versions, token by token, as (version, tokens)."""
     return tuple((version, len(list(run))) for version, run in groupby(versions))
+
+
+def score_rows(logprobs: Callable[[TokenIds, float], NDArray[np.float32]], rows: Sequence[ProbeRow]) -> Logprobs:
+    """Return the logprobs of a probe, row by row, from those of whole texts."""
+    found = [logprobs(np.concatenate(row), 1.0)[max(0, row[0].size - 1) :] for row in rows]
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
+
+
+def own_checksum(own: Mapping[str, torch.Tensor], digest: str) -> EngineChecksum:
+    """Return the checksum of weights that are held as they are published, under `digest`."""
+    found = describe(0, {name: tensor.cpu() for name, tensor in own.items()}).digest
+    return EngineChecksum(found, "snapshot" if found == digest else "other")

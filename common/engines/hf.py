@@ -8,6 +8,7 @@ in the middle of a job.
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +16,21 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from prefixrl.common.engines.base import Continuation, Job, JobQueue, JobResult, TokenIds, check_fit, spans_of
+from prefixrl.common.engines.base import (
+    Continuation,
+    Job,
+    JobQueue,
+    JobResult,
+    TokenIds,
+    check_fit,
+    own_checksum,
+    score_rows,
+    spans_of,
+)
 from prefixrl.common.errors import DataError
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.messages import Finish, Sampling
+from prefixrl.common.wire.messages import EngineChecksum, Finish, Sampling
+from prefixrl.common.wire.packing import ProbeRow
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": "auto"}
 
@@ -60,7 +72,13 @@ class TransformersEngine(JobQueue):
         if head_dtype == "float32" and self._model.dtype != torch.float32:
             _make_float32_logits(self._model.get_output_embeddings())
         self._running: _Running | None = None
-        self._version = 0
+        self._version, self._digest = 0, ""
+
+    @property
+    def most_positions(self) -> int | None:
+        """The longest text that the model has positions for; None where it names no limit."""
+        limit: int | None = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        return limit
 
     @torch.inference_mode()
     def step(self, timeout_s: float) -> list[JobResult]:
@@ -126,7 +144,7 @@ class TransformersEngine(JobQueue):
         with torch.no_grad():
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
-        self._version = snapshot.version
+        self._version, self._digest = snapshot.version, snapshot.manifest.digest
         if self._running is not None:  # its next step is one forward over all its tokens so far
             self._running.cache, self._running.cached = DynamicCache(config=self._model.config), 0
 
@@ -142,6 +160,14 @@ class TransformersEngine(JobQueue):
         table = torch.log_softmax(logits / temperature, dim=-1)
         picked: NDArray[np.float32] = table.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
         return picked
+
+    def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
+        """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
+        return score_rows(self.logprobs, rows)
+
+    def checksum(self) -> EngineChecksum:
+        """Return the digest of the weights, which stand in memory as they are published."""
+        return own_checksum(self.weights(), self._digest)
 
 
 def _make_float32_logits(layer: torch.nn.Linear) -> None:

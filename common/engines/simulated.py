@@ -2,6 +2,7 @@
 
 import heapq
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,8 +10,19 @@ import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.config.worker_sections import SimulatedConfig
-from prefixrl.common.engines.base import Continuation, Job, JobQueue, JobResult, TokenIds, spans_of
+from prefixrl.common.engines.base import (
+    Continuation,
+    Job,
+    JobQueue,
+    JobResult,
+    TokenIds,
+    own_checksum,
+    score_rows,
+    spans_of,
+)
 from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.messages import EngineChecksum
+from prefixrl.common.wire.packing import ProbeRow
 
 SLOTS = 4
 
@@ -37,7 +49,7 @@ class SimulatedEngine(JobQueue):
 
     def __init__(self, role: str, config: SimulatedConfig) -> None:
         super().__init__()
-        self._role, self._version = role, 0
+        self._role, self._version, self._digest = role, 0, ""
         self._mean_s = config.prefix_s if role == "rollout" else config.completion_s
         self._sigma = config.completion_sigma if role == "scorer" else 0.0
         self._running: list[_Running] = []
@@ -84,7 +96,7 @@ class SimulatedEngine(JobQueue):
 
     def install(self, snapshot: Snapshot) -> None:
         """Keep the tensors; running jobs write the rest of their tokens with the new version."""
-        self._weights, self._version = snapshot.tensors, snapshot.version
+        self._weights, self._version, self._digest = snapshot.tensors, snapshot.version, snapshot.manifest.digest
         now_s = time.monotonic()
         for running in self._running:
             left = max(0.0, running.ends_s - now_s) / max(running.lasts_s, 1e-9)
@@ -98,6 +110,14 @@ class SimulatedEngine(JobQueue):
     def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
         """Return zeros: a run with simulated rollouts publishes zero probes."""
         return np.zeros(len(tokens) - 1, dtype=np.float32)
+
+    def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
+        """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
+        return score_rows(self.logprobs, rows)
+
+    def checksum(self) -> EngineChecksum:
+        """Return the digest of the weights, which stand in memory as they are published."""
+        return own_checksum(self.weights(), self._digest)
 
 
 def _erfinv(value: float) -> float:

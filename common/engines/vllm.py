@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from functools import partial
@@ -31,10 +31,13 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from prefixrl.common.engines.base import Continuation, Job, JobQueue, JobResult, TokenIds, check_fit
+from prefixrl.common.engines.vllm_checksum import compared, known_layout
 from prefixrl.common.engines.vllm_setup import VllmSetup, engine_arguments, platform_of, prepare_environment
 from prefixrl.common.errors import DataError, PeerLost, UserError
 from prefixrl.common.seeds import row_seed
 from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.messages import EngineChecksum
+from prefixrl.common.wire.packing import ProbeRow
 
 STREAM_TOKENS = 16
 """Tokens of a row per message from the engine core: enough to see progress, without a message per token."""
@@ -72,6 +75,8 @@ class VllmEngine(JobQueue):
         self._own: dict[str, torch.Tensor] = {}
         """Names, shapes and dtypes of the weights, without values; empty until they are needed."""
         self._installed: Snapshot | None = None
+        self._known: frozenset[str] | None = None
+        """Parameters whose checksums follow from a snapshot; None until they are asked for."""
         self._is_paused = False
         """True while requests are paused after an installation, so that a probe is scored before they go on."""
         self._loop = asyncio.new_event_loop()
@@ -266,6 +271,47 @@ class VllmEngine(JobQueue):
         found = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
         wanted = tokens[1:].tolist()
         return np.asarray([entry[token].logprob for entry, token in zip(found, wanted, strict=True)], dtype=np.float32)
+
+    def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
+        """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end.
+
+        A row is one forward: vLLM's prompt logprobs are at temperature 1 whatever is sampled at.
+        """
+        return self._call(self._score(rows), CONTROL_S, "score a probe")
+
+    async def _score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+
+        asked = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False)
+        if self._running and not self._is_paused:
+            await self._pause()  # else running answers may hold every seat until they end
+            self._is_paused = True
+        outputs = []
+        for given, scored in rows:
+            self._requests += 1
+            prompt = tokens_input(prompt_token_ids=[*given.tolist(), *scored.tolist()])
+            outputs.append(await self._llm.add_request(str(self._requests), prompt, asked, priority=PROBE_FIRST))
+        if self._is_paused:
+            await self._resume()
+        found: list[float] = []
+        for (given, scored), output in zip(rows, outputs, strict=True):
+            entries = list((await output.get()).prompt_logprobs)[given.size :]
+            found += [entry[int(token)].logprob for entry, token in zip(entries, scored, strict=True)]
+        return np.asarray(found, dtype=np.float32)
+
+    def checksum(self) -> EngineChecksum:
+        """Return the checksum of what vLLM's processes compute with, compared with the snapshot.
+
+        Before the first installation it finds out which parameters can be compared.
+        """
+        sums: dict[str, str] = {}
+        for part in self._call(self._llm.compute_weight_checksums(), CONTROL_S, "make checksums"):
+            sums |= part
+        dtype = getattr(torch, self._setup.dtype)
+        if self._known is None:
+            self._known = known_layout(sums, self.weights(), dtype) if self._installed is None else frozenset()
+        return compared(sums, self._installed.tensors if self._installed else None, self._known, dtype)
 
     async def _resume(self) -> None:
         await self._llm.resume_generation()

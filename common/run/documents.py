@@ -53,7 +53,11 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     busy_fraction: dict[str, float]
     """Fraction by role, since each worker's first lease."""
     engine_mismatch: float
-    """Largest difference in a probe logprob among the rollouts, at the versions they installed last."""
+    """Largest difference from the learner that nine of ten positions of a rollout's probe keep below."""
+    proofs: dict[str, int] = {}
+    """Rollouts by what their present version was admitted by: digest, change or checksum (docs/weights.md)."""
+    probe_slope: float | None = None
+    """Slope of the rollouts' newest probes that is farthest from 1; None where no change could be seen."""
     ended: dict[str, int]
     """Groups that ended untrained so far, by state and cause."""
     losses: dict[str, int]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from prefixrl.common.config.openai_options import OpenAIConfig
-from prefixrl.common.wire.messages import Usage
+from prefixrl.common.wire.messages import Proof, Usage
 
 USAGE_FILE = "usage.json"
 """In the run directory: `Usage` of the endpoint that serves the target, by scorer."""
@@ -27,6 +27,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     tasks_done: int
     silent_s: float
     engine_mismatch: float
+    """Difference of its logprobs from the learner's that nine of ten positions of the probe keep below."""
+    proof: Proof
+    """The proof that its present version was admitted by (docs/weights.md)."""
+    probe_slope: float | None
+    """Change of its logprobs in units of the learner's: 1 where it holds the version; None: too small to be seen."""
     first_lease_after_ready_s: float | None
     state: str
 

@@ -9,6 +9,7 @@ checks them). A worker (W) and the broker (B) exchange, in this order:
     B Ack        ─▶ W                        the result is held (Scores: in the journal); until then it is sent again
     B Beat       ─▶ W                        answers each Heartbeat with the newest published version
     W Staged     ─▶ B Swap ─▶ W Installed    a rollout holds new weights, may swap, has scored the probe
+    B ProbeUnclear ─▶ W Installed            the probe cannot tell versions apart: with a checksum of the weights, too
     B Proved | ProbeFailed   ─▶ W            its samples count, or are dropped and the weights fetched again
     W Leaving    ─▶ B                        it was asked to stop: no new task; Goodbye follows the last open one
 
@@ -282,10 +283,36 @@ class WeightsNote(_Part, frozen=True):
 
     version: Version
     digest: Name
-    probe_tokens: bytes
-    """int32 ids of the text that the engine scores after installing."""
+    probe_tokens: bytes = b""
+    """int32 ids of the rows that the engine scores after installing, end to end; scorers get none."""
+    probe_logprobs: bytes = b""
+    """The learner's logprobs, at temperature 1, of the scored tokens of every row, under the published weights."""
+    probe_rows: tuple[tuple[Count, Count], ...] = ()
+    """Tokens of each row: those given, and those scored after them. Empty: one row, scored but for its first."""
+
+
+Proof = Literal["digest", "change", "checksum"]
+"""Evidence that an engine holds a version (docs/weights.md)."""
+
+
+class Before(_Part, frozen=True):
+    """The version that an engine proved last, and its own logprobs of the probe with it."""
+
+    version: Version
+    digest: Name
     probe_logprobs: bytes
-    """The learner's logprob of each probe token but the first, given those before it, under the published weights."""
+
+
+class EngineChecksum(_Part, frozen=True):
+    """Checksum of the weights that an engine computes with."""
+
+    value: Name
+    follows: Literal["snapshot", "other", "unknown"]
+    """Equal to what follows from the installed snapshot, not equal, or in a layout that cannot be told from it."""
+    before: Name = ""
+    """Checksum before the installation, "" where it was not made."""
+    layout: Name = ""
+    """Name of the layout: weights in the same one have the same checksum."""
 
 
 class Usage(_Part, frozen=True, kw_only=True):
@@ -374,7 +401,10 @@ class Installed(_Message, frozen=True):
     version: Version
     digest: Name
     probe_logprobs: bytes
-    """float32, one per probe token but the first."""
+    """float32, one per scored token of the probe."""
+    before: Before | None = None
+    """None where no version was proved with this probe."""
+    checksum: EngineChecksum | None = None
 
 
 class Leaving(_Message, frozen=True):
@@ -460,7 +490,14 @@ class Swap(_Message, frozen=True):
 
 
 class Proved(_Message, frozen=True):
-    """The installed weights reproduce the learner's probe: what they sample may be delivered."""
+    """The installed weights are proved: what they sample may be delivered."""
+
+    version: int
+    by: Proof = "change"
+
+
+class ProbeUnclear(_Message, frozen=True):
+    """The probe cannot tell the installed version from the last: the weights' checksum must."""
 
     version: int
 
@@ -617,7 +654,7 @@ class Accepted(_Message, frozen=True):
 
 _FromWorker = Hello | Ready | Heartbeat | Prefixes | Scores | Refused | Staged | Installed | Leaving | Goodbye
 _ToWorker = Welcome | Reject | Unknown | Beat | PrefixTask | ScoreTask | Revoke | Ack | Done
-_ToRollout = Swap | Proved | ProbeFailed
+_ToRollout = Swap | Proved | ProbeUnclear | ProbeFailed
 _FromLearner = GetBatch | IterationDone | Published | Evaluate | GetEvaluation | Forget | GetStatus | Stop
 _ToLearner = Batch | NotYet | RunOver | Halt | CannotGoOn | EvaluationProgress | Status | Accepted
 ToBroker = _FromWorker | _FromLearner

@@ -1,15 +1,17 @@
 """Packed arrays in messages (their only writers and readers) and checks of received groups."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.wire.continuations import row_verdict
-from prefixrl.common.wire.messages import GroupPrefixes, Kind, Row, ScoredGroup, Verdict
+from prefixrl.common.wire.messages import GroupPrefixes, Kind, Row, ScoredGroup, Verdict, WeightsNote
 
+ProbeRow = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""Tokens given, and tokens scored after them."""
 MOST_CHARS_PER_TOKEN = 1024
 """More than the longest token of any vocabulary: a text that is longer was not written by its tokens."""
 
@@ -48,6 +50,21 @@ def token_ids(packed: bytes, vocabulary: int = UNLIMITED.vocabulary) -> NDArray[
             raise ValueError(f"token id {int(ids.min())} is negative")
         raise ValueError(f"token id {int(ids.max())} is not below the vocabulary of {vocabulary}")
     return ids
+
+
+def probe_rows(tokens: NDArray[np.int32], sizes: Sequence[tuple[int, int]]) -> list[ProbeRow]:
+    """Return the rows of a probe, given and scored tokens; ValueError unless the sizes fit."""
+    sizes = sizes or ((min(1, tokens.size), max(0, tokens.size - 1)),)
+    if sum(map(sum, sizes)) != tokens.size:
+        raise ValueError(f"a probe of {tokens.size} tokens with rows of {sum(map(sum, sizes))}")
+    ends = np.cumsum([size for row in sizes for size in row])
+    parts = np.split(tokens, ends[:-1])
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def probe_positions(note: WeightsNote) -> int:
+    """Return the number of tokens of a probe that are scored."""
+    return sum(scored for _, scored in note.probe_rows) if note.probe_rows else max(0, len(note.probe_tokens) // 4 - 1)
 
 
 def logprobs(packed: bytes, tokens: int) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ trained next, and writes to its journal what must survive a crash before it ackn
     workers.py       workers, leases, free slots
     evaluations.py   work pinned to one version, apart from the ledger
     versions.py      the weights each worker holds, proved or not; the other half is `rollout/swap.py`
+    proofs.py        whether logprobs and checksums show that an engine holds a version
     peers.py         the ranks and operators that are known, and what they may do
     identity.py      the check of models, tokenizers and published digests
     batches.py       answers to ranks that ask for a batch; `waiting.py`: the sentences about a missing one

@@ -7,33 +7,48 @@ The other half is `rollout/swap.py`: the same steps in the same order, under the
                  news ────────────────── Beat(note) ──────────────────▶ news: the fetcher pulls that version
                  staged: draining ◀───── Staged(version) ────────────── offer: every second until the Swap
                  grant: swapping ─────── Swap(version) ───────────────▶ granted, due: install when open tasks allow it
-                 installed: compare ◀─── Installed(digest, probe) ───── proof: every second until the answer
-                   it fits: ready ────── Proved(version) ─────────────▶ proved: deliver the results kept back
-                   it differs: loading ─ ProbeFailed(version) ────────▶ failed: hand those back, pull again
+                 installed: judge ◀───── Installed(digest, probe) ───── proof: every second until the answer
+                   proved: ready ─────── Proved(version) ─────────────▶ proved: deliver the results kept back
+                   unclear ───────────── ProbeUnclear(version) ───────▶ unclear: proof, with a checksum of the weights
+                   refused: loading ──── ProbeFailed(version) ────────▶ failed: hand those back, pull again
                  check_prefixes ◀─────── Prefixes(version, digests) ─── tokens of proved weights only
 
 Who waits for whom: a draining rollout gets no new training task and waits for `grant`. `grant` waits for the rollout's
 open leases (all of them with `rollout.swap = "drain"`, those of evaluations with "in_flight") and for evaluations that
-still need prefixes of its present version. A swapping rollout gets no task at all until its probe fits. The rollout
-repeats Staged and Installed, so a lost answer is sent again; one that installs nothing is given up after
-`broker.stall_s`. Weights that fail the probe `PROBE_FAILURES_ALLOWED` times end their worker.
+still need prefixes of its present version. A swapping rollout gets no task at all until its version is proved. The
+rollout repeats Staged and Installed, so a lost answer is sent again; one that installs nothing is given up after
+`broker.stall_s`. Weights that fail the proof `PROBE_FAILURES_ALLOWED` times end their worker.
 """
 
 import logging
+from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire import messages
-from prefixrl.common.wire.packing import digests, logprobs, token_ids
+from prefixrl.common.wire.packing import digests, logprobs, probe_positions
 from prefixrl.learner.broker.evaluations import EvaluationQueue
 from prefixrl.learner.broker.identity import IdentityCheck
+from prefixrl.learner.broker.proofs import Checksums, Logprobs, ProbeVerdict, judge
 from prefixrl.learner.broker.workers import Worker
 
 log = logging.getLogger(__name__)
 
 PROBE_FAILURES_ALLOWED = 3
 NOTES_KEPT = 4
+PROBES_KEPT = 256
+"""Versions whose probe is kept for workers that proved them, and install a later one."""
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The learner's probe of one version."""
+
+    digest: str
+    tokens: bytes
+    logprobs: Logprobs
 
 
 class Versions:
@@ -46,11 +61,17 @@ class Versions:
         self._identity = identity
         self._evaluations = evaluations
         self._notes: dict[int, messages.WeightsNote] = {}
+        self._scored: dict[int, _Scored] = {}
+        self._checksums = Checksums()
 
     def announce(self, note: messages.WeightsNote) -> None:
         """Make a published version the one that workers are to install."""
         self.latest = note
         self._notes[note.version] = note
+        learner = logprobs(note.probe_logprobs, probe_positions(note))
+        self._scored[note.version] = _Scored(note.digest, note.probe_tokens, learner)
+        for old in sorted(self._scored)[:-PROBES_KEPT]:
+            del self._scored[old]
         self._evaluations.published(note.version, note.digest)
 
     def publish(self, note: messages.WeightsNote) -> None:
@@ -80,10 +101,15 @@ class Versions:
         worker.phase = "ready" if is_proved else "swapping"
 
     def news(self, worker: Worker) -> messages.WeightsNote | None:
-        """Return the newest version, or an earlier one that an evaluation needs prefixes of."""
+        """Return the newest version, or an earlier one that an evaluation needs prefixes of.
+
+        Scorers install nothing: theirs is without the probe.
+        """
+        if worker.role == "scorer" and self.latest is not None:
+            return messages.WeightsNote(self.latest.version, self.latest.digest)
         known = self._evaluations.unsampled_versions() & self._notes.keys()
         needed = [version for version in known if _is_ahead(self._notes[version], worker)]
-        return self._notes[min(needed)] if needed and worker.role == "rollout" else self.latest
+        return self._notes[min(needed)] if needed else self.latest
 
     def staged(self, worker: Worker, version: int) -> None:
         """Stop giving a rollout training tasks: it holds another version in memory."""
@@ -101,39 +127,71 @@ class Versions:
         return messages.Swap(worker.wanted_version)
 
     def installed(self, worker: Worker, report: messages.Installed) -> messages.FromBroker | None:
-        """Compare a rollout's probe with the learner's; return the answer, None for none yet.
+        """Judge a rollout's probe by the learner's; return the answer, None for none yet.
 
-        ValueError: the probe has another length, or failed `PROBE_FAILURES_ALLOWED` times.
+        ValueError: the probe has another length, or the proof failed `PROBE_FAILURES_ALLOWED` times.
         """
         if worker.phase != "swapping" or report.version < worker.wanted_version:
             # Sent again before our answer arrived, or because it was lost.
             if worker.refused is not None:
                 return worker.refused
             is_held = (report.version, report.digest) == (worker.version, worker.weights_digest)
-            return messages.Proved(report.version) if is_held else None
+            return messages.Proved(report.version, worker.proof) if is_held else None
         note = self._notes.get(report.version)
         if note is None:
             # Superseded so long ago that its probe is forgotten, and the worker fetches the newest version next; or not
             # published yet by a learner that resumed from a checkpoint, and the worker sends the report again.
             worker.version = messages.UNPROVED
             return None
-        difference = _probe_difference(note, report)
-        if np.isfinite(difference):
-            worker.engine_mismatch = difference  # JSON, in which status travels, has no NaN
-        if difference <= self._tolerance and report.digest == note.digest:
-            worker.phase, worker.version, worker.weights_digest = "ready", note.version, note.digest
-            worker.probe_failures = 0
-            worker.prove(note.version, note.digest)
-            return messages.Proved(note.version)
+        judged = self._judge(note, report)
+        if np.isfinite(judged.mismatch):
+            worker.engine_mismatch = judged.mismatch  # JSON, in which status travels, has no NaN
+        worker.probe_slope = judged.slope.value if judged.slope and judged.slope.is_seen else None
+        if report.digest != note.digest:
+            return self._refuse(worker, note, judged, f"its weights have digest {report.digest}, not {note.digest}")
+        match judged.outcome:
+            case "proved":
+                return self._admit(worker, note, "change")
+            case "refused":
+                return self._refuse(worker, note, judged, judged.reason)
+            case "unclear":
+                if report.checksum is None:
+                    return messages.ProbeUnclear(note.version)
+                before = report.before.digest if report.before else ""
+                if reason := self._checksums.objection(note.digest, report.checksum, before):
+                    return self._refuse(worker, note, judged, reason)
+                self._checksums.admit(note.digest, report.checksum)
+                return self._admit(worker, note, "checksum")
+            case unknown:
+                assert_never(unknown)
+
+    def _judge(self, note: messages.WeightsNote, report: messages.Installed) -> ProbeVerdict:
+        """Return what the logprobs say; ValueError where their number is not the probe's."""
+        learner = logprobs(note.probe_logprobs, probe_positions(note))
+        engine, before = _as_array(report.probe_logprobs, learner.size), None
+        if report.before is not None:
+            known = self._scored.get(report.before.version)
+            if known and (known.digest, known.tokens) == (report.before.digest, note.probe_tokens):
+                before = _as_array(report.before.probe_logprobs, learner.size), known.logprobs
+        return judge(engine, learner, before, self._tolerance)
+
+    def _admit(self, worker: Worker, note: messages.WeightsNote, by: messages.Proof) -> messages.Proved:
+        worker.phase, worker.version, worker.weights_digest = "ready", note.version, note.digest
+        worker.probe_failures, worker.proof = 0, by
+        worker.prove(note.version, note.digest)
+        return messages.Proved(note.version, by)
+
+    def _refuse(
+        self, worker: Worker, note: messages.WeightsNote, judged: ProbeVerdict, reason: str
+    ) -> messages.ProbeFailed:
         worker.probe_failures += 1
-        log.warning("%s failed the probe of version %d: difference %.3g", worker.name, note.version, difference)
+        log.warning("%s failed the proof of version %d: %s", worker.name, note.version, reason)
         if worker.probe_failures >= PROBE_FAILURES_ALLOWED:
             raise ValueError(
-                f"the engine does not hold version {note.version} after {worker.probe_failures} installations: "
-                f"probe differs by {difference:.3g}, tolerance {self._tolerance:.3g} (rollout.probe_tolerance)"
+                f"the engine does not hold version {note.version} after {worker.probe_failures} installations: {reason}"
             )
         worker.phase, worker.version = "loading", messages.UNPROVED
-        worker.refused = messages.ProbeFailed(note.version, difference, self._tolerance, worker.probe_failures)
+        worker.refused = messages.ProbeFailed(note.version, judged.mismatch, judged.limit, worker.probe_failures)
         return worker.refused
 
     def check_prefixes(self, worker: Worker, result: messages.Prefixes) -> None:
@@ -157,10 +215,9 @@ def _is_ahead(note: messages.WeightsNote, worker: Worker) -> bool:
     return note.version > worker.version or is_another
 
 
-def _probe_difference(note: messages.WeightsNote, report: messages.Installed) -> float:
-    """Return the largest difference of two probes; ValueError where their lengths differ."""
-    expected = logprobs(note.probe_logprobs, len(token_ids(note.probe_tokens)) - 1)
-    got = np.frombuffer(report.probe_logprobs, dtype="<f4")
-    if got.shape != expected.shape:
-        raise ValueError(f"{got.size} probe logprobs for {expected.size}")
-    return float(np.abs(got - expected).max())
+def _as_array(packed: bytes, size: int) -> Logprobs:
+    """Read an engine's probe, which may hold NaN; ValueError where it has another size."""
+    found = np.frombuffer(packed, dtype="<f4")
+    if found.size != size:
+        raise ValueError(f"{found.size} probe logprobs for {size}")
+    return found

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prefixrl.common.wire.messages import UNPROVED, ModelDigests, ProbeFailed
+from prefixrl.common.wire.messages import UNPROVED, ModelDigests, ProbeFailed, Proof
 from prefixrl.learner.broker.admission import Supply
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 from prefixrl.learner.broker.task_names import Content
@@ -90,6 +90,10 @@ class Worker:
     refused: ProbeFailed | None = None
     """Answer about weights that did not pass, until it offers others."""
     engine_mismatch: float = 0.0
+    proof: Proof = "digest"
+    """The proof that its present version was admitted by."""
+    probe_slope: float | None = None
+    """Slope of its newest probe; None where the change was too small to be seen."""
     tasks_done: int = 0
     tasks_lost: int = 0
     """Tasks that were lost on the way to it or back, since its last result."""

@@ -60,7 +60,8 @@ class MetricsLog:
         """Write the lines of one iteration, and log the alarms that begin with it."""
         now_s = self.since_run_began_s(times.since_start_s)
         interval_s, self._written_s = now_s - self._written_s, now_s
-        mismatches = (each.engine_mismatch for each in status.workers if each.role == "rollout")
+        rollouts = [each for each in status.workers if each.role == "rollout"]
+        slopes = [each.probe_slope for each in rollouts if each.probe_slope is not None]
         ages = [batch.iteration - group.version for group in batch.groups]
         line = MetricsLine(
             iteration=batch.iteration,
@@ -79,7 +80,9 @@ class MetricsLog:
             waited_for_s=batch.waited_s,
             tokens_per_s=_tokens_per_s(batch, interval_s, times.trained_s),
             busy_fraction=status.busy_fraction | {"learner": times.busy_fraction},
-            engine_mismatch=max(mismatches, default=0.0),
+            engine_mismatch=max((each.engine_mismatch for each in rollouts), default=0.0),
+            proofs=Counter(each.proof for each in rollouts),
+            probe_slope=max(slopes, key=lambda slope: abs(slope - 1.0), default=None),
             ended=status.causes,
             losses=status.losses,
             waited_s=times.waited_s,

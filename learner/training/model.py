@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,10 +19,11 @@ from prefixrl.common.engines.rendering import masked_tokens
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.hub import model_folder
 from prefixrl.common.seeds import derive
+from prefixrl.common.wire.packing import ProbeRow
 from prefixrl.learner.training import distributed, lora
 from prefixrl.learner.training.attention import attn_implementation, shares_prompts
 from prefixrl.learner.training.backbone import hidden_at_actions, spread_over_rows, takes_shared_prompts
-from prefixrl.learner.training.batch import PaddedRows
+from prefixrl.learner.training.batch import PaddedRows, Sample, pad
 from prefixrl.learner.training.head import TokenHead
 from prefixrl.learner.training.trained_model import TrainedModel, zero_stage
 
@@ -202,16 +205,24 @@ class Models:
         return lora.merged(whole, self.lora) if self.lora else whole
 
     @torch.no_grad()
-    def probe_logprobs(self, tokens: list[int], temperature: float = 1.0) -> list[float]:
-        """Return the logprob of each token but the first. A collective under ZeRO-3."""
-        ids = torch.tensor([tokens], device=self.device)
-        positions = torch.arange(len(tokens), device=self.device)[None, :]
-        batch = {
-            "input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": positions,
-            "actions": positions[0, :-1], "cells": positions[0, :-1], "tokens": ids[:, 1:],
-        }  # fmt: skip
-        logprobs: list[float] = self.actor.engine(batch, temperature)[0][0].tolist()
-        return logprobs
+    def probe_logprobs(
+        self, rows: Sequence[ProbeRow], temperature: float = 1.0, most_tokens: int = 16384
+    ) -> NDArray[np.float32]:
+        """Return the logprobs of the scored tokens of all rows. A collective under ZeRO-3.
+
+        A forward takes `most_tokens`, or one row.
+        """
+        width, found = max(given.size + scored.size for given, scored in rows), list[NDArray[np.float32]]()
+        size = max(1, most_tokens // width)
+        for start in range(0, len(rows), size):
+            batch = pad([_scored_sample(*row) for row in rows[start : start + size]], 0).to(self.device)
+            logprobs = self.actor.engine(batch.inputs(), temperature)[0]
+            found.append(logprobs[batch.mask].float().cpu().numpy())
+        return np.concatenate(found)
+
+
+def _scored_sample(given: NDArray[np.int32], scored: NDArray[np.int32]) -> Sample:
+    return Sample(given, scored, np.zeros(scored.size, np.float32), 0.0, 0, np.zeros(scored.size, np.int32))
 
 
 def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:

@@ -5,39 +5,31 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from prefixrl.common.errors import PeerLost, TrainingFault
-from prefixrl.common.seeds import derive
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import prune, versions
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.messages import WeightsNote
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.packing import ProbeRow, pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.weights.copies import HostCopies, HostCopy, not_finite
 
 log = logging.getLogger(__name__)
 
-PROBE_TOKENS = 64
 KEPT = 2
 CHECK_EVERY_S = 0.5
 FLUSH_S = 120.0
 QUEUED = 2
 """Number of versions that may wait for the disk before the learner is held up."""
-
-
-def probe_tokens(seed: int, vocabulary: int) -> list[int]:
-    """Return the probe's tokens, the same in every version of a run."""
-    generator = np.random.Generator(np.random.PCG64(derive(seed, "probe")))
-    tokens: list[int] = generator.integers(0, vocabulary, PROBE_TOKENS).tolist()
-    return tokens
 
 
 Tensors = dict[str, torch.Tensor]
@@ -49,7 +41,7 @@ class _Handed:
 
     version: int
     copied: HostCopy
-    probe_logprobs: list[float]
+    probe_logprobs: NDArray[np.float32]
     finish: Callable[[Tensors], Tensors]
 
 
@@ -60,14 +52,14 @@ class Publisher:
         self,
         address: Address,
         directory: Path,
-        probe: list[int],
+        probe: Sequence[ProbeRow],
         deltas: bool = True,
         raise_if_hopeless: Callable[[], None] = lambda: None,
     ) -> None:
         """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
         self._address, self._raise_if_hopeless = address, raise_if_hopeless
         self._directory, self._deltas = directory, deltas
-        self._probe = pack_tokens(probe)
+        self._probe = probe
         self._queue: queue.Queue[_Handed | None] = queue.Queue(QUEUED)
         self._copies = HostCopies()
         self._failure: BaseException | None = None
@@ -79,7 +71,7 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
         self._thread.start()
 
-    def publish(self, version: int, tensors: Tensors, probe_logprobs: list[float]) -> None:
+    def publish(self, version: int, tensors: Tensors, probe_logprobs: NDArray[np.float32]) -> None:
         """Hand over tensors that nobody changes any more; TrainingFault if they are not finite."""
         _refuse(version, not_finite(tensors))
         self._hand_over(_Handed(version, HostCopy(tensors, _nothing, _nothing), probe_logprobs, _as_it_is))
@@ -88,7 +80,7 @@ class Publisher:
         self,
         version: int,
         weights: Iterable[tuple[str, torch.Tensor]],
-        probe_logprobs: list[float],
+        probe_logprobs: NDArray[np.float32],
         finish: Callable[[Tensors], Tensors],
     ) -> None:
         """Hand over a copy of weights that may change as soon as this returns.
@@ -162,11 +154,17 @@ class Publisher:
         handed.copied.release()
         if self._deltas and version - 1 in versions(self._directory):
             write_delta(self._directory, version - 1, version)
-        probe_logprobs = pack_logprobs(handed.probe_logprobs)
-        client.published(WeightsNote(version, manifest.digest, self._probe, probe_logprobs))
+        client.published(weights_note(version, manifest.digest, self._probe, handed.probe_logprobs))
         self.digests[version] = manifest.digest
         self.newest = version
         prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)
+
+
+def weights_note(version: int, digest: str, rows: Sequence[ProbeRow], logprobs: NDArray[np.float32]) -> WeightsNote:
+    """Return the announcement of a version with its probe."""
+    tokens = np.concatenate([part for row in rows for part in row])
+    sizes = tuple((given.size, scored.size) for given, scored in rows)
+    return WeightsNote(version, digest, pack_tokens(tokens), pack_logprobs(logprobs), sizes)
 
 
 def _refuse(version: int, bad: list[str]) -> None:

@@ -64,7 +64,7 @@ def learner_of(config: RunConfig, servers: Servers, stopped: Callable[[], bool] 
     arms = Arms(config, client, directory, 0)
     publisher = cast(Publisher, NoPublisher())
     zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, 0), Service({}))
-    learner = Learner(config, directory, client, cast(Models, NoModels()), zero, 0, stopped)
+    learner = Learner(config, directory, client, cast(Models, NoModels()), zero, 0, stopped, ())
     learner.saved = 0
     try:
         yield learner

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulated import PROBE
 from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError
 from prefixrl.common.wire import requester
 from prefixrl.learner import start
@@ -79,7 +80,7 @@ def test_a_publisher_whose_broker_is_beyond_help_says_so(tmp_path: Path, monkeyp
     def watch() -> None:
         raise PeerLost("the broker died too often")
 
-    publisher = Publisher(address("tcp://127.0.0.1:1", "rank"), tmp_path, [1, 2], raise_if_hopeless=watch)
+    publisher = Publisher(address("tcp://127.0.0.1:1", "rank"), tmp_path, PROBE, raise_if_hopeless=watch)
 
     def failed() -> str:
         try:

@@ -31,6 +31,7 @@ from prefixrl.common.wire.messages import (
     Accepted,
     Ack,
     Batch,
+    EngineChecksum,
     FromBroker,
     GetBatch,
     GetStatus,
@@ -64,6 +65,8 @@ Wanted = TypeVar("Wanted")
 
 ROWS = 2
 NOTE = WeightsNote(0, "d0", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0]))
+HELD = EngineChecksum("c", "snapshot")
+"""Checksum of an engine that holds what it installed."""
 
 
 def run_on_disk(folder: Path, *, problems: int = 40, mode: str = "prefix", **sections: dict[str, Any]) -> RunConfig:
@@ -348,6 +351,8 @@ def worker_status(role: str, engine: str, state: str = "idle", phase: str = "rea
         tasks_done=1,
         silent_s=0.0,
         engine_mismatch=0.0,
+        proof="digest",
+        probe_slope=None,
         first_lease_after_ready_s=None,
         state=state,
     )

@@ -35,7 +35,7 @@ from prefixrl.learner.weights.copies import HostCopies, not_finite
 from support.live_bytes import LiveBytes
 from support.paths import ROOT
 from support.run_helper import child, finish, launched, trained_iterations, wait_for
-from support.tiny_model import random_iteration, run_config
+from support.tiny_model import random_iteration, run_config, whole
 
 Losses = dict[str, list[float]]
 CPU = {"device": "cpu"}
@@ -279,10 +279,10 @@ def probe(device: str, adapter: Path, dtype: str, spread: float, tokens: int) ->
     head *= spread / logits.float().std()
     engine = TransformersEngine(str(adapter), device, dtype, 1)
     engine.install(snapshot_of(1, models.state_dict_for_publication()))
-    right = np.array(models.probe_logprobs(ids.tolist(), 0.7)) - engine.logprobs(ids, 0.7)
+    right = models.probe_logprobs([whole(ids)], 0.7) - engine.logprobs(ids, 0.7)
     for parameter in models.actor.engine.module.parameters():
         parameter *= 1.02
-    wrong = np.array(models.probe_logprobs(ids.tolist(), 0.7)) - engine.logprobs(ids, 0.7)
+    wrong = models.probe_logprobs([whole(ids)], 0.7) - engine.logprobs(ids, 0.7)
     return {"right version": np.abs(right), "weights 2 % off": np.abs(wrong)}
 
 

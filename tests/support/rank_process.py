@@ -16,7 +16,7 @@ from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
-from support.tiny_model import random_iteration, run_config
+from support.tiny_model import random_iteration, run_config, whole
 
 RANKS = 2
 LOW_RANK = {"lora": {"rank": 4, "alpha": 8}, "gradient_checkpointing": True, "packed": True}
@@ -57,7 +57,7 @@ def one_stage(rank: int, folder: Path, stage: int) -> dict[str, object]:
         "went_on": went_on,
         "resumed": train(resumed, config, ITERATIONS),
         "poisoned": [step["actor_applied"] for step in poisoned],
-        "probe": resumed.probe_logprobs([3, 4, 5]),
+        "probe": resumed.probe_logprobs([whole([3, 4, 5])]).tolist(),
         "reference_share": reference_share(models),
         "published": sorted(resumed.state_dict_for_publication()),
     }

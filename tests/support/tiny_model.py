@@ -1,5 +1,6 @@
 """A tiny real model on disk and recorded-looking batches for it, for the learner's tests."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.packing import ProbeRow
 from prefixrl.learner.training.batch import IterationData, Sample
 
 VOCABULARY = 61
@@ -50,6 +52,12 @@ def with_tokenizer(folder: Path, words: int = VOCABULARY) -> Path:
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w1").save_pretrained(folder)
     return folder
+
+
+def whole(tokens: Sequence[int]) -> ProbeRow:
+    """A text as a row of a probe, scored but for its first token."""
+    ids = np.asarray(tokens, dtype=np.int32)
+    return ids[:1], ids[1:]
 
 
 def run_config(model: Path, **sections: dict[str, Any]) -> RunConfig:

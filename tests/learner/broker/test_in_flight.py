@@ -36,10 +36,23 @@ from prefixrl.common.wire.messages import (
 )
 from prefixrl.common.wire.packing import pack_logprobs
 from support.dispatch_desk import Desk
-from support.fakes import NOTE, Peer, endpoint_of, learner, peers, run_on_disk, sampled, scored, serving, status, train
+from support.fakes import (
+    HELD,
+    NOTE,
+    Peer,
+    endpoint_of,
+    learner,
+    peers,
+    run_on_disk,
+    sampled,
+    scored,
+    serving,
+    status,
+    train,
+)
 
 V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
-PROOF = Installed(1, "d1", NOTE.probe_logprobs)
+PROOF = Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD)
 CROSSED = (VersionSpan(0, "d0", 1), VersionSpan(1, "d1", 1))
 
 
@@ -77,7 +90,7 @@ def test_a_rollout_swaps_with_a_task_open_and_its_crossed_answers_are_trained(tm
         assert rollout.hear(Swap) == Swap(1)
         assert rollout.hears_nothing_of(PrefixTask), "no work until the weights are proved"
         rollout.say(PROOF)
-        assert rollout.hear(Proved) == Proved(1)
+        assert rollout.hear(Proved) == Proved(1, "checksum")
         assert rollout.hears_nothing_of(PrefixTask), "its one slot is taken"
         rollout.say(written(task, *CROSSED))
         rollout.hear(Ack)
@@ -98,7 +111,7 @@ def test_a_proof_whose_answer_was_lost_is_answered_again(tmp_path: Path) -> None
         rollout.hear(Swap)
         for _ in range(3):
             rollout.say(PROOF)
-            assert rollout.hear(Proved) == Proved(1)
+            assert rollout.hear(Proved) == Proved(1, "checksum")
 
 
 def test_draining_waits_for_the_task(tmp_path: Path) -> None:
@@ -150,7 +163,7 @@ def test_an_evaluation_is_of_one_version_and_holds_the_swap_up(tmp_path: Path) -
 def test_tokens_of_weights_that_did_not_pass_are_not_taken(tmp_path: Path) -> None:
     with swapped(tmp_path) as (_, _, rollout, (task,)):
         rollout.hear(Swap)
-        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5])))
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=HELD))
         rollout.hear(ProbeFailed)
         rollout.say(written(task, *CROSSED))
         assert "weights d1, which it did not prove to hold" in rollout.hear(Reject).reason

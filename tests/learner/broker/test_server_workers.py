@@ -41,6 +41,7 @@ from prefixrl.learner.broker import workers
 from prefixrl.learner.broker.server import Broker
 from prefixrl.learner.broker.versions import PROBE_FAILURES_ALLOWED
 from support.fakes import (
+    HELD,
     NOTE,
     Peer,
     endpoint_of,
@@ -233,7 +234,7 @@ def test_a_rollout_swaps_once_its_last_lease_is_in_and_works_at_the_new_version(
         swapping(config, rank, rollout)
         assert rollout.hears_nothing_of(PrefixTask)
         close = pack_logprobs([-1.0, -2.0 + 5e-4])
-        rollout.say(Installed(1, "d1", close))
+        rollout.say(Installed(1, "d1", close, checksum=HELD))
         assert rollout.hear(PrefixTask).version == 1
 
 
@@ -248,15 +249,15 @@ def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for failure in range(1, PROBE_FAILURES_ALLOWED):
-            rollout.say(Installed(1, digest, probe))
+            rollout.say(Installed(1, digest, probe, checksum=HELD))
             assert rollout.hear(ProbeFailed).failures == failure
             rollout.say(Staged(1))
             rollout.hear(Swap)
         assert rollout.hears_nothing_of(PrefixTask), "no work for a rollout that proved nothing"
-        rollout.say(Installed(1, digest, probe))
+        rollout.say(Installed(1, digest, probe, checksum=HELD))
         reason = rollout.hear(Reject).reason
         assert "does not hold version 1 after 3 installations" in reason
-        assert "rollout.probe_tolerance" in reason
+        assert ("digest d0, not d1" if digest == "d0" else "rollout.probe_tolerance") in reason
 
 
 def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_first(
@@ -264,18 +265,18 @@ def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_fi
 ) -> None:
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5])))
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=HELD))
         rollout.hear(ProbeFailed)
         rollout.join("rollout")
         unproved = msgspec.structs.replace(ready(config, "rollout"), version=UNPROVED)
         rollout.say(unproved)
         assert rollout.hears_nothing_of(PrefixTask), "no work for weights that nothing proved"
-        rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
         assert rollout.hear(PrefixTask).version == 1
 
 
 def test_a_proof_that_is_sent_again_changes_nothing(config: RunConfig, broker: Broker) -> None:
-    proof = Installed(1, "d1", NOTE.probe_logprobs)
+    proof = Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD)
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for _ in range(3):
@@ -288,12 +289,12 @@ def test_a_proof_that_is_sent_again_changes_nothing(config: RunConfig, broker: B
         assert rollout.hear(Swap) == Swap(2)
         rollout.say(proof)
         assert rollout.hears_nothing_of(PrefixTask), "it is about to install another version"
-        rollout.say(Installed(2, "d2", NOTE.probe_logprobs))
+        rollout.say(Installed(2, "d2", NOTE.probe_logprobs, checksum=HELD))
         assert rollout.hear(PrefixTask).version == 2
 
 
 def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(config: RunConfig, broker: Broker) -> None:
-    bad = Installed(1, "d1", pack_logprobs([-1.0, -2.5]))
+    bad = Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=HELD)
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         for _ in range(5):
@@ -301,7 +302,7 @@ def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(config: RunConfi
             assert rollout.hear(ProbeFailed).failures == 1
         rollout.say(Staged(1))
         rollout.hear(Swap)
-        rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
         assert rollout.hear(PrefixTask).version == 1
 
 
@@ -314,18 +315,18 @@ def test_a_version_that_is_published_only_after_it_was_installed_is_proved_by_th
         learner(rank)
         rollout.join("rollout")
         rollout.say(unproved)
-        rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
         assert rollout.hears_nothing_of(PrefixTask)
         rank.say(Published(V1))
         rank.hear(Accepted)
-        rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
         assert rollout.hear(PrefixTask).version == 1
 
 
 def test_a_probe_of_the_wrong_length_ends_the_rollout(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(Installed(1, "d1", pack_logprobs([-1.0])))
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0]), checksum=HELD))
         assert "1 probe logprobs for 2" in rollout.hear(Reject).reason
 
 
@@ -344,7 +345,7 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
     )
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
-        rollout.say(Installed(1, "d1", NOTE.probe_logprobs))
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
         task = rollout.hear(PrefixTask)
         for note in (anew, v2):
             rank.say(Published(note))
@@ -359,7 +360,7 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
         rollout.say(Staged(1))
         rollout.say(sampled(task, "d1"))
         rollout.hear(Swap)
-        rollout.say(Installed(1, "1 anew", NOTE.probe_logprobs))
+        rollout.say(Installed(1, "1 anew", NOTE.probe_logprobs, checksum=HELD))
         test = rollout.hear(PrefixTask)
         assert test.kind == "eval" and test.version == 1
         rollout.say(sampled(test, "1 anew"))

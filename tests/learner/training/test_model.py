@@ -13,7 +13,7 @@ from prefixrl.learner.training.batch import pad
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.trained_model import deepspeed_settings
-from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
+from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, whole
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -66,9 +66,9 @@ def test_published_weights_answer_the_probe_as_the_learner_does(adapter: Path, s
     learner = {"deepspeed": {"zero_optimization": {"stage": stage}}, "dtype": dtype}
     config = run_config(adapter, learner=learner)
     models = loaded(config)
-    before = models.probe_logprobs(PROBE)
+    before = models.probe_logprobs([whole(PROBE)])
     train_iteration(models, random_iteration(0), config, 20)
-    weights, probe = models.state_dict_for_publication(), models.probe_logprobs(PROBE)
+    weights, probe = models.state_dict_for_publication(), models.probe_logprobs([whole(PROBE)])
     assert max(abs(a - b) for a, b in zip(probe, before, strict=True)) > 1e-4
     engine = AutoModelForCausalLM.from_pretrained(adapter, dtype=getattr(torch, dtype))
     missing = engine.load_state_dict(weights, strict=False)

@@ -18,7 +18,7 @@ from prefixrl.learner.training import checkpoint, lora
 from prefixrl.learner.training.batch import pad
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
-from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
+from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, whole
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -171,7 +171,7 @@ def test_low_rank_training_publishes_whole_models_and_keeps_its_reference(
         served.load_state_dict(published, strict=False)
         logits = served(torch.tensor([probe])).logits[0, :-1]
     expected = logits.log_softmax(-1).gather(1, torch.tensor(probe[1:])[:, None])[:, 0]
-    assert models.probe_logprobs(probe) == pytest.approx(expected.tolist(), abs=1e-4)
+    assert models.probe_logprobs([whole(probe)]) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_the_reference_of_low_rank_training_is_the_initial_model(adapter: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_heads_low_rank_matrices_are_trained_and_off_in_the_reference(tmp_path
     with torch.no_grad():
         logits = served(torch.tensor([probe])).logits[0, :-1]
     expected = logits.log_softmax(-1).gather(1, torch.tensor(probe[1:])[:, None])[:, 0]
-    assert models.probe_logprobs(probe) == pytest.approx(expected.tolist(), abs=1e-4)
+    assert models.probe_logprobs([whole(probe)]) == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_low_rank_training_resumes_bitwise(adapter: Path, tmp_path: Path) -> None:

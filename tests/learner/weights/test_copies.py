@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 
+from benchmarks.simulated import PROBE
 from prefixrl.common.errors import TrainingFault
 from prefixrl.common.weights.folders import folder
 from prefixrl.common.weights.snapshot import as_bytes
@@ -123,12 +125,12 @@ def test_finite_weights_whose_sum_overflows_are_no_fault(dtype: torch.dtype) -> 
 def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publisher:
     """A publisher whose announcements the broker takes at once."""
     monkeypatch.setattr(publish, "BrokerClient", AcceptingClient)
-    return Publisher("tcp://127.0.0.1:1", tmp_path, [1, 2], deltas=False)
+    return Publisher("tcp://127.0.0.1:1", tmp_path, PROBE, deltas=False)
 
 
 def test_the_snapshot_of_a_copy_is_bit_identical(publisher: Publisher, tmp_path: Path) -> None:
     for version in range(4):
-        publisher.publish_copy(version, weights(version).items(), [0.0], dict)
+        publisher.publish_copy(version, weights(version).items(), np.zeros(1, np.float32), dict)
     publisher.flush(3)
     written = (folder(tmp_path, 3) / "weights.bin").read_bytes()
     assert written == b"".join(bytes(as_bytes(tensor)) for _, tensor in sorted(weights(3).items()))
@@ -138,9 +140,9 @@ def test_the_snapshot_of_a_copy_is_bit_identical(publisher: Publisher, tmp_path:
 def test_weights_that_are_not_finite_are_refused_at_once_by_name(publisher: Publisher, tmp_path: Path) -> None:
     bad = weights(1) | {"b": torch.tensor([1.0, float("nan")])}
     with pytest.raises(TrainingFault, match="version 0 has non-finite weights in b; it is not published"):
-        publisher.publish_copy(0, bad.items(), [0.0], dict)
+        publisher.publish_copy(0, bad.items(), np.zeros(1, np.float32), dict)
     with pytest.raises(TrainingFault, match="version 0 has non-finite weights in b; it is not published"):
-        publisher.publish(0, bad, [0.0])
+        publisher.publish(0, bad, np.zeros(1, np.float32))
     publisher.close()
     assert not folder(tmp_path, 0).exists()
 
@@ -154,7 +156,7 @@ def test_what_the_thread_makes_of_finite_weights_is_never_published_if_it_is_not
         has_made.set()
         return {name: tensor * 3e38 * 10 for name, tensor in tensors.items()}
 
-    publisher.publish_copy(0, {"w": torch.ones(3)}.items(), [0.0], overflow)
+    publisher.publish_copy(0, {"w": torch.ones(3)}.items(), np.zeros(1, np.float32), overflow)
     assert has_made.wait(NEVER_S)
     publisher.close()
     with pytest.raises(TrainingFault, match="version 0 has non-finite weights in w"):
@@ -171,9 +173,9 @@ def test_the_learner_publishes_what_its_checkpoints_export(
     learner_settings = {"lora": low_rank, "deepspeed": {"zero_optimization": {"stage": stage}}}
     config = run_config(save_model(tmp_path / "adapter"), learner=learner_settings)
     models = Models.load(config, 0, 1, config.adapter.model)
-    learner = Learner(config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False)
+    learner = Learner(config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False, PROBE)
     weights = ((name.removeprefix("model."), tensor) for name, tensor in models.actor.full_tensors())
-    publisher.publish_copy(0, weights, [0.0], learner.published)
+    publisher.publish_copy(0, weights, np.zeros(1, np.float32), learner.published)
     publisher.flush(0)
     exported = models.state_dict_for_publication()
     written = (folder(tmp_path, 0) / "weights.bin").read_bytes()

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
+from benchmarks.simulated import PROBE
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.wire.messages import WeightsNote
 from prefixrl.learner.weights import publish
@@ -35,12 +37,12 @@ def test_a_publisher_whose_queue_is_full_when_it_fails_can_be_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "BrokerClient", FailingClient)
-    publisher = Publisher("tcp://127.0.0.1:1", tmp_path, [1, 2], deltas=False)
+    publisher = Publisher("tcp://127.0.0.1:1", tmp_path, PROBE, deltas=False)
     weights = {"w": torch.zeros(3)}
-    publisher.publish(0, weights, [0.0])
+    publisher.publish(0, weights, np.zeros(1, np.float32))
     assert FailingClient.is_announcing.wait(NEVER_S)
     for version in range(1, 1 + QUEUED):
-        publisher.publish(version, weights, [0.0])
+        publisher.publish(version, weights, np.zeros(1, np.float32))
     closing = threading.Thread(target=publisher.close, daemon=True)
     closing.start()
     # The end is being put into the full queue; were it not yet, closing would only be easier.
@@ -73,9 +75,9 @@ def test_what_was_handed_over_is_published_before_the_publisher_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "BrokerClient", SlowClient)
-    publisher = Publisher("tcp://127.0.0.1:1", tmp_path, [1, 2], deltas=False)
+    publisher = Publisher("tcp://127.0.0.1:1", tmp_path, PROBE, deltas=False)
     for version in range(1 + QUEUED):
-        publisher.publish(version, {"w": torch.zeros(3)}, [0.0])
+        publisher.publish(version, {"w": torch.zeros(3)}, np.zeros(1, np.float32))
     closing = threading.Thread(target=publisher.close, daemon=True)
     closing.start()
     SlowClient.may_take.set()

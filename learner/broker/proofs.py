@@ -1,0 +1,159 @@
+"""The proof that an engine computes with a version. Pure: arrays in, verdicts out.
+
+Two engines never agree exactly: in bfloat16 their logprobs differ by more than one version differs from the next. What
+differs between their kernels stays from version to version, so compared are *changes*: engine after minus engine
+before, against learner after minus learner before, where "before" is the version that this engine proved last.
+
+    slope = sum(engine change x learner change) / sum(learner change^2)      1: the version is there; 0: it is not
+
+What does not cancel is noise. The engine's shows in the residuals of the regression. The learner's makes the slope of
+right weights smaller, by at most twice the mean square of what the two differed by before, over that of the learner's
+change. Where the change is too small for either, nobody can tell the versions apart by what they compute, and the
+checksum of the engine's weights must.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixrl.common.wire.messages import EngineChecksum
+
+Logprobs = NDArray[np.float32]
+Outcome = Literal["proved", "refused", "unclear"]
+
+DEVIATIONS = 4.75
+"""Standard errors that a slope may be off: right or stale weights are misjudged with a probability of 1e-6."""
+LARGEST_ERROR = 0.5
+"""Off by that much, a slope of 1 and one of 0 meet: beyond it nothing is decided."""
+LEAST_ERROR = 0.25
+"""Off by that much, a slope is always taken: roundings bend a little what they do not cancel."""
+QUANTILE = 0.9
+TIMES_CALIBRATED = 3.0
+CHECKSUMS_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The engine's change of logprobs in units of the learner's."""
+
+    value: float
+    error: float
+    """Standard error."""
+    shrinkage: float
+    """Most that the learner's own noise may have taken from the slope of right weights."""
+
+    @property
+    def is_seen(self) -> bool:
+        """True if the change stands out of the noise enough for a verdict."""
+        return DEVIATIONS * self.error <= LARGEST_ERROR
+
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict: right weights have a slope of 1, less the shrinkage; those of before have 0."""
+        margin = max(LEAST_ERROR, DEVIATIONS * self.error)
+        if not self.is_seen or 1.0 - self.shrinkage - margin <= self.value < 1.0 - margin:
+            return "unclear"
+        return "proved" if abs(self.value - 1.0) <= margin else "refused"
+
+
+@dataclass(frozen=True)
+class ProbeVerdict:
+    """The verdict of the logprobs alone about an installation."""
+
+    outcome: Outcome
+    mismatch: float
+    """Difference of engine and learner that nine of ten positions keep below."""
+    limit: float
+    """Largest mismatch of weights that the slope does not prove."""
+    slope: Slope | None
+    """None where there is no version before to compare with."""
+
+    @property
+    def reason(self) -> str:
+        """The figures in words."""
+        if self.slope is not None and self.slope.outcome == "refused":
+            return f"its logprobs changed by {self.slope.value:.2f} of the learner's change, allowed are 0.75 to 1.25"
+        return (
+            f"nine of ten probe logprobs differ by up to {self.mismatch:.3g} from the learner's, tolerance "
+            f"{self.limit:.3g} (rollout.probe_tolerance)"
+        )
+
+
+def mismatch(engine: Logprobs, learner: Logprobs) -> float:
+    """Return the 90th percentile of |engine - learner|: one position may be far off in bfloat16."""
+    return float(np.quantile(np.abs(engine.astype(np.float64) - learner), QUANTILE)) if engine.size else 0.0
+
+
+def slope(engine_change: NDArray[np.float64], learner_change: NDArray[np.float64], apart: NDArray[np.float64]) -> Slope:
+    """Return the least-squares slope through the origin with its errors.
+
+    The standard error is the larger of two: that of even noise, and White's, where noise grows with the change.
+    `apart` is what engine and learner differed by before.
+    """
+    squares = float(learner_change @ learner_change)
+    if squares == 0.0 or learner_change.size < 2:
+        return Slope(0.0, math.inf, 1.0)
+    value = float(engine_change @ learner_change) / squares
+    residuals = engine_change - value * learner_change
+    even = math.sqrt(float(residuals @ residuals) / (learner_change.size - 1) / squares)
+    uneven = math.sqrt(float((residuals * learner_change) @ (residuals * learner_change))) / squares
+    return Slope(value, max(even, uneven), min(1.0, 2.0 * float(apart @ apart) / squares))
+
+
+def judge(
+    engine: Logprobs, learner: Logprobs, before: tuple[Logprobs, Logprobs] | None, tolerance: float
+) -> ProbeVerdict:
+    """Judge an installation.
+
+    Args:
+        engine: the engine's logprobs after it.
+        learner: the learner's for the version.
+        before: both for the version that the engine proved last; None where one is unknown.
+        tolerance: mismatch that is allowed in any case, where the slope proves nothing.
+    """
+    found = mismatch(engine, learner)
+    if not math.isfinite(found):
+        return ProbeVerdict("refused", found, tolerance, None)
+    if before is None:
+        return ProbeVerdict("unclear" if found <= tolerance else "refused", found, tolerance, None)
+    limit = max(tolerance, TIMES_CALIBRATED * mismatch(*before))
+    engine_before, learner_before = (each.astype(np.float64) for each in before)
+    fit = slope(engine - engine_before, learner - learner_before, engine_before - learner_before)
+    if fit.outcome != "unclear":
+        return ProbeVerdict(fit.outcome, found, limit, fit)
+    return ProbeVerdict("unclear" if found <= limit else "refused", found, limit, fit)
+
+
+class Checksums:
+    """Checksums that engines of one layout had with proved weights."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], str] = {}
+        """By digest of the weights and layout; the oldest are dropped."""
+
+    def objection(self, digest: str, checksum: EngineChecksum, before: str) -> str | None:
+        """Return why a checksum does not prove these weights, else None.
+
+        One that follows from the snapshot proves them. In a layout that cannot be told from it, the weights must have
+        changed with the installation, unless those `before` had the same digest, to those of the engine of that layout
+        that was admitted first.
+        """
+        if checksum.follows == "snapshot":
+            return None
+        if checksum.follows == "other":
+            return "the checksum of the engine's weights is not that of the snapshot"
+        known = self._known.get((digest, checksum.layout), checksum.value)
+        if known != checksum.value:
+            return f"the checksum of the engine's weights is {checksum.value}, another rollout's is {known}"
+        if before != digest and checksum.before in ("", checksum.value):
+            return "the checksum of the engine's weights did not change with the installation"
+        return None
+
+    def admit(self, digest: str, checksum: EngineChecksum) -> None:
+        """Note the checksum of weights that were admitted."""
+        self._known.setdefault((digest, checksum.layout), checksum.value)
+        while len(self._known) > CHECKSUMS_KEPT:
+            del self._known[next(iter(self._known))]

@@ -1,0 +1,69 @@
+"""The text of the probe: what the adapter itself answers to questions of the training data.
+
+Random tokens would be the worst text there is: a model that expects none of them is off by most of its noise and least
+of what it learns. The text is made once per start of the learner, from the initial adapter, and is the same again.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.base import Job, TokenIds
+from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.engines.vllm_setup import PROBE_ROOM_TOKENS
+from prefixrl.common.seeds import derive
+from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.packing import ProbeRow
+
+log = logging.getLogger(__name__)
+
+POSITIONS = 1024
+"""Scored tokens: the error of a slope falls with the root of their number."""
+SCORED_TOKENS = 64
+"""Most scored tokens of a row; fewer where the context is short."""
+
+
+def room_tokens(config: RunConfig, most_positions: int | None) -> int:
+    """Return the tokens of a row that every engine of a run has context for, and one to come."""
+    rollout = config.rollout
+    room = max(rollout.max_prompt_tokens + config.max_sampled_tokens, PROBE_ROOM_TOKENS)
+    return min(room, *(each for each in (most_positions, rollout.vllm.max_model_len) if each)) - 1
+
+
+def prompts(config: RunConfig, questions: Sequence[str], folder: str, rows: int) -> list[TokenIds]:
+    """Render as many questions as the probe has rows, those left out that are too long."""
+    renderer, found = Renderer(folder, config.rollout.max_prompt_tokens), list[TokenIds]()
+    for question in questions:
+        if len(found) == rows:
+            break
+        try:
+            found.append(renderer.prompt(question))
+        except ValueError as error:
+            log.debug("left out of the probe: %s", error)
+    return found
+
+
+def make_probe(config: RunConfig, questions: Sequence[str], folder: str, device: torch.device) -> list[ProbeRow]:
+    """Return rows of at least `POSITIONS` scored tokens, drawn by the initial adapter.
+
+    The rows follow from config and data. Every rank makes them: their sizes decide a collective.
+    """
+    engine = TransformersEngine(folder, str(device), config.learner.dtype, config.learner.threads)
+    room = room_tokens(config, engine.most_positions)
+    scored = min(SCORED_TOKENS, room // 2)
+    rows = math.ceil(POSITIONS / scored)
+    starts = prompts(config, questions, folder, rows) or [np.zeros(1, dtype=np.int32)]
+    given = [starts[row % len(starts)][scored - room :] for row in range(rows)]
+    draws = np.random.Generator(np.random.PCG64(derive(config.seed, "probe"))).random((rows, scored))
+    engine.submit(Job("probe", tuple(given), draws, Sampling(temperature=1.0, max_new_tokens=scored), frozenset()))
+    while not (results := engine.step(0.0)):
+        pass
+    del engine
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return [(each, row.tokens) for each, row in zip(given, results[0].rows, strict=True)]
