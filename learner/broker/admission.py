@@ -48,7 +48,8 @@ class Supply:
     """The workers that are ready."""
 
     rollouts: int = 0
-    scoring_slots: int = 0
+    scoring_slots: float = 0
+    """Items that scorers work on at once."""
 
 
 @dataclass

@@ -67,7 +67,7 @@ class World:
         )
         self.sent: list[Any] = []
         link: Any = SimpleNamespace(send=self.sent.append, vitals=SimpleNamespace())
-        engine = SimulatedEngine("rollout", config.simulated)
+        engine = SimulatedEngine("rollout", config.simulated, config.rows_per_job("rollout"))
         self.fetched = Fetched()
         self.rollout = Rollout(
             config,
