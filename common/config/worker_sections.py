@@ -183,12 +183,16 @@ class ScorerConfig(EngineConfig):
 class SimulatedConfig(Section):
     """Declared latencies of the `simulated` engine, for load tests and sizing only."""
 
-    ONLY_IN_MODE: ClassVar[OnlyWith] = dict.fromkeys(("completion_s", "completion_sigma", "accuracy"), _NEEDS_ENGINE)
+    ONLY_IN_MODE: ClassVar[OnlyWith] = dict.fromkeys(
+        ("completion_s", "completion_sigma", "completion_limit_s", "accuracy"), _NEEDS_ENGINE
+    )
 
     prefix_s: NonNegativeFloat = 0.05
     completion_s: NonNegativeFloat = 0.2
     completion_sigma: NonNegativeFloat = 0.0
     """Spread of the lognormal completion time of a row; 0 is constant."""
+    completion_limit_s: PositiveFloat | None = None
+    """Longest completion, as a length limit makes it. Absent: none."""
     accuracy: Fraction = 0.5
     seats: Positive | None = None
     """Rows that an engine works on at once. Absent: those of four tasks."""

@@ -1,6 +1,7 @@
 """An engine without a model: declared latencies, made-up tokens; never evidence of training."""
 
 import heapq
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -58,6 +59,7 @@ class SimulatedEngine(JobQueue):
         self._role, self._version = role, 0
         self._mean_s = config.prefix_s if role == "rollout" else config.completion_s
         self._sigma = config.completion_sigma if role == "scorer" else 0.0
+        self._most_s = config.completion_limit_s or math.inf if role == "scorer" else math.inf
         self._open: dict[str, _Open] = {}
         self._queue: deque[tuple[str, int]] = deque()
         """Rows that wait for a seat: job and index."""
@@ -105,7 +107,7 @@ class SimulatedEngine(JobQueue):
             entry.started_s = started_s
         # The row's own first draw decides its time, so a redelivered row takes as long again.
         draw = float(entry.job.uniforms[index].flat[0]) if self._sigma else 0.5
-        lasts_s = self._mean_s * float(np.exp(self._sigma * np.sqrt(2) * _erfinv(2 * draw - 1)))
+        lasts_s = min(self._most_s, self._mean_s * float(np.exp(self._sigma * np.sqrt(2) * _erfinv(2 * draw - 1))))
         versions = np.full(entry.job.sampling.max_new_tokens, self._version, dtype=np.int32)
         heapq.heappush(self._seated, _Row(started_s + lasts_s, key, index, started_s, versions))
 

@@ -75,7 +75,7 @@ def _admission(admission: Admission) -> AdmissionStatus:
 
 def _worker(worker: Worker, now_s: float) -> WorkerStatus:
     fields = {name: value for name, value in vars(worker).items() if name in WorkerStatus.__struct_fields__}
-    busy, silent_s = worker.busy_fraction(now_s), now_s - worker.heard_s
+    busy, silent_s = worker.busy_fraction, now_s - worker.heard_s
     phase = "leaving" if worker.is_leaving else worker.phase
     own = {"phase": phase, "leases": len(worker.leases), "rows": worker.left, "busy_fraction": busy}
     own["silent_s"] = silent_s

@@ -99,6 +99,8 @@ class Worker:
     first_lease_after_ready_s: float | None = None
     ready_s: float = 0.0
     busy_row_s: float = 0.0
+    reported_s: float = 0.0
+    """Time of the newest report of its work loop."""
     waiting_rows: int = 0
     tokens: int = 0
     tokens_per_s: float = 0.0
@@ -269,6 +271,7 @@ class Worker:
     def heartbeat(self, beat: Heartbeat, now_s: float) -> None:
         """Note a sign of life and the work loop's report."""
         self.busy_row_s, self.waiting_rows, self.state = beat.busy_row_s, beat.waiting_rows, beat.state
+        self.reported_s = now_s
         before, since_s = self.rated
         if not since_s or beat.tokens < before:
             self.rated = beat.tokens, now_s
@@ -291,11 +294,12 @@ class Worker:
         self.without_ready_s = now_s
         return True
 
-    def busy_fraction(self, now_s: float) -> float | None:
-        """Return row-seconds in a seat over seats x time since the first lease; None before it."""
-        if self.first_lease_s is None or now_s <= self.first_lease_s:
+    @property
+    def busy_fraction(self) -> float | None:
+        """Row-seconds in a seat over seats x time from the first lease to the newest report."""
+        if self.first_lease_s is None or self.reported_s <= self.first_lease_s:
             return None
-        return min(1.0, self.busy_row_s / (self.seats * (now_s - self.first_lease_s)))
+        return min(1.0, self.busy_row_s / (self.seats * (self.reported_s - self.first_lease_s)))
 
 
 def check_offer(ready: Ready) -> None:

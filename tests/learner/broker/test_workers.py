@@ -145,15 +145,15 @@ def test_the_busy_share_counts_from_the_first_lease() -> None:
     registry = registry_of(2)
     (worker,) = workers(registry)
     worker.seats = 2
-    assert worker.busy_fraction(5.0) is None
+    assert worker.busy_fraction is None
     worker.ready_s = 7.0
     worker.add(lease("t1"), 10.0)
     assert worker.first_lease_after_ready_s == 3.0
-    assert worker.busy_fraction(10.0) is None
+    assert worker.busy_fraction is None
     beat(worker, 1, 6.0, "", 16.0)
-    assert worker.busy_fraction(16.0) == 0.5
+    assert worker.busy_fraction == 0.5
     beat(worker, 1, 99.0, "", 16.0)
-    assert worker.busy_fraction(16.0) == 1.0
+    assert worker.busy_fraction == 1.0
 
 
 def test_a_worker_that_works_without_a_ready_is_asked_again_and_one_that_loads_is_not() -> None:
