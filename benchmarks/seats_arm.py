@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import torch
 
-import prefixrl.common
+import prefixrl.common.engines.simulated
 from benchmarks.simulated import daemons, learner, simulated_run
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import scorer_digests
@@ -91,9 +91,9 @@ def simulated_engine(config: RunConfig, meter: Meter) -> Any:
 
         return Now("scorer", config.simulated, SAMPLES * SIMULATED_GROUPS_PER_TASK)
 
-    from prefixrl.common.engines.simulated import _Running
+    old: Any = prefixrl.common.engines.simulated
 
-    class Before(SimulatedEngine):
+    class Before(old.SimulatedEngine):  # type: ignore[misc]
         """Jobs of whole tasks, held until their longest row ends: as many as have seats together."""
 
         slots = SIMULATED_SEATS // (SAMPLES * SIMULATED_GROUPS_PER_TASK)
@@ -105,7 +105,7 @@ def simulated_engine(config: RunConfig, meter: Meter) -> Any:
                 lasts = [tokens_of(float(row[0])) * SIMULATED_TOKEN_S for row in job.uniforms]
                 self.rows += [(now_s, now_s + each) for each in lasts]
                 versions = torch.zeros(job.sampling.max_new_tokens, dtype=torch.int32).numpy()
-                heapq.heappush(self._running, _Running(now_s + max(lasts), job.key, max(lasts), job, versions))
+                heapq.heappush(self._running, old._Running(now_s + max(lasts), job.key, max(lasts), job, versions))
 
         def decoding(self, now_s: float) -> int:
             """Rows whose end is to come."""
@@ -216,13 +216,14 @@ def measured(client: BrokerClient, engine: Any, meter: Meter, kind: str, seconds
     assert status.queues.get("sampled"), "no work waited any more: more groups are needed"
     (scorer,) = [each for each in status.workers if each.role == "scorer"]
     seats = SIMULATED_SEATS if kind == "simulated" else VLLM_SEATS
-    found: dict[str, Any] = {
+    return {
         "share": decoding / seats,
         "reported": status.busy_fraction["scorer"],
         "tokens_per_s": tokens / passed_s,
+        "waiting_rows": getattr(scorer, "waiting_rows", 0),
+        "tasks_done": scorer.tasks_done,
+        "program": prefixrl.common.__file__,
     }
-    found["program"] = prefixrl.common.__file__
-    return found | {"waiting_rows": getattr(scorer, "waiting_rows", 0), "groups": scorer.tasks_done}
 
 
 def main(path: Path, kind: str, seconds: float) -> None:
