@@ -69,13 +69,12 @@ class Dispatcher:
         self.evaluations.give_up_stranded((each.version for each in rollouts), now_s)
         takers = [each for each in rollouts if each.phase in ("ready", "draining") and not each.is_leaving]
         while takers := [each for each in takers if each.free > 0]:
-            worker = max(takers, key=lambda each: each.free)
+            worker = max(takers, key=lambda each: each.want)
             if not self._give_sampling(worker, now_s):
                 takers.remove(worker)
         while (scorer := self.registry.pick("scorer", lambda each: True, prefetch=True)) is not None:
             if not self._give_scoring(scorer, now_s):
-                if scorer.free > 0:
-                    self._revoke_for(scorer)
+                self._revoke()
                 break
 
     def _give_sampling(self, worker: Worker, now_s: float) -> bool:
@@ -155,9 +154,9 @@ class Dispatcher:
         worker.add(Lease(name, task.kind, item, now_s, now_s, asked, work, rows, rows, most_s=most_s), now_s)
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
 
-    def _revoke_for(self, idle: Worker) -> None:
-        """Revoke the youngest task that waits for a seat: a scorer has empty ones."""
-        lease = self.registry.revocable("scorer", idle)
+    def _revoke(self) -> None:
+        """Revoke the youngest task that waits for a seat, if another scorer has empty ones."""
+        lease = self.registry.revocable("scorer")
         if lease is not None:
             lease.revoking = True
             holder = next(each for each in self.registry.of("scorer") if lease.task in each.leases)

@@ -1,7 +1,8 @@
 """Workers of a run, their leases and free rows. Pure: time is passed in.
 
 Credit is counted in rows: a worker announces its seats and its room once. A lease takes its rows; each that ends, and a
-result, refusal or loss, returns them. A task goes to the worker with most free rows. Two kinds of engine:
+result, refusal or loss, returns them. A task goes to the worker with most empty seats, else with most free rows. Two
+kinds of engine:
 
     groups apart    room is larger than the seats, so that rows wait in the engine and no seat is ever empty
     runs of groups  a task is one forward and takes all seats. One more task is *prefetched* per scorer, only while
@@ -142,6 +143,11 @@ class Worker:
         return free if self.takes_runs else min(free, MOST_HELD * self.room - self.rows)
 
     @property
+    def want(self) -> tuple[bool, int, int]:
+        """Its place in the choice for a task: empty seats before room behind full ones."""
+        return self.free > 0, max(0, self.seated - self.taken), self.free
+
+    @property
     def taken(self) -> int:
         """Number of rows of credit that its leases take now."""
         return self.seats * len(self.leases) if self.takes_runs else self.left
@@ -157,7 +163,7 @@ class Worker:
             return []
         found, before = [], 0
         for lease in self.leases.values():
-            if before >= self.seated:
+            if before >= self.seated and (self.takes_runs or lease.left):
                 found.append(lease)
             before += self.seats if self.takes_runs else lease.left
         return found
@@ -348,10 +354,10 @@ class Registry:
         return found
 
     def pick(self, role: str, fits: Callable[[Worker], bool], prefetch: bool) -> Worker | None:
-        """Return the worker for the next task, by free rows, then by fewest tasks done."""
+        """Return the worker for the next task, by its want, then by fewest tasks done."""
         # Without the second, new workers stay idle for ever where work is short.
         ready = [worker for worker in self.of(role) if worker.is_working and fits(worker)]
-        best = max(ready, key=lambda worker: (worker.free, -worker.tasks_done), default=None)
+        best = max(ready, key=lambda worker: (worker.want, -worker.tasks_done), default=None)
         return best if best is None or best.free > 0 or (prefetch and best.takes_runs and best.free == 0) else None
 
     def supply(self, rows_per_item: int = 1) -> Supply:
@@ -362,9 +368,12 @@ class Registry:
         slots = [each.room / each.seats if each.takes_runs else each.seats / rows_per_item for each in scorers]
         return Supply(rollouts, sum(slots))
 
-    def revocable(self, role: str, idle: Worker) -> Lease | None:
-        """Return the newest lease that waits for a seat while `idle` has empty ones for it."""
-        empty = idle.seated - idle.taken
+    def revocable(self, role: str) -> Lease | None:
+        """Return the newest lease that waits for a seat while another worker has empty ones for it."""
+        working = (worker for worker in self.of(role) if worker.is_working and worker.free > 0)
+        idle = max(working, key=lambda each: each.seated - each.taken, default=None)
+        if idle is None or (empty := idle.seated - idle.taken) <= 0:
+            return None
         found = [lease for worker in self.of(role) if worker is not idle for lease in worker.behind()]
         fitting = (each for each in found if not each.revoking and (not idle.leases or each.left <= empty))
         return max(fitting, key=lambda each: each.since_s, default=None)

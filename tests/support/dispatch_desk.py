@@ -33,7 +33,7 @@ class Desk:
 
     def worker(self, role: Literal["rollout", "scorer"], slots: int = 1, version: int = 0) -> Worker:
         registry = self.dispatcher.registry
-        identity = f"{role}{len(registry.by_identity)}".encode()
+        identity = f"{role}{len(self.inboxes)}".encode()
         worker = registry.add(identity, role, "h", 1, self.now_s)
         worker.phase, worker.seats, worker.room, worker.version = "ready", 1, slots, version
         self.inboxes[worker.name] = []

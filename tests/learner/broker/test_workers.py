@@ -84,13 +84,14 @@ def test_the_youngest_prefetched_lease_is_named_once() -> None:
         worker.add(lease(f"running-{number}", 5.0), 5.0)
         worker.add(lease(f"ahead-{number}", 6.0 + number), 6.0)
     idle = registry.add(b"idle", "scorer", "host", 1, 0.0)
-    found = registry.revocable("scorer", idle)
+    idle.phase, idle.seats, idle.room = "ready", 1, 1
+    found = registry.revocable("scorer")
     assert found is not None and found.task == "ahead-1"
     found.revoking = True
-    found = registry.revocable("scorer", idle)
+    found = registry.revocable("scorer")
     assert found is not None and found.task == "ahead-0"
     found.revoking = True
-    assert registry.revocable("scorer", idle) is None
+    assert registry.revocable("scorer") is None
 
 
 def test_a_silent_worker_is_lost_with_the_reason() -> None:
