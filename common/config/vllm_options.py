@@ -32,7 +32,7 @@ class VllmConfig(Section):
     attention_backend: str | None = None
     """Attention backend, for example "FLASH_ATTN"."""
     seeded: bool = True
-    """Draw every row by its own seed: a repeated task gives the same text. Slower; may be off for scorers."""
+    """Draw every row by its own seed: a repeated task gives the same text. Slower on a CPU; may be off for scorers."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs, passed unchanged."""
 

@@ -3,7 +3,7 @@
     rollout ◀─ PrefixTask ── broker ── ScoreTask ─▶ scorer      ranks ── GetBatch ─▶ broker ── Batch | NotYet ─▶ ranks
        └────── Prefixes ───▶   │  ◀── Scores ─────────┘
 
-A rollout with free slots waits for room in the window, a scorer for prefixes, a rank for named groups. A wait ends
+A rollout with free rows waits for room in the window, a scorer for prefixes, a rank for named groups. A wait ends
 with a result, a refusal, the loss of a worker that is silent or makes no progress, or a Stop. Results are acknowledged
 after the journal holds them.
 """

@@ -364,8 +364,9 @@ class Registry:
         """Return what works now; a rollout that swaps works again soon."""
         rollouts = sum(worker.phase != "loading" and not worker.is_leaving for worker in self.of("rollout"))
         scorers = [worker for worker in self.of("scorer") if worker.is_working]
-        # Of an engine that takes runs, the seats are those of one item.
-        slots = [each.room / each.seats if each.takes_runs else each.seats / rows_per_item for each in scorers]
+        # An item is at a scorer from the lease to the result, also while its rows wait for a seat: so it is the room
+        # that counts, in items. Of an engine that takes runs, the seats are those of one item.
+        slots = [each.room / (each.seats if each.takes_runs else rows_per_item) for each in scorers]
         return Supply(rollouts, sum(slots))
 
     def revocable(self, role: str) -> Lease | None:
