@@ -24,7 +24,7 @@ trained next, and writes to its journal what must survive a crash before it ackn
 The way of one group (each wait with what ends it in brackets):
 
     step    function ◀─ caller                                                   state       waits for
-    issue   ledger.start_sampling ◀─ dispatch._give_sampling ◀─ server.serve     sampling    free rows (RowsLeft), room in
+    issue   ledger.start_sampling ◀─ dispatch._give_sampling ◀─ server.serve     sampling    a row (RowsLeft), room in
                                                                                  the window (Published, IterationDone)
     sample  rollout/loop._start ◀─ PrefixTask; engine.submit, engine.step        sampling    engine, a proof (Proved)
     check   versions.check_prefixes, dispatch.take_prefixes ◀─                   sampling    nothing
