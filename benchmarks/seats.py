@@ -28,7 +28,7 @@ from benchmarks.results import ROOT, Figure, Report, commit, mean_figure, option
 
 BEFORE = "d43a507"
 PACKAGES = ("common", "deploy", "learner", "rollout", "scorer")
-SECONDS, ROUNDS = 40.0, 2
+SECONDS, ROUNDS = 25.0, 2
 QUICK_SECONDS, QUICK_ROUNDS = 8.0, 1
 LEAST = {"simulated": 0.90, "vllm": 0.85}
 """Least share of seats that decode."""

@@ -39,7 +39,9 @@ from prefixrl.scorer.verifier.pool import VerifierPool
 
 MEDIAN, SIGMA, LIMIT = 351.84, 1.07088, 2048
 """Tokens of a row: mean 550, one row in twenty is cut."""
-SAMPLES, GROUPS = 8, 2400
+SAMPLES = 8
+GROUPS = {"simulated": 900, "vllm": 320}
+"""More than are scored by then."""
 SIMULATED_SEATS, SIMULATED_TOKEN_S, SIMULATED_GROUPS_PER_TASK = 256, 0.004, 4
 VLLM_SEATS, VLLM_SCALE = 16, 4
 """Rows are so many times shorter with vLLM on a CPU."""
@@ -165,7 +167,7 @@ def vllm_engine(config: RunConfig, meter: Meter) -> Any:
 def config_of(directory: Path, kind: str) -> RunConfig:
     """A run of one iteration that nobody will train."""
     rules: dict[str, Any] = {
-        "groups_per_iteration": GROUPS,
+        "groups_per_iteration": GROUPS[kind],
         "samples_per_prompt": SAMPLES,
         "minibatches": 1,
         "iterations": 1,
