@@ -143,9 +143,9 @@ class Worker:
         return free if self.takes_runs else min(free, MOST_HELD * self.room - self.rows)
 
     @property
-    def want(self) -> tuple[bool, int, int]:
+    def want(self) -> tuple[int, int]:
         """Its place in the choice for a task: empty seats before room behind full ones."""
-        return self.free > 0, max(0, self.seated - self.taken), self.free
+        return max(0, self.seated - self.taken), self.free
 
     @property
     def taken(self) -> int:
@@ -357,8 +357,10 @@ class Registry:
         """Return the worker for the next task, by its want, then by fewest tasks done."""
         # Without the second, new workers stay idle for ever where work is short.
         ready = [worker for worker in self.of(role) if worker.is_working and fits(worker)]
-        best = max(ready, key=lambda worker: (worker.want, -worker.tasks_done), default=None)
-        return best if best is None or best.free > 0 or (prefetch and best.takes_runs and best.free == 0) else None
+        takers = [worker for worker in ready if worker.free > 0]
+        if not takers and prefetch:
+            takers = [worker for worker in ready if worker.takes_runs and worker.free == 0]
+        return max(takers, key=lambda worker: (worker.want, -worker.tasks_done), default=None)
 
     def supply(self, rows_per_item: int = 1) -> Supply:
         """Return what works now; a rollout that swaps works again soon."""

@@ -109,6 +109,15 @@ def test_runs_of_groups_stay_whole_for_an_engine_that_needs_them_and_are_cut_for
     desk.ledger.check()
 
 
+def test_an_engine_of_runs_gets_one_task_ahead_also_beside_one_whose_room_is_full(config: RunConfig) -> None:
+    desk = Desk(config)
+    desk.sample_everything(desk.worker("rollout"))
+    apart, runs = seated(desk, "scorer", ROWS, ROWS), desk.worker("scorer")
+    desk.dispatch()
+    assert len(desk.tasks(apart, ScoreTask)) == 1 and apart.free == 0
+    assert len(desk.tasks(runs, ScoreTask)) == 2 and runs.free == -1
+
+
 def test_evaluations_are_scored_a_group_at_a_time_too(config: RunConfig) -> None:
     desk = Desk(config)
     rollout = desk.worker("rollout")
