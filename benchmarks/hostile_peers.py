@@ -49,7 +49,7 @@ MESSAGES = 3
 """Messages of garbage by each who is let in."""
 KEPT_OPEN = 200
 """Connections that the attackers leave open, so that the broker has to end them."""
-BEAT = Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="loading")
+BEAT = Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="loading")
 Answer = TypeVar("Answer", bound=FromBroker)
 EVERY_S = 0.002
 """Pause between two round trips."""

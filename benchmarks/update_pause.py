@@ -90,7 +90,7 @@ def run_rollout(config: RunConfig, updates: "SimpleQueue[Update]") -> None:
     welcome = link.welcome()
     link.name = welcome.worker
     fetcher = Fetcher(WeightsSource.of(welcome, link.address))
-    engine = SimulatedEngine("rollout", config.simulated)
+    engine = SimulatedEngine("rollout", config.simulated, config.rows_per_job("rollout"))
     rollout = TimedRollout(config, link, engine, ByteRenderer(), fetcher, config.adapter.model)
     rollout.updates = updates
     rollout.say_ready()

@@ -103,14 +103,19 @@ def _picture(document: StatusDocument, newest: MetricsLine | None) -> Group:
         head.add_row("the target's endpoint", str(document.endpoint))
     if document.waiting_for:
         head.add_row("the learner waits for", _cell(document.waiting_for))
-    columns = "worker", "phase", "engine", "version", "leases", "busy", "tasks", "state"
+    columns = "worker", "phase", "engine", "version", "tasks", "rows", "waiting", "busy", "tokens/s", "done", "state"
     workers = Table(*columns, box=None, padding=(0, 2))
     for each in document.workers:
         busy = "" if each.busy_fraction is None else f"{each.busy_fraction:.0%}"
         version = str(each.version) if each.role == "rollout" else ""
-        figures = version, f"{each.leases}/{each.slots}", busy, str(each.tasks_done)
+        rows, speed = f"{each.rows}/{each.seats}", f"{each.tokens_per_s:,.0f}"
+        figures = version, str(each.leases), rows, str(each.waiting_rows), busy, speed, str(each.tasks_done)
         workers.add_row(each.name, each.phase, _cell(each.engine), *figures, _cell(each.state))
-    return Group(head, workers)
+    engines = Table.grid(padding=(0, 2))
+    for each in document.workers:
+        if each.about:
+            engines.add_row(each.name, _cell(each.about))
+    return Group(head, workers, engines)
 
 
 def _cell(text: str) -> Text:

@@ -16,7 +16,7 @@ import numpy as np
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import model_digests
-from prefixrl.common.engines.base import AdapterEngine, Continuation, Job, JobResult, TokenIds
+from prefixrl.common.engines.base import AdapterEngine, Continuation, Job, JobResult, TokenIds, ready_of
 from prefixrl.common.engines.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.weights.snapshot import Snapshot, describe
@@ -24,6 +24,7 @@ from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.drain import Drain, handed_back
 from prefixrl.common.worker.link import Link
+from prefixrl.common.worker.rows_left import RowsLeftReport
 from prefixrl.rollout.swap import WeightSwap
 from prefixrl.rollout.weights import Fetcher, WeightsSource
 
@@ -55,14 +56,12 @@ class Rollout:
         self._masked = renderer.control_tokens if is_masked else frozenset[int]()
         self._digests = model_digests(model)
         self._drain = Drain(lambda: 0, 0.0)
+        self._rows_left = RowsLeftReport(link, engine.takes_runs)
         self.swap = WeightSwap(installed_digest(engine), config.rollout.swap)
 
     def say_ready(self) -> None:
         """Announce the loaded model and the installed version; open tasks are delivered as usual."""
-        slots, name, digest, version = self._engine.slots, self._engine.name, self.swap.digest, self.swap.ready()
-        self._link.send(
-            messages.Ready(slots=slots, digests=self._digests, version=version, weights_digest=digest, engine=name)
-        )
+        self._link.send(ready_of(self._engine, self._digests, self.swap.ready(), self.swap.digest))
 
     def run(
         self, requests: Callable[[], int], grace_s: float = 0.0, alive: Callable[[int | None], None] = lambda _: None
@@ -221,10 +220,18 @@ class Rollout:
         self.swap.stage(self._fetcher.take())
         if not self._drain.is_on and (offer := self.swap.offer(now_s)) is not None:
             self._link.send(offer)
+            self._hand_back_waiting()
         if (snapshot := self.swap.due(self._tasks())) is not None:
             self._install(snapshot)
         if (proof := self.swap.proof(time.monotonic())) is not None:
             self._link.send(proof)
+
+    def _hand_back_waiting(self) -> None:
+        """Hand back training tasks that wait for a seat: the installation would wait for them, too."""
+        for task in self._tasks() if self._config.rollout.swap == "drain" else ():
+            if task.kind == "train" and self._engine.cancel(task.task):
+                del self._open[task.task]
+                self._link.send(messages.Refused(task.task, "not begun, and newer weights are to be installed"))
 
     def _tasks(self) -> list[messages.PrefixTask]:
         return [task for task, _ in self._open.values()]
@@ -249,11 +256,13 @@ class Rollout:
 
     def _report(self) -> None:
         vitals = self._link.vitals
-        vitals.progress, vitals.busy_slot_s = self._engine.progress, self._engine.busy_slot_s
+        vitals.progress, vitals.tokens = self._engine.progress, self._engine.tokens
+        vitals.busy_row_s, vitals.waiting_rows = self._engine.busy_row_s, self._engine.waiting_rows
         vitals.leases = tuple(self._open)
         vitals.state = f"version {self.swap.version}"
         if self._drain.is_on:
             vitals.state += f", leaving, {len(self._open)} open"
+        self._rows_left.report({task: self._engine.rows_left(task) for task in self._open}, time.monotonic())
 
 
 def make_job(

@@ -16,11 +16,14 @@ from tokenizers import Tokenizer
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError
-from prefixrl.common.wire.messages import ModelDigests, Ready, Row, ScoreTask
+from prefixrl.common.wire.messages import MOST_ROWS, ModelDigests, Ready, Row, ScoreTask
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
 from prefixrl.scorer.judging import Answered, Judging, ScorerLoop
 from prefixrl.scorer.verifier.pool import VerifierPool
+
+TEXTS_PER_CHILD = 16
+"""Texts to hold per child of the verifier: most are judged in a millisecond, and new ones are a round trip away."""
 
 
 class Decoder:
@@ -43,20 +46,20 @@ class Decoder:
 
 
 @dataclass
-class BusySlots:
-    """Slot-seconds at work; a prefetched task waits for a slot, so it makes no slot busy."""
+class BusySeats:
+    """Row-seconds at work; a text that waits for a child of the verifier has no seat."""
 
-    slots: int
+    seats: int
     noted_s: float
     """Monotonic time of the last note."""
     at_work: int = 0
-    """Slots at work since then."""
+    """Seats at work since then."""
     total_s: float = 0.0
 
-    def note(self, open_tasks: int, now_s: float) -> None:
-        """Note that from now on this many tasks are open."""
+    def note(self, unjudged: int, now_s: float) -> None:
+        """Note that from now on this many texts have no verdict."""
         self.total_s += self.at_work * (now_s - self.noted_s)
-        self.noted_s, self.at_work = now_s, min(open_tasks, self.slots)
+        self.noted_s, self.at_work = now_s, min(unjudged, self.seats)
 
 
 class DirectScorer(ScorerLoop):
@@ -68,10 +71,18 @@ class DirectScorer(ScorerLoop):
         section = config.scorer
         assert section.truncated != "extend", "refused with the config"
         judging = Judging(link, verifier, section.keep_completions, section.truncated or "zero", section.stop_texts)
-        slots = section.verifier_children
-        ready = Ready(slots=slots, digests=digests, version=-1, weights_digest="", engine="verifier")
+        seats = section.verifier_children
+        ready = Ready(
+            seats=seats,
+            room=min(MOST_ROWS, seats * TEXTS_PER_CHILD),
+            takes_runs=False,
+            digests=digests,
+            version=-1,
+            weights_digest="",
+            engine="verifier",
+        )
         super().__init__(link, judging, ready)
-        self._busy = BusySlots(slots, time.monotonic())
+        self._busy = BusySeats(seats, time.monotonic())
         self._decoder = decoder
 
     def _start(self, task: ScoreTask) -> None:
@@ -83,6 +94,9 @@ class DirectScorer(ScorerLoop):
         ids = token_ids(row.tokens)
         return self._decoder.text(ids[:-1] if row.finish == "eos" else ids)
 
+    def _unended(self) -> dict[str, int]:
+        return self._judging.unjudged
+
     def _take_back(self, task: str) -> bool:
         return False  # too late: a task starts when it arrives
 
@@ -90,7 +104,8 @@ class DirectScorer(ScorerLoop):
         judging, vitals = self._judging, self._link.vitals
         judging.collect()
         vitals.progress = judging.verified
-        self._busy.note(len(judging.open), time.monotonic())
-        vitals.busy_slot_s = self._busy.total_s
+        unjudged = sum(judging.unjudged.values())
+        self._busy.note(unjudged, time.monotonic())
+        vitals.busy_row_s, vitals.waiting_rows = self._busy.total_s, max(0, unjudged - self._busy.seats)
         vitals.leases = tuple(judging.open)
         vitals.state = judging.state or "waiting"

@@ -17,6 +17,7 @@ from prefixrl.common.wire import messages
 from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.worker.drain import Drain, handed_back
 from prefixrl.common.worker.link import Link
+from prefixrl.common.worker.rows_left import RowsLeftReport
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.verify import Judgement
 
@@ -87,6 +88,11 @@ class Judging:
         self._keys = itertools.count()
         self.open: dict[str, _Open] = {}
         self.verified = 0
+
+    @property
+    def unjudged(self) -> dict[str, int]:
+        """Texts without a verdict, of every open task."""
+        return {task: len(entry.prompts) - len(entry.verdicts) for task, entry in self.open.items()}
 
     @property
     def state(self) -> str:
@@ -178,6 +184,7 @@ class ScorerLoop(ABC):
         self._judging = judging
         self._ready = ready
         self._drain = Drain(lambda: 0, 0.0)
+        self._rows_left = RowsLeftReport(link, ready.takes_runs)
 
     def say_ready(self) -> None:
         """Report to the broker what is loaded."""
@@ -214,6 +221,7 @@ class ScorerLoop(ABC):
                         pass
                 message = self._link.receive(0.0)
             self._step()
+            self._rows_left.report(self._unended(), time.monotonic())
             if drain.is_on:
                 self._link.vitals.state = f"leaving, {len(still_open)} open"
             alive(self._link.vitals.progress if still_open else None)
@@ -240,3 +248,7 @@ class ScorerLoop(ABC):
 
     @abstractmethod
     def _step(self) -> None: ...
+
+    @abstractmethod
+    def _unended(self) -> dict[str, int]:
+        """Return the rows of every open task that have not ended."""

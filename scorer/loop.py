@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Engine, Job, TokenIds
+from prefixrl.common.engines.base import Engine, Job, TokenIds, ready_of
 from prefixrl.common.engines.extract import extract_answer
 from prefixrl.common.engines.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
@@ -88,7 +88,7 @@ class Scorer(ScorerLoop):
         judging = Judging(
             link, verifier, section.keep_completions, "judge" if cut == "extend" else cut, section.stop_texts
         )
-        ready = messages.Ready(slots=engine.slots, digests=digests, version=-1, weights_digest="", engine=engine.name)
+        ready = ready_of(engine, digests, version=-1, weights_digest="")
         super().__init__(link, judging, ready)
         self._config = config
         self._engine = engine
@@ -108,6 +108,10 @@ class Scorer(ScorerLoop):
         for result in results:
             self._judge(result.key, self._completions.answer(result.key, result.rows))
         self._judging.collect()
+
+    def _unended(self) -> dict[str, int]:
+        left = self._engine.rows_left
+        return {task: left(task) + left(task + EXTENSION) for task in self._judging.open}
 
     def _take_back(self, task: str) -> bool:
         if task not in self._decoding or not self._engine.cancel(task):
@@ -230,7 +234,8 @@ class Scorer(ScorerLoop):
     def _report(self) -> None:
         vitals = self._link.vitals
         vitals.progress = self._engine.progress + self._judging.verified
-        vitals.busy_slot_s = self._engine.busy_slot_s
+        vitals.busy_row_s, vitals.waiting_rows = self._engine.busy_row_s, self._engine.waiting_rows
+        vitals.tokens = self._engine.tokens
         vitals.leases = tuple(self._judging.open)
         vitals.usage = self._engine.usage
         waits_for = self._engine.waits_for

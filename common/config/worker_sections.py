@@ -105,6 +105,17 @@ class RolloutConfig(EngineConfig):
             raise ValueError(
                 "vllm.seeded = false is for scorers: a rollout's text follows from seed, group and row; leave it out"
             )
+        if changes := self.vllm.changes_of_distribution():
+            raise ValueError(
+                f"{', '.join(f'vllm.{each}' for each in changes)}: a rollout's engine would sample from another policy "
+                f"than the published weights are, and could not be given new ones; leave it out (scorers may have it: "
+                f"their target is frozen)"
+            )
+        if "speculative_config" in self.vllm.options:
+            raise ValueError(
+                "vllm.options.speculative_config is for scorers: a draft model would stay behind while a rollout's "
+                "weights change, and the logprobs of accepted drafts are not those tokens were drawn from; leave it out"
+            )
         transfer = self.vllm.options.get("kv_transfer_config")
         if self.swap == "in_flight" and transfer is not None:
             raise ValueError(
@@ -189,10 +200,16 @@ class ScorerConfig(EngineConfig):
 class SimulatedConfig(Section):
     """Declared latencies of the `simulated` engine, for load tests and sizing only."""
 
-    ONLY_IN_MODE: ClassVar[OnlyWith] = dict.fromkeys(("completion_s", "completion_sigma", "accuracy"), _NEEDS_ENGINE)
+    ONLY_IN_MODE: ClassVar[OnlyWith] = dict.fromkeys(
+        ("completion_s", "completion_sigma", "completion_limit_s", "accuracy"), _NEEDS_ENGINE
+    )
 
     prefix_s: NonNegativeFloat = 0.05
     completion_s: NonNegativeFloat = 0.2
     completion_sigma: NonNegativeFloat = 0.0
-    """Spread of the lognormal completion time; 0 is constant."""
+    """Spread of the lognormal completion time of a row; 0 is constant."""
+    completion_limit_s: PositiveFloat | None = None
+    """Longest completion, as a length limit makes it. Absent: none."""
     accuracy: Fraction = 0.5
+    seats: Positive | None = None
+    """Rows that an engine works on at once. Absent: those of four tasks."""

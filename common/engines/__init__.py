@@ -8,6 +8,7 @@
 `make.py`         the choice of an engine
 `hf.py`           the embedded engine, by transformers
 `simulated.py`    an engine without a model
-`vllm.py`         the throughput engine; `vllm_setup.py`: its arguments; `vllm_plugin.py`: its part in vLLM's processes;
-                  `vllm_checksum.py`: checksums of its parameters
+`row_jobs.py`     jobs whose rows are written one by one elsewhere: by vLLM, or by an endpoint
+`vllm.py`         the throughput engine; `vllm_setup.py`: its arguments; `vllm_facts.py`: what vLLM makes of them;
+                  `vllm_plugin.py`: its part in vLLM's processes; `vllm_checksum.py`: checksums of its parameters
 """

@@ -4,6 +4,7 @@ An engine is driven by its worker's loop: `submit` queues a job, `step` does a b
 time for it) and returns what finished. A job is one forward's rows: no other job may change their text.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.weights.snapshot import Snapshot, describe
-from prefixrl.common.wire.messages import EngineChecksum, Finish, Sampling, Usage
+from prefixrl.common.wire.messages import MOST_ROWS, EngineChecksum, Finish, ModelDigests, Ready, Sampling, Usage
 from prefixrl.common.wire.packing import ProbeRow
 
 TokenIds = NDArray[np.int32]
@@ -69,12 +70,29 @@ class Engine(Protocol):
     """A model that continues rows of tokens."""
 
     name: str
-    slots: int
-    """Number of jobs that may run at once."""
+    seats: int
+    """Number of rows decoded at once."""
+    room: int
+    """Number of rows to submit before they end, so that no seat stays empty."""
+    takes_runs: bool
+    """True if a job's rows are one forward, so that its groups belong together."""
+    about: str
+    """Its own choices, in words."""
     progress: int
     """Counter that grows with every decoded token."""
-    busy_slot_s: float
-    """Slot-seconds spent on jobs so far."""
+    tokens: int
+    """Number of decoded tokens."""
+
+    @property
+    def busy_row_s(self) -> float:
+        """Row-seconds in a seat so far."""
+
+    @property
+    def waiting_rows(self) -> int:
+        """Number of submitted rows that wait for a seat."""
+
+    def rows_left(self, key: str) -> int:
+        """Return how many rows of a job have not ended; 0 for an unknown one."""
 
     @property
     def waits_for(self) -> str:
@@ -116,13 +134,46 @@ class AdapterEngine(Engine, Protocol):
         """Return a checksum of the weights that it computes with; slow, so only where it is needed."""
 
 
+def room_of(seats: int) -> int:
+    """Return the rows to submit to an engine of so many seats that queues rows itself."""
+    # Half of its seats again wait: rows end one by one, and what replaces them is a round trip away.
+    return max(seats, min(MOST_ROWS, seats + math.ceil(seats / 2)))
+
+
+def ready_of(engine: Engine, digests: ModelDigests, version: int, weights_digest: str) -> Ready:
+    """Return the Ready of a worker with this engine."""
+    return Ready(
+        seats=engine.seats,
+        room=engine.room,
+        takes_runs=engine.takes_runs,
+        digests=digests,
+        version=version,
+        weights_digest=weights_digest,
+        engine=engine.name,
+        about=engine.about,
+    )
+
+
 class JobQueue:
-    """The jobs of an engine that wait for a slot, and its counters."""
+    """The jobs of an engine that wait for their turn, and its counters."""
+
+    room = seats = 1
+    takes_runs = True
+    about = ""
 
     def __init__(self) -> None:
         self._waiting: deque[Job] = deque()
         self.progress = 0
-        self.busy_slot_s = 0.0
+        self.tokens = 0
+
+    @property
+    def waiting_rows(self) -> int:
+        """Number of rows of the jobs that wait."""
+        return sum(len(job.rows) for job in self._waiting)
+
+    def rows_left(self, key: str) -> int:
+        """Return the rows of a job that waits; 0 for an unknown one."""
+        return next((len(job.rows) for job in self._waiting if job.key == key), 0)
 
     @property
     def waits_for(self) -> str:
@@ -139,7 +190,7 @@ class JobQueue:
         self._waiting.append(job)
 
     def cancel(self, key: str) -> bool:
-        """Drop a job that waits for a slot; False when it runs or is unknown."""
+        """Drop a job that waits; False when it runs or is unknown."""
         found = next((job for job in self._waiting if job.key == key), None)
         if found is not None:
             self._waiting.remove(found)

@@ -54,13 +54,16 @@ class _Running:
 
 
 class TransformersEngine(JobQueue):
-    """Embedded engine. `slots` is 1: a second job would only wait behind the first."""
+    """Embedded engine. Its seats are the rows of a usual job; a second one waits behind it."""
 
     name = "transformers"
-    slots = 1
 
-    def __init__(self, model: str, device: str, dtype: str, threads: int, head_dtype: str = "model") -> None:
+    def __init__(
+        self, model: str, device: str, dtype: str, threads: int, head_dtype: str = "model", seats: int = 1
+    ) -> None:
         super().__init__()
+        self.room = self.seats = seats
+        self.busy_row_s = 0.0
         torch.set_num_threads(threads)
         self._device = torch.device(device)
         try:
@@ -87,12 +90,18 @@ class TransformersEngine(JobQueue):
             return []
         started_s = time.monotonic()
         running = self._running = self._running or self._start(self._waiting.popleft())
+        rows = int(running.alive.sum())
         self._decode(running)
-        self.busy_slot_s += time.monotonic() - started_s
+        self.busy_row_s += rows * (time.monotonic() - started_s)
         if running.alive.any() and len(running.tokens) < running.job.sampling.max_new_tokens:
             return []
         self._running = None
         return [_result(running)]
+
+    def rows_left(self, key: str) -> int:
+        """Return how many rows of a job have not ended; 0 for an unknown one."""
+        running = self._running
+        return int(running.alive.sum()) if running and running.job.key == key else super().rows_left(key)
 
     def _start(self, job: Job) -> _Running:
         longest = max(row.size for row in job.rows)
@@ -132,6 +141,7 @@ class TransformersEngine(JobQueue):
         running.logprobs.append(logprobs)
         running.versions.append(self._version)
         self.progress += int(running.alive.sum())
+        self.tokens += int(running.alive.sum())
         running.alive &= ~np.isin(chosen, list(running.job.stop_tokens))
         fed = torch.from_numpy(chosen.astype(np.int64)).to(self._device).unsqueeze(1)
         running.fed = torch.cat([running.fed, fed], dim=1)

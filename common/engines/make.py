@@ -15,7 +15,7 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
     if kind == "simulated":
         from prefixrl.common.engines.simulated import SimulatedEngine
 
-        return SimulatedEngine(role, config.simulated)
+        return SimulatedEngine(role, config.simulated, config.rows_per_job(role))
     section = config.rollout if role == "rollout" else config.scorer
     device = section.device
     has_cuda = device != "cpu" and torch.cuda.is_available()
@@ -28,6 +28,8 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
 
     if device == "auto":
         device = "cuda" if has_cuda else "cpu"
+    seats = config.rows_per_job(role)
     if role == "rollout":
-        return TransformersEngine(model, device, config.learner.dtype, section.threads, config.learner.head_dtype)
-    return TransformersEngine(model, device, "auto", section.threads)
+        dtype, head_dtype = config.learner.dtype, config.learner.head_dtype
+        return TransformersEngine(model, device, dtype, section.threads, head_dtype, seats)
+    return TransformersEngine(model, device, "auto", section.threads, seats=seats)

@@ -1,7 +1,9 @@
 """An engine without a model: declared latencies, made-up tokens; never evidence of training."""
 
 import heapq
+import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +19,7 @@ from prefixrl.common.engines.base import (
     JobResult,
     TokenIds,
     own_checksum,
+    room_of,
     score_rows,
     spans_of,
 )
@@ -24,84 +27,142 @@ from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
 
-SLOTS = 4
+TASKS = 4
+"""Usual tasks whose rows have a seat together, unless `simulated.seats` says otherwise."""
 
 
 @dataclass(order=True)
-class _Running:
+class _Row:
+    """A row in a seat."""
+
     ends_s: float
-    key: str
-    lasts_s: float = field(compare=False)
-    job: Job = field(compare=False)
+    job: str
+    index: int
+    started_s: float = field(compare=False)
     versions: NDArray[np.int32] = field(compare=False)
     """Version of each token; those not written yet are of the newest."""
 
 
-class SimulatedEngine(JobQueue):
-    """Engine whose jobs finish after the declared time, in parallel up to `slots`.
+@dataclass
+class _Open:
+    """A job with rows that have not ended."""
 
-    A scorer's jobs return their script. A rollout's are written token by token, evenly over that time, and every
+    job: Job
+    submitted_s: float
+    left: int
+    """Rows that have not ended."""
+    started_s: float | None = None
+    rows: dict[int, Continuation] = field(default_factory=dict)
+
+
+class SimulatedEngine(JobQueue):
+    """Engine whose rows end after the declared time, `seats` at once; others wait.
+
+    A scorer's rows return their script. A rollout's are written token by token, evenly over that time, and every
     token is the version of the weights that wrote it.
     """
 
     name = "simulated"
-    slots = SLOTS
+    takes_runs = False
 
-    def __init__(self, role: str, config: SimulatedConfig) -> None:
+    def __init__(self, role: str, config: SimulatedConfig, rows_per_job: int = 1) -> None:
         super().__init__()
+        self.seats = config.seats or TASKS * rows_per_job
+        self.room = room_of(self.seats)
         self._role, self._version, self._digest = role, 0, ""
         self._mean_s = config.prefix_s if role == "rollout" else config.completion_s
         self._sigma = config.completion_sigma if role == "scorer" else 0.0
-        self._running: list[_Running] = []
+        self._most_s = config.completion_limit_s or math.inf if role == "scorer" else math.inf
+        self._open: dict[str, _Open] = {}
+        self._queue: deque[tuple[str, int]] = deque()
+        """Rows that wait for a seat: job and index."""
+        self._seated: list[_Row] = []
+        self._ended_row_s = 0.0
         self._weights = {"weight": torch.zeros(4)}
 
-    def submit(self, job: Job) -> None:
-        """Queue a job; it starts when a slot is free."""
-        super().submit(job)
-        self._start()
+    @property
+    def busy_row_s(self) -> float:
+        """Row-seconds in a seat so far."""
+        now_s = time.monotonic()
+        return self._ended_row_s + sum(max(0.0, min(now_s, row.ends_s) - row.started_s) for row in self._seated)
 
-    def _start(self) -> None:
-        while self._waiting and len(self._running) < self.slots:
-            job = self._waiting.popleft()
-            # The job's own first draw decides its time, so a redelivered job takes as long again.
-            normal = float(np.sqrt(2) * _erfinv(2 * float(job.uniforms.flat[0]) - 1)) if self._sigma else 0.0
-            lasts_s = self._mean_s * float(np.exp(self._sigma * normal))
-            versions = np.full(job.sampling.max_new_tokens, self._version, dtype=np.int32)
-            ends_s = time.monotonic() + lasts_s
-            heapq.heappush(self._running, _Running(ends_s, job.key, lasts_s, job, versions))
+    @property
+    def waiting_rows(self) -> int:
+        """Number of rows that wait for a seat."""
+        return len(self._queue)
+
+    def rows_left(self, key: str) -> int:
+        """Return how many rows of a job have not ended; 0 for an unknown one."""
+        return self._open[key].left if key in self._open else 0
+
+    def submit(self, job: Job) -> None:
+        """Queue the rows of a job; each starts when a seat is free."""
+        now_s = time.monotonic()
+        self._open[job.key] = _Open(job, now_s, len(job.rows))
+        self._queue.extend((job.key, index) for index in range(len(job.rows)))
+        while self._queue and len(self._seated) < self.seats:
+            self._seat(now_s)
+
+    def cancel(self, key: str) -> bool:
+        """Drop a job of which no row has a seat yet; False when one has, or it is unknown."""
+        if key not in self._open or self._open[key].started_s is not None:
+            return False
+        del self._open[key]
+        self._queue = deque(each for each in self._queue if each[0] != key)
+        return True
+
+    def _seat(self, free_s: float) -> None:
+        """Give the first row that waits a seat that became free at a time."""
+        key, index = self._queue.popleft()
+        entry = self._open[key]
+        started_s = max(free_s, entry.submitted_s)
+        if entry.started_s is None:
+            entry.started_s = started_s
+        # The row's own first draw decides its time, so a redelivered row takes as long again.
+        draw = float(entry.job.uniforms[index].flat[0]) if self._sigma else 0.5
+        lasts_s = min(self._most_s, self._mean_s * float(np.exp(self._sigma * np.sqrt(2) * _erfinv(2 * draw - 1))))
+        versions = np.full(entry.job.sampling.max_new_tokens, self._version, dtype=np.int32)
+        heapq.heappush(self._seated, _Row(started_s + lasts_s, key, index, started_s, versions))
 
     def step(self, timeout_s: float) -> list[JobResult]:
-        """Wait for the next job to finish, at most `timeout_s`."""
-        if not self._running:
+        """Wait for the next row to end, at most `timeout_s`; return the jobs that finished."""
+        if not self._seated:
             return []
-        wait_s = min(timeout_s, self._running[0].ends_s - time.monotonic())
+        wait_s = min(timeout_s, self._seated[0].ends_s - time.monotonic())
         if wait_s > 0:
             time.sleep(wait_s)
         self.progress += 1
-        results = []
-        while self._running and self._running[0].ends_s <= time.monotonic():
-            done = heapq.heappop(self._running)
-            self.busy_slot_s += done.lasts_s
-            results.append(JobResult(done.job.key, self._rows(done), done.lasts_s))
-        self._start()
+        results, now_s = [], time.monotonic()
+        while self._seated and self._seated[0].ends_s <= now_s:
+            done = heapq.heappop(self._seated)
+            self._ended_row_s += done.ends_s - done.started_s
+            if self._queue:
+                self._seat(done.ends_s)  # as an engine does by itself, whenever its worker looks
+            entry = self._open[done.job]
+            entry.left -= 1
+            entry.rows[done.index] = self._written(entry.job, done)
+            if not entry.left:
+                del self._open[done.job]
+                rows = tuple(entry.rows[index] for index in range(len(entry.rows)))
+                results.append(JobResult(done.job, rows, done.ends_s - (entry.started_s or done.started_s)))
         return results
 
-    def _rows(self, done: _Running) -> tuple[Continuation, ...]:
-        if self._role == "rollout":
-            texts, spans = [done.versions] * len(done.job.rows), spans_of(done.versions.tolist())
-        else:
-            assert done.job.script is not None, "a simulated target returns the script of its job"
-            texts, spans = list(done.job.script), ()
-        return tuple(Continuation(text, np.full(text.size, -1.0, dtype=np.float32), "eos", spans) for text in texts)
+    def _written(self, job: Job, row: _Row) -> Continuation:
+        text, spans = row.versions, spans_of(row.versions.tolist())
+        if self._role == "scorer":
+            assert job.script is not None, "a simulated target returns the script of its job"
+            text, spans = job.script[row.index], ()
+        self.tokens += text.size
+        return Continuation(text, np.full(text.size, -1.0, dtype=np.float32), "eos", spans)
 
     def install(self, snapshot: Snapshot) -> None:
-        """Keep the tensors; running jobs write the rest of their tokens with the new version."""
+        """Keep the tensors; running rows write the rest of their tokens with the new version."""
         self._weights, self._version, self._digest = snapshot.tensors, snapshot.version, snapshot.manifest.digest
         now_s = time.monotonic()
-        for running in self._running:
-            left = max(0.0, running.ends_s - now_s) / max(running.lasts_s, 1e-9)
-            total = running.versions.size
-            running.versions[total - round(left * total) :] = self._version
+        for row in self._seated:
+            left = max(0.0, row.ends_s - now_s) / max(row.ends_s - row.started_s, 1e-9)
+            total = row.versions.size
+            row.versions[total - round(left * total) :] = self._version
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the tensors installed last."""

@@ -1,7 +1,7 @@
 """The throughput engine: vLLM's AsyncLLM, driven from the worker's loop.
 
-    worker's loop ── submit ──▶ asyncio loop in a thread ── rows ──▶ engine core, a process of vLLM's own ── tokens ──┐
-          ▲ step() ◀── queue of finished jobs ◀───────────────────────────────────────────────────────────────────────┘
+    worker's loop ── submit ──▶ `row_jobs.py` ── rows ──▶ engine core, a process of vLLM's own, with its queue ──┐
+          ▲ step() ◀── queue of finished jobs ◀── tokens ────────────────────────────────────────────────────────┘
     install: staged snapshot ──▶ every process of vLLM with a model maps, verifies, loads it (`vllm_plugin.py`)
              meanwhile running requests are paused; they go on with the new weights, their keys and values computed anew
 
@@ -12,15 +12,12 @@ whatever a model's generation_config holds, and logprobs are of that distributio
 
 import asyncio
 import contextlib
+import logging
 import math
-import queue
 import threading
-import time
 import weakref
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,14 +27,18 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from prefixrl.common.engines.base import Continuation, Job, JobQueue, JobResult, TokenIds, check_fit
+from prefixrl.common.engines.base import Continuation, Job, JobResult, TokenIds, check_fit
+from prefixrl.common.engines.row_jobs import RowJobs
 from prefixrl.common.engines.vllm_checksum import compared, known_layout
+from prefixrl.common.engines.vllm_facts import RowCounts, about, engine_config, seats_of
 from prefixrl.common.engines.vllm_setup import VllmSetup, engine_arguments, platform_of, prepare_environment
 from prefixrl.common.errors import DataError, PeerLost, UserError
 from prefixrl.common.seeds import row_seed
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
+
+log = logging.getLogger(__name__)
 
 STREAM_TOKENS = 16
 """Tokens of a row per message from the engine core: enough to see progress, without a message per token."""
@@ -53,8 +54,8 @@ SHUTDOWN_S = 5.0
 T = TypeVar("T")
 
 
-class VllmEngine(JobQueue):
-    """Engine of vLLM. `slots` is the number of jobs whose rows fit vLLM's batch together.
+class VllmEngine(RowJobs):
+    """Engine of vLLM. Its seats are the rows that vLLM decodes at once.
 
     A scorer's leaves logprobs out (empty arrays): nobody reads them, and each costs a pass over the vocabulary.
     """
@@ -67,10 +68,6 @@ class VllmEngine(JobQueue):
         prepare_environment(setup)
         self._setup = setup
         self._wants_logprobs = setup.role == "rollout"
-        self.slots = max(1, setup.vllm.max_num_seqs // setup.rows_per_job)
-        self._accounted_s = time.monotonic()
-        self._running: set[str] = set()
-        self._finished: queue.SimpleQueue[tuple[str, Future[JobResult]]] = queue.SimpleQueue()
         self._requests = 0
         self._own: dict[str, torch.Tensor] = {}
         """Names, shapes and dtypes of the weights, without values; empty until they are needed."""
@@ -81,7 +78,11 @@ class VllmEngine(JobQueue):
         """True while requests are paused after an installation, so that a probe is scored before they go on."""
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=_run_loop, args=(self._loop,), name="vllm", daemon=True).start()
-        self._llm: Any = self._call(_start(engine_arguments(setup, platform)), None, "start")
+        self._counts = RowCounts()
+        self._llm: Any = self._call(_start(engine_arguments(setup, platform), self._counts), None, "start")
+        self.offer(seats_of(self._llm.vllm_config))
+        self.about = about(self._llm.vllm_config)
+        log.info("vLLM of the %s: %s", setup.role, self.about)
         self._close = weakref.finalize(self, _shut_down, self._llm, self._loop)
 
     def close(self) -> None:
@@ -115,45 +116,25 @@ class VllmEngine(JobQueue):
                 'rollout.control_tokens = "allow", or rollout.engine = "transformers"'
             )
         super().submit(job)
-        self._start_waiting()
+
+    @property
+    def busy_row_s(self) -> float:
+        """Row-seconds in vLLM's batch so far, by its own count."""
+        return self._counts.busy_row_s
+
+    @property
+    def waiting_rows(self) -> int:
+        """Number of rows that vLLM does not decode."""
+        return max(0, self.open_rows - self._counts.running)
 
     def step(self, timeout_s: float) -> list[JobResult]:
         """Wait for the next job to finish, at most `timeout_s`; raises the error of a failed job."""
-        results: list[JobResult] = []
         if self._is_paused:
             self._call(self._resume(), CONTROL_S, "resume")
-        while self._running:
-            try:
-                key, future = self._finished.get(timeout=0.0 if results else timeout_s)
-            except queue.Empty:
-                break
-            self._account()
-            self._running.discard(key)
-            results.append(future.result())
-        self._account()
-        self._start_waiting()
+        results = self._results(timeout_s)
+        if not self._open:
+            self._counts.note_idle()
         return results
-
-    def _start_waiting(self) -> None:
-        self._account()
-        while self._waiting and len(self._running) < self.slots:
-            job = self._waiting.popleft()
-            self._running.add(job.key)
-            future = asyncio.run_coroutine_threadsafe(self._run(job), self._loop)
-            future.add_done_callback(partial(self._hand_over, job.key))
-
-    def _hand_over(self, key: str, future: "Future[JobResult]") -> None:
-        self._finished.put((key, future))
-
-    def _account(self) -> None:
-        now_s = time.monotonic()
-        self.busy_slot_s += len(self._running) * (now_s - self._accounted_s)
-        self._accounted_s = now_s
-
-    async def _run(self, job: Job) -> JobResult:
-        started_s = time.monotonic()
-        rows = await asyncio.gather(*(self._row(job, index) for index in range(len(job.rows))))
-        return JobResult(job.key, tuple(rows), time.monotonic() - started_s)
 
     async def _row(self, job: Job, index: int) -> Continuation:
         from vllm import SamplingParams
@@ -185,6 +166,7 @@ class VllmEngine(JobQueue):
             part = output.outputs[0]
             tokens.extend(part.token_ids)
             self.progress += len(part.token_ids)
+            self.tokens += len(part.token_ids)
             if self._wants_logprobs:
                 drawn = zip(part.logprobs, part.token_ids, strict=True)
                 logprobs.extend(entry[token].logprob for entry, token in drawn)
@@ -284,7 +266,7 @@ class VllmEngine(JobQueue):
         from vllm.inputs.engine import tokens_input
 
         asked = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False)
-        if self._running and not self._is_paused:
+        if self._open and not self._is_paused:
             await self._pause()  # else running answers may hold every seat until they end
             self._is_paused = True
         outputs = []
@@ -334,15 +316,10 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-async def _start(arguments: dict[str, Any]) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
+async def _start(arguments: dict[str, Any], counts: RowCounts) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    try:
-        config = AsyncEngineArgs(**arguments).create_engine_config()
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise UserError(f"vLLM refuses its settings for {arguments['model']}: {error}") from error
-    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    llm = AsyncLLM.from_vllm_config(engine_config(arguments), stat_loggers=[counts.of_engine], disable_log_stats=True)
     await llm.update_weight_version("0")
     return llm
 

@@ -43,7 +43,6 @@ class VllmSetup:
     has_float32_head: bool
     """True if logits are made in float32 from weights of another dtype, as the learner makes them."""
     max_model_len: int
-    rows_per_job: int
     vllm: VllmConfig
 
 
@@ -59,6 +58,12 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         hf_config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise DataError(f"{model} is no model whose config can be read: {error}") from error
+    if role == "rollout" and (own := getattr(hf_config, "quantization_config", None)):
+        method = own.get("quant_method") if isinstance(own, dict) else own
+        raise DataError(
+            f"{model} holds quantised weights ({method}), which new versions cannot replace: a rollout needs the "
+            f"adapter in bfloat16 or float32; only a frozen target may be quantised"
+        )
     dtype: str = section.vllm.dtype
     if dtype == "auto":
         own = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
@@ -72,7 +77,6 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         published_dtype=config.learner.dtype,
         has_float32_head=role == "rollout" and dtype != "float32" and config.learner.head_dtype == "float32",
         max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config),
-        rows_per_job=config.rows_per_job(role),
         vllm=section.vllm,
     )
 
@@ -97,7 +101,7 @@ def _context_tokens(role: str, config: RunConfig, hf_config: Any) -> int:
 
 def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's AsyncEngineArgs, no default of the model folder."""
-    optional = ("quantization", "gpu_memory_utilization", "kv_cache_memory_bytes", "attention_backend")
+    optional = "quantization", "gpu_memory_utilization", "kv_cache_memory_bytes", "max_num_seqs", "attention_backend"
     chosen = {key: value for key in optional if (value := getattr(setup.vllm, key)) is not None}
     on_cpu = {
         "enforce_eager": True,
@@ -119,14 +123,14 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         "model": setup.model,
         "dtype": setup.dtype,
         "max_model_len": setup.max_model_len,
-        "max_num_seqs": setup.vllm.max_num_seqs,
         "tensor_parallel_size": setup.vllm.tensor_parallel_size,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
         "skip_tokenizer_init": True,
         "seed": 0 if setup.vllm.seeded else secrets.randbits(31),  # unseeded scorers must not draw from one stream
         "scheduling_policy": "priority" if setup.role == "rollout" else "fcfs",
-        "weight_transfer_config": {"backend": BACKEND},
+        # A target is never updated; with it vLLM would refuse quantised ones.
+        "weight_transfer_config": {"backend": BACKEND} if setup.role == "rollout" else None,
     }
 
 

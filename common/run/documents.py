@@ -51,7 +51,7 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: dict[str, float]
     """rollout, scorer: tokens of the batch over the time since the batch before; learner: while it trained."""
     busy_fraction: dict[str, float]
-    """Fraction by role, since each worker's first lease."""
+    """Row-seconds in a seat over seats x time by role, since each worker's first lease; learner: its share of time."""
     engine_mismatch: float
     """Largest difference from the learner that nine of ten positions of a rollout's probe keep below."""
     proofs: dict[str, int] = {}
@@ -72,6 +72,8 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     """Distance of the policy from its samples, by their age; age 0 shows what engine and learner differ by."""
     engines: dict[str, tuple[str, ...]] = {}
     """Engines of the connected workers, by role."""
+    waiting_rows: dict[str, int] = {}
+    """Rows that waited in the engines of a role for a seat, when the line was written."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint so far; None unless the target is served elsewhere."""
 

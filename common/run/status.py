@@ -21,9 +21,19 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     engine: str
     version: int
-    slots: int
+    about: str
+    """The engine's own choices, in words."""
+    seats: int
+    """Rows that the engine works on at once."""
+    rows: int
+    """Rows of its leases that have not ended."""
+    waiting_rows: int
+    """Those that wait in the engine for a seat, as it last reported."""
     leases: int
     busy_fraction: float | None
+    """Row-seconds in a seat over seats x time since the first lease."""
+    tokens_per_s: float
+    """Tokens that the engine wrote per second in the newest seconds."""
     tasks_done: int
     silent_s: float
     engine_mismatch: float
@@ -131,6 +141,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerStatus]
     busy_fraction: dict[str, float]
     """Mean over the workers of a role."""
+    waiting_rows: dict[str, int]
+    """Rows that wait in the engines of a role for a seat."""
     losses: dict[str, int]
     truncated_fraction: float
     """Fraction of the newest batch's rows that a length limit cut."""

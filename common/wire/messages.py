@@ -4,9 +4,10 @@ Token ids travel as little-endian int32 bytes, logprobs as little-endian float32
 checks them). A worker (W) and the broker (B) exchange, in this order:
 
     W Hello      ─▶ B Welcome | Reject       the worker receives the run's resolved config and loads its model
-    W Ready      ─▶ B                        the broker compares digests; the worker's slots become credit
+    W Ready      ─▶ B                        the broker compares digests; its room for rows becomes credit
     B PrefixTask | ScoreTask ─▶ W            a lease: Heartbeat renews it; Prefixes, Scores or Refused end it
     B Ack        ─▶ W                        the result is held (Scores: in the journal); until then it is sent again
+    W RowsLeft   ─▶ B                        rows of a lease have ended: their credit returns before its result
     B Beat       ─▶ W                        answers each Heartbeat with the newest published version
     W Staged     ─▶ B Swap ─▶ W Installed    a rollout holds new weights, may swap, has scored the probe
     B ProbeUnclear ─▶ W Installed            the probe cannot tell versions apart: with a checksum of the weights, too
@@ -50,8 +51,10 @@ Name = Annotated[str, Meta(max_length=MOST_NAME_CHARS)]
 Text = Annotated[str, Meta(max_length=MOST_TEXT_CHARS)]
 """A reason, state or short answer; its sender cuts it with `cut_text`."""
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-MOST_LEASES_LISTED = 2**14
-"""A worker holds at most one task more than its slots, of which the broker counts at most `workers.MOST_SLOTS`."""
+MOST_ROWS = 8192
+"""More rows than any engine takes at once; a worker that offers more would take all there is to do."""
+MOST_LEASES_LISTED = 2**15
+"""A worker holds fewer tasks than rows, and the broker gives it a small multiple of `MOST_ROWS` at most."""
 Version = Annotated[int, Meta(ge=UNPROVED, le=2**31 - 1)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 """A time or another figure that is not negative; neither NaN nor infinite."""
@@ -343,14 +346,21 @@ class Hello(_Message, frozen=True, kw_only=True):
 
 
 class Ready(_Message, frozen=True, kw_only=True):
-    """The model is loaded: how many tasks may run at once, and what exactly was loaded."""
+    """The model is loaded: how many rows it takes at once, and what exactly was loaded."""
 
-    slots: int
+    seats: int
+    """Rows that it works on at once."""
+    room: int
+    """Rows that it takes before they end; those beyond the seats wait in the engine, so that no seat is left empty."""
+    takes_runs: bool
+    """True if a task's groups share a forward, which then takes all seats; else it is given a group at a time."""
     digests: ModelDigests
     version: Version
     """Installed version: 0 for the initial adapter, UNPROVED until a probe has passed and for scorers."""
     weights_digest: Name
     engine: Name
+    about: Text = ""
+    """The engine's own choices, in words."""
 
 
 class Heartbeat(_Message, frozen=True, kw_only=True):
@@ -358,11 +368,23 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
 
     progress: Count
     """Grows with every token, verification and loading step; for a limited time also while an endpoint is out."""
-    busy_slot_s: Seconds
+    busy_row_s: Seconds
+    """Row-seconds in a seat since its start."""
     leases: Annotated[tuple[Name, ...], Meta(max_length=MOST_LEASES_LISTED)]
     state: Text
     usage: Usage | None = None
     """None unless the engine uses an endpoint."""
+    waiting_rows: Count = 0
+    """Rows at the engine that wait for a seat."""
+    tokens: Count = 0
+    """Tokens that the engine has written."""
+
+
+class RowsLeft(_Message, frozen=True):
+    """The rows of open tasks that have not ended at the engine."""
+
+    tasks: Annotated[tuple[tuple[Name, Count], ...], Meta(max_length=MOST_LEASES_LISTED)]
+    """Name and rows of every task of which some have ended since the message before."""
 
 
 class Prefixes(_Leased, frozen=True, kw_only=True):
@@ -652,7 +674,8 @@ class Accepted(_Message, frozen=True):
     """The request was carried out."""
 
 
-_FromWorker = Hello | Ready | Heartbeat | Prefixes | Scores | Refused | Staged | Installed | Leaving | Goodbye
+_OfTask = RowsLeft | Prefixes | Scores | Refused
+_FromWorker = Hello | Ready | Heartbeat | _OfTask | Staged | Installed | Leaving | Goodbye
 _ToWorker = Welcome | Reject | Unknown | Beat | PrefixTask | ScoreTask | Revoke | Ack | Done
 _ToRollout = Swap | Proved | ProbeUnclear | ProbeFailed
 _FromLearner = GetBatch | IterationDone | Published | Evaluate | GetEvaluation | Forget | GetStatus | Stop

@@ -41,7 +41,9 @@ class Vitals:
     """Figures that the work loop writes and the network thread sends."""
 
     progress: int = 0
-    busy_slot_s: float = 0.0
+    busy_row_s: float = 0.0
+    waiting_rows: int = 0
+    tokens: int = 0
     state: str = "loading"
     leases: tuple[str, ...] = ()
     usage: messages.Usage | None = None
@@ -187,7 +189,9 @@ class Link:
         self._handed_over.difference_update(leases)
         beat = messages.Heartbeat(
             progress=vitals.progress,
-            busy_slot_s=vitals.busy_slot_s,
+            busy_row_s=vitals.busy_row_s,
+            waiting_rows=vitals.waiting_rows,
+            tokens=vitals.tokens,
             # A task that waits for the end of a long engine step is held, too: given away, it would be done twice.
             leases=(*leases, *self._handed_over),
             state=messages.cut_text(vitals.state),

@@ -10,7 +10,7 @@ trained next, and writes to its journal what must survive a crash before it ackn
     dispatch.py      tasks for workers; the effect of results and losses
     task_names.py    names that prove which worker held which task
     limits.py        most tokens and text that a result may hold
-    workers.py       workers, leases, free slots
+    workers.py       workers, leases, free rows
     evaluations.py   work pinned to one version, apart from the ledger
     versions.py      the weights each worker holds, proved or not; the other half is `rollout/swap.py`
     proofs.py        whether logprobs and checksums show that an engine holds a version
@@ -25,13 +25,13 @@ trained next, and writes to its journal what must survive a crash before it ackn
 The way of one group (each wait with what ends it in brackets):
 
     step    function ◀─ caller                                                   state       waits for
-    issue   ledger.start_sampling ◀─ dispatch._give_sampling ◀─ server.serve     sampling    a slot (Prefixes), room in
+    issue   ledger.start_sampling ◀─ dispatch._give_sampling ◀─ server.serve     sampling    a row (RowsLeft), room in
                                                                                  the window (Published, IterationDone)
     sample  rollout/loop._start ◀─ PrefixTask; engine.submit, engine.step        sampling    engine, a proof (Proved)
     check   versions.check_prefixes, dispatch.take_prefixes ◀─                   sampling    nothing
             server._handle_worker ◀─ Prefixes ◀─ rollout/loop._deliver
     accept  ledger.take_prefixes ◀─ dispatch.take_prefixes                       sampled     nothing
-    lease   ledger.start_scoring ◀─ dispatch._give_scoring ◀─ server.serve       scoring     a scorer's slot (Scores)
+    lease   ledger.start_scoring ◀─ dispatch._give_scoring ◀─ server.serve       scoring     free rows (RowsLeft)
     score   scorer/loop._start ◀─ ScoreTask; then scorer/judging.Judging         scoring     engine, verifier (limit)
     judge   ledger.take_scores ◀─ dispatch.take_scores ◀─ server._handle_worker  scored [1]  nothing
             ◀─ Scores ◀─ scorer/judging

@@ -6,9 +6,9 @@ exactly S versions old, whatever is slow. Two things hide the latency, and no mo
     lead    groups under way or scored, the batch in training apart; from B to B + cap. It grows when the learner waited
             for numbers (fewer than B were scored; not for a straggler at its deadline, whom no lead makes faster),
             shrinks slowly otherwise: this holds where the learner is the slowest part
-    ahead   groups begun and not at a scorer: an item for every second scoring slot, one per rollout, and what is
-            sampled while a slot scores: this holds where scorers are the slowest part, and a longer lead would only be
-            a longer queue
+    ahead   groups begun and not at a scorer: an item for every second one that scorers hold, one per rollout, and
+            what is sampled while one is scored: this holds where scorers are the slowest part, and a longer lead would
+            only be a longer queue
     cap     drift: from B S groups down to 0. While old samples are worth too little of a fresh one, it shrinks; at 0
             the run is synchronous, and only the newest version is sampled. It grows again slowly
 
@@ -30,7 +30,7 @@ SHORT_WAIT, LONG_WAIT = 0.01, 0.1
 GROWTH, DECAY = 1 / 8, 1 / 64
 """Per iteration: growth of the lead, in batches; part of the lead beyond a batch that is given up."""
 AHEAD = 1 / 2
-"""Items that wait for scorers, per scoring slot: slots become free one after the other."""
+"""Items that wait for scorers, per item that they hold: those end one after the other."""
 MOST_SHRINKAGE, LEAST_SHRINKAGE = 0.5, 0.9
 """Bounds of the factor on what is begun ahead where old samples are worth too little."""
 RECOVERY = 1 / 16
@@ -48,7 +48,8 @@ class Supply:
     """The workers that are ready."""
 
     rollouts: int = 0
-    scoring_slots: int = 0
+    scoring_slots: float = 0
+    """Items that scorers hold at once."""
 
 
 @dataclass

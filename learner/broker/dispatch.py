@@ -27,7 +27,7 @@ LOST_TASK_S = 15.0
 VERIFICATION = 1
 """Progress that a scorer reports for a text that was verified."""
 MOST_LOST_TASKS = 3
-"""Tasks per slot that a worker may lose before it delivers another result; then it holds them and hides it."""
+"""Tasks that a worker may lose before it delivers another result, per task that it has held at once."""
 STRAYS_SHARE = 2.0
 """Time of a worker that joins for tasks of before, as a multiple of the time for one: one may wait behind another."""
 RESULT_SHARE = 0.5
@@ -35,7 +35,7 @@ RESULT_SHARE = 0.5
 
 
 class Dispatcher:
-    """Turns free slots into leases and results into ledger events."""
+    """Turns free rows into leases and results into ledger events."""
 
     def __init__(self, config: RunConfig, ledger: Ledger, prompts: PromptOrder, names: TaskNames) -> None:
         self._config, self._prompts, self._names = config, prompts, names
@@ -63,17 +63,18 @@ class Dispatcher:
     # --- giving work -------------------------------------------------------------------------------------------------
 
     def dispatch(self, now_s: float) -> None:
-        """Fill every free slot that the window and the data allow."""
+        """Fill every free seat, and the room behind it, that the window and the data allow."""
         rollouts = list(self.registry.of("rollout"))
-        self.ledger.admission.supply = self.registry.supply()
+        self.ledger.admission.supply = self.registry.supply(self._config.rows_per_job("scorer"))
         self.evaluations.give_up_stranded((each.version for each in rollouts), now_s)
-        for worker in sorted((each for each in rollouts if not each.is_leaving), key=lambda each: -each.free):
-            while worker.phase in ("ready", "draining") and worker.free > 0 and self._give_sampling(worker, now_s):
-                pass
+        takers = [each for each in rollouts if each.phase in ("ready", "draining") and not each.is_leaving]
+        while takers := [each for each in takers if each.free > 0]:
+            worker = max(takers, key=lambda each: each.want)
+            if not self._give_sampling(worker, now_s):
+                takers.remove(worker)
         while (scorer := self.registry.pick("scorer", lambda each: True, prefetch=True)) is not None:
             if not self._give_scoring(scorer, now_s):
-                if scorer.free > 0:
-                    self._revoke_for(now_s)
+                self._revoke()
                 break
 
     def _give_sampling(self, worker: Worker, now_s: float) -> bool:
@@ -85,7 +86,8 @@ class Dispatcher:
             groups = tuple(self.evaluations.group_task(seq) for seq in item.seqs)
         else:
             # A draining rollout only finishes what evaluations still need of its version.
-            item = self.ledger.start_sampling(worker.version) if worker.phase == "ready" else None
+            most = None if worker.takes_runs else 1
+            item = self.ledger.start_sampling(worker.version, most) if worker.phase == "ready" else None
             if item is None:
                 return False
             kind, rows, sampling = "train", self._config.algorithm.samples_per_prompt, self._config.rollout_sampling()
@@ -94,7 +96,8 @@ class Dispatcher:
         task = messages.PrefixTask(
             task="", kind=kind, version=version, groups=groups, rows_per_group=rows, sampling=sampling
         )
-        self._lease(worker, item, task, rows * len(groups) * sampling.max_new_tokens, now_s)
+        rows *= len(groups)
+        self._lease(worker, item, task, rows, rows * sampling.max_new_tokens, now_s)
         return True
 
     def _group_task(self, seq: int) -> messages.GroupTask:
@@ -106,7 +109,8 @@ class Dispatcher:
         if (self._score_tasks + 1) % EVALUATION_SHARE == 0:
             kinds = ("eval", "train")
         for kind in kinds:
-            if (item := (self.ledger if kind == "train" else self.evaluations).start_scoring()) is not None:
+            queue, most = self.ledger if kind == "train" else self.evaluations, None if worker.takes_runs else 1
+            if (item := queue.start_scoring(most)) is not None:
                 break
         else:
             return False
@@ -126,7 +130,8 @@ class Dispatcher:
             sampled_s=item.sampled_s,
         )
         rows = sum(len(group.rows) for group in item.groups)
-        self._lease(worker, item, task, self._scoring_work(rows, kind, sampling), now_s)
+        texts = rows * self._config.scorer.texts_per_row(kind)
+        self._lease(worker, item, task, texts, self._scoring_work(rows, kind, sampling), now_s)
         return True
 
     def _scoring_work(self, rows: int, kind: messages.Kind, sampling: messages.Sampling) -> int:
@@ -138,6 +143,7 @@ class Dispatcher:
         worker: Worker,
         item: SampleItem | ScoreItem,
         task: messages.PrefixTask | messages.ScoreTask,
+        rows: int,
         work: int,
         now_s: float,
     ) -> None:
@@ -145,12 +151,12 @@ class Dispatcher:
         name = self._names.name(worker.holder, task.version, asked)
         # Who ends a training task in time takes no longer, in proportion, for an evaluation's.
         most_s = self._result_s * (max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0)
-        worker.add(Lease(name, task.kind, item, now_s, now_s, asked, work, most_s=most_s), now_s)
+        worker.add(Lease(name, task.kind, item, now_s, now_s, asked, work, rows, rows, most_s=most_s), now_s)
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
 
-    def _revoke_for(self, now_s: float) -> None:
-        """Revoke the youngest task that waits behind another one: a scorer has nothing to do."""
-        lease = self.registry.prefetched("scorer")
+    def _revoke(self) -> None:
+        """Revoke the youngest task that waits for a seat, if another scorer has empty ones."""
+        lease = self.registry.revocable("scorer")
         if lease is not None:
             lease.revoking = True
             holder = next(each for each in self.registry.of("scorer") if lease.task in each.leases)
@@ -230,14 +236,14 @@ class Dispatcher:
 
     def take_refusal(self, worker: Worker, refusal: messages.Refused) -> None:
         """Return a lease that its worker did not work on to its queue."""
-        lease = worker.leases.pop(refusal.task, None)
+        lease = worker.drop(refusal.task)
         if lease is not None:
             self._return(lease, died=False)
 
     def take_back(self, identity: bytes, task: str) -> None:
         """Return a task that cannot be sent, counted against the attempts of its groups."""
         worker = self.registry.by_identity.get(identity)
-        lease = worker.leases.pop(task, None) if worker else None
+        lease = worker.drop(task) if worker else None
         if lease is not None:
             self._return(lease, died=True)
 
@@ -260,9 +266,9 @@ class Dispatcher:
                 lease.held_s = now_s
             elif now_s - lease.held_s > LOST_TASK_S:
                 worker.tasks_lost += 1
-                if worker.tasks_lost > MOST_LOST_TASKS * max(1, worker.slots):
+                if worker.tasks_lost > MOST_LOST_TASKS * worker.most_leases:
                     raise ValueError(f"{worker.tasks_lost} tasks sent to it were not on its list, and no result came")
-                del worker.leases[lease.task]
+                worker.drop(lease.task)
                 self.losses[f"{worker.role}: task lost on the way"] += 1
                 self._return(lease, died=False)
 
@@ -274,10 +280,10 @@ class Dispatcher:
 
     def return_leases(self, worker: Worker, died: bool = False) -> list[str]:
         """Put everything a worker holds back into the queues; return the names of the tasks."""
-        leases, worker.leases = worker.leases, {}
-        for lease in leases.values():
+        leases = [lease for task in list(worker.leases) if (lease := worker.drop(task)) is not None]
+        for lease in leases:
             self._return(lease, died)
-        return list(leases)
+        return [lease.task for lease in leases]
 
     def _return(self, lease: Lease, died: bool) -> None:
         (self.evaluations if lease.kind == "eval" else self.ledger).give_back(lease.item, died)

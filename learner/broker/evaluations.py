@@ -178,9 +178,15 @@ class EvaluationQueue:
                 return run.to_sample.pop(0)
         return None
 
-    def start_scoring(self) -> ScoreItem | None:
-        """Return the next item for a scorer."""
-        return next((run.to_score.pop(0) for run in self.runs.values() if run.to_score), None)
+    def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
+        """Return the next item for a scorer, or so many groups of it."""
+        for run in self.runs.values():
+            if run.to_score:
+                item = run.to_score.pop(0)
+                if later := item.seqs[most_groups or len(item.seqs) :]:
+                    run.to_score.insert(0, item.only(later))
+                return item.only(item.seqs[:most_groups])
+        return None
 
     def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
         """Take back an item without a result; it fails once lost with too many workers."""

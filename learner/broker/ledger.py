@@ -65,20 +65,21 @@ class Ledger:
 
     # --- sampling ----------------------------------------------------------------------------------------------------
 
-    def start_sampling(self, version: int) -> SampleItem | None:
+    def start_sampling(self, version: int, most_groups: int | None = None) -> SampleItem | None:
         """Return groups for a worker at `version`; None where window or data allow none."""
+        most_groups = most_groups or self.limits.groups_per_item
         while self._resample:
             if self._live_again(self._resample[0]):
-                return self._resample_item(version)
+                return self._resample_item(version, most_groups)
             self._resample.popleft()  # delivered after all, by the worker that was given up
-        if not (size := self._new_item_size(version)):
+        if not (size := self._new_item_size(version, most_groups)):
             return None
         return self._begin_sampling(tuple(self._issue() for _ in range(size)), version)
 
     def _live_again(self, seqs: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(seq for seq in seqs if self._state(seq) == "queued")
 
-    def _resample_item(self, version: int) -> SampleItem | None:
+    def _resample_item(self, version: int, most_groups: int) -> SampleItem | None:
         seqs = self._live_again(self._resample[0])
         if not self.admission.may_resample(version, self.completed):
             return None
@@ -87,17 +88,18 @@ class Ledger:
         if room < len(seqs) and (self.window.over_sampling == 1 or not room):
             return None
         self._resample.popleft()
+        room = min(room, most_groups)
         if seqs[room:]:
-            # Over-sampled groups were accepted meanwhile: fewer are needed than were under way.
+            # For another item. Over-sampled groups that were accepted meanwhile leave room for fewer than there were.
             self._resample.appendleft(seqs[room:])
         return self._begin_sampling(seqs[:room], version)
 
-    def _new_item_size(self, version: int) -> int:
+    def _new_item_size(self, version: int, most_groups: int) -> int:
         if self.failures.is_too_high or (self.pass_rate and self.pass_rate.is_too_low):
             return 0  # what is under way decides whether the run can go on
         room = self._room(version, self.live())
         to_boundary = self.window.batch_groups - self._next_seq % self.window.batch_groups
-        size = min(self.limits.groups_per_item, to_boundary, room, self._issuable(room))
+        size = min(most_groups, to_boundary, room, self._issuable(room))
         return self.admission.size(size, version, self.completed, self.states())
 
     def _room(self, version: int, under_way: Iterable[Group]) -> int:
@@ -143,11 +145,14 @@ class Ledger:
 
     # --- scoring -----------------------------------------------------------------------------------------------------
 
-    def start_scoring(self) -> ScoreItem | None:
-        """Return the sampled groups that are due first, or None."""
+    def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
+        """Return the sampled groups that are due first, so many at most, or None."""
         while self._unscored_items:
             item = self._unscored_items.pop(0)
             if seqs := [seq for seq in item.seqs if self._state(seq) == "sampled"]:
+                seqs, later = seqs[:most_groups], seqs[most_groups or len(seqs) :]
+                if later:
+                    self._unscored_items.insert(0, item.only(later))
                 for seq in seqs:
                     self._live[seq].state = "scoring"
                 return item.only(seqs)

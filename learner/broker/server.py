@@ -3,7 +3,7 @@
     rollout ◀─ PrefixTask ── broker ── ScoreTask ─▶ scorer      ranks ── GetBatch ─▶ broker ── Batch | NotYet ─▶ ranks
        └────── Prefixes ───▶   │  ◀── Scores ─────────┘
 
-A rollout with free slots waits for room in the window, a scorer for prefixes, a rank for named groups. A wait ends
+A rollout with free rows waits for room in the window, a scorer for prefixes, a rank for named groups. A wait ends
 with a result, a refusal, the loss of a worker that is silent or makes no progress, or a Stop. Results are acknowledged
 after the journal holds them.
 """
@@ -30,7 +30,7 @@ from prefixrl.learner.broker.peers import Peers, why_not
 from prefixrl.learner.broker.spending import UsageFile
 from prefixrl.learner.broker.status import StatusSources, document
 from prefixrl.learner.broker.versions import Versions
-from prefixrl.learner.broker.workers import MOST_SLOTS, UNCOUNTED, Worker
+from prefixrl.learner.broker.workers import UNCOUNTED, Worker, check_offer
 
 log = logging.getLogger(__name__)
 
@@ -299,6 +299,9 @@ class Broker:
                 self._heartbeat(worker, message, now_s)
             case messages.Ready():
                 self._ready(worker, message, now_s)
+            case messages.RowsLeft(tasks):
+                for task, left in tasks:
+                    worker.rows_left(task, left)
             case messages.Prefixes() if worker.role == "rollout":
                 self.versions.check_prefixes(worker, message)
                 self.dispatcher.take_prefixes(worker, message, now_s)
@@ -325,7 +328,7 @@ class Broker:
     def _heartbeat(self, worker: Worker, message: messages.Heartbeat, now_s: float) -> None:
         self.usage_file.note(worker.identity.decode(errors="replace"), message.usage, now_s)
         worker.check_claim(message.progress, message.leases, now_s)
-        worker.heartbeat(message.progress, message.busy_slot_s, message.state, now_s)
+        worker.heartbeat(message, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
         if worker.lost_its_ready(now_s):
             log.warning("%s works, but its Ready was lost: asking again", worker.name)
@@ -339,19 +342,15 @@ class Broker:
         self.dispatcher.lose(worker, reason, died=True)
 
     def _ready(self, worker: Worker, ready: messages.Ready, now_s: float) -> None:
-        if not 1 <= ready.slots <= MOST_SLOTS:
-            raise ValueError(
-                f"a worker with {ready.slots} slots cannot work here; its engine must offer from 1 to {MOST_SLOTS}"
-            )
+        check_offer(ready)
         section = self.config.rollout if worker.role == "rollout" else self.config.scorer
         if ready.engine != section.engine and {ready.engine, section.engine} & APART:
             raise ValueError(f"its engine is {ready.engine}, the run's {worker.role}.engine is {section.engine}")
         self.run.identity.check(worker.role, ready.digests)
         self.versions.ready(worker, ready)
-        worker.slots, worker.digests, worker.engine = ready.slots, ready.digests, ready.engine
-        worker.has_said_ready = True
-        worker.ready_s = worker.progressed_s = now_s
-        log.info("%s is ready: %d slots, %s engine, version %d", worker.name, ready.slots, ready.engine, ready.version)
+        worker.take_ready(ready, now_s)
+        engine = f"{ready.engine} engine" + (f" ({ready.about})" if ready.about else "")
+        log.info("%s is ready: %d seats, %s, version %d", worker.name, ready.seats, engine, ready.version)
 
     # --- learner and operator ----------------------------------------------------------------------------------------
 

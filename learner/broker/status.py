@@ -12,6 +12,7 @@ from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.spending import UsageFile
 from prefixrl.learner.broker.workers import Worker
 
+_ROLES = ("rollout", "scorer")
 _COUNTED = set(GroupCounts.__struct_fields__) - {"outstanding"}
 
 
@@ -54,6 +55,7 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         crossed_fraction=counts.rows_crossed / max(1, counts.rows),
         workers=workers,
         busy_fraction=_busy_fractions(workers),
+        waiting_rows={role: sum(each.waiting_rows for each in workers if each.role == role) for role in _ROLES},
         losses=dict(dispatcher.losses),
         truncated_fraction=batches.truncated_fraction,
         waiting_for=batches.waiting_for,
@@ -73,9 +75,10 @@ def _admission(admission: Admission) -> AdmissionStatus:
 
 def _worker(worker: Worker, now_s: float) -> WorkerStatus:
     fields = {name: value for name, value in vars(worker).items() if name in WorkerStatus.__struct_fields__}
-    busy, silent_s = worker.busy_fraction(now_s), now_s - worker.heard_s
+    busy, silent_s = worker.busy_fraction, now_s - worker.heard_s
     phase = "leaving" if worker.is_leaving else worker.phase
-    own = {"phase": phase, "leases": len(worker.leases), "busy_fraction": busy, "silent_s": silent_s}
+    own = {"phase": phase, "leases": len(worker.leases), "rows": worker.left, "busy_fraction": busy}
+    own["silent_s"] = silent_s
     return WorkerStatus(**fields | own)
 
 

@@ -1,17 +1,22 @@
-"""Workers of a run, their leases and free slots. Pure: time is passed in.
+"""Workers of a run, their leases and free rows. Pure: time is passed in.
 
-Credit is free slots: a worker announces its slots once, every lease takes one, every result, refusal or loss returns
-it. A task goes to the worker with most free slots. One more task is *prefetched* per scorer, only while no slot is free
-anywhere, so that a decode never waits for a round trip; it is revoked when a new worker has nothing to do.
+Credit is counted in rows: a worker announces its seats and its room once. A lease takes its rows; each that ends, and a
+result, refusal or loss, returns them. A task goes to the worker with most empty seats, else with most free rows. Two
+kinds of engine:
+
+    groups apart    room is larger than the seats, so that rows wait in the engine and no seat is ever empty
+    runs of groups  a task is one forward and takes all seats. One more task is *prefetched* per scorer, only while
+                    nobody has a free row, so that a decode never waits for a round trip
+
+A task that waits behind others for a seat is revoked when another worker has nothing to do.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prefixrl.common.wire.messages import UNPROVED, ModelDigests, ProbeFailed, Proof
+from prefixrl.common.wire.messages import MOST_ROWS, UNPROVED, Heartbeat, ModelDigests, ProbeFailed, Proof, Ready
 from prefixrl.learner.broker.admission import Supply
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 from prefixrl.learner.broker.task_names import Content
@@ -20,8 +25,10 @@ Phase = Literal["loading", "ready", "draining", "swapping"]
 
 LOADING_STATES = ("loading", "waiting for ")
 """Beginnings of the state of a worker that loads, or waits for the endpoint that serves its model."""
-MOST_SLOTS = 4096
-"""More than any engine decodes at once; a worker that offers more would take all there is to do."""
+MOST_HELD = 3
+"""Rows of all leases of a worker, ended ones included, as a multiple of its room: that rows ended is only its word."""
+RATE_S = 5.0
+"""Least time over which tokens per second are measured."""
 UNCOUNTED = {"simulated", "openai"}
 """Engines whose progress is not a number of tokens."""
 CLAIM_SLACK = 2
@@ -45,11 +52,15 @@ class Lease:
     asked: Content = ("train", ())
     work: int = 0
     """Most progress that the task can make: a unit per token and per verification."""
+    rows: int = 1
+    """Texts that the engine writes for it."""
+    left: int = 1
+    """Those that have not ended, as the worker last said."""
     revoking: bool = False
     most_s: float = math.inf
     """Longest time from its front to its result."""
     front_s: float | None = None
-    """Time at which it came into a slot; None while it waits behind another one."""
+    """Time at which it came into a seat; None while it waits behind others."""
     away_before_s: float = 0.0
     """Absence of its worker until then, in all."""
 
@@ -65,7 +76,10 @@ class Worker:
     pid: int
     heard_s: float
     phase: Phase = "loading"
-    slots: int = 0
+    seats: int = 0
+    room: int = 0
+    takes_runs: bool = True
+    about: str = ""
     version: int = -1
     weights_digest: str = ""
     proved: dict[int, str] = field(default_factory=dict)
@@ -75,12 +89,24 @@ class Worker:
     engine: str = ""
     digests: ModelDigests | None = None
     leases: dict[str, Lease] = field(default_factory=dict)
+    """Tasks in the order in which they were given; only `add` and `drop` change them."""
+    rows: int = 0
+    """Rows of its leases, ended ones included."""
+    left: int = 0
+    """Those that have not ended."""
     progress: int = -1
     progressed_s: float = 0.0
     first_lease_s: float | None = None
     first_lease_after_ready_s: float | None = None
     ready_s: float = 0.0
-    busy_slot_s: float = 0.0
+    busy_row_s: float = 0.0
+    reported_s: float = 0.0
+    """Time of the newest report of its work loop."""
+    waiting_rows: int = 0
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    rated: tuple[int, float] = (0, 0.0)
+    """Tokens and time from which the next rate is measured."""
     state: str = "starting"
     has_said_ready: bool = False
     """True if a Ready came since it joined, or joined again."""
@@ -97,6 +123,8 @@ class Worker:
     tasks_done: int = 0
     tasks_lost: int = 0
     """Tasks that were lost on the way to it or back, since its last result."""
+    most_leases: int = 1
+    """Tasks that it has held at once."""
     claimable: int = 0
     """Progress up to which its reports can be true."""
     has_strays: bool = True
@@ -114,8 +142,35 @@ class Worker:
 
     @property
     def free(self) -> int:
-        """Number of slots without a lease."""
-        return self.slots - len(self.leases)
+        """Number of rows that it may get; a task is given whole, so this may become negative."""
+        free = self.room - self.taken
+        return free if self.takes_runs else min(free, MOST_HELD * self.room - self.rows)
+
+    @property
+    def want(self) -> tuple[int, int]:
+        """Its place in the choice for a task: empty seats before room behind full ones."""
+        return max(0, self.seated - self.taken), self.free
+
+    @property
+    def taken(self) -> int:
+        """Number of rows of credit that its leases take now."""
+        return self.seats * len(self.leases) if self.takes_runs else self.left
+
+    @property
+    def seated(self) -> int:
+        """Number of rows of credit that can be in a seat at once."""
+        return self.room if self.takes_runs else self.seats
+
+    def behind(self) -> list[Lease]:
+        """Return the leases that wait behind others: those before them take all seats."""
+        if self.taken <= self.seated:
+            return []
+        found, before = [], 0
+        for lease in self.leases.values():
+            if before >= self.seated and (self.takes_runs or lease.left):
+                found.append(lease)
+            before += self.seats if self.takes_runs else lease.left
+        return found
 
     @property
     def is_working(self) -> bool:
@@ -135,6 +190,8 @@ class Worker:
     def add(self, lease: Lease, now_s: float) -> None:
         """Give a lease."""
         self.leases[lease.task] = lease
+        self.rows, self.left = self.rows + lease.rows, self.left + lease.left
+        self.most_leases = max(self.most_leases, len(self.leases))
         self.claimable += CLAIM_SLACK * lease.work
         self.time_front(now_s)
         if len(self.leases) == 1:
@@ -143,10 +200,18 @@ class Worker:
             self.first_lease_s = now_s
             self.first_lease_after_ready_s = now_s - self.ready_s
 
+    def drop(self, task: str) -> Lease | None:
+        """Take a lease away, if it has it."""
+        lease = self.leases.pop(task, None)
+        if lease is not None:
+            self.rows, self.left = self.rows - lease.rows, self.left - lease.left
+        return lease
+
     def time_front(self, now_s: float) -> None:
-        """Begin to time the tasks that are in a slot by now; one behind them is not worked on."""
-        for lease in itertools.islice(self.leases.values(), self.slots):
-            if lease.front_s is None:
+        """Begin to time the tasks that are in a seat by now; one behind them is not worked on."""
+        waiting = {lease.task for lease in self.behind()}
+        for lease in self.leases.values():
+            if lease.front_s is None and lease.task not in waiting:
                 lease.front_s, lease.away_before_s = now_s, self.away_s
 
     def hear(self, now_s: float) -> None:
@@ -166,7 +231,7 @@ class Worker:
 
     def finish(self, task: str) -> None:
         """End the lease of a result, if it still has one."""
-        self.leases.pop(task, None)
+        self.drop(task)
         self.tasks_done += 1
         self.tasks_lost = 0
 
@@ -187,6 +252,13 @@ class Worker:
                 f"and verification)"
             )
 
+    def take_ready(self, ready: Ready, now_s: float) -> None:
+        """Take over what it loaded and offers."""
+        self.seats, self.room, self.takes_runs = ready.seats, ready.room, ready.takes_runs
+        self.digests, self.engine, self.about = ready.digests, ready.engine, ready.about
+        self.has_said_ready = True
+        self.ready_s = self.progressed_s = now_s
+
     def join_again(self, now_s: float) -> None:
         """Reset the state that a worker itself resets before it sends another Hello."""
         self.joined_s = now_s
@@ -199,11 +271,25 @@ class Worker:
         needed = {each: known for each, known in self.proved.items() if each >= oldest}
         self.proved = needed | {version: digest}
 
-    def heartbeat(self, progress: int, busy_slot_s: float, state: str, now_s: float) -> None:
+    def rows_left(self, task: str, left: int) -> None:
+        """Note how many rows of a task have not ended; the credit of the others returns."""
+        lease = self.leases.get(task)
+        if lease is not None:
+            before, lease.left = lease.left, min(left, lease.rows)
+            self.left += lease.left - before
+
+    def heartbeat(self, beat: Heartbeat, now_s: float) -> None:
         """Note a sign of life and the work loop's report."""
-        self.busy_slot_s, self.state = busy_slot_s, state
-        if progress != self.progress:
-            self.progress, self.progressed_s = progress, now_s
+        self.busy_row_s, self.waiting_rows, self.state = beat.busy_row_s, beat.waiting_rows, beat.state
+        self.reported_s = now_s
+        before, since_s = self.rated
+        if not since_s or beat.tokens < before:
+            self.rated = beat.tokens, now_s
+        elif now_s - since_s >= RATE_S:
+            self.tokens_per_s, self.rated = (beat.tokens - before) / (now_s - since_s), (beat.tokens, now_s)
+        self.tokens = beat.tokens
+        if beat.progress != self.progress:
+            self.progress, self.progressed_s = beat.progress, now_s
 
     def lost_its_ready(self, now_s: float) -> bool:
         """Return True, once per `READY_S`, if its Ready was lost and it has to join again."""
@@ -218,11 +304,21 @@ class Worker:
         self.without_ready_s = now_s
         return True
 
-    def busy_fraction(self, now_s: float) -> float | None:
-        """Return slot-seconds decoding over slots x time since the first lease; None before it."""
-        if self.first_lease_s is None or now_s <= self.first_lease_s:
+    @property
+    def busy_fraction(self) -> float | None:
+        """Row-seconds in a seat over seats x time from the first lease to the newest report."""
+        if self.first_lease_s is None or self.reported_s <= self.first_lease_s:
             return None
-        return min(1.0, self.busy_slot_s / (self.slots * (now_s - self.first_lease_s)))
+        return min(1.0, self.busy_row_s / (self.seats * (self.reported_s - self.first_lease_s)))
+
+
+def check_offer(ready: Ready) -> None:
+    """Raise ValueError unless a worker offers seats and room that can be."""
+    if not 1 <= ready.seats <= ready.room <= MOST_ROWS:
+        raise ValueError(
+            f"a worker with {ready.seats} seats and room for {ready.room} rows cannot work here; its engine must offer "
+            f"from 1 to {MOST_ROWS} seats, and room for at least as many rows, up to {MOST_ROWS}"
+        )
 
 
 class Registry:
@@ -262,18 +358,29 @@ class Registry:
         return found
 
     def pick(self, role: str, fits: Callable[[Worker], bool], prefetch: bool) -> Worker | None:
-        """Return the worker for the next task, by free slots, then by fewest tasks done."""
+        """Return the worker for the next task, by its want, then by fewest tasks done."""
         # Without the second, new workers stay idle for ever where work is short.
         ready = [worker for worker in self.of(role) if worker.is_working and fits(worker)]
-        best = max(ready, key=lambda worker: (worker.free, -worker.tasks_done), default=None)
-        return best if best is None or best.free > 0 or (prefetch and best.free == 0) else None
+        takers = [worker for worker in ready if worker.free > 0]
+        if not takers and prefetch:
+            takers = [worker for worker in ready if worker.takes_runs and worker.free == 0]
+        return max(takers, key=lambda worker: (worker.want, -worker.tasks_done), default=None)
 
-    def supply(self) -> Supply:
+    def supply(self, rows_per_item: int = 1) -> Supply:
         """Return what works now; a rollout that swaps works again soon."""
         rollouts = sum(worker.phase != "loading" and not worker.is_leaving for worker in self.of("rollout"))
-        return Supply(rollouts, sum(worker.slots for worker in self.of("scorer") if worker.is_working))
+        scorers = [worker for worker in self.of("scorer") if worker.is_working]
+        # An item is at a scorer from the lease to the result, also while its rows wait for a seat: so it is the room
+        # that counts, in items. Of an engine that takes runs, the seats are those of one item.
+        slots = [each.room / (each.seats if each.takes_runs else rows_per_item) for each in scorers]
+        return Supply(rollouts, sum(slots))
 
-    def prefetched(self, role: str) -> Lease | None:
-        """Return the newest lease beyond its worker's slots: it has not started and may be revoked."""
-        over = [lease for worker in self.of(role) for lease in list(worker.leases.values())[worker.slots :]]
-        return max((each for each in over if not each.revoking), key=lambda each: each.since_s, default=None)
+    def revocable(self, role: str) -> Lease | None:
+        """Return the newest lease that waits for a seat while another worker has empty ones for it."""
+        working = (worker for worker in self.of(role) if worker.is_working and worker.free > 0)
+        idle = max(working, key=lambda each: each.seated - each.taken, default=None)
+        if idle is None or (empty := idle.seated - idle.taken) <= 0:
+            return None
+        found = [lease for worker in self.of(role) if worker is not idle for lease in worker.behind()]
+        fitting = (each for each in found if not each.revoking and (not idle.leases or each.left <= empty))
+        return max(fitting, key=lambda each: each.since_s, default=None)

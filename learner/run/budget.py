@@ -26,6 +26,10 @@ SETS = 2
 """Versions in the host's memory (`learner/weights/copies.py`)."""
 VLLM_SHARE = 0.92
 """vLLM's own default of `gpu_memory_utilization`."""
+VLLM_ROWS, VLLM_ROWS_LARGE = 256, 1024
+"""vLLM's own defaults of `max_num_seqs`; the second on large devices (not on an A100, whose name is not known here)."""
+VLLM_LARGE_BYTES = 70 * GIB
+"""Memory from which vLLM takes a device for a large one."""
 
 
 def device_bytes(config: RunConfig) -> int | None:
@@ -206,7 +210,22 @@ def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
     cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
     if found.rows_in_room is not None:
         cache += f", room for {found.rows_in_room} of the {found.rows} rows at once"
-    return [f"a {role}: {found.weights / GIB:.2f} GiB of weights{of_device}; {cache}"]
+    lines = [f"a {role}: {found.weights / GIB:.2f} GiB of weights{of_device}; {cache}"]
+    if section.engine == "vllm":
+        lines.append(f"a {role}'s batch: {_vllm_batch(section, found.rows, limit)}")
+    return lines
+
+
+def _vllm_batch(section: EngineConfig, rows: int, limit: int | None) -> str:
+    """Return what is known of vLLM's batch before it runs."""
+    whose = "as declared" if section.vllm.max_num_seqs else "vLLM's own choice"
+    if limit is None and not section.vllm.max_num_seqs:
+        whose += " for a small device; the device is not known here"
+    tokens = section.vllm.options.get("max_num_batched_tokens", "vLLM's own number of")
+    return (
+        f"{rows} rows at once ({whose}), {tokens} tokens per step; model runner, attention backend and "
+        f"room for keys and values are logged at its start and shown by `prefixrl status`"
+    )
 
 
 def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> str:
@@ -242,7 +261,7 @@ def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) 
     sampled = config.max_sampled_tokens
     row_tokens = prompt_tokens + sampled + (config.scorer.max_new_tokens if role == "scorer" else 0)
     is_transformers = section.engine == "transformers"
-    rows = config.rows_per_job(role) if is_transformers else section.vllm.max_num_seqs
+    rows = config.rows_per_job(role) if is_transformers else section.vllm.max_num_seqs or _vllm_rows(limit)
     shape = shape_of(model)
     token_cache = shape.cache_bytes(width) if shape else 0
     room = None if limit is None or section.device == "cpu" else int(limit * _share(section))
@@ -252,6 +271,11 @@ def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) 
 def section_of(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
     """Return the section of a role."""
     return config.scorer if role == "scorer" else config.rollout
+
+
+def _vllm_rows(limit: int | None) -> int:
+    """Return vLLM's own number of rows at once for a device of this memory."""
+    return VLLM_ROWS_LARGE if limit is not None and limit >= VLLM_LARGE_BYTES else VLLM_ROWS
 
 
 def _share(section: EngineConfig) -> float:

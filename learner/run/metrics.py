@@ -91,6 +91,7 @@ class MetricsLog:
             since_start_s=now_s,
             drift=metrics.ages,
             engines=_engines(status),
+            waiting_rows=status.waiting_rows,
             endpoint=status.endpoint,
         )
         json_lines.append(self._metrics, [line])

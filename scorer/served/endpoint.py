@@ -66,6 +66,8 @@ class CompletionsEndpoint:
         self.url = section.url
         self.asking = 0
         """Number of requests under way."""
+        self._asked_s = 0.0
+        self._counted_s = time.monotonic()
         self.limited = 0
         """Number of rows that wait for a rate limit."""
         self.counts = Usage()
@@ -200,13 +202,22 @@ class CompletionsEndpoint:
         if self.outage and self._is_over(self.outage):
             self._give_up(self.outage)
 
+    @property
+    def asked_s(self) -> float:
+        """Seconds of all requests so far, those under way included."""
+        return self._asked_s + self.asking * (time.monotonic() - self._counted_s)
+
+    def _count_asking(self, more: int) -> None:
+        self._asked_s, self._counted_s = self.asked_s, time.monotonic()
+        self.asking += more
+
     async def _ask(self, content: bytes) -> Completed | Retry | RowRefused | EndpointRefused:
-        self.asking += 1
+        self._count_asking(1)
         try:
             outcome = await self._client.complete(content)
             self._note(outcome)
         finally:
-            self.asking -= 1
+            self._count_asking(-1)
         self.count(requests=not isinstance(outcome, Retry))
         if not isinstance(outcome, EndpointRefused):
             self.count(prompt_tokens=outcome.prompt_tokens or 0, completion_tokens=outcome.completion_tokens or 0)

@@ -1,6 +1,6 @@
 """An engine whose model is served elsewhere, by an OpenAI-compatible completions endpoint.
 
-    worker's loop ── submit ──▶ asyncio loop in a thread ── a request per row, `requests` at once ──▶ endpoint
+    worker's loop ── submit ──▶ `row_jobs.py` ── a request per row, `requests` at once ──▶ endpoint
           ▲ step() ◀── queue of finished jobs ◀── retries, rate limits (`endpoint.py`) ◀── completions ──┘
 
 A row is sent as the target's own tokenizer rendered it, prefix included, and is continued. While the endpoint answers
@@ -11,19 +11,19 @@ ends the worker with a named error.
 
 import asyncio
 import logging
-import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 
 import msgspec
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Continuation, Job, JobQueue, JobResult, TokenIds
+from prefixrl.common.engines.base import Continuation, Job, JobResult, TokenIds
 from prefixrl.common.engines.rendering import renderer_of
+from prefixrl.common.engines.row_jobs import RowJobs
 from prefixrl.common.errors import UserError
 from prefixrl.common.seeds import row_seed
 from prefixrl.common.wire.messages import Sampling, Usage
@@ -37,8 +37,8 @@ CLOSE_S = 5.0
 WATCH_EVERY_S = 0.2
 
 
-class OpenAIEngine(JobQueue):
-    """An engine over an endpoint; `slots` is the number of jobs whose rows it requests at once."""
+class OpenAIEngine(RowJobs):
+    """An engine over an endpoint; its seats are the rows that it requests at once."""
 
     name = "openai"
 
@@ -50,12 +50,9 @@ class OpenAIEngine(JobQueue):
         super().__init__()
         self._section = config.scorer.openai
         self._renderer = renderer_of(config, "scorer", model)
-        self.slots = max(1, self._section.requests // config.rows_per_job("scorer"))
+        self.offer(self._section.requests)
         self._limited_s = 0.0
         self._accounted_s = time.monotonic()
-        self._running: dict[str, int] = {}
-        """Rows without an answer of every job that has started."""
-        self._finished: queue.SimpleQueue[Future[JobResult]] = queue.SimpleQueue()
         self._is_warned = False
         self._endpoint = CompletionsEndpoint(self._section)
         self._loop = asyncio.new_event_loop()
@@ -80,47 +77,31 @@ class OpenAIEngine(JobQueue):
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
-    def submit(self, job: Job) -> None:
-        """Queue a job; it starts as soon as one of its rows can be requested."""
-        super().submit(job)
-        self._start_waiting()
-
     def step(self, timeout_s: float) -> list[JobResult]:
         """Wait a bounded time for jobs; raises PeerLost after `patience_s` or UserError if refused."""
-        results: list[JobResult] = []
-        while self._running:
-            try:
-                results.append(self._finished.get(timeout=0.0 if results else timeout_s).result())
-            except queue.Empty:
-                break
-            self._account()
-            del self._running[results[-1].key]
-        self._account()
-        self.progress += bool(self.waits_for)
-        self._start_waiting()
-        return results
-
-    def _start_waiting(self) -> None:
-        self._account()
-        while self._waiting and sum(self._running.values()) < self._section.requests:
-            job = self._waiting.popleft()
-            self._running[job.key] = len(job.rows)
-            asyncio.run_coroutine_threadsafe(self._run(job), self._loop).add_done_callback(self._finished.put)
-
-    def _account(self) -> None:
-        """Count slots as busy while a request is under way, not while rows wait to repeat one."""
+        results = self._results(timeout_s)
         now_s = time.monotonic()
         passed_s, self._accounted_s = now_s - self._accounted_s, now_s
-        if self._endpoint.asking:
-            self.busy_slot_s += min(len(self._running), self.slots) * passed_s
         if self._endpoint.limited:
             self._limited_s += passed_s
+        self.progress += bool(self.waits_for)
+        return results
+
+    @property
+    def busy_row_s(self) -> float:
+        """Seconds of all requests so far; a row that waits to repeat one has no seat."""
+        return self._endpoint.asked_s
+
+    @property
+    def waiting_rows(self) -> int:
+        """Number of rows without a request under way."""
+        return max(0, self.open_rows - self._endpoint.asking)
 
     @property
     def waits_for(self) -> str:
         """The endpoint and its fault, "" while it answers or nothing is requested."""
         waits = self._endpoint.waits
-        if waits is None or not self._running:
+        if waits is None or not self._open:
             return ""
         return f"{self._endpoint.url} for {waits.age_s:.0f} s: {waits.reason}"
 
@@ -139,17 +120,6 @@ class OpenAIEngine(JobQueue):
         trial = Job("trial", (self._renderer.encode("1"),), np.zeros((1, 1)), one, stops)
         await self._endpoint.try_out(self._request(model.id, trial, 0, 1))
         return model
-
-    async def _run(self, job: Job) -> JobResult:
-        started_s = time.monotonic()
-
-        async def row(index: int) -> Continuation:
-            finished = await self._row(job, index)
-            self._running[job.key] -= 1
-            return finished
-
-        rows = await asyncio.gather(*map(row, range(len(job.rows))))
-        return JobResult(job.key, tuple(rows), time.monotonic() - started_s)
 
     async def _row(self, job: Job, index: int) -> Continuation:
         size, context = job.rows[index].size, self._model.max_model_len
@@ -199,6 +169,7 @@ class OpenAIEngine(JobQueue):
             completion_tokens=tokens.size if written.completion_tokens is None else 0,
         )
         self.progress += 1 + tokens.size
+        self.tokens += tokens.size
         finish = "eos" if is_ended else written.finish
         return Continuation(tokens, np.zeros(0, np.float32), finish, (), text)
 

@@ -186,13 +186,13 @@ def ended_while_scoring(
         rank.hear(Accepted)
         wait_until(lambda: is_scoring(broker), "a task at the scorer")
         (registered,) = broker.dispatcher.registry.of("scorer")
-        wait_until(lambda: len(registered.leases) > registered.slots, "a task behind those that have begun")
+        wait_until(registered.behind, "a task behind those that have begun")
         for number in numbers:
             leaving.send_signal(number)
             time.sleep(pause_s)
         if returns and len(numbers) == 1:
             wait_until(lambda: registered.is_leaving, "word of its end")
-            wait_until(lambda: len(registered.leases) <= registered.slots, "the task that had not begun")
+            wait_until(lambda: not registered.behind(), "the task that had not begun")
         if returns and len(numbers) == 2:
             wait_until(lambda: registered.identity not in broker.dispatcher.registry.by_identity, "its Goodbye", 2.0)
         ended = end_of(leaving, GRACE_S + 4.0)

@@ -22,6 +22,7 @@ from prefixrl.common.wire.messages import (
     Prompt,
     Proved,
     Refused,
+    RowsLeft,
     Sampling,
     Swap,
     WeightsNote,
@@ -58,16 +59,16 @@ class Fetched:
 class World:
     """A rollout with a simulated engine that takes LONG_S for a task, which pass only in its steps; what it sent."""
 
-    def __init__(self, folder: Path, swap: str) -> None:
+    def __init__(self, folder: Path, swap: str, seats: int | None = None) -> None:
         config = run_on_disk(
             folder,
             rollout={"engine": "simulated", "swap": swap},
             scorer={"engine": "simulated"},
-            simulated={"prefix_s": LONG_S},
+            simulated={"prefix_s": LONG_S, "seats": seats},
         )
         self.sent: list[Any] = []
         link: Any = SimpleNamespace(send=self.sent.append, vitals=SimpleNamespace())
-        engine = SimulatedEngine("rollout", config.simulated)
+        engine = SimulatedEngine("rollout", config.simulated, config.rows_per_job("rollout"))
         self.fetched = Fetched()
         self.rollout = Rollout(
             config,
@@ -95,6 +96,12 @@ class World:
         note = WeightsNote(version, digest, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))
         self.rollout._handle(Beat(note))
         self.rollout._handle(Swap(version))
+        self.turn()
+
+    def offer(self, version: int) -> None:
+        """Announce a version that the rollout then holds, without a Swap from the broker."""
+        note = WeightsNote(version, "d", pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))
+        self.rollout._handle(Beat(note))
         self.turn()
 
     def turn(self) -> None:
@@ -217,3 +224,24 @@ def test_an_announcement_of_what_is_installed_is_no_news(world: World) -> None:
     world.rollout._handle(Beat(WeightsNote(1, digest, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))))
     world.rollout._handle(Beat(WeightsNote(0, ANEW, pack_tokens([1, 2, 3]), pack_logprobs([0.0, 0.0]))))
     assert world.fetched.take() is None
+
+
+def test_what_waits_for_a_seat_is_handed_back_before_a_swap_that_would_wait_for_it(tmp_path: Path) -> None:
+    world = World(tmp_path, "drain", seats=2)
+    for name, kind in (("first", "train"), ("later", "train"), ("evaluated", "eval")):
+        world.begin(name, kind=kind)  # type: ignore[arg-type]
+    world.offer(1)
+    assert [each.task for each in world.got(Refused)] == ["later"], "evaluations need this version"
+    world.turn_until(lambda: len(world.got(Prefixes)) == 2, "the others")
+    assert {each.task for each in world.got(Prefixes)} == {"first", "evaluated"}
+
+
+def test_ended_rows_are_reported_while_their_task_goes_on(tmp_path: Path, clock: SteppedClock) -> None:
+    world = World(tmp_path, "drain", seats=1)
+    world.begin("a")
+    clock.sleep(1.5 * LONG_S)
+    world.turn()
+    world.rollout._report()
+    assert world.got(Prefixes) == [] and world.got(RowsLeft)[-1] == RowsLeft((("a", 1),))
+    vitals = world.rollout._link.vitals
+    assert vitals.waiting_rows == 0 and vitals.busy_row_s == pytest.approx(1.5 * LONG_S, rel=0.1)

@@ -30,7 +30,7 @@ from prefixrl.common.wire.messages import (
 )
 from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Vitals
-from prefixrl.scorer.direct import BusySlots, Decoder, DirectScorer
+from prefixrl.scorer.direct import BusySeats, Decoder, DirectScorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.fakes import run_on_disk, serving
 from support.paths import EXAMPLES
@@ -164,12 +164,14 @@ def test_its_slots_are_its_verifier_children() -> None:
     digests = scorer_digests(config, config.model_of("scorer"))
     scorer = DirectScorer(config, link, Decoder(config.model_of("scorer")), pool, digests)  # type: ignore[arg-type]
     scorer.say_ready()
-    assert link.sent == [Ready(slots=3, digests=digests, version=-1, weights_digest="", engine="verifier")]
+    assert link.sent == [
+        Ready(seats=3, room=48, takes_runs=False, digests=digests, version=-1, weights_digest="", engine="verifier")
+    ]
 
 
-def test_a_prefetched_task_makes_no_slot_busier() -> None:
-    busy = BusySlots(2, noted_s=100.0)
-    busy.note(3, 110.0)  # idle for ten seconds, then one task more than slots
+def test_a_text_that_waits_for_a_child_makes_no_seat_busier() -> None:
+    busy = BusySeats(2, noted_s=100.0)
+    busy.note(3, 110.0)  # idle for ten seconds, then one text more than seats
     assert busy.total_s == 0.0
     busy.note(1, 120.0)
     assert busy.total_s == 2 * 10.0

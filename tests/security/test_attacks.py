@@ -33,7 +33,6 @@ from prefixrl.common.wire.messages import (
     Prefixes,
     PrefixTask,
     Published,
-    Ready,
     Reject,
     Role,
     Scores,
@@ -45,7 +44,7 @@ from prefixrl.common.wire.messages import (
     Unknown,
 )
 from prefixrl.common.wire.transport import MAX_FRAME_BYTES, Client
-from support.fakes import NOTE, Peer, judged, peers, sampled, wait_until
+from support.fakes import NOTE, Peer, judged, offer, peers, sampled, wait_until
 from support.keys import key
 from support.real_run import MIB, RealRun, real_run
 
@@ -79,7 +78,7 @@ def join_as_worker(peer: Peer, run: RealRun, role: Role, slots: int = 1) -> None
     model = run.config.model_of(role)  # type: ignore[arg-type]
     digests = model_digests(model) if is_rollout else scorer_digests(run.config, model)
     version, digest = (run.iteration, run.publisher.digests[run.iteration]) if is_rollout else (-1, "")
-    peer.say(Ready(slots=slots, digests=digests, version=version, weights_digest=digest, engine="simulated"))
+    peer.say(offer(slots, digests, "simulated", version, digest))
 
 
 # --- without the right key ---
@@ -210,7 +209,9 @@ def hoard(peer: Peer, run: RealRun, slots: int) -> tuple[PrefixTask, Prefixes]:
 def test_a_worker_with_endless_slots_is_refused(run: RealRun) -> None:
     with peers(run.endpoint, "greedy") as (peer,):
         join_as_worker(peer, run, "rollout", 2**31)
-        is_told(peer, f"a worker with {2**31} slots cannot work here; its engine must offer from 1 to")
+        is_told(
+            peer, f"a worker with 1 seats and room for {2**31} rows cannot work here; its engine must offer from 1 to"
+        )
     run.goes_on()
 
 

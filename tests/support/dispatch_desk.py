@@ -33,9 +33,9 @@ class Desk:
 
     def worker(self, role: Literal["rollout", "scorer"], slots: int = 1, version: int = 0) -> Worker:
         registry = self.dispatcher.registry
-        identity = f"{role}{len(registry.by_identity)}".encode()
+        identity = f"{role}{len(self.inboxes)}".encode()
         worker = registry.add(identity, role, "h", 1, self.now_s)
-        worker.phase, worker.slots, worker.version = "ready", slots, version
+        worker.phase, worker.seats, worker.room, worker.version = "ready", 1, slots, version
         self.inboxes[worker.name] = []
         return worker
 
@@ -43,7 +43,7 @@ class Desk:
         """Give a worker up, as the server does with one whose message it refused; another one in its place."""
         self.dispatcher.lose(worker, "refused", died=True)
         self.ledger.check()
-        return self.worker(worker.role, worker.slots, worker.version)
+        return self.worker(worker.role, worker.room, worker.version)
 
     def dispatch(self) -> None:
         self.now_s += 0.1

@@ -124,7 +124,7 @@ class Peer:
 
     def say_bytes(self, *frames: bytes) -> None:
         """Send what no encoder would."""
-        self.client.send(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""))
+        self.client.send(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         self.client._socket.send_multipart(frames)
 
     def hear(self, wanted: type[Wanted], timeout_s: float = 20.0) -> Wanted:
@@ -191,8 +191,23 @@ def ready(config: RunConfig, role: Role, slots: int = 1, version: int = 0) -> Re
 def loaded(role: Role, digests: ModelDigests, slots: int = 1, version: int = 0) -> Ready:
     """Ready of a worker that loaded these digests."""
     if role == "rollout":
-        return Ready(slots=slots, digests=digests, version=version, weights_digest=f"d{version}", engine="fake")
-    return Ready(slots=slots, digests=digests, version=-1, weights_digest="", engine="fake")
+        return offer(slots, digests, "fake", version, f"d{version}")
+    return offer(slots, digests, "fake")
+
+
+def offer(
+    slots: int, digests: ModelDigests, engine: str, version: int = -1, weights_digest: str = "", takes_runs: bool = True
+) -> Ready:
+    """Ready of a worker that takes so many tasks at once; of one that needs no runs of groups, so many rows."""
+    return Ready(
+        seats=slots if not takes_runs else 1,
+        room=slots,
+        takes_runs=takes_runs,
+        digests=digests,
+        version=version,
+        weights_digest=weights_digest,
+        engine=engine,
+    )
 
 
 def sampled(task: PrefixTask, digest: str | None = None) -> Prefixes:
@@ -325,6 +340,7 @@ def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
         "token_age_histogram": {},
         "crossed_fraction": 0.0,
         "busy_fraction": {},
+        "waiting_rows": {},
         "losses": {},
         "truncated_fraction": 0.0,
         "waiting_for": "",
@@ -345,7 +361,11 @@ def worker_status(role: str, engine: str, state: str = "idle", phase: str = "rea
         phase=phase,
         engine=engine,
         version=0,
-        slots=1,
+        about="",
+        seats=1,
+        rows=0,
+        waiting_rows=0,
+        tokens_per_s=0.0,
         leases=0,
         busy_fraction=0.5,
         tasks_done=1,

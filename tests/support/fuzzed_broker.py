@@ -143,7 +143,7 @@ class FuzzedBroker:
         if tasks and self._draw.random() < 0.7:
             return tasks.pop(self._draw.randrange(len(tasks)))
         held = tuple(worker.leases)
-        return Heartbeat(progress=self._draw.randrange(100), busy_slot_s=1.0, leases=held, state="sampling")
+        return Heartbeat(progress=self._draw.randrange(100), busy_row_s=1.0, leases=held, state="sampling")
 
     def _turn(self) -> None:
         """The rest of a turn of the broker's loop."""

@@ -15,8 +15,9 @@ STOP = 0
 class WritingEngine:
     """Goes on with each row's text where the row stands, and cuts it at the job's limit."""
 
-    name, slots, progress, busy_slot_s = "writing", 1, 0, 0.0
-    waits_for, usage = "", None
+    name, about, waits_for, usage = "writing", "", "", None
+    seats, room, takes_runs = 1, 1, True
+    progress, tokens, busy_row_s, waiting_rows = 0, 0, 0.0, 0
 
     def __init__(self, texts: list[str], prompt_bytes: int) -> None:
         self.texts, self.prompt_bytes = texts, prompt_bytes
@@ -30,6 +31,9 @@ class WritingEngine:
 
     def cancel(self, key: str) -> bool:
         return False
+
+    def rows_left(self, key: str) -> int:
+        return sum(len(job.rows) for job in self._open if job.key == key)
 
     def step(self, timeout_s: float) -> list[JobResult]:
         done, self._open = self._open, []

@@ -217,7 +217,7 @@ def workers(endpoint: str, config: RunConfig, roles: tuple[str, ...]) -> Iterato
         link = Link(lambda: address(endpoint), role)  # type: ignore[arg-type]
         try:
             link.name = link.welcome().worker
-            engine = SimulatedEngine(role, config.simulated)
+            engine = SimulatedEngine(role, config.simulated, config.rows_per_job(role))
             worker = _worker(role, config, link, engine)
             worker.say_ready()
             worker.run(stop.is_set)

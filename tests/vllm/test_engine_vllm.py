@@ -1,5 +1,6 @@
 """The vLLM engine on the shipped models: its tokens, its logprobs, what ends a row, jobs side by side."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -136,9 +137,9 @@ def test_the_models_own_end_token_ends_nothing_unless_the_job_says_so(engine: Vl
     assert any(row.tokens.size < 16 for row in result.rows)
 
 
-def test_only_a_job_that_waits_for_a_slot_can_be_cancelled(engine: VllmEngine) -> None:
-    assert engine.slots == 256 // (8 * 8)
-    keys = [f"job {index}" for index in range(engine.slots + 2)]
+def test_only_a_job_that_waits_for_seats_can_be_cancelled(engine: VllmEngine) -> None:
+    assert (engine.seats, engine.room) == (256, 384)
+    keys = [f"job {index}" for index in range(engine.seats // 64 + 2)]
     for key in keys:
         engine.submit(world.job(key, new=60))
     assert engine.cancel(keys[-1])
@@ -157,12 +158,29 @@ def test_more_prompt_tokens_than_one_step_takes_change_nothing(engine: VllmEngin
 
 
 def test_progress_and_busy_time_grow_with_the_work(engine: VllmEngine) -> None:
-    progress, busy_s = engine.progress, engine.busy_slot_s
+    progress, busy_s = engine.progress, engine.busy_row_s
     result = world.finish(engine, world.job("a"))["a"]
     assert engine.progress - progress == sum(row.tokens.size for row in result.rows)
-    assert result.elapsed_s / 2 < engine.busy_slot_s - busy_s < result.elapsed_s + 0.5
-    idle_s = engine.busy_slot_s
-    assert engine.step(0.0) == [] and engine.busy_slot_s == idle_s
+    assert 0.5 < (engine.busy_row_s - busy_s) / (64 * result.elapsed_s) <= 1.0
+    idle_s = engine.busy_row_s
+    assert engine.step(0.0) == [] and engine.busy_row_s == idle_s
+
+
+def test_the_busy_time_of_one_long_row_is_that_of_one_seat(engine: VllmEngine) -> None:
+    short, long = world.job("short", rows=31, new=2), world.job("long", rows=1, new=100)
+    busy_s = engine.busy_row_s
+    elapsed_s = world.finish(engine, short, long)["long"].elapsed_s
+    rows = (engine.busy_row_s - busy_s) / elapsed_s
+    assert 0.8 < rows < 4.0, "31 rows of 2 tokens beside one of 100"
+    assert engine.waiting_rows == 0 and engine.rows_left("long") == 0
+
+
+def test_what_vllm_chose_is_told_in_one_line(engine: VllmEngine) -> None:
+    assert re.fullmatch(
+        r"model runner V[12], attention \w+, max_num_seqs 256, max_num_batched_tokens \d+, room for keys and values of "
+        r"\d+ tokens, cudagraph NONE",
+        engine.about,
+    ), engine.about
 
 
 def test_a_row_without_room_for_an_answer_is_refused_by_name(engine: VllmEngine) -> None:

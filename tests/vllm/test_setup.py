@@ -1,6 +1,8 @@
 """The arguments that vLLM is started with, and the messages where it cannot be. Needs no vLLM."""
 
 import importlib.util
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,15 @@ from prefixrl.common.config.load import load
 from prefixrl.common.engines import vllm_setup
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.engines.vllm_setup import engine_arguments, is_vllm_installed, resolve
-from prefixrl.common.errors import ConfigError, UserError
+from prefixrl.common.errors import ConfigError, DataError, UserError
 from support import vllm_world as world
 from support.vllm_world import EXAMPLE
 
 ADAPTER = str(EXAMPLE / "adapter")
 TARGET = str(EXAMPLE / "target")
+
+
+DRAFT = "{ method = 'ngram', num_speculative_tokens = 3, prompt_lookup_max = 4 }"
 
 
 def settings(*changes: str) -> Any:
@@ -96,12 +101,41 @@ def test_options_are_passed_through() -> None:
         ("rollout.vllm.options={ generation_config = 'auto' }", "options sets generation_config"),
         ("scorer.vllm.options={ quantization = 'fp8' }", "keys of this section"),
         ("rollout.vllm.seeded=false", "seeded = false is for scorers"),
+        ("rollout.vllm.quantization=fp8", r"vllm.quantization = 'fp8': .* another policy .* their target is frozen"),
+        ("rollout.vllm.options={ kv_cache_dtype = 'fp8' }", r"vllm.options.kv_cache_dtype = 'fp8': .* another policy"),
+        (
+            f"rollout.vllm.options={{ speculative_config = {DRAFT} }}",
+            "speculative_config is for scorers: a draft model",
+        ),
         ("rollout.vllm.max_model_length=5", "did you mean 'max_model_len'"),
     ],
 )
 def test_options_that_would_change_what_is_sampled_are_refused(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         settings(change)
+
+
+def test_only_rollouts_can_be_given_new_weights() -> None:
+    rollout = engine_arguments(resolve(ADAPTER, "rollout", settings()), "cuda")
+    scorer = engine_arguments(resolve(TARGET, "scorer", settings()), "cuda")
+    assert rollout["weight_transfer_config"] == {"backend": "prefixrl"} and scorer["weight_transfer_config"] is None
+
+
+def test_the_batch_is_vllms_own_choice_unless_declared() -> None:
+    assert "max_num_seqs" not in engine_arguments(resolve(TARGET, "scorer", settings()), "cuda")
+    declared = settings("scorer.vllm.max_num_seqs=16")
+    assert engine_arguments(resolve(TARGET, "scorer", declared), "cuda")["max_num_seqs"] == 16
+
+
+def test_a_quantised_adapter_is_refused_and_a_quantised_target_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "awq"
+    shutil.copytree(ADAPTER, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match=r"holds quantised weights \(awq\).*only a frozen target may be quantised"):
+        resolve(str(folder), "rollout", settings())
+    assert resolve(str(folder), "scorer", settings()).model == str(folder)
 
 
 def test_the_context_holds_the_longest_row_within_what_the_model_was_made_for() -> None:

@@ -72,7 +72,7 @@ def refused(link: str, data: bytes) -> None:
 
 
 def test_a_part_with_an_unknown_field_is_refused() -> None:
-    ready = {"slots": 1, "version": 0, "weights_digest": "", "engine": ""}
+    ready = {"seats": 1, "room": 1, "takes_runs": True, "version": 0, "weights_digest": "", "engine": ""}
     digests = {"model": "", "tokenizer": "", "chat_template": ""}
     assert decode("ToBroker", encode({"type": "Ready", "digests": digests, **ready}))
     refused("ToBroker", encode({"type": "Ready", "digests": digests | {"x": 1}, **ready}))

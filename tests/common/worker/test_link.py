@@ -35,13 +35,13 @@ from prefixrl.common.wire.messages import (
 from prefixrl.common.wire.transport import Malformed, Server
 from prefixrl.common.worker import link as links
 from prefixrl.common.worker.link import Link
-from support.fakes import wait_until
+from support.fakes import offer, wait_until
 from support.keys import address, give_keys, keys
 
 WELCOME = Welcome(
     protocol=PROTOCOL, run_id="run", worker="scorer-0", config_json="{}", weights_endpoint="tcp://127.0.0.1:9"
 )
-READY = Ready(slots=2, digests=ModelDigests("m", "t", "c"), version=-1, weights_digest="", engine="fake")
+READY = offer(2, ModelDigests("m", "t", "c"), "fake")
 BEAT_S = 0.05
 
 
@@ -124,7 +124,7 @@ def test_nothing_but_hello_is_said_before_the_welcome(broker: FakeBroker, link: 
 def test_heartbeats_carry_what_the_work_loop_left(broker: FakeBroker, link: Link) -> None:
     acquainted(broker, link)
     link.vitals.progress, link.vitals.leases, link.vitals.state = 41, ("e-1",), "working"
-    wanted = Heartbeat(progress=41, busy_slot_s=0.0, leases=("e-1",), state="working")
+    wanted = Heartbeat(progress=41, busy_row_s=0.0, leases=("e-1",), state="working")
     wait_until(
         lambda: (received := broker.server.receive(0.05)) and received[1] == wanted, "a heartbeat with the figures"
     )

@@ -15,6 +15,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import Listed
 from prefixrl.common.wire.messages import (
+    MOST_ROWS,
     PROTOCOL,
     Ack,
     Evaluate,
@@ -45,7 +46,6 @@ from prefixrl.common.wire.transport import Received, Server
 from prefixrl.learner.broker import dispatch
 from prefixrl.learner.broker.__main__ import Start, build
 from prefixrl.learner.broker.server import Broker
-from prefixrl.learner.broker.workers import MOST_SLOTS
 from support.fakes import (
     Peer,
     end,
@@ -118,11 +118,11 @@ def test_a_number_of_ranks_that_is_not_the_runs_is_refused_at_once(
         other.hear(Status, timeout_s=2.0)
 
 
-BEAT = Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="")
+BEAT = Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="")
 ABSURD: dict[str, ToBroker] = {
-    "busy not a number": replace(BEAT, busy_slot_s=math.nan),
-    "busy for ever": replace(BEAT, busy_slot_s=math.inf),
-    "busy less than never": replace(BEAT, busy_slot_s=-1.0),
+    "busy not a number": replace(BEAT, busy_row_s=math.nan),
+    "busy for ever": replace(BEAT, busy_row_s=math.inf),
+    "busy less than never": replace(BEAT, busy_row_s=-1.0),
     "progress backwards": replace(BEAT, progress=-1),
     "a state as long as a book": replace(BEAT, state="x" * 2**20),
     "a lease with a long name": replace(BEAT, leases=("x" * 2**20,)),
@@ -153,7 +153,7 @@ def test_a_long_host_name_is_neither_enrolled_nor_answered(config: RunConfig) ->
 
 UNLIMITED_STRINGS = {"Prompt.prompt_id", "Prompt.question", "Prompt.gold", "Row.text", "TextVerdict.completion"}
 """Equal to what the broker gave out, or limited by the run's lengths in the handler."""
-UNLIMITED_NUMBERS = {"GroupPrefixes.seed", "TextVerdict.reward", "Hello.protocol", "Ready.slots"}
+UNLIMITED_NUMBERS = {"GroupPrefixes.seed", "TextVerdict.reward", "Hello.protocol", "Ready.seats", "Ready.room"}
 """Compared, or refused in the handler with a sentence."""
 
 
@@ -402,12 +402,13 @@ def test_a_text_that_nobody_keeps_is_refused(config: RunConfig) -> None:
 # --- hoarding ---
 
 
-@pytest.mark.parametrize("slots", [0, -1, MOST_SLOTS + 1, 2**31])
-def test_an_absurd_number_of_slots_is_refused_with_the_allowed_ones(slots: int, config: RunConfig) -> None:
+@pytest.mark.parametrize("slots", [0, -1, MOST_ROWS + 1, 2**31])
+def test_an_absurd_room_for_rows_is_refused_with_the_allowed_ones(slots: int, config: RunConfig) -> None:
     with serving(config), peers(endpoint_of(config), "greedy") as (greedy,):
         greedy.join("rollout")
         greedy.say(ready(config, "rollout", slots=slots))
-        refused(greedy, f"a worker with {slots} slots cannot work here; its engine must offer from 1 to {MOST_SLOTS}")
+        wanted = f"a worker with 1 seats and room for {slots} rows cannot work here; its engine must offer from 1 to"
+        refused(greedy, f"{wanted} {MOST_ROWS} seats")
 
 
 def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(config: RunConfig) -> None:
@@ -416,7 +417,7 @@ def test_a_worker_that_only_counts_up_is_given_up_and_its_tasks_go_to_another(co
         tasks = [hoarder.hear(PrefixTask) for _ in range(6)]
         names = tuple(task.task for task in tasks)
         for progress in range(0, 1000, 100):
-            hoarder.say(Heartbeat(progress=progress, busy_slot_s=0.0, leases=names, state="working hard"))
+            hoarder.say(Heartbeat(progress=progress, busy_row_s=0.0, leases=names, state="working hard"))
         # Six tasks of 2 groups of 2 rows of 4 tokens, with slack.
         refused(hoarder, "it reports a progress of 200, all tasks it was given allow 192")
         works_on(config, broker)
@@ -438,7 +439,7 @@ def test_a_worker_that_counts_up_and_names_tasks_of_before_is_given_up_after_a_w
 
         def reason() -> str:
             leases = (task.task, "former-1@0:f")
-            hoarder.say(Heartbeat(progress=next(counted), busy_slot_s=0.0, leases=leases, state="working hard"))
+            hoarder.say(Heartbeat(progress=next(counted), busy_row_s=0.0, leases=leases, state="working hard"))
             received = hoarder.client.receive(0.05)
             return received[0].reason if received and isinstance(received[0], Reject) else ""
 

@@ -91,7 +91,7 @@ def test_a_worker_that_loaded_something_else_is_refused_by_name(
         reason = bad.hear(Reject).reason
         assert f"another {what}: digest of its {part.replace('_', ' ')} is another" in reason
         good.ready(config, role)
-        good.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""))
+        good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(Beat)
         assert [worker["name"] for worker in status(learner(good))["workers"]] == [f"{role}-1"]
 
@@ -112,7 +112,7 @@ def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_pa
             assert f"copy the learner's {mine}:score to its host" in reason
         good.join("scorer")
         good.say(loaded("scorer", right))
-        good.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""))
+        good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(Beat)
 
 
@@ -128,7 +128,7 @@ def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model
         assert expected in bad.hear(Reject).reason
         good.join("scorer")
         good.say(loaded("scorer", right))
-        good.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""))
+        good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         good.hear(Beat)
 
 
@@ -222,7 +222,7 @@ def test_a_worker_may_not_send_what_its_role_does_not_make(config: RunConfig, br
 
 def test_an_unknown_peer_gets_unknown_and_no_message_of_it_counts(config: RunConfig, broker: Broker) -> None:
     with peers(endpoint_of(config), "stranger") as (stranger,):
-        for message in (Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""), GetStatus(), IterationDone(0, 1)):
+        for message in (Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""), GetStatus(), IterationDone(0, 1)):
             stranger.say(message)
             stranger.hear(Unknown)
     assert broker.ledger.completed == 0

@@ -97,7 +97,7 @@ def test_a_worker_gets_done_again_until_its_goodbye(config: RunConfig) -> None:
         rank.hear(Accepted)
         rank.say(Goodbye("done"))
         worker.hear(Done)
-        worker.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="idle"))
+        worker.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="idle"))
         worker.hear(Done)
         assert thread.is_alive()
         with ends_within(thread, 20.0):
@@ -128,7 +128,7 @@ def test_the_usage_is_saved_before_the_wait_for_goodbyes(config: RunConfig, monk
         worker.say(
             Heartbeat(
                 progress=1,
-                busy_slot_s=0.0,
+                busy_row_s=0.0,
                 leases=(),
                 state="scoring",
                 usage=Usage(requests=3, prompt_tokens=30, completion_tokens=8),

@@ -105,7 +105,7 @@ def test_the_counters_of_a_killed_broker_are_equal_after_its_restart(config: Run
         again = train(rank, 1)
         assert trained_on(again) == trained_on(recorded), "same groups, same order, same seed"
         assert not {g.seq for g in again.groups} & {g.seq for g in trained.groups}
-        rollout.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=""))
+        rollout.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         rollout.hear(Unknown)
 
 

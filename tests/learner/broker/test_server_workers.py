@@ -79,7 +79,7 @@ def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> Non
         task = hung.hear(PrefixTask)
 
         def given_up() -> bool:
-            hung.say(Heartbeat(progress=3, busy_slot_s=0.0, leases=(task.task,), state="hung"))
+            hung.say(Heartbeat(progress=3, busy_row_s=0.0, leases=(task.task,), state="hung"))
             hung.client.receive(0.05)
             return broker.dispatcher.losses["rollout: lost"] == 1
 
@@ -97,7 +97,7 @@ peer.ready(config, "rollout")
 task = peer.hear(PrefixTask)
 print("holds a task", flush=True)
 for progress in range(1000):
-    peer.say(Heartbeat(progress=min(20, progress), busy_slot_s=0.0, leases=(task.task,), state="at work"))
+    peer.say(Heartbeat(progress=min(20, progress), busy_row_s=0.0, leases=(task.task,), state="at work"))
     time.sleep(0.1)
     while (received := peer.client.receive(0.0)) is not None:
         print(type(received[0]).__name__, flush=True)
@@ -164,14 +164,14 @@ def test_a_leaving_worker_that_joins_again_gets_no_work_either(config: RunConfig
 def beats(peer: Peer, state: str, times: int = 5) -> None:
     """So many heartbeats, each of which is answered as one."""
     for _ in range(times):
-        peer.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state=state))
+        peer.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=state))
         peer.hear(Beat)
     assert not any(isinstance(each, Unknown) for each in peer.passed_over)
 
 
 def works_until_asked_to_join(peer: Peer) -> None:
     def is_asked() -> bool:
-        peer.say(Heartbeat(progress=0, busy_slot_s=0.0, leases=(), state="waiting"))
+        peer.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="waiting"))
         received = peer.client.receive(0.1)
         return received is not None and isinstance(received[0], Unknown)
 
@@ -220,7 +220,7 @@ def swapping(config: RunConfig, rank: Peer, rollout: Peer) -> None:
     while rollout.hear(Beat).latest != V1:
         pass
     rollout.say(Staged(1))
-    rollout.say(Heartbeat(progress=1, busy_slot_s=0.0, leases=(task.task,), state=""))
+    rollout.say(Heartbeat(progress=1, busy_row_s=0.0, leases=(task.task,), state=""))
     rollout.hear(Beat)
     assert not any(isinstance(each, Swap) for each in rollout.passed_over), "a lease is open"
     rollout.say(sampled(task))
@@ -355,7 +355,7 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
                 rank.hear(Accepted)
         while not rollout.hears_nothing_of(Beat):
             pass  # as they were announced
-        rollout.say(Heartbeat(progress=2, busy_slot_s=0.0, leases=(task.task,), state=""))
+        rollout.say(Heartbeat(progress=2, busy_row_s=0.0, leases=(task.task,), state=""))
         assert rollout.hear(Beat).latest == anew
         rollout.say(Staged(1))
         rollout.say(sampled(task, "d1"))
@@ -364,7 +364,7 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
         test = rollout.hear(PrefixTask)
         assert test.kind == "eval" and test.version == 1
         rollout.say(sampled(test, "1 anew"))
-        rollout.say(Heartbeat(progress=3, busy_slot_s=0.0, leases=(), state=""))
+        rollout.say(Heartbeat(progress=3, busy_row_s=0.0, leases=(), state=""))
         while rollout.hear(Beat).latest != v2:
             pass
 

@@ -89,7 +89,7 @@ def test_the_usage_in_a_heartbeat_is_in_the_status_and_in_the_run_directory(tmp_
         scorer.say(
             Heartbeat(
                 progress=1,
-                busy_slot_s=0.0,
+                busy_row_s=0.0,
                 leases=(),
                 state="scoring",
                 usage=Usage(requests=3, prompt_tokens=30, completion_tokens=8),

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from prefixrl.common.wire.messages import Heartbeat
 from prefixrl.learner.broker.ledger import ScoreItem
 from prefixrl.learner.broker.workers import READY_S, Lease, Registry, Worker
 
@@ -16,8 +17,12 @@ def registry_of(*slots: int, role: Literal["rollout", "scorer"] = "scorer") -> R
     registry = Registry(silence_s=10.0, stall_s=100.0)
     for number, count in enumerate(slots):
         worker = registry.add(bytes([number]), role, "host", 1, 0.0)
-        worker.phase, worker.slots = "ready", count
+        worker.phase, worker.seats, worker.room = "ready", 1, count
     return registry
+
+
+def beat(worker: Worker, progress: int, busy_row_s: float, state: str, now_s: float) -> None:
+    worker.heartbeat(Heartbeat(progress=progress, busy_row_s=busy_row_s, leases=(), state=state), now_s)
 
 
 def workers(registry: Registry) -> list[Worker]:
@@ -38,7 +43,7 @@ def test_names_count_per_role_and_are_never_used_again() -> None:
     assert [each.name for each in workers(registry)] == ["rollout-0", "scorer-0", "rollout-2"]
 
 
-def test_the_task_goes_to_the_worker_with_most_free_slots() -> None:
+def test_the_task_goes_to_the_worker_with_most_free_rows() -> None:
     registry = registry_of(2, 4, 3)
     given = []
     for number in range(9):
@@ -50,7 +55,7 @@ def test_the_task_goes_to_the_worker_with_most_free_slots() -> None:
     assert registry.pick("scorer", anyone, prefetch=False) is None
 
 
-def test_one_task_per_worker_is_prefetched_and_only_when_no_slot_is_free_anywhere() -> None:
+def test_one_task_per_worker_is_prefetched_and_only_when_no_row_is_free_anywhere() -> None:
     registry = registry_of(1, 1)
     first, second = workers(registry)
     first.add(lease("a"), 0.0)
@@ -78,13 +83,15 @@ def test_the_youngest_prefetched_lease_is_named_once() -> None:
     for number, worker in enumerate(workers(registry)):
         worker.add(lease(f"running-{number}", 5.0), 5.0)
         worker.add(lease(f"ahead-{number}", 6.0 + number), 6.0)
-    found = registry.prefetched("scorer")
+    idle = registry.add(b"idle", "scorer", "host", 1, 0.0)
+    idle.phase, idle.seats, idle.room = "ready", 1, 1
+    found = registry.revocable("scorer")
     assert found is not None and found.task == "ahead-1"
     found.revoking = True
-    found = registry.prefetched("scorer")
+    found = registry.revocable("scorer")
     assert found is not None and found.task == "ahead-0"
     found.revoking = True
-    assert registry.prefetched("scorer") is None
+    assert registry.revocable("scorer") is None
 
 
 def test_a_silent_worker_is_lost_with_the_reason() -> None:
@@ -98,11 +105,11 @@ def test_a_silent_worker_is_lost_with_the_reason() -> None:
 def test_a_worker_that_talks_but_makes_no_progress_on_a_lease_is_lost() -> None:
     registry = registry_of(1)
     (worker,) = workers(registry)
-    worker.heartbeat(5, 0.0, "", 50.0)
+    beat(worker, 5, 0.0, "", 50.0)
     worker.add(lease("t1"), 60.0)
     for now_s in (100.0, 150.0, 160.0):
         worker.heard_s = now_s
-        worker.heartbeat(5, 0.0, "", now_s)
+        beat(worker, 5, 0.0, "", now_s)
         assert registry.lost(now_s) == [], "the clock starts with the lease"
     worker.heard_s = 160.5
     ((_, reason),) = registry.lost(160.5)
@@ -115,7 +122,7 @@ def test_progress_renews_a_lease_however_old_it_is() -> None:
     worker.add(lease("t1"), 0.0)
     for step in range(100):
         worker.heard_s = step * 90.0
-        worker.heartbeat(step, 0.0, "", step * 90.0)
+        beat(worker, step, 0.0, "", step * 90.0)
         assert registry.lost(step * 90.0) == []
 
 
@@ -138,22 +145,23 @@ def test_an_idle_worker_is_never_stuck() -> None:
 def test_the_busy_share_counts_from_the_first_lease() -> None:
     registry = registry_of(2)
     (worker,) = workers(registry)
-    assert worker.busy_fraction(5.0) is None
+    worker.seats = 2
+    assert worker.busy_fraction is None
     worker.ready_s = 7.0
     worker.add(lease("t1"), 10.0)
     assert worker.first_lease_after_ready_s == 3.0
-    assert worker.busy_fraction(10.0) is None
-    worker.heartbeat(1, 6.0, "", 16.0)
-    assert worker.busy_fraction(16.0) == 0.5
-    worker.heartbeat(1, 99.0, "", 16.0)
-    assert worker.busy_fraction(16.0) == 1.0
+    assert worker.busy_fraction is None
+    beat(worker, 1, 6.0, "", 16.0)
+    assert worker.busy_fraction == 0.5
+    beat(worker, 1, 99.0, "", 16.0)
+    assert worker.busy_fraction == 1.0
 
 
 def test_a_worker_that_works_without_a_ready_is_asked_again_and_one_that_loads_is_not() -> None:
     worker = Registry(1e9, 1e9).add(b"w", "scorer", "host", 1, 0.0)
 
     def asked(state: str, now_s: float) -> bool:
-        worker.heartbeat(0, 0.0, state, now_s)
+        beat(worker, 0, 0.0, state, now_s)
         return worker.lost_its_ready(now_s)
 
     for now_s in range(0, 5000, 100):

@@ -44,6 +44,18 @@ def test_the_qwen_recipe_has_the_published_batch_arithmetic(tmp_path: Path) -> N
     assert "9 forward-equivalents over" in said
 
 
+def test_what_is_known_of_vllms_batch_is_told_before_it_runs(tmp_path: Path) -> None:
+    data = rows(tmp_path / "train.jsonl", 8888)
+    own = (f"data.train={data}", f"data.eval={data}", f"directory={tmp_path}", "scorer.engine=vllm")
+    path = EXAMPLES / "math_qwen2.5/run.toml"
+    said = forecast(load(path, own)).text
+    assert "a scorer's batch: 1024 rows at once (vLLM's own choice), vLLM's own number of tokens per step" in said
+    declared = ("scorer.vllm.max_num_seqs=300", "scorer.vllm.options={ max_num_batched_tokens = 4096 }")
+    said = forecast(load(path, own + declared)).text
+    assert "a scorer's batch: 300 rows at once (as declared), 4096 tokens per step" in said
+    assert budget._vllm_rows(None) == budget._vllm_rows(24 * GIB) == 256 and budget._vllm_rows(79 * GIB) == 1024
+
+
 def test_the_llama_recipe_loads(tmp_path: Path) -> None:
     data = rows(tmp_path / "train.jsonl", 7500)
     config = load(

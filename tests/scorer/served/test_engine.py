@@ -193,13 +193,13 @@ def test_an_empty_completion_and_one_that_stopped_are_answers() -> None:
 def test_no_more_rows_are_asked_for_at_once_than_the_config_says_and_jobs_keep_their_order() -> None:
     script = lambda request: Reply(content=written(request.body), after_s=0.02)  # noqa: E731
     with serving(script) as server, engine_of(server, requests=4) as engine:
-        assert engine.slots == 1
+        assert (engine.seats, engine.room) == (4, 6)
         jobs = [job("a", rows=8), job("b", rows=8), job("c", rows=8)]
         done = run(engine, *jobs)
         assert [texts(done[each.key]) for each in jobs] == [expected(each) for each in jobs]
         assert server.most_at_once <= 4
         assert engine.usage.requests == 1 + 3 * 8
-        assert engine.busy_slot_s > 0 and engine.progress > 3 * 8 * NEW
+        assert engine.busy_row_s > 0 and engine.progress > 3 * 8 * NEW
 
 
 def test_the_time_of_a_request_begins_when_it_is_its_turn() -> None:
