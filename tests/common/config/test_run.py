@@ -386,6 +386,7 @@ MEANINGLESS_IN_DIRECT = {
     "scorer.cache_bytes": "0",
     "simulated.completion_s": "0.1",
     "simulated.completion_sigma": "0.5",
+    "simulated.completion_limit_s": "2",
     "simulated.accuracy": "0.5",
     "evaluation.max_new_tokens": "5",
     "evaluation.fixed_prefixes": '["a"]',
