@@ -111,6 +111,11 @@ class Held(VllmEngine):
     is_first = True
     newest = 0
 
+    def offer(self, seats: int) -> None:
+        """Offer no room behind the seats: a group that waits there could not be trained while the first stand still."""
+        super().offer(seats)
+        self.room = seats
+
     def stand_still(self) -> None:
         self._call(self._llm.pause_generation(mode="keep", clear_cache=False), 60.0, "pause")
 
@@ -121,7 +126,7 @@ class Held(VllmEngine):
     def step(self, timeout_s: float) -> list[JobResult]:
         done = super().step(timeout_s)
         self.is_first = self.is_first and not done
-        if not self._running:
+        if not self._open:
             time.sleep(0.005)
         return done
 
