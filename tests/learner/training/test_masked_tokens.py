@@ -16,7 +16,7 @@ from prefixrl.common.wire.messages import Sampling
 from prefixrl.learner.training.batch import PaddedRows, Sample, pad
 from prefixrl.learner.training.model import Models
 from support.paths import EXAMPLE
-from support.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
+from support.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model, whole
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -92,6 +92,6 @@ def test_a_tokenizer_without_control_tokens_leaves_everything_as_it_is(tmp_path:
 def test_the_probe_is_of_the_whole_distribution() -> None:
     config = run_of()
     tokens = [3, 19, 8, 4, 2, 0]
-    probed = Models.load(config, 0, 1, config.adapter.model).probe_logprobs(tokens, TEMPERATURE)
+    probed = Models.load(config, 0, 1, config.adapter.model).probe_logprobs([whole(tokens)], TEMPERATURE)
     engine = TransformersEngine(config.adapter.model, "cpu", "float32", 1)
     assert probed == pytest.approx(engine.logprobs(np.asarray(tokens), TEMPERATURE).tolist(), abs=1e-5)
