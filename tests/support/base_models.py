@@ -91,8 +91,7 @@ def scored(config: RunConfig, engine: Engine, opening: str) -> tuple[ScoredGroup
         Scorer(config, link, engine, renderer, pool, ModelDigests("", "", "")).run(lambda: False)  # type: ignore[arg-type]
     finally:
         pool.close()
-    (scores,) = link.sent
-    assert isinstance(scores, Scores)
+    (scores,) = (each for each in link.sent if isinstance(each, Scores))
     return scores.groups
 
 
