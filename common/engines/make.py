@@ -4,7 +4,7 @@ import torch
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import AdapterEngine
-from prefixrl.common.engines.vllm_setup import is_vllm_installed
+from prefixrl.common.engines.vllm_setup import is_vllm_installed, low_rank_of
 
 
 def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
@@ -29,5 +29,8 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
     if device == "auto":
         device = "cuda" if has_cuda else "cpu"
     if role == "rollout":
-        return TransformersEngine(model, device, config.learner.dtype, section.threads, config.learner.head_dtype)
+        learner = config.learner
+        return TransformersEngine(
+            model, device, learner.dtype, section.threads, learner.head_dtype, low_rank_of(config)
+        )
     return TransformersEngine(model, device, "auto", section.threads)

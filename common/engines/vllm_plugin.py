@@ -14,6 +14,8 @@ from typing import cast
 
 import msgspec
 import torch
+import xxhash
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
@@ -21,7 +23,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from prefixrl.common.engines.vllm_setup import BACKEND, CHILD_VARIABLE
 from prefixrl.common.process import die_with_parent
-from prefixrl.common.weights.snapshot import check_manifest, rebuild
+from prefixrl.common.weights.snapshot import as_bytes, check_manifest, rebuild
 from prefixrl.common.wire.messages import Manifest
 
 
@@ -35,6 +37,20 @@ def register() -> None:
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel("ERROR")
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryWeights)
+
+
+class AdapterSums:
+    """Method that vLLM's workers get: checksums of the low-rank matrices they compute with."""
+
+    def adapter_sums(self) -> dict[str, str]:
+        """Return them by layer and rank of the device; they are no parameters of the model."""
+        found, rank = {}, get_tensor_model_parallel_rank()
+        for name, module in self.model_runner.get_model().named_modules():  # type: ignore[attr-defined]
+            for part in ("lora_a_stacked", "lora_b_stacked"):
+                stacked = getattr(module, part, ())
+                for index, tensor in enumerate([stacked] if isinstance(stacked, torch.Tensor) else stacked):
+                    found[f"tp{rank}:{name}.{part}.{index}"] = xxhash.xxh3_64_hexdigest(as_bytes(tensor.cpu()))
+        return found
 
 
 @dataclass

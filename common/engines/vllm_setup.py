@@ -13,9 +13,11 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig
 
+from prefixrl.common.config.learner import LOW_RANKS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.vllm_options import VllmConfig
 from prefixrl.common.errors import DataError, UserError
+from prefixrl.common.weights.low_rank import LowRank
 
 BACKEND = "prefixrl"
 """Name of the weight-transfer backend, and of the plugin (pyproject.toml) that makes it known to vLLM."""
@@ -45,6 +47,16 @@ class VllmSetup:
     max_model_len: int
     rows_per_job: int
     vllm: VllmConfig
+    low_rank: LowRank | None = None
+    """Shape of the matrices that versions hold; None where they hold whole weights."""
+
+
+def low_rank_of(config: RunConfig) -> LowRank | None:
+    """Return the shape of the matrices that rollouts get; None where they get whole weights."""
+    lora = config.learner.lora
+    if lora is None or lora.publish == "merged":
+        return None
+    return LowRank(lora.rank, lora.alpha, lora.target_modules)
 
 
 def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
@@ -55,6 +67,9 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
             f"{role}.temperature = {section.temperature:g}: vLLM samples at {MOST_TEMPERATURE:g} at most; lower it, or "
             f'use {role}.engine = "transformers"'
         )
+    lora = config.learner.lora if role == "rollout" else None
+    if lora is not None and (objection := lora.objection_of_vllm()):
+        raise UserError(objection)
     try:
         hf_config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
@@ -74,6 +89,7 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config),
         rows_per_job=config.rows_per_job(role),
         vllm=section.vllm,
+        low_rank=low_rank_of(config) if role == "rollout" else None,
     )
 
 
@@ -109,6 +125,7 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
     if setup.has_float32_head:
         overrides.setdefault("head_dtype", "float32")
     return {
+        **(low_rank_arguments(setup.low_rank) if setup.low_rank else {}),
         "disable_log_stats": True,
         "enable_prefix_caching": True,
         "use_tqdm_on_load": False,
@@ -127,6 +144,17 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         "seed": 0 if setup.vllm.seeded else secrets.randbits(31),  # unseeded scorers must not draw from one stream
         "scheduling_policy": "priority" if setup.role == "rollout" else "fcfs",
         "weight_transfer_config": {"backend": BACKEND},
+    }
+
+
+def low_rank_arguments(shape: LowRank) -> dict[str, Any]:
+    """Return vLLM's arguments for one adapter that is replaced in place."""
+    ranks = [rank for rank in LOW_RANKS if rank >= shape.rank]
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": ranks[0],
+        "worker_extension_cls": "prefixrl.common.engines.vllm_plugin.AdapterSums",
     }
 
 

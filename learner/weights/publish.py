@@ -151,6 +151,7 @@ class Publisher:
         if self._deltas and version - 1 in versions(self._directory):
             write_delta(self._directory, version - 1, version)
         client.published(weights_note(version, manifest.digest, self._probe, handed.probe_logprobs))
+        log.info("version %d: %d bytes in %d tensors", version, manifest.size_bytes, len(manifest.tensors))
         self.digests[version] = manifest.digest
         self.newest = version
         prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)
