@@ -7,11 +7,11 @@ logprobs are of the distribution tokens are drawn from.
 import importlib.util
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from prefixrl.common.config.learner import LOW_RANKS
 from prefixrl.common.config.run import RunConfig
@@ -89,8 +89,23 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config),
         rows_per_job=config.rows_per_job(role),
         vllm=section.vllm,
-        low_rank=low_rank_of(config) if role == "rollout" else None,
+        low_rank=_with_names(low_rank_of(config), hf_config) if role == "rollout" else None,
     )
+
+
+def _with_names(shape: LowRank | None, hf_config: Any) -> LowRank | None:
+    """Name the layers that "all-linear" stands for: every linear one but the head."""
+    if shape is None or shape.target_modules != ("all-linear",):
+        return shape
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf_config)
+    head = model.get_output_embeddings()
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    return replace(shape, target_modules=tuple(sorted(linear)))
 
 
 def _context_tokens(role: str, config: RunConfig, hf_config: Any) -> int:
@@ -154,6 +169,8 @@ def low_rank_arguments(shape: LowRank) -> dict[str, Any]:
         "enable_lora": True,
         "max_loras": 1,
         "max_lora_rank": ranks[0],
+        # Else the head would get room for matrices, too, and logits of a whole prompt could not be made on a CPU.
+        "lora_target_modules": list(shape.target_modules),
         "worker_extension_cls": "prefixrl.common.engines.vllm_plugin.AdapterSums",
     }
 

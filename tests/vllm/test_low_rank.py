@@ -50,15 +50,15 @@ def test_every_version_is_that_of_merged_weights_and_has_a_checksum_of_its_own(
     engine: VllmEngine, report: Callable[[str], None]
 ) -> None:
     text = world.probe()
-    rows = [(text[:4], text[4:])]
+    rows = [(text[:4], text[4:])] * 16
     initial = world.forward(world.fresh_model(ADAPTER), text, 1.0)[3:]
-    assert np.abs(engine.score(rows) - initial).max() < 1e-5, "before there are any"
+    assert np.abs(engine.score(rows) - np.tile(initial, 16)).max() < 1e-5, "before there are any"
     found, sums = [], [engine.checksum()]
     for number in range(1, VERSIONS + 1):
         sent, merged = version(number)
         engine.install(snapshot_of(number, sent))
         expected = world.forward(world.fresh_model(ADAPTER, merged), text, 1.0)[3:]
-        found.append(np.abs(engine.score(rows) - expected).max())
+        found.append(np.abs(engine.score(rows) - np.tile(expected, 16)).max())
         sums.append(engine.checksum())
         assert engine.weights().keys() == sent.keys()
     report(f"matrices against merged weights: at most {max(found):.2g}; checksums follow: {sums[-1].follows}")
