@@ -161,7 +161,9 @@ def weights_note(version: int, digest: str, rows: Sequence[ProbeRow], logprobs: 
     """Return the announcement of a version with its probe."""
     tokens = np.concatenate([part for row in rows for part in row])
     sizes = tuple((given.size, scored.size) for given, scored in rows)
-    return WeightsNote(version, digest, pack_tokens(tokens), pack_logprobs(logprobs), sizes)
+    # A token that is as good as certain may be rounded to more than that.
+    packed = pack_logprobs(np.minimum(logprobs, np.float32(0.0)))
+    return WeightsNote(version, digest, pack_tokens(tokens), packed, sizes)
 
 
 def _refuse(version: int, bad: list[str]) -> None:
