@@ -41,6 +41,7 @@ from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import folder, prune
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.keys import client_key_file, make_keys, read_client_key
+from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.weights import Fetcher, WeightsSource
 
 MIB = 2**20
@@ -90,7 +91,7 @@ def publish(directory: Path, version: int, tensors: dict[str, torch.Tensor]) -> 
 def fetch(source: WeightsSource, pipe: "Connection[Any, Any]") -> None:
     """A worker's fetcher: told a version, tells the seconds until it was staged, and whether by deltas."""
     torch.set_num_threads(1)
-    fetcher = Fetcher(source)
+    fetcher = Fetcher(source, HostShare(Path(os.devnull) / "alone"))  # as if on a host of its own
     pipe.send(READY)
     while (version := pipe.recv()) is not None:
         pulled_s, deltas = fetcher.counts.pull_s, fetcher.counts.delta

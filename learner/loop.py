@@ -20,6 +20,7 @@ from torch import Tensor
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain
 from prefixrl.common.run.service import Service
+from prefixrl.common.weights.low_rank import published_name
 from prefixrl.common.wire.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
 from prefixrl.common.wire.packing import ProbeRow
 from prefixrl.learner.broker.client import BrokerClient
@@ -145,7 +146,8 @@ class Learner:
         """Hand the current version to the publisher; a collective, so every rank calls it."""
         started_s = time.monotonic()
         logprobs = self.models.probe_logprobs(self.probe, most_tokens=self.config.learner.micro_batch_tokens)
-        weights = ((name.removeprefix("model."), tensor) for name, tensor in self.models.actor.full_tensors())
+        named = self.models.actor.full_tensors(self.sends)
+        weights = ((name.removeprefix("model."), tensor) for name, tensor in named)
         if not self.rank_zero:
             for _ in weights:  # each is gathered from all ranks
                 pass
@@ -156,8 +158,19 @@ class Learner:
             self.rank_zero.publisher.publish_copy(self.iteration, weights, logprobs, self.published)
         self.publish_s = time.monotonic() - started_s
 
+    @property
+    def sends_matrices(self) -> bool:
+        """True if the current version is published as matrices; version 0 is the folder's weights."""
+        return self.iteration > 0 and self.models.lora is not None and self.models.lora.publish == "matrices"
+
+    def sends(self, name: str) -> bool:
+        """Return True if a parameter of the actor is a part of the current version."""
+        return published_name(name) is not None or not self.sends_matrices
+
     def published(self, copied: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what rollouts get of a copy of the weights: low-rank matrices merged."""
+        """Return what rollouts get of a copy of the weights: low-rank matrices, or whole weights."""
+        if all(published_name(name) for name in copied):
+            return {published_name(name) or name: tensor for name, tensor in copied.items()}
         return lora.merged(copied, self.models.lora) if self.models.lora else copied
 
     def busy_fraction(self, now_s: float) -> float:

@@ -14,16 +14,18 @@ import queue
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from prefixrl.common.errors import PeerLost, PrefixRLError
-from prefixrl.common.weights.memory import MemoryFiles
+from prefixrl.common.weights.memory import Memory, MemoryFiles
 from prefixrl.common.weights.snapshot import BadSnapshot, Snapshot, check_manifest
 from prefixrl.common.wire.address import Address, beside
 from prefixrl.common.wire.keys import ClientKey
 from prefixrl.common.wire.messages import Chunk, FromWeights, GetManifest, Gone, Manifest, ToWeights, Welcome
 from prefixrl.common.wire.transport import Client, Malformed, keep_receive_buffers
+from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.staging import Staging
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,8 @@ class PullCounts:
 
     full: int = 0
     delta: int = 0
+    shared: int = 0
+    """Versions that another rollout of this host had pulled."""
     wire_bytes: int = 0
     """Bytes of pieces, those of given-up pulls included."""
     retries: int = 0
@@ -81,7 +85,8 @@ class WeightsSource:
 class Fetcher:
     """Background fetcher: `want` names a version, `take` returns the newest complete one."""
 
-    def __init__(self, source: WeightsSource) -> None:
+    def __init__(self, source: WeightsSource, host: HostShare | None = None) -> None:
+        """Share what is fetched with the other rollouts of `host`, by default all of this user here."""
         self._source = source
         self._wanted = self._have = NOTHING
         self._served = NOTHING
@@ -90,7 +95,10 @@ class Fetcher:
         self._staged: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._damaged_in_a_row = 0
+        self._must_pull = False
+        """True if what others pulled is not to be trusted either."""
         self._files = MemoryFiles()
+        self._host = HostShare() if host is None else host
         self._held: Snapshot | None = None
         self._staging: Staging | None = None
         """A pull that was interrupted."""
@@ -112,7 +120,7 @@ class Fetcher:
 
     def again(self) -> None:
         """Fetch all of the wanted version anew: the one fetched last proved bad."""
-        self._held = None
+        self._held, self._must_pull = None, True
         self._have = self._served = NOTHING
         self._changed.set()
 
@@ -155,8 +163,7 @@ class Fetcher:
         """Try once; raises PeerLost when a version arrived damaged too often."""
         started_s = time.monotonic()
         try:
-            staging = self._pull(client, wanted[0])
-            snapshot = self._held = staging.finish()
+            snapshot = self._held = self._shared_pull(client, wanted[0])
         except (BadSnapshot, Malformed) as error:
             self._give_up_damaged(wanted[0], error)
             return False
@@ -165,11 +172,9 @@ class Fetcher:
             log.warning("weights of version %d: %s; asking again", wanted[0], error)
             time.sleep(ASK_AGAIN_S)
             return False
-        self._staging, self._damaged_in_a_row = None, 0
-        self.counts.delta += bool(staging.chain)
-        self.counts.full += not staging.chain
+        self._staging, self._damaged_in_a_row, self._must_pull = None, 0, False
         self.counts.pull_s += time.monotonic() - started_s
-        self._have, self._served = (staging.manifest.version, staging.manifest.digest), wanted
+        self._have, self._served = (snapshot.manifest.version, snapshot.manifest.digest), wanted
         self._staged.put(snapshot)
         return True
 
@@ -185,10 +190,31 @@ class Fetcher:
             raise PeerLost(f"version {version} arrived damaged {times} times in a row: {error}") from None
         time.sleep(ASK_AGAIN_S)
 
-    def _pull(self, client: Client[FromWeights, ToWeights], version: int) -> Staging:
-        """Pull all pieces of `version`, or of the newest one where that is gone already."""
+    def _shared_pull(self, client: Client[FromWeights, ToWeights], version: int) -> Snapshot:
+        """Return `version`, or the newest one where that is gone, pulled here or by another rollout."""
         manifest = self._manifest(client, version)
         check_manifest(manifest)
+        found: list[Memory] = []
+
+        def is_there() -> bool:
+            memory = None if self._must_pull else self._host.find(manifest.digest, manifest.size_bytes)
+            found.extend([memory] if memory is not None else [])
+            return bool(found)
+
+        with self._host.turn(manifest.digest, is_there) as alive:
+            if found or is_there():
+                self._staging = None
+                self.counts.shared += 1
+                return Snapshot(manifest, found[0])
+            staging = self._pull(client, manifest, alive)
+            snapshot = staging.finish()
+            self._host.announce(manifest.digest, snapshot.memory)
+        self.counts.delta += bool(staging.chain)
+        self.counts.full += not staging.chain
+        return snapshot
+
+    def _pull(self, client: Client[FromWeights, ToWeights], manifest: Manifest, alive: Callable[[], None]) -> Staging:
+        """Pull all pieces of a version; `alive` is called after each."""
         staging = self._resumed(manifest)
         to_ask, under_way = staging.missing(), dict[int, int]()
         while not staging.is_complete:
@@ -198,6 +224,7 @@ class Fetcher:
                 client.send(staging.request(number), timeout_s=ANSWER_S)
                 under_way[number] = staging.size_of(number)
             self._receive(client, staging, under_way)
+            alive()
         return staging
 
     def _resumed(self, manifest: Manifest) -> Staging:

@@ -29,6 +29,12 @@ sys.modules["benchmarks"] = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(sys.modules["benchmarks"])
 
 
+@pytest.fixture(autouse=True)
+def own_host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test shares no staged weights with the one before."""
+    monkeypatch.setattr("prefixrl.rollout.host.SHARED_MEMORY", tmp_path_factory.mktemp("host"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take minutes first.
 

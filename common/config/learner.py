@@ -6,15 +6,33 @@ from pydantic import Field, model_validator
 
 from prefixrl.common.config.section import Fraction, NonNegativeFloat, Positive, PositiveFloat, Section
 
+LOW_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM keeps room for."""
+
 
 class LoraConfig(Section):
-    """Low-rank matrices instead of full weights (Hu et al. 2021); published and exported merged."""
+    """Low-rank matrices instead of full weights (Hu et al. 2021); exported merged."""
 
     rank: Positive = 16
     alpha: Positive = 32
     """Scale: the product of the two matrices is multiplied by alpha / rank."""
     target_modules: Annotated[tuple[str, ...], Field(strict=False)] = ("all-linear",)
     """Name endings of the linear layers that get matrices; all-linear: every one but the output head."""
+    publish: Literal["matrices", "merged"] = "matrices"
+    """matrices: rollouts get the matrices of a version and apply them as the learner does. merged: they get whole
+    models, which are larger, and rounded once more in bfloat16."""
+
+    def objection_of_vllm(self) -> str | None:
+        """Return why vLLM cannot take the matrices, and the remedy; None if it can."""
+        heads = [name for name in self.target_modules if name.rpartition(".")[2] in ("lm_head", "embed_tokens")]
+        if self.publish == "merged" or not (heads or self.rank > LOW_RANKS[-1]):
+            return None
+        given = f"target_modules = {heads}" if heads else f"rank = {self.rank}"
+        return (
+            f"learner.lora.{given}: vLLM takes matrices of rank {LOW_RANKS[-1]} at most, and none on the head or the "
+            f'embedding; change it, use rollout.engine = "transformers", or send whole weights with '
+            f'learner.lora.publish = "merged"'
+        )
 
 
 class LearnerConfig(Section):

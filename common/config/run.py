@@ -212,6 +212,18 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _matrices_fit_the_engine(self) -> "RunConfig":
+        lora, rollout = self.learner.lora, self.rollout
+        if lora is not None and lora.publish == "matrices" and rollout.swap == "in_flight":
+            raise ValueError(
+                'rollout.swap = "in_flight" with learner.lora.publish = "matrices": an answer of vLLM ends with the '
+                'adapter it began with; use rollout.swap = "drain", or send whole weights with publish = "merged"'
+            )
+        if lora is not None and rollout.engine == "vllm" and (objection := lora.objection_of_vllm()):
+            raise ValueError(objection)
+        return self
+
+    @model_validator(mode="after")
     def _a_task_fits_a_message(self) -> "RunConfig":
         rollout, samples, continuations = self.rollout, self.algorithm.samples_per_prompt, self.scorer.continuations
         verdict_bytes = continuations * VERDICT_BYTES if continuations > 1 else 0

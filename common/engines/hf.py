@@ -28,6 +28,7 @@ from prefixrl.common.engines.base import (
     spans_of,
 )
 from prefixrl.common.errors import DataError
+from prefixrl.common.weights.low_rank import LayerProducts, LowRank, is_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages import EngineChecksum, Finish, Sampling
 from prefixrl.common.wire.packing import ProbeRow
@@ -59,7 +60,14 @@ class TransformersEngine(JobQueue):
     name = "transformers"
 
     def __init__(
-        self, model: str, device: str, dtype: str, threads: int, head_dtype: str = "model", seats: int = 1
+        self,
+        model: str,
+        device: str,
+        dtype: str,
+        threads: int,
+        head_dtype: str = "model",
+        low_rank: LowRank | None = None,
+        seats: int = 1,
     ) -> None:
         super().__init__()
         self.room = self.seats = seats
@@ -74,6 +82,8 @@ class TransformersEngine(JobQueue):
         self._model.eval().requires_grad_(False)
         if head_dtype == "float32" and self._model.dtype != torch.float32:
             _make_float32_logits(self._model.get_output_embeddings())
+        layers = dict(self._model.named_modules()) if low_rank else {}
+        self._products = LayerProducts(layers, low_rank.scale) if low_rank else None
         self._running: _Running | None = None
         self._version, self._digest = 0, ""
 
@@ -148,18 +158,24 @@ class TransformersEngine(JobQueue):
         running.attention = torch.cat([running.attention, running.attention.new_ones(len(chosen), 1)], dim=1)
 
     def install(self, snapshot: Snapshot) -> None:
-        """Copy every tensor in place; ValueError unless names, shapes and dtypes are the model's."""
-        own, tensors = self.weights(), snapshot.tensors
-        check_fit(own, tensors)
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                own[name].copy_(tensor)
+        """Copy every tensor in place; ValueError unless names, shapes and dtypes fit the model."""
+        own, tensors = self._parameters(), snapshot.tensors
+        if self._products and is_low_rank(tensors):
+            self._products.set(pairs(tensors, own), self._device)
+        else:
+            check_fit(own, tensors)
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    own[name].copy_(tensor)
         self._version, self._digest = snapshot.version, snapshot.manifest.digest
         if self._running is not None:  # its next step is one forward over all its tokens so far
             self._running.cache, self._running.cached = DynamicCache(config=self._model.config), 0
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the model's own parameters by name, tied ones once."""
+        """Return the matrices installed last, else the model's own parameters, tied ones once."""
+        return (self._products and self._products.tensors()) or self._parameters()
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
         return {name: parameter.data for name, parameter in self._model.named_parameters()}
 
     @torch.inference_mode()

@@ -4,7 +4,7 @@ import torch
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import AdapterEngine
-from prefixrl.common.engines.vllm_setup import is_vllm_installed
+from prefixrl.common.engines.vllm_setup import is_vllm_installed, low_rank_of
 
 
 def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
@@ -30,6 +30,6 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
         device = "cuda" if has_cuda else "cpu"
     seats = config.rows_per_job(role)
     if role == "rollout":
-        dtype, head_dtype = config.learner.dtype, config.learner.head_dtype
-        return TransformersEngine(model, device, dtype, section.threads, head_dtype, seats)
+        learner, low_rank = config.learner, low_rank_of(config)
+        return TransformersEngine(model, device, learner.dtype, section.threads, learner.head_dtype, low_rank, seats)
     return TransformersEngine(model, device, "auto", section.threads, seats=seats)

@@ -2,7 +2,7 @@
 
     worker's loop ── submit ──▶ `row_jobs.py` ── rows ──▶ engine core, a process of vLLM's own, with its queue ──┐
           ▲ step() ◀── queue of finished jobs ◀── tokens ────────────────────────────────────────────────────────┘
-    install: staged snapshot ──▶ every process of vLLM with a model maps, verifies, loads it (`vllm_plugin.py`)
+    install: staged snapshot ──▶ every process of vLLM with a model maps and loads it (`vllm_plugin.py`)
              meanwhile running requests are paused; they go on with the new weights, their keys and values computed anew
 
 Rows of all running jobs are decoded together, so a row's logits depend on its company in the last bits: nothing here is
@@ -31,9 +31,10 @@ from prefixrl.common.engines.base import Continuation, Job, JobResult, TokenIds,
 from prefixrl.common.engines.row_jobs import RowJobs
 from prefixrl.common.engines.vllm_checksum import compared, known_layout
 from prefixrl.common.engines.vllm_facts import RowCounts, about, engine_config, seats_of
-from prefixrl.common.engines.vllm_setup import VllmSetup, engine_arguments, platform_of, prepare_environment
+from prefixrl.common.engines.vllm_setup import BACKEND, VllmSetup, engine_arguments, platform_of, prepare_environment
 from prefixrl.common.errors import DataError, PeerLost, UserError
 from prefixrl.common.seeds import row_seed
+from prefixrl.common.weights.low_rank import AdapterFolders, is_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
@@ -72,6 +73,9 @@ class VllmEngine(RowJobs):
         self._own: dict[str, torch.Tensor] = {}
         """Names, shapes and dtypes of the weights, without values; empty until they are needed."""
         self._installed: Snapshot | None = None
+        self._folders = AdapterFolders()
+        self._adapter: Any = None
+        """Adapter of all requests; None until matrices are installed."""
         self._known: frozenset[str] | None = None
         """Parameters whose checksums follow from a snapshot; None until they are asked for."""
         self._is_paused = False
@@ -184,7 +188,7 @@ class VllmEngine(RowJobs):
 
         self._requests += 1
         prompt = tokens_input(prompt_token_ids=tokens.tolist())
-        return self._llm.generate(prompt, sampling, request_id=str(self._requests))
+        return self._llm.generate(prompt, sampling, request_id=str(self._requests), lora_request=self._adapter)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -192,8 +196,13 @@ class VllmEngine(RowJobs):
         """Replace all weights; ValueError if they are not the model's, PeerLost if vLLM hangs."""
         if not self._own:
             self.weights()
-        check_fit(self._own, snapshot.tensors)
-        self._call(self._update(snapshot), CONTROL_S, "install new weights")
+        if self._setup.low_rank and is_low_rank(snapshot.tensors):
+            matrices = pairs(snapshot.tensors, self._own)
+            folder = self._folders.write(matrices, self._setup.low_rank)
+            self._call(self._adapt(folder, snapshot.version), CONTROL_S, "install new matrices")
+        else:
+            check_fit(self._own, snapshot.tensors)
+            self._call(self._update(snapshot), CONTROL_S, "install new weights")
         # vLLM has copied the bytes: from here on the memory of the version before may serve the next one.
         self._installed, self._is_paused = snapshot, True
 
@@ -206,6 +215,14 @@ class VllmEngine(RowJobs):
         await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
         await self._llm.finish_weight_update(weight_version=str(snapshot.version))
+
+    async def _adapt(self, folder: str, version: int) -> None:
+        from vllm.lora.request import LoRARequest
+
+        await self._pause()
+        await self._llm.add_lora(LoRARequest(BACKEND, 1, folder, load_inplace=True))
+        await self._llm.update_weight_version(str(version))
+        self._adapter = LoRARequest(BACKEND, 1, folder)
 
     async def _pause(self) -> None:
         """Pause all requests after the present step and clear keys and values of the old weights."""
@@ -244,10 +261,9 @@ class VllmEngine(RowJobs):
 
         outputs = []
         for position in range(1, len(tokens)):
-            self._requests += 1
             prompt = tokens_input(prompt_token_ids=tokens[:position].tolist())
             asked = _asking(int(tokens[position]), temperature)
-            outputs.append(await self._llm.add_request(str(self._requests), prompt, asked, priority=PROBE_FIRST))
+            outputs.append(await self._ask(prompt, asked))
         if self._is_paused:
             await self._resume()
         found = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
@@ -271,9 +287,8 @@ class VllmEngine(RowJobs):
             self._is_paused = True
         outputs = []
         for given, scored in rows:
-            self._requests += 1
             prompt = tokens_input(prompt_token_ids=[*given.tolist(), *scored.tolist()])
-            outputs.append(await self._llm.add_request(str(self._requests), prompt, asked, priority=PROBE_FIRST))
+            outputs.append(await self._ask(prompt, asked))
         if self._is_paused:
             await self._resume()
         found: list[float] = []
@@ -281,6 +296,13 @@ class VllmEngine(RowJobs):
             entries = list((await output.get()).prompt_logprobs)[given.size :]
             found += [entry[int(token)].logprob for entry, token in zip(entries, scored, strict=True)]
         return np.asarray(found, dtype=np.float32)
+
+    async def _ask(self, prompt: Any, sampling: Any) -> Any:
+        """Queue a request of a probe before all others."""
+        self._requests += 1
+        return await self._llm.add_request(
+            str(self._requests), prompt, sampling, lora_request=self._adapter, priority=PROBE_FIRST
+        )
 
     def checksum(self) -> EngineChecksum:
         """Return the checksum of what vLLM's processes compute with, compared with the snapshot.
@@ -290,10 +312,14 @@ class VllmEngine(RowJobs):
         sums: dict[str, str] = {}
         for part in self._call(self._llm.compute_weight_checksums(), CONTROL_S, "make checksums"):
             sums |= part
+        if self._setup.low_rank:
+            for part in self._call(self._llm.collective_rpc("adapter_sums"), CONTROL_S, "make checksums"):
+                sums |= part
         dtype = getattr(torch, self._setup.dtype)
         if self._known is None:
             self._known = known_layout(sums, self.weights(), dtype) if self._installed is None else frozenset()
-        return compared(sums, self._installed.tensors if self._installed else None, self._known, dtype)
+        installed = self._installed.tensors if self._installed and self._adapter is None else None
+        return compared(sums, installed, self._known, dtype)
 
     async def _resume(self) -> None:
         await self._llm.resume_generation()

@@ -1,8 +1,8 @@
 """The plugin in vLLM's own processes: it loads new weights from shared memory.
 
 vLLM finds `register` by the entry point `vllm.general_plugins` (pyproject.toml) and calls it in every process it
-starts. An update names the memory in which a rollout staged a snapshot, and the snapshot's manifest, so checksums are
-verified once more where the weights are used; nothing is unpickled. `vllm.py` is the other end.
+starts. An update names the memory in which a rollout staged a snapshot and verified it, and the snapshot's manifest;
+nothing is unpickled. `vllm.py` is the other end.
 """
 
 import logging
@@ -10,10 +10,11 @@ import mmap
 import multiprocessing
 import os
 from dataclasses import dataclass
-from typing import cast
 
 import msgspec
 import torch
+import xxhash
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
@@ -21,7 +22,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from prefixrl.common.engines.vllm_setup import BACKEND, CHILD_VARIABLE
 from prefixrl.common.process import die_with_parent
-from prefixrl.common.weights.snapshot import check_manifest, rebuild
+from prefixrl.common.weights.snapshot import as_bytes, check_manifest, view_tensors
 from prefixrl.common.wire.messages import Manifest
 
 
@@ -35,6 +36,20 @@ def register() -> None:
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel("ERROR")
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryWeights)
+
+
+class AdapterSums:
+    """Method that vLLM's workers get: checksums of the low-rank matrices they compute with."""
+
+    def adapter_sums(self) -> dict[str, str]:
+        """Return them by layer and rank of the device; they are no parameters of the model."""
+        found, rank = {}, get_tensor_model_parallel_rank()
+        for name, module in self.model_runner.get_model().named_modules():  # type: ignore[attr-defined]
+            for part in ("lora_a_stacked", "lora_b_stacked"):
+                stacked = getattr(module, part, ())
+                for index, tensor in enumerate([stacked] if isinstance(stacked, torch.Tensor) else stacked):
+                    found[f"tp{rank}:{name}.{part}.{index}"] = xxhash.xxh3_64_hexdigest(as_bytes(tensor.cpu()))
+        return found
 
 
 @dataclass
@@ -73,13 +88,13 @@ class SharedMemoryWeights(WeightTransferEngine):  # type: ignore[misc]
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Map, verify and load; raises BadSnapshot when the bytes are not those of the manifest."""
+        """Map and load; the bytes were verified when they were staged, before their path was known."""
         manifest = msgspec.json.decode(update_info.manifest, type=Manifest)
         check_manifest(manifest)
         with open(update_info.path, "rb") as file:
-            # Private and writable: to `rebuild` a bytearray, but one that is only copied where somebody writes.
+            # Private and writable, as tensors want it, but only copied where somebody writes.
             mapped = mmap.mmap(file.fileno(), manifest.size_bytes, access=mmap.ACCESS_COPY)
-        self.model.load_weights(list(rebuild(manifest, cast(bytearray, mapped)).items()))
+        self.model.load_weights(list(view_tensors(manifest, memoryview(mapped)).items()))
 
     def finish_weight_update(self) -> None:
         """Process what was loaded (pack, quantise) into the memory that kernels and graphs hold."""

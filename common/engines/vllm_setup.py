@@ -7,15 +7,17 @@ logprobs are of the distribution tokens are drawn from.
 import importlib.util
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from prefixrl.common.config.learner import LOW_RANKS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.vllm_options import VllmConfig
 from prefixrl.common.errors import DataError, UserError
+from prefixrl.common.weights.low_rank import LowRank
 
 BACKEND = "prefixrl"
 """Name of the weight-transfer backend, and of the plugin (pyproject.toml) that makes it known to vLLM."""
@@ -44,6 +46,16 @@ class VllmSetup:
     """True if logits are made in float32 from weights of another dtype, as the learner makes them."""
     max_model_len: int
     vllm: VllmConfig
+    low_rank: LowRank | None = None
+    """Shape of the matrices that versions hold; None where they hold whole weights."""
+
+
+def low_rank_of(config: RunConfig) -> LowRank | None:
+    """Return the shape of the matrices that rollouts get; None where they get whole weights."""
+    lora = config.learner.lora
+    if lora is None or lora.publish == "merged":
+        return None
+    return LowRank(lora.rank, lora.alpha, lora.target_modules)
 
 
 def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
@@ -54,6 +66,9 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
             f"{role}.temperature = {section.temperature:g}: vLLM samples at {MOST_TEMPERATURE:g} at most; lower it, or "
             f'use {role}.engine = "transformers"'
         )
+    lora = config.learner.lora if role == "rollout" else None
+    if lora is not None and (objection := lora.objection_of_vllm()):
+        raise UserError(objection)
     try:
         hf_config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
@@ -78,7 +93,23 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         has_float32_head=role == "rollout" and dtype != "float32" and config.learner.head_dtype == "float32",
         max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config),
         vllm=section.vllm,
+        low_rank=_with_names(low_rank_of(config), hf_config) if role == "rollout" else None,
     )
+
+
+def _with_names(shape: LowRank | None, hf_config: Any) -> LowRank | None:
+    """Name the layers that "all-linear" stands for: every linear one but the head."""
+    if shape is None or shape.target_modules != ("all-linear",):
+        return shape
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf_config)
+    head = model.get_output_embeddings()
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    return replace(shape, target_modules=tuple(sorted(linear)))
 
 
 def _context_tokens(role: str, config: RunConfig, hf_config: Any) -> int:
@@ -113,6 +144,7 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
     if setup.has_float32_head:
         overrides.setdefault("head_dtype", "float32")
     return {
+        **(low_rank_arguments(setup.low_rank) if setup.low_rank else {}),
         "disable_log_stats": True,
         "enable_prefix_caching": True,
         "use_tqdm_on_load": False,
@@ -131,6 +163,19 @@ def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:
         "scheduling_policy": "priority" if setup.role == "rollout" else "fcfs",
         # A target is never updated; with it vLLM would refuse quantised ones.
         "weight_transfer_config": {"backend": BACKEND} if setup.role == "rollout" else None,
+    }
+
+
+def low_rank_arguments(shape: LowRank) -> dict[str, Any]:
+    """Return vLLM's arguments for one adapter that is replaced in place."""
+    ranks = [rank for rank in LOW_RANKS if rank >= shape.rank]
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": ranks[0],
+        # Else the head would get room for matrices, too, and logits of a whole prompt could not be made on a CPU.
+        "lora_target_modules": list(shape.target_modules),
+        "worker_extension_cls": "prefixrl.common.engines.vllm_plugin.AdapterSums",
     }
 
 

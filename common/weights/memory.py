@@ -1,13 +1,16 @@
-"""Anonymous memory that other processes map by a path; reused when no view of it is left.
+"""Anonymous memory that other processes map by a path; reused when nobody views it.
 
 A fresh page costs several times what it costs to copy into it, so a worker that stages one version after another uses
-the pages of earlier ones. The content stays for as long as any view of it lives: tensors keep their memory.
+the pages of earlier ones. The content stays for as long as any view of it lives: tensors keep their memory, and so does
+another process that holds the shared lock of `map_shared`.
 """
 
+import fcntl
 import mmap
 import os
 import weakref
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +22,8 @@ class Memory:
 
     data: NDArray[np.uint8]
     path: str
+    on_release: list[Callable[[], None]] = field(default_factory=list)
+    """Called when no view is left in this process, before the memory is used again."""
 
     @property
     def view(self) -> memoryview:
@@ -43,15 +48,21 @@ class MemoryFiles:
         """Return memory with arbitrary content; raises OSError when there is no room."""
         file = self._again(size_bytes) or _create(size_bytes)
         data = np.frombuffer(file.mapped, dtype=np.uint8, count=file.size_bytes)
-        weakref.finalize(data, self._free.append, file).atexit = False
-        return Memory(data, f"/proc/{os.getpid()}/fd/{file.descriptor}")
+        memory = Memory(data, f"/proc/{os.getpid()}/fd/{file.descriptor}")
+        weakref.finalize(data, self._release, file, memory.on_release).atexit = False
+        return memory
+
+    def _release(self, file: _File, on_release: list[Callable[[], None]]) -> None:
+        for call in on_release:
+            call()
+        self._free.append(file)
 
     def _again(self, size_bytes: int) -> _File | None:
-        """Return a free file of this size; those of other sizes, of an earlier model, are closed."""
+        """Return a free file of this size; those that others map, or of other sizes, are closed."""
         found = None
         while self._free:
             file = self._free.pop()
-            if found is None and file.size_bytes == size_bytes:
+            if found is None and file.size_bytes == size_bytes and _is_unshared(file.descriptor):
                 found = file
             else:
                 os.close(file.descriptor)
@@ -60,6 +71,36 @@ class MemoryFiles:
     def close(self) -> None:
         """Close the free files."""
         self._again(-1)
+
+
+def _is_unshared(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return True
+
+
+def map_shared(path: str, size_bytes: int) -> Memory | None:
+    """Map another process's memory, which stays as it is; None where it cannot be had."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_size != max(1, size_bytes):
+            raise OSError(f"{path} is of another size")
+        # Private and writable, as tensors want it: a page is copied only where somebody writes.
+        mapped = mmap.mmap(descriptor, max(1, size_bytes), access=mmap.ACCESS_COPY)
+    except OSError:
+        os.close(descriptor)
+        return None
+    data = np.frombuffer(mapped, dtype=np.uint8, count=size_bytes)
+    # The open file holds the lock.
+    weakref.finalize(data, os.close, descriptor).atexit = False
+    return Memory(data, f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
 def _create(size_bytes: int) -> _File:

@@ -43,7 +43,7 @@ class Snapshot:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors, which share the memory: they must not be written to."""
-        return _view_tensors(self.manifest, self.memory.view)
+        return view_tensors(self.manifest, self.memory.view)
 
 
 def describe(version: int, tensors: Mapping[str, torch.Tensor]) -> Manifest:
@@ -130,10 +130,10 @@ def rebuild(manifest: Manifest, data: Buffer) -> dict[str, torch.Tensor]:
     if len(view) != manifest.size_bytes:
         raise BadSnapshot(f"{len(view)} bytes for a snapshot of {manifest.size_bytes}")
     Verifier(manifest, view).advance(manifest.size_bytes)
-    return _view_tensors(manifest, view)
+    return view_tensors(manifest, view)
 
 
-def _view_tensors(manifest: Manifest, view: memoryview) -> dict[str, torch.Tensor]:
+def view_tensors(manifest: Manifest, view: memoryview) -> dict[str, torch.Tensor]:
     """Return tensors that share verified bytes."""
     tensors = {}
     for entry in manifest.tensors:

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,11 +168,11 @@ class TrainedModel:
             own.copy_(weights[name])
         self.masters_changed()
 
-    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every whole parameter by name. Under ZeRO-3 a collective, whole while yielded."""
+    def full_tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> Iterator[tuple[str, Tensor]]:
+        """Yield every wanted parameter by name. Under ZeRO-3 a collective, whole while yielded."""
         import deepspeed
 
-        for bucket in _buckets(list(self.engine.module.named_parameters())):
+        for bucket in _buckets([each for each in self.engine.module.named_parameters() if wanted(each[0])]):
             with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket], enabled=self.stage == 3):
                 for name, parameter in bucket:
                     yield name, parameter.detach()

@@ -155,6 +155,7 @@ class Publisher:
         if self._deltas and version - 1 in versions(self._directory):
             write_delta(self._directory, version - 1, version)
         client.published(weights_note(version, manifest.digest, self._probe, handed.probe_logprobs))
+        log.info("version %d: %d bytes in %d tensors", version, manifest.size_bytes, len(manifest.tensors))
         self.digests[version] = manifest.digest
         self.newest = version
         prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)
@@ -164,7 +165,9 @@ def weights_note(version: int, digest: str, rows: Sequence[ProbeRow], logprobs: 
     """Return the announcement of a version with its probe."""
     tokens = np.concatenate([part for row in rows for part in row])
     sizes = tuple((given.size, scored.size) for given, scored in rows)
-    return WeightsNote(version, digest, pack_tokens(tokens), pack_logprobs(logprobs), sizes)
+    # A token that is as good as certain may be rounded to more than that.
+    packed = pack_logprobs(np.minimum(logprobs, np.float32(0.0)))
+    return WeightsNote(version, digest, pack_tokens(tokens), packed, sizes)
 
 
 def _refuse(version: int, bad: list[str]) -> None:

@@ -62,7 +62,7 @@ def version(folder: Path) -> int:
 @contextmanager
 def fetching(endpoint: str) -> Iterator[Fetcher]:
     """A fetcher that wants nothing any more afterwards."""
-    fetcher = Fetcher(keys.source(endpoint))
+    fetcher = Fetcher(keys.source(endpoint), keys.ALONE)
     yield fetcher
     fetcher.use(keys.source(endpoint))
 

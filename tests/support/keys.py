@@ -18,6 +18,7 @@ from prefixrl.common.wire.keys import (
     read_client_key,
     server_keys,
 )
+from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.weights import WeightsSource
 
 VARIABLE = "PREFIXRL_TESTS_KEYS"
@@ -33,6 +34,10 @@ def folder() -> Path:
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     make_keys(made)
     return made
+
+
+ALONE = HostShare(Path(os.devnull) / "alone")
+"""A host whose rollouts share nothing, as if each had one of its own."""
 
 
 def give_keys(directory: Path) -> None:

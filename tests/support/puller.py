@@ -13,7 +13,7 @@ from typing import Any
 from prefixrl.common.weights.snapshot import describe
 from prefixrl.rollout import staging
 from prefixrl.rollout.weights import Fetcher
-from support.keys import source
+from support.keys import ALONE, source
 
 WARM = multiprocessing.get_context("forkserver")
 WARM.set_forkserver_preload(["prefixrl.rollout.weights"])  # torch, above all
@@ -53,7 +53,7 @@ def pull(
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     if file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, hard))
-    fetcher = Fetcher(source(endpoint))
+    fetcher = Fetcher(source(endpoint), ALONE)
     for version in versions:
         fetcher.want(version, "")
         while (staged := fetcher.take()) is None:

@@ -22,7 +22,7 @@ def test_a_run_trains_with_both_models_in_vllm(tmp_path: Path) -> None:
     assert summary["engine"] == {"rollout": "vllm", "scorer": "vllm"}
     assert summary["groups"]["trained"] == 8 * 16
     assert not summary["losses"]
-    assert "failed the probe" not in (directory / "logs/learner.log").read_text()
+    assert "failed the proof" not in (directory / "logs/learner.log").read_text()
 
 
 @pytest.mark.chaos
@@ -41,5 +41,5 @@ def test_an_engine_that_keeps_its_old_weights_is_refused_and_named(
     assert "rollout-0 ended with exit code 3; a restart would fail" in output
     said = re.sub(r"\s+", " ", output)
     assert "the engine does not hold version" in said and "after 3 installations" in said
-    assert (directory / "logs/learner.log").read_text().count("failed the probe") == 3
+    assert (directory / "logs/learner.log").read_text().count("failed the proof") == 3
     assert {line["version_sampled"] for line in inspect(directory)} == {0}

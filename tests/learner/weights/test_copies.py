@@ -11,9 +11,9 @@ import torch
 
 from benchmarks.simulated import PROBE
 from prefixrl.common.errors import TrainingFault
-from prefixrl.common.weights.folders import folder
+from prefixrl.common.weights.folders import folder, read_mapped
 from prefixrl.common.weights.snapshot import as_bytes
-from prefixrl.common.wire.messages import WeightsNote
+from prefixrl.common.wire.messages import Manifest, WeightsNote
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.loop import Learner
 from prefixrl.learner.training.model import Models
@@ -181,3 +181,26 @@ def test_the_learner_publishes_what_its_checkpoints_export(
     written = (folder(tmp_path, 0) / "weights.bin").read_bytes()
     assert written == b"".join(bytes(as_bytes(exported[name])) for name in sorted(exported))
     publisher.close()
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("warned", [pytest.param(0, marks=DEEPSPEED_WARNINGS)])
+def test_after_version_0_a_run_with_low_rank_matrices_publishes_these_alone(
+    publisher: Publisher, stage: int, warned: int, tmp_path: Path
+) -> None:
+    lora = {"lora": {"rank": 2}, "deepspeed": {"zero_optimization": {"stage": stage}}}
+    config = run_config(save_model(tmp_path / "adapter"), learner=lora)
+    models = Models.load(config, 0, 1, config.adapter.model)
+    learner = Learner(config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False, PROBE, 1)
+    names = {name for name, _ in models.actor.full_tensors(learner.sends)}
+    assert names == {name for name, _ in models.actor.full_tensors() if ".lora_" in name}
+    weights = ((name.removeprefix("model."), tensor) for name, tensor in models.actor.full_tensors(learner.sends))
+    publisher.publish_copy(1, weights, np.zeros(1, np.float32), learner.published)
+    publisher.flush(1)
+    manifest, _ = read_mapped(folder(tmp_path, 1), Manifest)
+    assert {entry.name for entry in manifest.tensors} == {
+        name.removeprefix("model.").replace(".default", "") for name in names
+    }
+    publisher.close()
+    learner.iteration = 0
+    assert {name for name, _ in models.actor.full_tensors(learner.sends)} > names, "version 0 is the folder's weights"

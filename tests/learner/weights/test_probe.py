@@ -8,7 +8,7 @@ from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.hf import TransformersEngine
 from prefixrl.common.wire.messages import WeightsNote
-from prefixrl.common.wire.packing import pack_tokens, probe_positions, probe_rows, token_ids
+from prefixrl.common.wire.packing import logprobs, pack_tokens, probe_positions, probe_rows, token_ids
 from prefixrl.learner.data import problems
 from prefixrl.learner.weights.probe import POSITIONS, make_probe, room_tokens
 from prefixrl.learner.weights.publish import weights_note
@@ -60,3 +60,9 @@ def test_a_note_brings_the_rows_to_the_engine() -> None:
         probe_rows(token_ids(note.probe_tokens), ((4, 5),))
     whole = WeightsNote(0, "d", pack_tokens([1, 2, 3]), b"")
     assert probe_positions(whole) == 2 and probe_rows(np.arange(3, dtype=np.int32), ())[0][1].tolist() == [1, 2]
+
+
+def test_a_certain_token_that_rounds_above_certainty_can_be_announced() -> None:
+    rows = [(np.arange(1, dtype=np.int32), np.arange(2, dtype=np.int32))]
+    note = weights_note(3, "d", rows, np.asarray([2e-6, -1.0], np.float32))
+    assert logprobs(note.probe_logprobs, 2).tolist() == [0.0, -1.0]
