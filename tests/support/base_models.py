@@ -91,7 +91,8 @@ def scored(config: RunConfig, engine: Engine, opening: str) -> tuple[ScoredGroup
         Scorer(config, link, engine, renderer, pool, ModelDigests("", "", "")).run(lambda: False)  # type: ignore[arg-type]
     finally:
         pool.close()
-    (scores,) = (each for each in link.sent if isinstance(each, Scores))
+    (scores,) = link.sent
+    assert isinstance(scores, Scores)
     return scores.groups
 
 

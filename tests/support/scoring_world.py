@@ -6,7 +6,7 @@ import numpy as np
 
 from prefixrl.common.engines.base import Continuation, Job, JobResult
 from prefixrl.common.engines.rendering import ByteRenderer
-from prefixrl.common.wire.messages import Done, FromBroker, ScoreTask, ToBroker
+from prefixrl.common.wire.messages import Done, FromBroker, RowsLeft, ScoreTask, ToBroker
 from prefixrl.common.worker.link import Vitals
 
 STOP = 0
@@ -61,7 +61,8 @@ class OneTask:
         self.sent: list[ToBroker]
 
     def send(self, message: ToBroker) -> None:
-        self.sent.append(message)
+        if not isinstance(message, RowsLeft):  # said on the way to a result
+            self.sent.append(message)
 
     def receive(self, timeout_s: float) -> FromBroker | None:
         if self._task:
