@@ -2,6 +2,7 @@
 
 verify.py         the exact path, and the slow path through math-verify
 guards.py         answers that math-verify accepts wrongly, found from the text
+symbols.py        readings of a text by math-verify's parser, and their equality
 reader.py         the base of the two readers below
 rationals.py      exact values of plain LaTeX arithmetic
 residues.py       equality of algebraic expressions modulo a large prime

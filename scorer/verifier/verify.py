@@ -8,7 +8,6 @@ Some answers that math-verify accepts are wrong here: numbers that agree only be
 """
 
 import functools
-import logging
 import re
 import time
 
@@ -16,12 +15,11 @@ import msgspec
 
 from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages import Fault, VerdictStatus
-from prefixrl.scorer.verifier.guards import differs_in_kind, is_close, leaves_undone, sides_of, tuple_elements
+from prefixrl.scorer.verifier import symbols
+from prefixrl.scorer.verifier.guards import differs_in_kind, leaves_undone, sides_of, tuple_elements
 from prefixrl.scorer.verifier.rationals import Rational, read_rational
 from prefixrl.scorer.verifier.residues import are_equal
 from prefixrl.scorer.verifier.time_limit import time_limit
-
-log = logging.getLogger(__name__)
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -200,22 +198,14 @@ def refusal(answer: str) -> str | None:
 def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
     r"""Ask math-verify, in the main thread of a process that can be killed.
 
-    The limit uses SIGALRM, which some of sympy's loops ignore. Only math-verify's LaTeX extraction is used: the other
-    one evaluates text as Python. The gold answer is delimited, since math-verify reads a bare `2\sqrt{3}` as 2. Raises
+    The limit uses SIGALRM, which some of sympy's loops ignore. Answers are read as LaTeX only, and whole. Raises
     TimeoutError, GoldError, or UnparsableAnswerError where nothing matched and the answer is not an expression.
     """
     deadline = time.monotonic() + timeout_s
     golds = gold_readings(gold, timeout_s)
-    # Of a box within the box math-verify would take the inner one alone.
-    unboxed = re.sub(r"\\(?:boxed|fbox)(?![a-zA-Z])", "", answer)
     with time_limit(deadline - time.monotonic()):
-        try:
-            answers = _parse(rf"\boxed{{{unboxed}}}")
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise UnparsableAnswerError(answer) from error
-        if any(_is_equal(want, got) for want in golds for got in answers):
+        answers = symbols.read(_unboxed(answer))
+        if any(symbols.are_equal(want, got) for want in golds for got in answers):
             return True
         if all(isinstance(got, str) for got in answers):
             raise UnparsableAnswerError(answer)
@@ -227,47 +217,19 @@ def bare(gold: str) -> str:
     return re.sub(r"(?<!\\)\$", "", _undelimited(gold))
 
 
+def _unboxed(text: str) -> str:
+    # The command alone: of a box within the box the parser would take the inner one.
+    return re.sub(r"\\(?:boxed|fbox)(?![a-zA-Z])", "", text)
+
+
 @functools.lru_cache(maxsize=1024)
 def gold_readings(gold: str, timeout_s: float) -> tuple[object, ...]:
     """Parse a gold answer: at most an expression and its text; raises GoldError."""
     try:
         with time_limit(timeout_s):
-            readings = _parse(f"${bare(gold)}$")
+            readings = symbols.read(_unboxed(bare(gold)))
     except Exception as error:
         raise GoldError(f"gold answer {gold!r:.200} cannot be parsed: {error}") from error
     if not readings:
         raise GoldError(f"gold answer {gold!r:.200} cannot be parsed")
     return readings
-
-
-def _parse(delimited: str) -> tuple[object, ...]:
-    from math_verify import LatexExtractionConfig, parse
-
-    config = [LatexExtractionConfig(boxed_match_priority=0)]
-    return tuple(parse(delimited, config, parsing_timeout=None, raise_on_error=True))
-
-
-def _is_equal(want: object, got: object) -> bool:
-    from math_verify import verify
-
-    try:
-        # Intervals and inequalities are equivalent; by default math-verify accepts that for a gold inequality only.
-        is_equal = verify(want, got, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
-        return bool(is_equal) and _is_close(want, got)
-    except MemoryError:
-        raise
-    except Exception:
-        # Sympy raises any error on pairs that it cannot compare: they are not equal.
-        log.debug("a pair could not be compared", exc_info=True)
-        return False
-
-
-def _is_close(want: object, got: object) -> bool:
-    from sympy import Expr
-
-    if not (isinstance(want, Expr) and isinstance(got, Expr) and want.is_number and got.is_number):
-        return True
-    try:
-        return is_close(complex(want), complex(got))
-    except (TypeError, OverflowError):  # too large for a float, so not tiny
-        return True

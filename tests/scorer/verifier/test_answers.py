@@ -35,7 +35,8 @@ GOLDS = list(dict.fromkeys(case.gold for case in CASES))
 SAME: set[tuple[str, str]] = set()
 PITFALLS = {
     "base", "choice", "complex", "echo", "equation", "extraction", "fraction", "gold wrapping", "hedge", "integer",
-    "interval", "matrix", "no expression", "polynomial", "set", "surd", "text", "tiny numbers", "tuple", "unit",
+    "interval", "junk", "line break", "matrix", "no expression", "polynomial", "set", "surd", "text", "tiny numbers",
+    "tuple", "unit",
 }  # fmt: skip
 
 

@@ -1,0 +1,61 @@
+"""Readings of a text by math-verify's parser, and their equality; may cost seconds.
+
+read        the whole text as one expression; a part of it is never taken for it
+are_equal   math-verify's comparison of two readings, and what it rounds away
+"""
+
+import logging
+
+from prefixrl.scorer.verifier.guards import is_close
+
+log = logging.getLogger(__name__)
+
+
+def read(text: str) -> tuple[object, ...]:
+    """Return an expression, if the whole text is one, and the text; nothing for a blank text.
+
+    math-verify's own search is not used: where a text does not parse, it takes a number or a fraction within it.
+    """
+    from latex2sympy2_extended.latex2sympy2 import latex2sympy
+    from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
+    from math_verify.grader import should_treat_as_complex
+
+    config = NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="none")
+    plain = normalize_latex(" ".join(text.split()), config).strip()
+    if not plain:
+        return ()
+    try:
+        is_real = not should_treat_as_complex(plain)
+        return latex2sympy(plain, is_real=is_real, convert_degrees=False, normalization_config=None), plain
+    except MemoryError:
+        raise
+    except Exception:
+        log.debug("%.200r is no expression", plain, exc_info=True)
+        return (plain,)
+
+
+def are_equal(want: object, got: object) -> bool:
+    """Compare two readings."""
+    from math_verify import verify
+
+    try:
+        # Intervals and inequalities are equivalent; by default math-verify accepts that for a gold inequality only.
+        is_equal = verify(want, got, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
+        return bool(is_equal) and _is_close(want, got)
+    except MemoryError:
+        raise
+    except Exception:
+        # Sympy raises any error on pairs that it cannot compare: they are not equal.
+        log.debug("a pair could not be compared", exc_info=True)
+        return False
+
+
+def _is_close(want: object, got: object) -> bool:
+    from sympy import Expr
+
+    if not (isinstance(want, Expr) and isinstance(got, Expr) and want.is_number and got.is_number):
+        return True
+    try:
+        return is_close(complex(want), complex(got))
+    except (TypeError, OverflowError):  # too large for a float, so not tiny
+        return True
