@@ -38,13 +38,13 @@ def differs_in_kind(gold: str, answer: str, gold_is_number: bool) -> bool:
 
 def sides_of(text: str) -> list[str]:
     """Return the sides of an equation, ignoring equals signs within brackets (a sum's index)."""
-    return _split(text, "=")
+    return split_at(text, "=")
 
 
 def _kind(text: str) -> Literal["tuple", "set", "list", ""]:
     if text.startswith(r"\{") and text.endswith(r"\}"):
         return "set"
-    if len(_split(text, ",")) > 1:
+    if len(split_at(text, ",")) > 1:
         return "list"
     return "tuple" if tuple_elements(text) else ""
 
@@ -53,11 +53,11 @@ def tuple_elements(text: str) -> list[str]:
     """Return the elements of a tuple or interval, none if the text is neither."""
     if text[:1] not in ("(", "[") or text[-1:] not in (")", "]"):
         return []
-    elements = _split(text[1:-1], ",")
+    elements = split_at(text[1:-1], ",")
     return elements if len(elements) > 1 else []
 
 
-def _split(text: str, mark: str) -> list[str]:
+def split_at(text: str, mark: str) -> list[str]:
     """Cut at every mark outside of brackets; not at all if brackets are not balanced."""
     parts, depth = [""], 0
     for char in text:

@@ -38,6 +38,8 @@ def are_equal(want: object, got: object) -> bool:
     """Compare two readings."""
     from math_verify import verify
 
+    if _has_matrix(want) or _has_matrix(got):
+        return want == got
     try:
         # Intervals and inequalities are equivalent; by default math-verify accepts that for a gold inequality only.
         is_equal = verify(want, got, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
@@ -48,6 +50,16 @@ def are_equal(want: object, got: object) -> bool:
         # Sympy raises any error on pairs that it cannot compare: they are not equal.
         log.debug("a pair could not be compared", exc_info=True)
         return False
+
+
+def _has_matrix(reading: object) -> bool:
+    """Return True for an equation with a matrix, which math-verify finds equal to any other."""
+    from sympy import And, MatrixBase, MatrixExpr, preorder_traversal
+    from sympy.core.relational import Relational
+
+    if not isinstance(reading, (Relational, And)):
+        return False
+    return any(isinstance(part, (MatrixBase, MatrixExpr)) for part in preorder_traversal(reading))
 
 
 def _is_close(want: object, got: object) -> bool:

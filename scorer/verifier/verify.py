@@ -7,7 +7,6 @@ Some answers that math-verify accepts are wrong here: numbers that agree only be
 1/2006!, which it rounds to zero), the question repeated as the answer (`2+2` for 4), a set for a tuple (`guards.py`).
 """
 
-import functools
 import re
 import time
 
@@ -16,7 +15,9 @@ import msgspec
 from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages import Fault, VerdictStatus
 from prefixrl.scorer.verifier import symbols
-from prefixrl.scorer.verifier.guards import differs_in_kind, leaves_undone, sides_of, tuple_elements
+from prefixrl.scorer.verifier.equations import Claim, claims
+from prefixrl.scorer.verifier.guards import differs_in_kind, leaves_undone, tuple_elements
+from prefixrl.scorer.verifier.looks import normalise, tidied
 from prefixrl.scorer.verifier.rationals import Rational, read_rational
 from prefixrl.scorer.verifier.residues import are_equal
 from prefixrl.scorer.verifier.time_limit import time_limit
@@ -57,28 +58,8 @@ def judge_exactly(gold: str, extracted: str | None) -> Judgement | None:
 
 # --- the exact path -------------------------------------------------------------------------------
 
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_WRAPPER = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
-_REWRITES = (
-    (r"\\(?:left|right)(?![a-zA-Z])|\\[!,;:]|\\displaystyle(?![a-zA-Z])|\\\$", ""),
-    (r"\^(?:\\circ|\{\\circ\})", ""),
-    (r"\{,\}", ","),
-    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-    (r"\\(?:boxed|fbox)\s*", ""),
-    (r"~|\\ ", " "),
-    # Two kinds of spaces have a meaning and are kept, as "~": "3 4" is not 34, "1, 200" is not 1,200.
-    (r"(?<=\d)\s+(?=\d)|(?<=\d,)\s+(?=\d{3}(?!\d))", "~"),
-    (r"\s+", ""),
-    (r"\\frac(\d)", r"\\frac{\1}"),
-    (r"(\\frac\{[^{}]*\})(\d)", r"\1{\2}"),
-    (r"_\{\\text\{(\w+)\}\}", r"_\1"),
-    (r"_\{(\w+)\}", r"_\1"),
-    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
-    (r"\{:\}", ":"),
-)
 _IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
 _UNIT = re.compile(r"(?<=[\d}])~?\\(?:text|mathrm|mbox)\{~?[a-zA-Z/]+\.?\}(?:\^\d|\^\{\d\})?$")
-_NAME = re.compile(r"[a-zA-Z](?:_\w)?")
 _CHOICE = re.compile(r"\(?([A-J])(?:[).:].*)?", re.DOTALL)
 
 
@@ -98,6 +79,11 @@ def settle_exactly(gold: str, answer: str) -> bool | None:
     want_choice, got_choice = _CHOICE.fullmatch(want), _CHOICE.fullmatch(got)
     if want_choice and got_choice and len(want) <= 3:
         return want_choice.group(1) == got_choice.group(1)
+    parts = claims(tidied(gold), tidied(answer))
+    if parts is None:
+        return False
+    if parts != [Claim(tidied(gold), tidied(answer))]:
+        return _settle_all(parts)
     want_number = read_rational(want)
     is_number = want_number is not None and want_number.is_evaluated
     if leaves_undone(want, got, is_number) or differs_in_kind(want, got, is_number):
@@ -110,21 +96,34 @@ def settle_exactly(gold: str, answer: str) -> bool | None:
     return are_equal(want, got)
 
 
+def _settle_all(parts: list[Claim]) -> bool | None:
+    verdicts = [_settle(part) for part in parts]
+    if all(verdicts):
+        return True
+    return False if False in verdicts else None
+
+
+def _settle(claim: Claim) -> bool | None:
+    """Settle one claim; sides that must only be equal need not be evaluated."""
+    if claim.role == "answer":
+        return settle_exactly(claim.want, claim.got)
+    want, got = normalise(claim.want), _UNIT.sub("", normalise(claim.got))
+    wanted, given = read_rational(want), read_rational(got)
+    if wanted is not None and given is not None and not wanted.is_grouped and not given.is_grouped:
+        return wanted.value == given.value
+    return True if want == got else are_equal(want, got)
+
+
 def _is_number(want: Rational, answer: str) -> bool | None:
-    """Compare numbers: all sides of `x=8=7` that are numbers, the last one evaluated."""
-    answer = _UNIT.sub("", answer)
-    texts = sides_of(answer)
-    sides = [read_rational(side) for side in texts]
-    if any(side and not side.is_grouped and side.value != want.value for side in sides):
-        return None if want.is_grouped else False
-    got = sides[-1]
+    """Compare numbers; an unevaluated one is no answer."""
+    got = read_rational(_UNIT.sub("", answer))
     if got is None:
         return None
     if want.is_evaluated and not got.is_evaluated:
         return False
-    is_named = len(texts) == 2 and _NAME.fullmatch(texts[0]) is not None
-    is_chain = all(side is not None for side in sides)
-    return True if (is_named or is_chain) and got.value == want.value else None
+    if got.value == want.value:
+        return True
+    return None if want.is_grouped or got.is_grouped else False
 
 
 def _are_tuples(want: str, got: str, wanted: list[str], given: list[str]) -> bool | None:
@@ -137,16 +136,6 @@ def _are_tuples(want: str, got: str, wanted: list[str], given: list[str]) -> boo
     return False if False in pairs else None
 
 
-def normalise(answer: str) -> str:
-    """Remove what only changes the looks of an answer: delimiters, spacing, wrappers, styles."""
-    text = _undelimited(answer).removesuffix(".")
-    wrapped = _WRAPPER.fullmatch(text)
-    text = wrapped.group(1).strip() if wrapped else text
-    for pattern, replacement in _REWRITES:
-        text = re.sub(pattern, replacement, text)
-    return text
-
-
 def is_settled_without_sympy(gold: str) -> bool:
     """Return True if the gold answer is a number or a choice, which the exact path can read."""
     text = normalise(gold)
@@ -155,15 +144,6 @@ def is_settled_without_sympy(gold: str) -> bool:
         or _IN_BASE.fullmatch(text) is not None
         or (len(text) <= 3 and _CHOICE.fullmatch(text) is not None)
     )
-
-
-def _undelimited(text: str) -> str:
-    text = text.strip()
-    for opening, closing in _DELIMITERS:
-        inner = text[len(opening) : -len(closing)]
-        if text == f"{opening}{inner}{closing}" and "$" not in inner:
-            return inner.strip()
-    return text
 
 
 # --- what is never given to a parser --------------------------------------------------------------
@@ -202,32 +182,44 @@ def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
     TimeoutError, GoldError, or UnparsableAnswerError where nothing matched and the answer is not an expression.
     """
     deadline = time.monotonic() + timeout_s
-    golds = gold_readings(gold, timeout_s)
+    gold_readings(gold, timeout_s)
+    for claim in claims(tidied(gold), tidied(answer)) or ():
+        is_right = _settle(claim)
+        if is_right is None:
+            is_right = _is_equal(claim, deadline)
+        if not is_right:
+            return False
+    return True
+
+
+def _is_equal(claim: Claim, deadline: float) -> bool:
+    golds = gold_readings(claim.want, deadline - time.monotonic())
     with time_limit(deadline - time.monotonic()):
-        answers = symbols.read(_unboxed(answer))
+        answers = symbols.read(claim.got)
         if any(symbols.are_equal(want, got) for want in golds for got in answers):
             return True
         if all(isinstance(got, str) for got in answers):
-            raise UnparsableAnswerError(answer)
+            raise UnparsableAnswerError(claim.got)
         return False
 
 
-def bare(gold: str) -> str:
-    """Remove delimiting dollars from a gold answer, stray ones included."""
-    return re.sub(r"(?<!\\)\$", "", _undelimited(gold))
+_MAX_READINGS = 1024
+_readings: dict[str, tuple[object, ...]] = {}
 
 
-def _unboxed(text: str) -> str:
-    # The command alone: of a box within the box the parser would take the inner one.
-    return re.sub(r"\\(?:boxed|fbox)(?![a-zA-Z])", "", text)
-
-
-@functools.lru_cache(maxsize=1024)
 def gold_readings(gold: str, timeout_s: float) -> tuple[object, ...]:
-    """Parse a gold answer: at most an expression and its text; raises GoldError."""
+    """Parse a gold answer, once: at most an expression and its text; raises GoldError."""
+    if gold not in _readings:
+        while len(_readings) >= _MAX_READINGS:
+            del _readings[next(iter(_readings))]
+        _readings[gold] = _read_gold(gold, timeout_s)
+    return _readings[gold]
+
+
+def _read_gold(gold: str, timeout_s: float) -> tuple[object, ...]:
     try:
         with time_limit(timeout_s):
-            readings = symbols.read(_unboxed(bare(gold)))
+            readings = symbols.read(tidied(gold))
     except Exception as error:
         raise GoldError(f"gold answer {gold!r:.200} cannot be parsed: {error}") from error
     if not readings:

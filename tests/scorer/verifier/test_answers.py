@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from prefixrl.scorer.verifier.looks import bare
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.verify import Judgement, bare
+from prefixrl.scorer.verifier.verify import Judgement
 
 PATIENCE_S = 250
 TIMEOUT_S = 30
@@ -35,8 +36,8 @@ GOLDS = list(dict.fromkeys(case.gold for case in CASES))
 SAME: set[tuple[str, str]] = set()
 PITFALLS = {
     "base", "choice", "complex", "echo", "equation", "extraction", "fraction", "gold wrapping", "hedge", "integer",
-    "interval", "junk", "line break", "matrix", "no expression", "polynomial", "set", "surd", "text", "tiny numbers",
-    "tuple", "unit",
+    "interval", "junk", "line break", "matrix", "matrix equation", "no expression", "polynomial", "set", "surd",
+    "text", "tiny numbers", "tuple", "unit", "unsolved equation",
 }  # fmt: skip
 
 
