@@ -55,6 +55,7 @@ _POSITIVE = re.compile(r"0*[1-9]\d*(?:\.\d+)?|\\frac\{[1-9]\d*\}\{[1-9]\d*\}|\d+
 _COMPARED = re.compile(r"[<>]|[!:]=|\\(?:[lgn]eq?|[lg]t|[lg]eqslant|in|approx|equiv|subset|cup|cap)(?![a-zA-Z])")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _GAP = re.compile(r"\\q?quad(?![a-zA-Z])")
+_OR = re.compile(r"\\(?:text|mbox|textrm|mathrm)\{[~ ]*or[~ ]*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])")
 _AND = re.compile(
     r"\\(?:text|mbox|textrm|mathrm)\{[~ ]*and[~ ]*\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\(?:wedge|land)(?![a-zA-Z])"
 )
@@ -85,7 +86,7 @@ def claims(want: str, got: str) -> list[Claim] | None:
         return _of_equation(want, wanted, got, given)
     if len(given) > 1:
         return _of_chain(want, given)
-    listed = split_at(got, ",")
+    listed = split_at(_OR.sub(",", _AND.sub(",", got)), ",")
     is_list = len(listed) > 1 and "=" not in want and not tuple_elements(_compact(got))
     if is_list and not all(_is_named(each) for each in listed):
         return None
@@ -94,7 +95,8 @@ def claims(want: str, got: str) -> list[Claim] | None:
 
 def _sides(text: str) -> list[str]:
     """Return the sides of one equation; lists and inequalities have only themselves."""
-    is_list = len(split_at(_THOUSANDS.sub("", text), ",")) > 1 and not _is_pair_named(text)
+    joined = _OR.sub(",", _AND.sub(",", _THOUSANDS.sub("", text)))
+    is_list = len(split_at(joined, ",")) > 1 and not _is_pair_named(text)
     if is_list or _COMPARED.search(_outside(text)):
         return [text]
     return sides_of(text)

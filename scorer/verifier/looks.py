@@ -7,7 +7,6 @@ normalise   an answer for comparison as a string: without spaces and wrappers to
 import re
 
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_WRAPPER = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _REWRITES = (
     (r"\\(?:left|right)(?![a-zA-Z])|\\[!,;:]|\\displaystyle(?![a-zA-Z])|\\\$", ""),
     (r"\^(?:\\circ|\{\\circ\})", ""),
@@ -30,17 +29,68 @@ _SHAPE = re.compile(
 )
 
 
+_FORMS = (
+    (r"\\!", ""),
+    (r"\\(?:textcolor|color)\s*\{[a-zA-Z]\w*\}", ""),
+    (r"°|\\degree(?![a-zA-Z])", r"^\\circ "),
+    (r"\\(?:mathrm|operatorname|text)\{\s*([ei])\s*\}", r"\1"),
+    (r"\\langle(?![a-zA-Z])", "("),
+    (r"\\rangle(?![a-zA-Z])", ")"),
+    (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
+    (r"\\log_(?:e|\{\s*e\s*\})(?![a-zA-Z])", r"\\ln "),
+    (r"\((\d+)\)_", r"\1_"),
+    (r"_\{\s*\\text\{\s*base\s*\}?\s*(\w+)\s*\}+", r"_{\1}"),
+    (r"(?<=\d)(?:\\ |~)(?=\d{3}(?!\d))", ""),
+    (r"\\[iq]?math(?![a-zA-Z])", "i"),
+    (r"\\jmath(?![a-zA-Z])", "j"),
+    (r"\\(?:vec|hat|mathbf|boldsymbol) ?(?:\{ ?(?:\\mathbf ?\{?)?([ijk])\}*|([ijk])(?![a-zA-Z]))", r"\\mathbf{\1\2}"),
+    (r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?\s*(?:\\mid|:|\||\\vert)([^{}]*\1[^{}]*)\\\}", r"\2"),
+    (r"^\s*\\(?:text|mathrm|mbox)\{(?=[^{}]*[A-Za-z]{2})[^{}\d]*(?:\bis|\bare|:|=)\s*\}(?=\s*\S)", ""),
+    (r"−", "-"), (r"×", r"\\times "), (r"·", r"\\cdot "), (r"π", r"\\pi "), (r"∞", r"\\infty "), (r"≤", r"\\le "),
+    (r"≥", r"\\ge "),
+)  # fmt: skip
+"""Forms of one thing that models write, each as parsers know it."""
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d{1,15})\}(?!\d)")
+_WHOLE = re.compile(r"\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|mbox|textrm)\s*(?=\{)")
+
+
 def tidied(answer: str) -> str:
     """Remove all that a parser need not see; spaces stay."""
     # Of a box within the box, the command alone: a parser would take the inner one for the whole.
-    return " ".join(_SHAPE.sub("", bare(answer)).split())
+    text = re.sub(r"(?<=,)\s*\\!\s*|\s*\\!\s*(?=,)", "", answer)
+    text = " ".join(_SHAPE.sub("", bare(text)).split())
+    for pattern, replacement in _FORMS:
+        text = re.sub(pattern, replacement, text)
+    text = _REPEATING.sub(_as_fraction, text).strip()
+    while (inner := _inner(text)) is not None:
+        text = inner.strip()
+    return text
+
+
+def _as_fraction(found: re.Match[str]) -> str:
+    """Write a repeating decimal as a fraction."""
+    whole, start, again = found.groups()
+    above = int(whole + start + again or "0") - int(whole + start or "0")
+    return rf"\frac{{{above}}}{{{10 ** len(start) * (10 ** len(again) - 1)}}}"
+
+
+def _inner(text: str) -> str | None:
+    """Return the content of a wrapper, or of braces alone, around the whole text."""
+    start = _WHOLE.match(text)
+    opening = start.end() if start else 0
+    if text[opening : opening + 1] != "{" or not text.endswith("}") or text.endswith(r"\}"):
+        return None
+    depth = 0
+    for at in range(opening, len(text)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0 and at < len(text) - 1:
+            return None
+    return text[opening + 1 : -1] if depth == 0 else None
 
 
 def normalise(answer: str) -> str:
     """Remove what only changes the looks of an answer: delimiters, spacing, wrappers, styles."""
-    text = _undelimited(answer).removesuffix(".")
-    wrapped = _WRAPPER.fullmatch(text)
-    text = wrapped.group(1).strip() if wrapped else text
+    text = tidied(answer).removesuffix(".")
     for pattern, replacement in _REWRITES:
         text = re.sub(pattern, replacement, text)
     return text

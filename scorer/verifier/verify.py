@@ -16,11 +16,12 @@ from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages import Fault, VerdictStatus
 from prefixrl.scorer.verifier import symbols
 from prefixrl.scorer.verifier.equations import Claim, claims
-from prefixrl.scorer.verifier.guards import differs_in_kind, leaves_undone, tuple_elements
+from prefixrl.scorer.verifier.guards import differs_in_kind, drops_a_part, leaves_undone, tuple_elements
 from prefixrl.scorer.verifier.looks import normalise, tidied
 from prefixrl.scorer.verifier.rationals import Rational, read_rational
 from prefixrl.scorer.verifier.residues import are_equal
 from prefixrl.scorer.verifier.time_limit import time_limit
+from prefixrl.scorer.verifier.words import choice_of, is_choice, is_same_moment, loose_text, without_unit, words_of
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -58,9 +59,8 @@ def judge_exactly(gold: str, extracted: str | None) -> Judgement | None:
 
 # --- the exact path -------------------------------------------------------------------------------
 
+_ROUNDED = re.compile(r"-?\d*\.\d{6,}")
 _IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
-_UNIT = re.compile(r"(?<=[\d}])~?\\(?:text|mathrm|mbox)\{~?[a-zA-Z/]+\.?\}(?:\^\d|\^\{\d\})?$")
-_CHOICE = re.compile(r"\(?([A-J])(?:[).:].*)?", re.DOTALL)
 
 
 def settle_exactly(gold: str, answer: str) -> bool | None:
@@ -76,17 +76,40 @@ def settle_exactly(gold: str, answer: str) -> bool | None:
         return bool(got)
     if refusal(answer) is not None or _IN_BASE.fullmatch(want):
         return False
-    want_choice, got_choice = _CHOICE.fullmatch(want), _CHOICE.fullmatch(got)
-    if want_choice and got_choice and len(want) <= 3:
-        return want_choice.group(1) == got_choice.group(1)
+    plain = _settle_plainly(tidied(gold), tidied(answer))
+    if plain is not None:
+        return plain
     parts = claims(tidied(gold), tidied(answer))
     if parts is None:
         return False
     if parts != [Claim(tidied(gold), tidied(answer))]:
         return _settle_all(parts)
+    return _settle_values(without_unit(tidied(gold), is_gold=True), without_unit(tidied(answer)))
+
+
+def _settle_plainly(gold: str, answer: str) -> bool | None:
+    """Compare what is no expression: words, choices, dates, single letters."""
+    if is_choice(gold) and (choice := choice_of(answer)) is not None:
+        return choice == choice_of(gold)
+    words = words_of(gold)
+    if words is not None:
+        return words == words_of(answer)
+    if len(normalise(gold)) == len(normalise(answer)) == 1 and normalise(gold).isalpha():
+        return False
+    return is_same_moment(gold, answer)
+
+
+def _settle_values(gold: str, answer: str) -> bool | None:
+    want, got = normalise(gold), normalise(answer)
+    if want == got:
+        return bool(got)
+    if loose_text(gold, answer) or drops_a_part(want, got):
+        return False
     want_number = read_rational(want)
     is_number = want_number is not None and want_number.is_evaluated
-    if leaves_undone(want, got, is_number) or differs_in_kind(want, got, is_number):
+    # A decimal of many places stands for an exact value, which may be given instead.
+    is_rounded = _ROUNDED.fullmatch(want) is not None
+    if leaves_undone(want, got, is_number and not is_rounded) or differs_in_kind(want, got, is_number):
         return False
     if want_number is not None:
         return _is_number(want_number, got)
@@ -107,7 +130,7 @@ def _settle(claim: Claim) -> bool | None:
     """Settle one claim; sides that must only be equal need not be evaluated."""
     if claim.role == "answer":
         return settle_exactly(claim.want, claim.got)
-    want, got = normalise(claim.want), _UNIT.sub("", normalise(claim.got))
+    want, got = normalise(claim.want), normalise(without_unit(claim.got))
     wanted, given = read_rational(want), read_rational(got)
     if wanted is not None and given is not None and not wanted.is_grouped and not given.is_grouped:
         return wanted.value == given.value
@@ -116,7 +139,7 @@ def _settle(claim: Claim) -> bool | None:
 
 def _is_number(want: Rational, answer: str) -> bool | None:
     """Compare numbers; an unevaluated one is no answer."""
-    got = read_rational(_UNIT.sub("", answer))
+    got = read_rational(answer)
     if got is None:
         return None
     if want.is_evaluated and not got.is_evaluated:
@@ -139,11 +162,7 @@ def _are_tuples(want: str, got: str, wanted: list[str], given: list[str]) -> boo
 def is_settled_without_sympy(gold: str) -> bool:
     """Return True if the gold answer is a number or a choice, which the exact path can read."""
     text = normalise(gold)
-    return (
-        read_rational(text) is not None
-        or _IN_BASE.fullmatch(text) is not None
-        or (len(text) <= 3 and _CHOICE.fullmatch(text) is not None)
-    )
+    return read_rational(text) is not None or _IN_BASE.fullmatch(text) is not None or is_choice(gold)
 
 
 # --- what is never given to a parser --------------------------------------------------------------
@@ -195,7 +214,7 @@ def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
 def _is_equal(claim: Claim, deadline: float) -> bool:
     golds = gold_readings(claim.want, deadline - time.monotonic())
     with time_limit(deadline - time.monotonic()):
-        answers = symbols.read(claim.got)
+        answers = symbols.read(without_unit(claim.got))
         if any(symbols.are_equal(want, got) for want in golds for got in answers):
             return True
         if all(isinstance(got, str) for got in answers):
@@ -219,7 +238,7 @@ def gold_readings(gold: str, timeout_s: float) -> tuple[object, ...]:
 def _read_gold(gold: str, timeout_s: float) -> tuple[object, ...]:
     try:
         with time_limit(timeout_s):
-            readings = symbols.read(tidied(gold))
+            readings = symbols.read(without_unit(tidied(gold), is_gold=True))
     except Exception as error:
         raise GoldError(f"gold answer {gold!r:.200} cannot be parsed: {error}") from error
     if not readings:
