@@ -4,6 +4,7 @@ tidied      an answer for a parser: without delimiters, boxes, sizes of brackets
 normalise   an answer for comparison as a string: without spaces and wrappers too
 """
 
+import functools
 import re
 
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
@@ -24,6 +25,7 @@ _REWRITES = (
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
     (r"\{:\}", ":"),
 )
+_REWRITTEN = tuple((re.compile(pattern), replacement) for pattern, replacement in _REWRITES)
 _SHAPE = re.compile(
     r"\\(?:left|right|bigl?|bigr?|Bigl?|Bigr?)(?![a-zA-Z])|\\[!,;:]|\\displaystyle(?![a-zA-Z])|\\(?:boxed|fbox)(?![a-zA-Z])"
 )
@@ -54,14 +56,22 @@ _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d{1
 _WHOLE = re.compile(r"\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|mbox|textrm)\s*(?=\{)")
 
 
+_COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement in _FORMS)
+_PLAIN = re.compile(r"[^\\_~]*", re.ASCII)
+"""Without a command, an index or a tie there is nothing to replace."""
+_CACHED = 4096
+
+
+@functools.lru_cache(maxsize=_CACHED)
 def tidied(answer: str) -> str:
     """Remove all that a parser need not see; spaces stay."""
     # Of a box within the box, the command alone: a parser would take the inner one for the whole.
     text = re.sub(r"(?<=,)\s*\\!\s*|\s*\\!\s*(?=,)", "", answer)
     text = " ".join(_SHAPE.sub("", bare(text)).split())
-    for pattern, replacement in _FORMS:
-        text = re.sub(pattern, replacement, text)
-    text = _REPEATING.sub(_as_fraction, text).strip()
+    if not (_PLAIN.fullmatch(text) and text.isascii()):
+        for pattern, replacement in _COMPILED:
+            text = pattern.sub(replacement, text)
+        text = _REPEATING.sub(_as_fraction, text).strip()
     while (inner := _inner(text)) is not None:
         text = inner.strip()
     return text
@@ -88,11 +98,12 @@ def _inner(text: str) -> str | None:
     return text[opening + 1 : -1] if depth == 0 else None
 
 
+@functools.lru_cache(maxsize=_CACHED)
 def normalise(answer: str) -> str:
     """Remove what only changes the looks of an answer: delimiters, spacing, wrappers, styles."""
     text = tidied(answer).removesuffix(".")
-    for pattern, replacement in _REWRITES:
-        text = re.sub(pattern, replacement, text)
+    for pattern, replacement in _REWRITTEN:
+        text = pattern.sub(replacement, text)
     return text
 
 
