@@ -1,7 +1,11 @@
 """The verifier: whether an answer is the gold answer.
 
 verify.py         the exact path, and the slow path through math-verify
+looks.py          what only changes the looks of an answer
+equations.py      which side of an equation is the answer, and what the others must be
+words.py          words, choices, dates, and units beside a value
 guards.py         answers that math-verify accepts wrongly, found from the text
+symbols.py        readings of a text by math-verify's parser, and their equality
 reader.py         the base of the two readers below
 rationals.py      exact values of plain LaTeX arithmetic
 residues.py       equality of algebraic expressions modulo a large prime

@@ -1,8 +1,9 @@
 r"""Answers that math-verify accepts wrongly, found from the text alone. Pure.
 
 leaves_undone     `\int_0^1 2x dx` or `\sqrt{100}` where the gold answer is a number: the question repeated
+drops_a_part      `3\ldots` and `3_7` are not 3
 differs_in_kind   (1,2) is an ordered pair or an interval, {1,2} and 1,2 are not
-is_close          tiny numbers, all of which math-verify rounds to zero
+is_close          six digits must agree; math-verify compares six decimals
 """
 
 import re
@@ -36,15 +37,23 @@ def differs_in_kind(gold: str, answer: str, gold_is_number: bool) -> bool:
     return want != got and "tuple" in (want, got) and "" not in (want, got)
 
 
+_DROPPED = re.compile(r"\\(?:[lcd]?dots[cbm]?|h?phantom|vphantom)(?![a-zA-Z])|\d_")
+
+
+def drops_a_part(gold: str, answer: str) -> bool:
+    """Return True for dots, a base or an invisible part that the gold answer lacks."""
+    return _DROPPED.search(answer) is not None and _DROPPED.search(gold) is None
+
+
 def sides_of(text: str) -> list[str]:
     """Return the sides of an equation, ignoring equals signs within brackets (a sum's index)."""
-    return _split(text, "=")
+    return split_at(text, "=")
 
 
 def _kind(text: str) -> Literal["tuple", "set", "list", ""]:
     if text.startswith(r"\{") and text.endswith(r"\}"):
         return "set"
-    if len(_split(text, ",")) > 1:
+    if len(split_at(text, ",")) > 1:
         return "list"
     return "tuple" if tuple_elements(text) else ""
 
@@ -53,11 +62,11 @@ def tuple_elements(text: str) -> list[str]:
     """Return the elements of a tuple or interval, none if the text is neither."""
     if text[:1] not in ("(", "[") or text[-1:] not in (")", "]"):
         return []
-    elements = _split(text[1:-1], ",")
+    elements = split_at(text[1:-1], ",")
     return elements if len(elements) > 1 else []
 
 
-def _split(text: str, mark: str) -> list[str]:
+def split_at(text: str, mark: str) -> list[str]:
     """Cut at every mark outside of brackets; not at all if brackets are not balanced."""
     parts, depth = [""], 0
     for char in text:
@@ -71,15 +80,13 @@ def _split(text: str, mark: str) -> list[str]:
     return parts
 
 
-TINY = 1e-3
-"""Bound of tiny numbers: math-verify compares six decimals, three digits or fewer of these."""
-_RELATIVE = 1e-9
+_RELATIVE = 1e-6
 _ZERO = 1e-100
 
 
 def is_close(want: complex, got: complex) -> bool:
-    """Return True unless both are tiny and differ in their first nine digits."""
+    """Return True unless they differ in their first six digits."""
     largest = max(abs(want), abs(got))
-    if largest < _ZERO or largest >= TINY:
+    if largest < _ZERO:
         return True
     return abs(want - got) <= _RELATIVE * largest

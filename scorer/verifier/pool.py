@@ -23,8 +23,9 @@ from prefixrl.common.wire.messages import CodeMode, Fault, encodable
 from prefixrl.scorer.sandbox.runner import OVERRAN
 from prefixrl.scorer.verifier.child import ChildAnswer, ChildQuestion, FromChild, Outcome, deadline_s
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
+from prefixrl.scorer.verifier.looks import bare
 from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
-from prefixrl.scorer.verifier.verify import Judgement, bare
+from prefixrl.scorer.verifier.verify import Judgement
 
 START_DEADLINE_S = 120.0
 """Limit of a start: importing sympy takes half a second, but minutes on a cold network file system."""

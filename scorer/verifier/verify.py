@@ -7,8 +7,6 @@ Some answers that math-verify accepts are wrong here: numbers that agree only be
 1/2006!, which it rounds to zero), the question repeated as the answer (`2+2` for 4), a set for a tuple (`guards.py`).
 """
 
-import functools
-import logging
 import re
 import time
 
@@ -16,12 +14,14 @@ import msgspec
 
 from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages import Fault, VerdictStatus
-from prefixrl.scorer.verifier.guards import differs_in_kind, is_close, leaves_undone, sides_of, tuple_elements
+from prefixrl.scorer.verifier import symbols
+from prefixrl.scorer.verifier.equations import Claim, claims
+from prefixrl.scorer.verifier.guards import differs_in_kind, drops_a_part, leaves_undone, tuple_elements
+from prefixrl.scorer.verifier.looks import normalise, tidied
 from prefixrl.scorer.verifier.rationals import Rational, read_rational
 from prefixrl.scorer.verifier.residues import are_equal
 from prefixrl.scorer.verifier.time_limit import time_limit
-
-log = logging.getLogger(__name__)
+from prefixrl.scorer.verifier.words import choice_of, is_choice, is_same_moment, loose_text, without_unit, words_of
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -59,29 +59,8 @@ def judge_exactly(gold: str, extracted: str | None) -> Judgement | None:
 
 # --- the exact path -------------------------------------------------------------------------------
 
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_WRAPPER = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\{([^{}]*)\}")
-_REWRITES = (
-    (r"\\(?:left|right)(?![a-zA-Z])|\\[!,;:]|\\displaystyle(?![a-zA-Z])|\\\$", ""),
-    (r"\^(?:\\circ|\{\\circ\})", ""),
-    (r"\{,\}", ","),
-    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-    (r"\\(?:boxed|fbox)\s*", ""),
-    (r"~|\\ ", " "),
-    # Two kinds of spaces have a meaning and are kept, as "~": "3 4" is not 34, "1, 200" is not 1,200.
-    (r"(?<=\d)\s+(?=\d)|(?<=\d,)\s+(?=\d{3}(?!\d))", "~"),
-    (r"\s+", ""),
-    (r"\\frac(\d)", r"\\frac{\1}"),
-    (r"(\\frac\{[^{}]*\})(\d)", r"\1{\2}"),
-    (r"_\{\\text\{(\w+)\}\}", r"_\1"),
-    (r"_\{(\w+)\}", r"_\1"),
-    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
-    (r"\{:\}", ":"),
-)
+_ROUNDED = re.compile(r"-?\d*\.\d{6,}")
 _IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
-_UNIT = re.compile(r"(?<=[\d}])~?\\(?:text|mathrm|mbox)\{~?[a-zA-Z/]+\.?\}(?:\^\d|\^\{\d\})?$")
-_NAME = re.compile(r"[a-zA-Z](?:_\w)?")
-_CHOICE = re.compile(r"\(?([A-J])(?:[).:].*)?", re.DOTALL)
 
 
 def settle_exactly(gold: str, answer: str) -> bool | None:
@@ -97,12 +76,40 @@ def settle_exactly(gold: str, answer: str) -> bool | None:
         return bool(got)
     if refusal(answer) is not None or _IN_BASE.fullmatch(want):
         return False
-    want_choice, got_choice = _CHOICE.fullmatch(want), _CHOICE.fullmatch(got)
-    if want_choice and got_choice and len(want) <= 3:
-        return want_choice.group(1) == got_choice.group(1)
+    plain = _settle_plainly(tidied(gold), tidied(answer))
+    if plain is not None:
+        return plain
+    parts = claims(tidied(gold), tidied(answer))
+    if parts is None:
+        return False
+    if parts != [Claim(tidied(gold), tidied(answer))]:
+        return _settle_all(parts)
+    return _settle_values(without_unit(tidied(gold), is_gold=True), without_unit(tidied(answer)))
+
+
+def _settle_plainly(gold: str, answer: str) -> bool | None:
+    """Compare what is no expression: words, choices, dates, single letters."""
+    if is_choice(gold) and (choice := choice_of(answer)) is not None:
+        return choice == choice_of(gold)
+    words = words_of(gold)
+    if words is not None:
+        return words == words_of(answer)
+    if len(normalise(gold)) == len(normalise(answer)) == 1 and normalise(gold).isalpha():
+        return False
+    return is_same_moment(gold, answer)
+
+
+def _settle_values(gold: str, answer: str) -> bool | None:
+    want, got = normalise(gold), normalise(answer)
+    if want == got:
+        return bool(got)
+    if loose_text(gold, answer) or drops_a_part(want, got):
+        return False
     want_number = read_rational(want)
     is_number = want_number is not None and want_number.is_evaluated
-    if leaves_undone(want, got, is_number) or differs_in_kind(want, got, is_number):
+    # A decimal of many places stands for an exact value, which may be given instead.
+    is_rounded = _ROUNDED.fullmatch(want) is not None
+    if leaves_undone(want, got, is_number and not is_rounded) or differs_in_kind(want, got, is_number):
         return False
     if want_number is not None:
         return _is_number(want_number, got)
@@ -112,21 +119,34 @@ def settle_exactly(gold: str, answer: str) -> bool | None:
     return are_equal(want, got)
 
 
+def _settle_all(parts: list[Claim]) -> bool | None:
+    verdicts = [_settle(part) for part in parts]
+    if all(verdicts):
+        return True
+    return False if False in verdicts else None
+
+
+def _settle(claim: Claim) -> bool | None:
+    """Settle one claim; sides that must only be equal need not be evaluated."""
+    if claim.role == "answer":
+        return settle_exactly(claim.want, claim.got)
+    want, got = normalise(claim.want), normalise(without_unit(claim.got))
+    wanted, given = read_rational(want), read_rational(got)
+    if wanted is not None and given is not None and not wanted.is_grouped and not given.is_grouped:
+        return wanted.value == given.value
+    return True if want == got else are_equal(want, got)
+
+
 def _is_number(want: Rational, answer: str) -> bool | None:
-    """Compare numbers: all sides of `x=8=7` that are numbers, the last one evaluated."""
-    answer = _UNIT.sub("", answer)
-    texts = sides_of(answer)
-    sides = [read_rational(side) for side in texts]
-    if any(side and not side.is_grouped and side.value != want.value for side in sides):
-        return None if want.is_grouped else False
-    got = sides[-1]
+    """Compare numbers; an unevaluated one is no answer."""
+    got = read_rational(answer)
     if got is None:
         return None
     if want.is_evaluated and not got.is_evaluated:
         return False
-    is_named = len(texts) == 2 and _NAME.fullmatch(texts[0]) is not None
-    is_chain = all(side is not None for side in sides)
-    return True if (is_named or is_chain) and got.value == want.value else None
+    if got.value == want.value:
+        return True
+    return None if want.is_grouped or got.is_grouped else False
 
 
 def _are_tuples(want: str, got: str, wanted: list[str], given: list[str]) -> bool | None:
@@ -139,33 +159,10 @@ def _are_tuples(want: str, got: str, wanted: list[str], given: list[str]) -> boo
     return False if False in pairs else None
 
 
-def normalise(answer: str) -> str:
-    """Remove what only changes the looks of an answer: delimiters, spacing, wrappers, styles."""
-    text = _undelimited(answer).removesuffix(".")
-    wrapped = _WRAPPER.fullmatch(text)
-    text = wrapped.group(1).strip() if wrapped else text
-    for pattern, replacement in _REWRITES:
-        text = re.sub(pattern, replacement, text)
-    return text
-
-
 def is_settled_without_sympy(gold: str) -> bool:
     """Return True if the gold answer is a number or a choice, which the exact path can read."""
     text = normalise(gold)
-    return (
-        read_rational(text) is not None
-        or _IN_BASE.fullmatch(text) is not None
-        or (len(text) <= 3 and _CHOICE.fullmatch(text) is not None)
-    )
-
-
-def _undelimited(text: str) -> str:
-    text = text.strip()
-    for opening, closing in _DELIMITERS:
-        inner = text[len(opening) : -len(closing)]
-        if text == f"{opening}{inner}{closing}" and "$" not in inner:
-            return inner.strip()
-    return text
+    return read_rational(text) is not None or _IN_BASE.fullmatch(text) is not None or is_choice(gold)
 
 
 # --- what is never given to a parser --------------------------------------------------------------
@@ -200,74 +197,50 @@ def refusal(answer: str) -> str | None:
 def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
     r"""Ask math-verify, in the main thread of a process that can be killed.
 
-    The limit uses SIGALRM, which some of sympy's loops ignore. Only math-verify's LaTeX extraction is used: the other
-    one evaluates text as Python. The gold answer is delimited, since math-verify reads a bare `2\sqrt{3}` as 2. Raises
+    The limit uses SIGALRM, which some of sympy's loops ignore. Answers are read as LaTeX only, and whole. Raises
     TimeoutError, GoldError, or UnparsableAnswerError where nothing matched and the answer is not an expression.
     """
     deadline = time.monotonic() + timeout_s
-    golds = gold_readings(gold, timeout_s)
-    # Of a box within the box math-verify would take the inner one alone.
-    unboxed = re.sub(r"\\(?:boxed|fbox)(?![a-zA-Z])", "", answer)
+    gold_readings(gold, timeout_s)
+    for claim in claims(tidied(gold), tidied(answer)) or ():
+        is_right = _settle(claim)
+        if is_right is None:
+            is_right = _is_equal(claim, deadline)
+        if not is_right:
+            return False
+    return True
+
+
+def _is_equal(claim: Claim, deadline: float) -> bool:
+    golds = gold_readings(claim.want, deadline - time.monotonic())
     with time_limit(deadline - time.monotonic()):
-        try:
-            answers = _parse(rf"\boxed{{{unboxed}}}")
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise UnparsableAnswerError(answer) from error
-        if any(_is_equal(want, got) for want in golds for got in answers):
+        answers = symbols.read(without_unit(claim.got))
+        if any(symbols.are_equal(want, got) for want in golds for got in answers):
             return True
         if all(isinstance(got, str) for got in answers):
-            raise UnparsableAnswerError(answer)
+            raise UnparsableAnswerError(claim.got)
         return False
 
 
-def bare(gold: str) -> str:
-    """Remove delimiting dollars from a gold answer, stray ones included."""
-    return re.sub(r"(?<!\\)\$", "", _undelimited(gold))
+_MAX_READINGS = 1024
+_readings: dict[str, tuple[object, ...]] = {}
 
 
-@functools.lru_cache(maxsize=1024)
 def gold_readings(gold: str, timeout_s: float) -> tuple[object, ...]:
-    """Parse a gold answer: at most an expression and its text; raises GoldError."""
+    """Parse a gold answer, once: at most an expression and its text; raises GoldError."""
+    if gold not in _readings:
+        while len(_readings) >= _MAX_READINGS:
+            del _readings[next(iter(_readings))]
+        _readings[gold] = _read_gold(gold, timeout_s)
+    return _readings[gold]
+
+
+def _read_gold(gold: str, timeout_s: float) -> tuple[object, ...]:
     try:
         with time_limit(timeout_s):
-            readings = _parse(f"${bare(gold)}$")
+            readings = symbols.read(without_unit(tidied(gold), is_gold=True))
     except Exception as error:
         raise GoldError(f"gold answer {gold!r:.200} cannot be parsed: {error}") from error
     if not readings:
         raise GoldError(f"gold answer {gold!r:.200} cannot be parsed")
     return readings
-
-
-def _parse(delimited: str) -> tuple[object, ...]:
-    from math_verify import LatexExtractionConfig, parse
-
-    config = [LatexExtractionConfig(boxed_match_priority=0)]
-    return tuple(parse(delimited, config, parsing_timeout=None, raise_on_error=True))
-
-
-def _is_equal(want: object, got: object) -> bool:
-    from math_verify import verify
-
-    try:
-        # Intervals and inequalities are equivalent; by default math-verify accepts that for a gold inequality only.
-        is_equal = verify(want, got, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
-        return bool(is_equal) and _is_close(want, got)
-    except MemoryError:
-        raise
-    except Exception:
-        # Sympy raises any error on pairs that it cannot compare: they are not equal.
-        log.debug("a pair could not be compared", exc_info=True)
-        return False
-
-
-def _is_close(want: object, got: object) -> bool:
-    from sympy import Expr
-
-    if not (isinstance(want, Expr) and isinstance(got, Expr) and want.is_number and got.is_number):
-        return True
-    try:
-        return is_close(complex(want), complex(got))
-    except (TypeError, OverflowError):  # too large for a float, so not tiny
-        return True

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from prefixrl.scorer.verifier.looks import bare
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.verify import Judgement, bare
+from prefixrl.scorer.verifier.verify import Judgement
 
 PATIENCE_S = 250
 TIMEOUT_S = 30
@@ -32,10 +33,13 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 LINES = (Path(__file__).parent / "answers.jsonl").read_text(encoding="utf-8").splitlines()
 CASES = [msgspec.json.decode(line, type=Case) for line in LINES]
 GOLDS = list(dict.fromkeys(case.gold for case in CASES))
-SAME: set[tuple[str, str]] = set()
+SAME = {(r"\frac13", r"0.\overline{3}"), ("east", r"\text{east}")}
+"""Neighbours that are equal."""
 PITFALLS = {
-    "base", "choice", "complex", "echo", "equation", "extraction", "fraction", "gold wrapping", "hedge", "integer",
-    "interval", "matrix", "no expression", "polynomial", "set", "surd", "text", "tiny numbers", "tuple", "unit",
+    "base", "case", "choice", "complex", "date", "derivative", "echo", "equation", "extraction", "fraction",
+    "gold wrapping", "hedge", "integer", "interval", "junk", "line break", "matrix", "matrix equation",
+    "model's form", "no expression", "polynomial", "published form", "relative tolerance", "second choice", "set",
+    "subscript", "surd", "text", "text after", "tiny numbers", "tuple", "unit", "unsolved equation", "word",
 }  # fmt: skip
 
 

@@ -1,0 +1,121 @@
+r"""Removal of all that only changes the looks of an answer. Pure.
+
+tidied      an answer for a parser: without delimiters, boxes, sizes of brackets and line breaks
+normalise   an answer for comparison as a string: without spaces and wrappers too
+"""
+
+import functools
+import re
+
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_REWRITES = (
+    (r"\\(?:left|right)(?![a-zA-Z])|\\[!,;:]|\\displaystyle(?![a-zA-Z])|\\\$", ""),
+    (r"\^(?:\\circ|\{\\circ\})", ""),
+    (r"\{,\}", ","),
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\(?:boxed|fbox)\s*", ""),
+    (r"~|\\ ", " "),
+    # Two kinds of spaces have a meaning and are kept, as "~": "3 4" is not 34, "1, 200" is not 1,200.
+    (r"(?<=\d)\s+(?=\d)|(?<=\d,)\s+(?=\d{3}(?!\d))", "~"),
+    (r"\s+", ""),
+    (r"\\frac(\d)", r"\\frac{\1}"),
+    (r"(\\frac\{[^{}]*\})(\d)", r"\1{\2}"),
+    (r"_\{\\text\{(\w+)\}\}", r"_\1"),
+    (r"_\{(\w+)\}", r"_\1"),
+    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+    (r"\{:\}", ":"),
+)
+_REWRITTEN = tuple((re.compile(pattern), replacement) for pattern, replacement in _REWRITES)
+_SHAPE = re.compile(
+    r"\\(?:left|right|bigl?|bigr?|Bigl?|Bigr?)(?![a-zA-Z])|\\[!,;:]|\\displaystyle(?![a-zA-Z])|\\(?:boxed|fbox)(?![a-zA-Z])"
+)
+
+
+_FORMS = (
+    (r"\\!", ""),
+    (r"\\(?:textcolor|color)\s*\{[a-zA-Z]\w*\}", ""),
+    (r"°|\\degree(?![a-zA-Z])", r"^\\circ "),
+    (r"\\(?:mathrm|operatorname|text)\{\s*([ei])\s*\}", r"\1"),
+    (r"\\langle(?![a-zA-Z])", "("),
+    (r"\\rangle(?![a-zA-Z])", ")"),
+    (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
+    (r"\\log_(?:e|\{\s*e\s*\})(?![a-zA-Z])", r"\\ln "),
+    (r"\((\d+)\)_", r"\1_"),
+    (r"_\{\s*\\text\{\s*base\s*\}?\s*(\w+)\s*\}+", r"_{\1}"),
+    (r"(?<=\d)(?:\\ |~)(?=\d{3}(?!\d))", ""),
+    (r"\\[iq]?math(?![a-zA-Z])", "i"),
+    (r"\\jmath(?![a-zA-Z])", "j"),
+    (r"\\(?:vec|hat|mathbf|boldsymbol) ?(?:\{ ?(?:\\mathbf ?\{?)?([ijk])\}*|([ijk])(?![a-zA-Z]))", r"\\mathbf{\1\2}"),
+    (r"\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?\s*(?:\\mid|:|\||\\vert)([^{}]*\1[^{}]*)\\\}", r"\2"),
+    (r"^\s*\\(?:text|mathrm|mbox)\{(?=[^{}]*[A-Za-z]{2})[^{}\d]*(?:\bis|\bare|:|=)\s*\}(?=\s*\S)", ""),
+    (r"−", "-"), (r"×", r"\\times "), (r"·", r"\\cdot "), (r"π", r"\\pi "), (r"∞", r"\\infty "), (r"≤", r"\\le "),
+    (r"≥", r"\\ge "),
+)  # fmt: skip
+"""Forms of one thing that models write, each as parsers know it."""
+_REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d{1,15})\}(?!\d)")
+_WHOLE = re.compile(r"\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|mbox|textrm)\s*(?=\{)")
+
+
+_COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement in _FORMS)
+_PLAIN = re.compile(r"[^\\_~]*", re.ASCII)
+"""Without a command, an index or a tie there is nothing to replace."""
+_CACHED = 4096
+
+
+@functools.lru_cache(maxsize=_CACHED)
+def tidied(answer: str) -> str:
+    """Remove all that a parser need not see; spaces stay."""
+    # Of a box within the box, the command alone: a parser would take the inner one for the whole.
+    text = re.sub(r"(?<=,)\s*\\!\s*|\s*\\!\s*(?=,)", "", answer)
+    text = " ".join(_SHAPE.sub("", bare(text)).split())
+    if not (_PLAIN.fullmatch(text) and text.isascii()):
+        for pattern, replacement in _COMPILED:
+            text = pattern.sub(replacement, text)
+        text = _REPEATING.sub(_as_fraction, text).strip()
+    while (inner := _inner(text)) is not None:
+        text = inner.strip()
+    return text
+
+
+def _as_fraction(found: re.Match[str]) -> str:
+    """Write a repeating decimal as a fraction."""
+    whole, start, again = found.groups()
+    above = int(whole + start + again or "0") - int(whole + start or "0")
+    return rf"\frac{{{above}}}{{{10 ** len(start) * (10 ** len(again) - 1)}}}"
+
+
+def _inner(text: str) -> str | None:
+    """Return the content of a wrapper, or of braces alone, around the whole text."""
+    start = _WHOLE.match(text)
+    opening = start.end() if start else 0
+    if text[opening : opening + 1] != "{" or not text.endswith("}") or text.endswith(r"\}"):
+        return None
+    depth = 0
+    for at in range(opening, len(text)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0 and at < len(text) - 1:
+            return None
+    return text[opening + 1 : -1] if depth == 0 else None
+
+
+@functools.lru_cache(maxsize=_CACHED)
+def normalise(answer: str) -> str:
+    """Remove what only changes the looks of an answer: delimiters, spacing, wrappers, styles."""
+    text = tidied(answer).removesuffix(".")
+    for pattern, replacement in _REWRITTEN:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def bare(gold: str) -> str:
+    """Remove delimiting dollars from a gold answer, stray ones included."""
+    return re.sub(r"(?<!\\)\$", "", _undelimited(gold))
+
+
+def _undelimited(text: str) -> str:
+    text = text.strip()
+    for opening, closing in _DELIMITERS:
+        inner = text[len(opening) : -len(closing)]
+        if text == f"{opening}{inner}{closing}" and "$" not in inner:
+            return inner.strip()
+    return text
