@@ -9,19 +9,6 @@ from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.errors import ConfigError
 
 
-@pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    (tmp_path / "train.jsonl").write_text("{}\n", encoding="utf-8")
-    (tmp_path / "mine.py").write_text("def advantages(rewards, groups):\n    return rewards\n")
-    path = tmp_path / "run.toml"
-    path.write_text(
-        'directory = "run"\nadapter.model = "a/b"\ntarget.model = "a/c"\ndata.train = "train.jsonl"\n'
-        "algorithm.iterations = 3\n",
-        encoding="utf-8",
-    )
-    return path
-
-
 def test_prime_has_a_reward_model_and_neither_kl_nor_entropy(run_file: Path) -> None:
     config = load(run_file, ("algorithm.name=prime",))
     assert config.implicit_reward == ImplicitRewardConfig()
