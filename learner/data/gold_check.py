@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from prefixrl.common.process import write_atomically
 from prefixrl.learner.data.problems import Problem, shown
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class GoldCheck:
         found, _ = self._process.communicate()
         if self._process.returncode != 0:
             return  # closed before it was done, or failed with a message of its own in the log
-        self._path.write_bytes(found)
+        write_atomically(self._path, found.decode())
         if rows := found.decode().splitlines():
             text = (
                 "%d gold answers do not verify against themselves (all in %s); the run goes on, and only answers that "

@@ -68,8 +68,10 @@ class CompletionsEndpoint:
         """Number of requests under way."""
         self._asked_s = 0.0
         self._counted_s = time.monotonic()
-        self.limited = 0
+        self._limited = 0
         """Number of rows that wait for a rate limit."""
+        self._limited_s = 0.0
+        self._limited_since_s = 0.0
         self.counts = Usage()
         self.outage: Outage | None = None
         """The time without any answer; None while the endpoint answers."""
@@ -90,7 +92,7 @@ class CompletionsEndpoint:
     @property
     def waits(self) -> Outage | None:
         """The outage or rest that rows wait for; None while they are answered."""
-        is_resting = self.limited and self._rest_left_s > 0
+        is_resting = self._limited and self._rest_left_s > 0
         return self.outage or (self._rest if is_resting else None)
 
     # --- the start ---------------------------------------------------------------------------------------------------
@@ -211,6 +213,15 @@ class CompletionsEndpoint:
         self._asked_s, self._counted_s = self.asked_s, time.monotonic()
         self.asking += more
 
+    @property
+    def limited_s(self) -> float:
+        """Seconds so far in which at least one row waited for a rate limit."""
+        return self._limited_s + (time.monotonic() - self._limited_since_s if self._limited else 0.0)
+
+    def _count_limited(self, more: int) -> None:
+        self._limited_s, self._limited_since_s = self.limited_s, time.monotonic()
+        self._limited += more
+
     async def _ask(self, content: bytes) -> Completed | Retry | RowRefused | EndpointRefused:
         self._count_asking(1)
         try:
@@ -271,11 +282,11 @@ class CompletionsEndpoint:
         await self._sleep(backoff_s * self._random.uniform(0.5, 1.0), outcome.is_limit)
 
     async def _sleep(self, duration_s: float, is_limit: bool) -> None:
-        self.limited += is_limit
+        self._count_limited(is_limit)
         try:
             await asyncio.sleep(duration_s)
         finally:
-            self.limited -= is_limit
+            self._count_limited(-is_limit)
 
     # --- errors ------------------------------------------------------------------------------------------------------
 

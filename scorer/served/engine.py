@@ -12,7 +12,6 @@ ends the worker with a named error.
 import asyncio
 import logging
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import wait
@@ -51,8 +50,6 @@ class OpenAIEngine(RowJobs):
         self._section = config.scorer.openai
         self._renderer = renderer_of(config, "scorer", model)
         self.offer(self._section.requests)
-        self._limited_s = 0.0
-        self._accounted_s = time.monotonic()
         self._is_warned = False
         self._endpoint = CompletionsEndpoint(self._section)
         self._loop = asyncio.new_event_loop()
@@ -80,10 +77,6 @@ class OpenAIEngine(RowJobs):
     def step(self, timeout_s: float) -> list[JobResult]:
         """Wait a bounded time for jobs; raises PeerLost after `patience_s` or UserError if refused."""
         results = self._results(timeout_s)
-        now_s = time.monotonic()
-        passed_s, self._accounted_s = now_s - self._accounted_s, now_s
-        if self._endpoint.limited:
-            self._limited_s += passed_s
         self.progress += bool(self.waits_for)
         return results
 
@@ -108,7 +101,7 @@ class OpenAIEngine(RowJobs):
     @property
     def usage(self) -> Usage:
         """The requests and tokens so far."""
-        return msgspec.structs.replace(self._endpoint.counts, limited_s=self._limited_s)
+        return msgspec.structs.replace(self._endpoint.counts, limited_s=self._endpoint.limited_s)
 
     # --- on the asyncio loop -----------------------------------------------------------------------------------------
 

@@ -32,7 +32,13 @@ from prefixrl.common.process import STOP_SIGNALS, die_with_parent
 from prefixrl.common.wire.messages import CodeMode, Fault, encodable
 from prefixrl.scorer.sandbox.programs import MAX_TESTS, is_value, read_tests, share_passed, value_of
 from prefixrl.scorer.sandbox.runner import GRACE_S, START_S, ProgramLimits, SandboxError
-from prefixrl.scorer.verifier.verify import GoldError, UnparsableAnswerError, judge_exactly, verify_with_sympy
+from prefixrl.scorer.verifier.verify import (
+    GoldError,
+    UnparsableAnswerError,
+    is_readable,
+    judge_exactly,
+    verify_with_sympy,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +65,8 @@ class ChildQuestion(msgspec.Struct, frozen=True):
     """The problem's question, for a user's function."""
     code: CodeMode = "none"
     """If not `none`, `answer` is a program."""
+    is_gold: bool = False
+    """True asks if sympy reads the gold answer; `answer` is not used."""
 
 
 class ChildReady(msgspec.Struct, frozen=True, tag=True):
@@ -101,7 +109,10 @@ def deadline_s(timeout_s: int, code: CodeMode = "none") -> float:
 def judge(question: ChildQuestion) -> ChildAnswer:
     """Ask sympy; every failure has an outcome of its own."""
     try:
-        is_right = verify_with_sympy(question.gold, question.answer, question.timeout_s)
+        if question.is_gold:
+            is_right = is_readable(question.gold, question.timeout_s)
+        else:
+            is_right = verify_with_sympy(question.gold, question.answer, question.timeout_s)
     except UnparsableAnswerError:
         return ChildAnswer("parse_fail")
     except (TimeoutError, MemoryError):  # the answer used up its share

@@ -23,7 +23,6 @@ from prefixrl.common.wire.messages import CodeMode, Fault, encodable
 from prefixrl.scorer.sandbox.runner import OVERRAN
 from prefixrl.scorer.verifier.child import ChildAnswer, ChildQuestion, FromChild, Outcome, deadline_s
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
-from prefixrl.scorer.verifier.looks import bare
 from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
 from prefixrl.scorer.verifier.verify import Judgement
 
@@ -129,8 +128,8 @@ class VerifierPool:
             self._ask(key, found)
 
     def check_gold(self, key: int, gold: str) -> None:
-        """Judge a gold answer against itself by sympy alone; `poll` returns the verdict under `key`."""
-        self._ask(key, ForChild(ChildQuestion(gold, bare(gold), self._timeout_s), gold[:MAX_ANSWER_CHARS]))
+        """Ask if sympy reads a gold answer; `poll` returns the verdict under `key`."""
+        self._ask(key, ForChild(ChildQuestion(gold, "", self._timeout_s, is_gold=True), gold[:MAX_ANSWER_CHARS]))
 
     def _ask(self, key: int, asked: ForChild) -> None:
         job = self._jobs.get(asked.question)

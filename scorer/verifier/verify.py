@@ -211,6 +211,30 @@ def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
     return True
 
 
+def is_readable(gold: str, timeout_s: float) -> bool:
+    """Return True if the gold answer is words, or an expression that is equal to itself.
+
+    Raises as `verify_with_sympy` does.
+    """
+    deadline = time.monotonic() + timeout_s
+    parts = claims(tidied(gold), tidied(gold)) or (Claim(tidied(gold), tidied(gold)),)
+    return all(_is_word_or_time(part.want) or _is_itself(part.want, deadline) for part in parts)
+
+
+def _is_word_or_time(gold: str) -> bool:
+    # "3:00" may be a ratio too, so that by itself it is not settled as a time.
+    return bool(_settle_plainly(gold, gold)) or is_same_moment(gold, f"{gold} am") is True
+
+
+def _is_itself(gold: str, deadline: float) -> bool:
+    # A text is equal to itself always: only an expression shows that the gold answer was read.
+    expressions = [each for each in gold_readings(gold, deadline - time.monotonic()) if not isinstance(each, str)]
+    if not expressions:
+        raise UnparsableAnswerError(gold)
+    with time_limit(deadline - time.monotonic()):
+        return any(symbols.are_equal(each, each) for each in expressions)
+
+
 def _is_equal(claim: Claim, deadline: float) -> bool:
     golds = gold_readings(claim.want, deadline - time.monotonic())
     with time_limit(deadline - time.monotonic()):

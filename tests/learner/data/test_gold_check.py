@@ -11,7 +11,16 @@ import pytest
 from prefixrl.learner.data.gold_check import FILE, GoldCheck
 from prefixrl.learner.data.problems import Problem
 
-GOLDS = {"a": "7", "b": r"2\sqrt{3}", "c": r"\frac{}{", "d": "B", "e": r"\frac{}{", "f": "x+1"}
+GOLDS = {
+    "a": "7",
+    "b": r"2\sqrt{3}",
+    "c": r"\frac{}{",
+    "d": "B",
+    "e": r"\frac{}{",
+    "f": "x+1",
+    "g": "12:00",
+    "h": "blue",
+}
 PATIENCE_S = 120
 
 
