@@ -59,10 +59,10 @@ class LearnerConfig(Section):
     """Decay of a moving average of the actor's weights, exported with checkpoints as `hf_ema`. Absent: none."""
     gradient_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass instead of keeping them."""
-    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
-    """auto: sdpa where prompts are shared; else flash-attn where it is installed, on CUDA and in bfloat16."""
+    attn_implementation: Literal["auto", "sdpa", "eager", "varlen", "flash_attention_2"] = "auto"
+    """auto: sdpa where prompts are shared; else, on CUDA and in bfloat16, varlen, torch's kernel for packed rows."""
     packed: bool | None = None
-    """Run the rows of a micro-batch as one long row, without padding. Absent: true where flash-attn is used."""
+    """Run the rows of a micro-batch as one long row, without padding. Absent: true with varlen and flash-attn."""
     shared_prompts: bool | None = None
     """Compute the prompt of a group once for all its rows, which see it and themselves. Absent: true, unless rows are
     packed or flash-attn is used, which takes no mask (docs/training.md)."""
@@ -84,10 +84,15 @@ class LearnerConfig(Section):
 
     @model_validator(mode="after")
     def _sharing(self) -> "LearnerConfig":
-        if self.shared_prompts and (self.packed or self.attn_implementation == "flash_attention_2"):
-            other = "packed = true" if self.packed else 'attn_implementation = "flash_attention_2"'
+        takes_no_mask = self.attn_implementation in ("varlen", "flash_attention_2")
+        if self.shared_prompts and (self.packed or takes_no_mask):
+            other = "packed = true" if self.packed else f'attn_implementation = "{self.attn_implementation}"'
             raise ValueError(
-                f"shared_prompts = true with {other}: packed rows carry their own prompts, and flash-attn takes no "
-                f"mask that lets rows share one; leave one of the two out"
+                f"shared_prompts = true with {other}: packed rows carry their own prompts, and varlen and flash-attn "
+                f"take no mask that lets rows share one; leave one of the two out"
+            )
+        if self.packed is False and self.attn_implementation == "varlen":
+            raise ValueError(
+                'packed = false with attn_implementation = "varlen", which takes packed rows alone; use sdpa'
             )
         return self

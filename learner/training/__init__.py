@@ -15,6 +15,7 @@ Read in this order:
     figures.py        the figures of an iteration, summed over ranks
     model.py          actor, critic, reference and reward model
     attention.py      shared prompts or rows alone, and the implementation of attention; pure
+    varlen.py         attention over packed rows by torch's own kernel
     backbone.py       one run of a model: shared prompts, packed rows
     head.py           logprobs and entropies from hidden states, in blocks of the vocabulary
     trained_model.py  one model behind DeepSpeed, and its learning rate

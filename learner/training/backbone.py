@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from prefixrl.learner.training import varlen
+
 logger = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
@@ -24,7 +26,8 @@ def hidden_at_actions(backbone: Any, batch: dict[str, Tensor], is_packed: bool) 
     if is_packed:
         # Without a mask, transformers separates rows where positions begin at 0 again.
         kept = mask.bool()
-        out = backbone(input_ids=ids[kept][None], position_ids=positions[kept][None], use_cache=False)
+        offsets = varlen.row_offsets(kept) if backbone.config._attn_implementation == varlen.NAME else {}
+        out = backbone(input_ids=ids[kept][None], position_ids=positions[kept][None], use_cache=False, **offsets)
         places = (kept.flatten().cumsum(0) - 1)[places]
     else:
         seen = attention_mask(batch["segments"], backbone) if "segments" in batch else mask

@@ -21,7 +21,7 @@ from prefixrl.common.hub import model_folder
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.packing import ProbeRow
 from prefixrl.learner.training import distributed, lora
-from prefixrl.learner.training.attention import attn_implementation, shares_prompts
+from prefixrl.learner.training.attention import PACKED, attn_implementation, shares_prompts
 from prefixrl.learner.training.backbone import hidden_at_actions, spread_over_rows, takes_shared_prompts
 from prefixrl.learner.training.batch import PaddedRows, Sample, pad
 from prefixrl.learner.training.head import TokenHead
@@ -299,9 +299,8 @@ class _Folder:
     @property
     def is_packed(self) -> bool:
         """True if rows run end to end as one, without padding."""
-        learner = self.config.learner
-        is_flash = self.attention == "flash_attention_2"
-        return is_flash if learner.packed is None else learner.packed
+        packed = self.config.learner.packed
+        return self.attention in PACKED if packed is None else packed
 
     def trainable(self, name: str) -> PreTrainedModel:
         """Load a model with everything that only training needs."""

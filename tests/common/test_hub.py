@@ -51,6 +51,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_cached_hub_name_is_its_snapshot_with_the_same_digests_and_stop_tokens(cache: Path) -> None:
     told = ask(cache, "someone/adapter")
     assert told == ask(cache, str(EXAMPLE / "adapter"))

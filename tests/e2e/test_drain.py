@@ -106,6 +106,7 @@ def learning(config: RunConfig, trained: list[int]) -> Iterator[None]:
 SLOW_SIGNALS = [pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGUSR1, signal.SIGUSR2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, *SLOW_SIGNALS])
 def test_a_drained_scorer_loses_nothing_and_every_group_is_trained_once(number: signal.Signals, tmp_path: Path) -> None:
     # One version for all: this learner publishes none, and the window is wide enough to go on.
@@ -146,11 +147,13 @@ def test_a_drained_rollout_finishes_its_tasks_and_gets_no_more(tmp_path: Path) -
         assert not broker.ledger.counts.failed
 
 
+@pytest.mark.slow
 def test_what_outlasts_the_grace_time_is_handed_back(tmp_path: Path) -> None:
     code, took_s, log = ended_while_scoring(tmp_path, [signal.SIGTERM], grace_s=2.0)
     assert code == 0 and 1.0 < took_s < 2.0 + ENDS_S, log
 
 
+@pytest.mark.slow
 def test_a_second_signal_means_now(tmp_path: Path) -> None:
     code, took_s, log = ended_while_scoring(tmp_path, [signal.SIGTERM, signal.SIGTERM])
     assert code == 0 and took_s < ENDS_S, log

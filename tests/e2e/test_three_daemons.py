@@ -130,6 +130,7 @@ def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path:
     assert "starting it again" in (directory / "logs/learner.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=12", "checkpoint.every=4") as process:
@@ -244,6 +245,7 @@ def test_workers_that_are_told_to_go_by_somebody_else_are_made_good(tmp_path: Pa
     assert trained_iterations(directory) == 16
 
 
+@pytest.mark.slow
 def test_every_problem_of_an_epoch_is_trained_and_the_last_iteration_may_be_small(tmp_path: Path) -> None:
     example = RUN_FILE.parent
     (tmp_path / "train.jsonl").write_text("".join((example / "train.jsonl").read_text().splitlines(True)[:20]))

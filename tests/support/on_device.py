@@ -47,8 +47,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "low rank": {"lora": {"rank": 4}},
     "offloaded": {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": CPU}}},
     "bfloat16": {"dtype": "bfloat16"},
+    "varlen, bfloat16": {"dtype": "bfloat16", "attn_implementation": "varlen"},
 }
-OWN = {"low rank", "bfloat16"}
+OWN = {"low rank", "bfloat16", "varlen, bfloat16"}
 """Variants that train something else than the others."""
 
 

@@ -1,4 +1,7 @@
-"""One learner rank of two: trains, saves and resumes at every ZeRO stage, with and without a critic, and tells."""
+"""One learner rank of two: trains, saves and resumes at ZeRO stages, with and without a critic, and tells.
+
+Called as `python -m support.rank_process RANK FOLDER STAGE...`.
+"""
 
 import json
 import math
@@ -30,10 +33,10 @@ PRIME: dict[str, dict[str, Any]] = {
 }
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank: int, folder: Path, stages: list[int]) -> None:
     head.BLOCK_ENTRIES = 300  # so that the vocabulary is several blocks
-    told = [one_stage(rank, folder, stage) for stage in range(4)]
-    for stage in range(4):
+    told = {stage: one_stage(rank, folder, stage) for stage in stages}
+    for stage in stages:
         told[stage]["grouped"] = grouped(rank, folder, stage)
         told[stage]["low rank"] = grouped(rank, folder, stage, **LOW_RANK)
         told[stage]["low rank head"] = grouped(rank, folder, stage, name="untied", **HEAD)
@@ -124,4 +127,4 @@ def shard(models: Models, config: RunConfig, iteration: int, poisoned_row: int |
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), [int(stage) for stage in sys.argv[3:]])

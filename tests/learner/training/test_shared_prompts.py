@@ -190,23 +190,31 @@ def test_without_the_ability_rows_carry_their_prompts_and_train_the_same(adapter
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def test_flash_attention_serves_where_prompts_are_not_shared(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefixrl.learner.training.attention.importlib.util.find_spec", lambda name: name)
-
-    def chosen(is_direct: bool, **learner: Any) -> tuple[bool, str]:
+def test_the_kernel_for_packed_rows_serves_where_prompts_are_not_shared(adapter: Path) -> None:
+    def chosen(is_direct: bool, device: str = "cuda", **learner: Any) -> tuple[bool, str]:
         config = run_config(adapter, learner={"dtype": "bfloat16"} | learner).learner
-        return shares_prompts(config, "cuda", is_direct), attn_implementation(config, "cuda", is_direct)
+        return shares_prompts(config, device, is_direct), attn_implementation(config, device, is_direct)
 
     assert chosen(False) == (True, "sdpa")
-    assert chosen(True) == (False, "flash_attention_2")
+    assert chosen(True) == (False, "varlen")
+    assert chosen(True, "cpu") == (True, "sdpa")
     assert chosen(True, dtype="float32") == (True, "sdpa")
     assert chosen(True, shared_prompts=True) == (True, "sdpa")
-    assert chosen(False, shared_prompts=False) == (False, "flash_attention_2")
-    assert chosen(False, packed=True) == (False, "flash_attention_2")
-    assert chosen(False, attn_implementation="flash_attention_2") == (False, "flash_attention_2")
+    assert chosen(False, shared_prompts=False) == (False, "varlen")
+    assert chosen(False, packed=True) == (False, "varlen")
+    assert chosen(True, packed=False) == (False, "sdpa")
+    for name in ("varlen", "flash_attention_2"):
+        assert chosen(False, attn_implementation=name) == (False, name)
 
 
-@pytest.mark.parametrize("other", [{"packed": True}, {"attn_implementation": "flash_attention_2"}])
+def test_padded_rows_are_refused_by_the_kernel_for_packed_ones(adapter: Path) -> None:
+    with pytest.raises((ConfigError, ValueError), match="takes packed rows alone"):
+        run_config(adapter, learner={"packed": False, "attn_implementation": "varlen"})
+
+
+@pytest.mark.parametrize(
+    "other", [{"packed": True}, {"attn_implementation": "flash_attention_2"}, {"attn_implementation": "varlen"}]
+)
 def test_shared_prompts_with_what_excludes_them_are_refused(adapter: Path, other: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, ValueError), match="shared_prompts = true with"):
         run_config(adapter, learner={"shared_prompts": True} | other)

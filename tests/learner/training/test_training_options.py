@@ -46,15 +46,25 @@ def steps(models: Models, config: RunConfig, iterations: int = 2) -> list[dict[s
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("option", [{"packed": True}, {"gradient_checkpointing": True}], ids=str)
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"packed": True},
+        {"attn_implementation": "varlen"},
+        {"attn_implementation": "varlen", "gradient_checkpointing": True},
+        {"gradient_checkpointing": True},
+    ],
+    ids=str,
+)
 def test_memory_is_saved_without_changing_a_step(option: dict[str, Any], stage: int, adapter: Path) -> None:
     expected = steps(*loaded(adapter, stage))
     for mine, theirs in zip(steps(*loaded(adapter, stage, **option)), expected, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)
 
 
-def test_packed_rows_have_no_padding(adapter: Path) -> None:
-    models, config = loaded(adapter, packed=True)
+@pytest.mark.parametrize("option", [{"packed": True}, {"attn_implementation": "varlen"}], ids=str)
+def test_packed_rows_have_no_padding(option: dict[str, Any], adapter: Path) -> None:
+    models, config = loaded(adapter, **option)
     seen: list[torch.Size] = []
     embedding = models.actor.engine.module.model.get_input_embeddings()
     embedding.register_forward_hook(lambda module, given, made: seen.append(given[0].shape))

@@ -1,10 +1,12 @@
 """Two learner ranks, in processes of their own, against one."""
 
+import functools
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,11 @@ With "low rank" the ranks also pack rows and checkpoint gradients: that changes 
 
 Their head takes the vocabulary in several blocks, here it is one."""
 ITERATIONS = 10
-STAGES = [0, 1, 2, 3]
+RUN_TOGETHER = [(0, 3), (1, 2)]
+"""Stages whose two ranks run in the same two processes; the first pair is the quick part's."""
+STAGES = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+Told = Callable[[int], list[dict[str, Any]]]
+"""Reports of a stage, by rank."""
 GROUPED = {
     "name": "rloo",
     "ppo_epochs": 2,
@@ -42,9 +48,18 @@ GROUPED = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    """Reports of each rank, by rank and stage."""
-    folder = tmp_path_factory.mktemp("ranks")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    run = functools.cache(lambda stages: reports(tmp_path_factory.mktemp("ranks"), stages))
+
+    def of_stage(stage: int) -> list[dict[str, Any]]:
+        (stages,) = (each for each in RUN_TOGETHER if stage in each)
+        return [rank[str(stage)] for rank in run(stages)]
+
+    return of_stage
+
+
+def reports(folder: Path, stages: tuple[int, ...]) -> list[dict[str, dict[str, Any]]]:
+    """Run two ranks; their reports by rank and stage."""
     save_model(folder / "adapter", is_tied=True)
     save_model(folder / "untied")
     (folder / "grouped.json").write_text(json.dumps(GROUPED))
@@ -56,7 +71,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]
     path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "support.rank_process", str(rank), str(folder)],
+            [sys.executable, "-m", "support.rank_process", str(rank), str(folder), *map(str, stages)],
             env=os.environ | meeting | {"PYTHONPATH": path, "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
@@ -71,12 +86,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_two_ranks_train_what_one_trains(told: list[list[dict[str, Any]]], stage: int, tmp_path: Path) -> None:
+def test_two_ranks_train_what_one_trains(told: Told, stage: int, tmp_path: Path) -> None:
     config = run_config(save_model(tmp_path / "adapter", is_tied=True), learner={"shared_prompts": False})
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in range(ITERATIONS):
         alone = train_iteration(models, random_iteration(iteration), config, 20).steps
-        for mine, theirs in zip(alone, told[0][stage]["steps"][iteration], strict=True):
+        for mine, theirs in zip(alone, told(stage)[0]["steps"][iteration], strict=True):
             assert theirs == pytest.approx(mine, abs=1e-5)
 
 
@@ -92,7 +107,7 @@ def test_the_recorded_batches_leave_some_rank_with_fewer_forwards_than_the_other
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_limit(
-    told: list[list[dict[str, Any]]], stage: int, options: str, tmp_path: Path
+    told: Told, stage: int, options: str, tmp_path: Path
 ) -> None:
     model = save_model(tmp_path / "adapter", is_tied=options != "low rank head")
     config = run_config(model, algorithm=GROUPED, learner=OPTIONS[options] | {"shared_prompts": False})
@@ -101,46 +116,44 @@ def test_two_ranks_train_what_one_trains_without_a_critic_with_masks_and_a_kl_li
         alone = train_iteration(models, random_iteration(iteration), config, 20)
         assert alone.means["steps_left_out"] == 2.0
         assert 0.1 < alone.means["masked_tokens_fraction"] < 0.9
-        for mine, theirs in zip(alone.steps, told[0][stage][options][iteration], strict=True):
+        for mine, theirs in zip(alone.steps, told(stage)[0][options][iteration], strict=True):
             assert theirs == pytest.approx(mine, abs=1e-5)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_two_ranks_train_a_reward_model_as_one_does(
-    told: list[list[dict[str, Any]]], stage: int, tmp_path: Path
-) -> None:
+def test_two_ranks_train_a_reward_model_as_one_does(told: Told, stage: int, tmp_path: Path) -> None:
     model = save_model(tmp_path / "adapter", is_tied=True)
     config = run_config(model, learner={"shared_prompts": False}, **PRIME)
     models = Models.load(config, 0, 1, config.adapter.model)
-    for iteration, theirs in enumerate(told[0][stage]["prime"]["figures"]):
+    for iteration, theirs in enumerate(told(stage)[0]["prime"]["figures"]):
         alone = figures(models, config, iteration)
         assert {"reward_model_loss", "reward_model_accuracy", "process_advantage_ratio"} <= alone[0].keys()
         assert iteration == 0 or alone[0]["process_largest_return"] > 0.001
         for one, two in zip(alone, theirs, strict=True):
             assert two == pytest.approx(one, abs=2e-5)
-    assert [rank[stage]["prime"]["exported"] for rank in told] == [26, 0]
+    assert [rank["prime"]["exported"] for rank in told(stage)] == [26, 0]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_all_ranks_see_the_same_figures(told: list[list[dict[str, Any]]], stage: int) -> None:
+def test_all_ranks_see_the_same_figures(told: Told, stage: int) -> None:
     for name in ("steps", "went_on", "resumed", "poisoned", "probe", "grouped"):
-        assert told[0][stage][name] == told[1][stage][name]
-    assert told[0][stage]["prime"]["figures"] == told[1][stage]["prime"]["figures"]
+        assert told(stage)[0][name] == told(stage)[1][name]
+    assert told(stage)[0]["prime"]["figures"] == told(stage)[1]["prime"]["figures"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_two_ranks_resume_bitwise(told: list[list[dict[str, Any]]], stage: int) -> None:
-    assert told[0][stage]["resumed"] == told[0][stage]["went_on"]
+def test_two_ranks_resume_bitwise(told: Told, stage: int) -> None:
+    assert told(stage)[0]["resumed"] == told(stage)[0]["went_on"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_bad_row_on_one_rank_drops_the_step_on_both(told: list[list[dict[str, Any]]], stage: int) -> None:
-    assert sorted(told[0][stage]["poisoned"]) == [0.0, 1.0]
+def test_a_bad_row_on_one_rank_drops_the_step_on_both(told: Told, stage: int) -> None:
+    assert sorted(told(stage)[0]["poisoned"]) == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_with_sharded_weights_the_reference_is_sharded_too(told: list[list[dict[str, Any]]], stage: int) -> None:
-    shares = [rank[stage]["reference_share"] for rank in told]
+def test_with_sharded_weights_the_reference_is_sharded_too(told: Told, stage: int) -> None:
+    shares = [rank["reference_share"] for rank in told(stage)]
     if stage == 3:
         assert sum(shares) == pytest.approx(1.0) and max(shares) < 0.6
     else:
@@ -148,6 +161,6 @@ def test_with_sharded_weights_the_reference_is_sharded_too(told: list[list[dict[
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_only_rank_0_holds_the_published_weights(told: list[list[dict[str, Any]]], stage: int) -> None:
-    assert len(told[0][stage]["published"]) == 26
-    assert told[1][stage]["published"] == []
+def test_only_rank_0_holds_the_published_weights(told: Told, stage: int) -> None:
+    assert len(told(stage)[0]["published"]) == 26
+    assert told(stage)[1]["published"] == []
