@@ -6,6 +6,7 @@ status.py        `prefixrl status`, and the live view
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`
+settings.py      `prefixrl config`
 keygen.py        `prefixrl keygen` and `prefixrl worker-command`
 show.py          `prefixrl show`
 checkpoints.py   runs and their checkpoints, as commands name them

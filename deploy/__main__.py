@@ -58,6 +58,30 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, check: bool) 
         raise SystemExit(run(run_file, settings, fresh))
 
 
+@main.command("config")
+@click.argument("key", required=False)
+@click.option("--markdown", "form", flag_value="markdown", help="All keys, as the page docs/configuration.md.")
+@click.option("--json-schema", "form", flag_value="schema", help="The JSON schema of a run file, for editors.")
+def config_command(key: str | None, form: str | None) -> None:
+    """Explain a KEY or section of the run file; without one, list the sections.
+
+    KEY may also be the name of the same setting in TRL, verl or OpenRLHF.
+    """
+    with exit_codes():
+        import json
+
+        from prefixrl.common.config.catalogue import json_schema
+        from prefixrl.deploy.settings import explained, page
+
+        if form == "schema":
+            click.echo(json.dumps(json_schema(), indent=2))
+        elif form == "markdown":
+            click.echo(page(), nl=False)
+        else:
+            for line in explained(key):
+                click.echo(line)
+
+
 @main.command()
 @run_directory_argument
 @click.option("--worker", "added", metavar="NAME", help="Let one more worker in, by a key file of its own.")

@@ -14,6 +14,7 @@ openai_options.py   `[scorer.openai]`
 learner.py          `[learner]`: optimisers, precision, memory and deadlines
 processes.py        `[launch]`: processes of one machine, and their GPUs
 slurm.py            `[slurm]`: resources of the jobs of a run
+catalogue.py        all keys with their values, defaults and sentences; names of the same settings elsewhere
 load.py             reading a run file, settings over it, explained errors, absolute paths
 user_function.py    functions of the user's own, named `file.py:name`
 """

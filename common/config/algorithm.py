@@ -60,10 +60,14 @@ PRIME: dict[str, object] = {"kl": 0.0, "entropy": 0.0}
 
 
 class AlgorithmConfig(Section):
+    """The objective, the window of versions, and the steps of an iteration."""
+
     name: Name = "gae"
     """The objective; docs/objectives.md explains each name."""
     groups_per_iteration: Positive = 512
+    """Problems of an iteration; each has a group of samples."""
     samples_per_prompt: Positive = 8
+    """Samples of a group."""
     iterations: Positive | None = None
     """Iterations of the run; exclusive with `data.epochs`."""
     max_staleness: NonNegative = 2
@@ -81,6 +85,7 @@ class AlgorithmConfig(Section):
     proximal: Literal["measured", "interpolated"] = "measured"
     """interpolated: no forward is spent on the proximal policy, it is taken between behaviour and current (A-3PO)."""
     importance_cap: PositiveFloat = 2.0
+    """Largest weight p/mu of a token (docs/objectives.md)."""
     importance_above_cap: Literal["truncate", "mask"] = "truncate"
     """A weight p/mu above the cap counts as the cap, or as 0; N counts the token either way."""
     bound_ratio: Annotated[AboveOne | None, OrOff] = 1.6
@@ -99,16 +104,21 @@ class AlgorithmConfig(Section):
     minibatches: Positive = 8
     """Optimiser steps per PPO epoch."""
     ppo_epochs: Positive = 1
+    """Passes over an iteration's samples."""
     kl_limit: PositiveFloat | None = None
     """Limit on KL(p||theta) of an optimiser step; above it the iteration's remaining steps are left out."""
     gamma: Fraction = 1.0
+    """Discount per token."""
     gae_lambda: Fraction = 0.95
+    """Lambda of generalised advantage estimation."""
     clip: PositiveFloat = 0.2
+    """The ratio is clipped to [1 - clip, 1 + clip]."""
     clip_high: PositiveFloat | None = None
     """The ratio is clipped to [1 - clip, 1 + clip_high]; absent: `clip`."""
     dual_clip: Annotated[AboveOne | None, OrOff] = 3.0
     """"off", or a bound on the loss of a token of negative advantage, as a multiple of that advantage."""
     value_clip: PositiveFloat = 0.2
+    """Farthest that a value may move from the one measured before the iteration."""
     critic_targets: Literal["gae", "vtrace"] = "gae"
     """vtrace: the critic learns the value of the proximal policy, not of the one that sampled."""
     critic_warmup_steps: NonNegative = 0
@@ -118,13 +128,17 @@ class AlgorithmConfig(Section):
     kl: NonNegativeFloat = 1e-3
     """Coefficient of the KL to the initial adapter; 0 drops the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """Estimator of the KL to the initial adapter, as in Schulman's note of 2020."""
     kl_placement: Literal["reward", "loss"] = "reward"
+    """reward: the KL is taken from each token's reward; loss: it is a term of the loss."""
     entropy: Annotated[float, Field(allow_inf_nan=False)] = 1e-3
     """Entropy bonus, added to the objective: positive keeps the policy random."""
     whiten: bool | None = None
     """true: advantages are whitened once per iteration. Absent: with gae, tppo, appo, reinforce_baseline and prime."""
     whiten_floor: PositiveFloat = 1e-4
+    """Least deviation by which whitened advantages are divided."""
     aggregation: Literal["token", "sequence"] = "token"
+    """Mean of the policy loss over tokens, or over samples of each one's mean."""
     advantage_function: str | None = None
     """`file.py:name` of a function (rewards, groups) -> advantages of an iteration's rows, in place of a baseline."""
 

@@ -89,6 +89,8 @@ class Source(Section):
 
 
 class DataConfig(Section):
+    """Problems to train and evaluate on."""
+
     train: Annotated[tuple[Source, ...], BeforeValidator(_as_tables), Field(strict=False, min_length=1)]
     """Training problems: the name of a problem set, a file, a folder, hf:OWNER/NAME, a table of keys, or a list."""
     eval: Annotated[tuple[Source, ...], BeforeValidator(_as_tables), Field(strict=False)] = ()
@@ -103,7 +105,9 @@ class DataConfig(Section):
     id_column: str | None = None
     """Absent: the column `id` where a row has one, else the row's number."""
     question_column: str = "question"
+    """Column of the question, for sources that name none."""
     answer_column: str = "answer"
+    """Column of the gold answer, for sources that name none."""
     code: CodeMode = "none"
     """Programs in answers that scorers run, in a sandbox. none: no program is run. answers: the answer is the value of
     an `<llm-code>` block, or of a function that the text defines. tests: the gold answer is JSON with inputs, outputs

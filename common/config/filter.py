@@ -18,6 +18,8 @@ def is_within(mean: float, low: float, high: float) -> bool:
 
 
 class FilterConfig(Section):
+    """Groups to leave out, which other problems replace."""
+
     accuracy: Annotated[tuple[Fraction, Fraction], Field(strict=False)] | None = None
     """[low, high]: only groups of mean reward within, ends included, are trained. Absent: all. DAPO: [0.01, 0.99]."""
     truncated: Literal["any", "all"] | None = None

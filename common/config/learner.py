@@ -14,6 +14,7 @@ class LoraConfig(Section):
     """Low-rank matrices instead of full weights (Hu et al. 2021); exported merged."""
 
     rank: Positive = 16
+    """Rank of the matrices."""
     alpha: Positive = 32
     """Scale: the product of the two matrices is multiplied by alpha / rank."""
     target_modules: Annotated[tuple[str, ...], Field(strict=False)] = ("all-linear",)
@@ -36,17 +37,26 @@ class LoraConfig(Section):
 
 
 class LearnerConfig(Section):
+    """Training of adapter and critic: optimiser, memory, devices."""
+
     actor_lr: PositiveFloat = 5e-7
+    """Peak of the adapter's learning rate."""
     critic_lr: PositiveFloat = 9e-6
+    """Peak of the critic's learning rate."""
     warmup_ratio: Fraction = 0.03
+    """Share of the run's optimiser steps in which the rate rises from 0."""
     min_lr_ratio: Fraction = 0.1
     """End of the cosine schedule, as a share of the peak."""
     adam_betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)
+    """Decays of AdamW's two moments."""
     weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of AdamW."""
     grad_clip: PositiveFloat = 1.0
+    """Largest norm of a gradient; a larger one is scaled down to it."""
     micro_batch_tokens: Positive = 16384
     """Padded tokens of one forward."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of the weights in forward and backward; masters and moments are float32."""
     head_dtype: Literal["float32", "model"] = "float32"
     """Type of the logits, in learner and transformers rollouts: float32 from weights of any type, or the weights' own.
     Rounded to bfloat16, a logprob is off by up to 0.1 nat, in each engine by another amount."""
@@ -67,6 +77,7 @@ class LearnerConfig(Section):
     """Compute the prompt of a group once for all its rows, which see it and themselves. Absent: true, unless rows are
     packed or flash-attn is used, which takes no mask (docs/training.md)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of actor and critic; auto is CUDA where there is one."""
     device_memory_gib: PositiveFloat | None = None
     """Memory of each device that learner, rollouts and scorers run on; `--check` refuses what cannot fit. Absent: that
     of this host's first CUDA device, if there is one."""
@@ -74,13 +85,14 @@ class LearnerConfig(Section):
     """Operations that the learner reaches on one device, in 10^12 per second, for the seconds that `--check` prints.
     The default is about 40 % of an H100's bfloat16 peak."""
     threads: Positive = 1
+    """Threads of each learner rank on the CPU."""
     batch_timeout_s: PositiveFloat = 3600.0
     """Longest wait for one batch; then the learner ends and names what it waited for. A worker that holds a training
     task for half of it without a result counts as dead, whatever progress it reports."""
     collective_timeout_s: PositiveFloat = 1800.0
     """Longest wait of a rank inside a collective. No rank enters one before all hold their shard."""
     deepspeed: dict[str, Any] = Field(default_factory=lambda: {"zero_optimization": {"stage": 0}})
-    """DeepSpeed's own configuration, passed unchanged."""
+    """DeepSpeed's own configuration, passed unchanged. Absent: ZeRO stage 0."""
 
     @model_validator(mode="after")
     def _sharing(self) -> "LearnerConfig":

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from prefixrl.common.config import user_function
+from prefixrl.common.config.catalogue import SYNONYMS
 from prefixrl.common.config.data import resolve
 from prefixrl.common.config.prompting import ModelConfig, with_texts
 from prefixrl.common.config.run import RewardConfig, RunConfig
@@ -110,14 +111,20 @@ def _explained(error: ValidationError) -> str:
 def _explain(loc: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
     key = ".".join(str(part) for part in loc)
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(loc[-1]), _known_keys(loc[:-1]), n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(_known_keys(loc[:-1]))}"
-        return f"  {key}: unknown key{hint}"
+        return f"  {key}: unknown key{_nearest(str(loc[-1]), _known_keys(loc[:-1]))}"
     if kind == "missing":
         return f"  {key}: missing"
     if kind == "value_error":
         return f"  {key + ': ' if key else ''}{message.removeprefix('Value error, ')}"
     return f"  {key} = {json.dumps(value, default=str)}: {message}"
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if not near and name in SYNONYMS:
+        return f"; did you mean {SYNONYMS[name]!r}?"
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
 
 
 def _known_keys(loc: tuple[int | str, ...]) -> list[str]:

@@ -24,10 +24,16 @@ class DevicesConfig(Section):
     rollout: PerProcess = ()
     """Per rollout its GPUs: `[0, 1]` is one each, `[[0, 1]]` two for one."""
     scorer: PerProcess = ()
+    """For each scorer the numbers of its GPUs."""
 
 
 class LaunchConfig(Section):
+    """Processes that `prefixrl launch` starts on this machine."""
+
     learner_ranks: Positive = 1
+    """Ranks of the learner."""
     rollouts: Positive = 1
+    """Rollouts that `prefixrl launch` starts."""
     scorers: Positive = 1
+    """Scorers that `prefixrl launch` starts."""
     devices: DevicesConfig = DevicesConfig()

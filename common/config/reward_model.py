@@ -17,6 +17,7 @@ class ImplicitRewardConfig(Section):
     reference_model: str | None = None
     """The frozen reference. Absent: the reward model as it was at the beginning."""
     beta: PositiveFloat = 0.05
+    """Scale of the log ratio in reward and loss."""
     update: Literal["after", "before", "none"] = "after"
     """after: rows are scored, then learned; before: learned, then scored with one forward more; none: only scored."""
     granularity: Literal["token", "whole"] = "token"

@@ -27,11 +27,14 @@ MOST_TASK_BYTES = 48 * 2**20
 
 
 class BrokerConfig(Section):
+    """Addresses and time limits of the run's servers."""
+
     listen: str = "tcp://127.0.0.1:0"
     """Endpoint for workers: `tcp://` and an address, interface or name of this host, or 0.0.0.0 for all of them. Port 0
     takes a free one and keeps it for the run directory. Weights are served at a free port too, or at the port after a
     fixed one."""
     heartbeat_s: PositiveFloat = 1.0
+    """Time between two heartbeats of a worker."""
     silence_s: PositiveFloat = 10.0
     """Longest silence of a worker; then it counts as dead and its leases go to others."""
     stall_s: PositiveFloat = 600.0
@@ -54,12 +57,17 @@ class BrokerConfig(Section):
 
 
 class CheckpointConfig(Section):
+    """When the run is saved, and how much of it stays."""
+
     every: NonNegative = 10
     """Iterations between checkpoints; 0 writes only the last one of the run."""
     keep: Positive = 2
+    """Number of checkpoints that stay; older ones are removed."""
 
 
 class EvaluationConfig(Section):
+    """Evaluation on held-out problems."""
+
     ONLY_IN_MODE: ClassVar[OnlyWith] = {
         "max_new_tokens": (("prefix",), "rollout.answer_tokens limits answers in evaluations too"),
         **dict.fromkeys(("fixed_prefixes", "selection_problems", "sampled_candidates"), _NEEDS_TARGET),
@@ -82,6 +90,8 @@ class EvaluationConfig(Section):
 
 
 class RewardConfig(Section):
+    """The reward, where it is not the verifier's verdict."""
+
     function: str | None = None
     """`file.py:name` of (question, answer text, gold) -> reward in [0, 1], called instead of the verifier."""
 
@@ -92,6 +102,7 @@ class RunConfig(Section):
     mode: Mode = "prefix"
     """prefix: the adapter begins the answer, a frozen target completes it. direct: the adapter writes all of it."""
     seed: NonNegative = 42
+    """Seed of every draw of the run: order of problems, samples, new weights."""
     directory: str
     """Folder of everything the run writes; relative to the folder in which the command is started."""
     adapter: ModelConfig

@@ -50,6 +50,7 @@ class SlurmRole(Section):
     time: Time | None = None
     """Absent: `slurm.time`."""
     cpus: Positive = 1
+    """CPU cores of each process."""
     memory_gib: Positive | None = None
     """Absent: the site's default."""
     gpus: NonNegative | None = None
@@ -62,6 +63,8 @@ class SlurmRole(Section):
 
 
 class SlurmLearner(SlurmRole):
+    """Resources of the learner's ranks."""
+
     nodes: Positive = 1
     """Nodes over which `launch.learner_ranks` are spread evenly."""
 
@@ -70,6 +73,7 @@ class SlurmConfig(Section):
     """Jobs of a run; how many processes there are is in `[launch]`."""
 
     account: Word | None = None
+    """Account that the jobs are charged to."""
     partition: Word | None = None
     """Absent, like the account and the time: the site's default."""
     time: Time | None = None

@@ -30,7 +30,9 @@ class EngineConfig(Section):
     """The options that a rollout's engine and a scorer's share."""
 
     max_prompt_tokens: Positive = 1024
+    """Longest prompt, rendered; a longer one is no problem of the run and is named at its start."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the transformers engine; auto is CUDA where there is one."""
     threads: Positive = 1
     """CPU threads of torch; more than one per process is slower on most machines."""
     vllm: VllmConfig = VllmConfig()
@@ -66,6 +68,8 @@ class EngineConfig(Section):
 
 
 class RolloutConfig(EngineConfig):
+    """The adapter's engine, and how it samples."""
+
     ONLY_IN_MODE: ClassVar[OnlyWith] = {
         "prefix_tokens": (("prefix",), "the length of an answer is rollout.answer_tokens"),
         "answer_tokens": (("direct",), "the length of a prefix is rollout.prefix_tokens"),
@@ -78,6 +82,7 @@ class RolloutConfig(EngineConfig):
     answer_tokens: Positive = 2048
     """Most tokens the adapter writes in direct mode; an answer that does not end within them has reward 0."""
     temperature: PositiveFloat = 0.7
+    """Temperature of sampling; training knows it."""
     groups_per_task: Positive = 8
     """Groups sampled in one forward; the sampled text depends on it."""
     probe_tolerance: PositiveFloat | None = None
@@ -126,12 +131,15 @@ class RolloutConfig(EngineConfig):
 
 
 class ScorerConfig(EngineConfig):
+    """The target's engine, how it completes, and how answers are judged."""
+
     ONLY_IN_MODE: ClassVar[OnlyWith] = dict.fromkeys((*EngineConfig.model_fields, *_ENGINE_KEYS), _NEEDS_ENGINE)
 
     engine: Literal["auto", "vllm", "transformers", "openai", "simulated"] = "auto"
     """auto: vLLM where it is installed and there is a CUDA device, else transformers. openai: served elsewhere."""
     openai: OpenAIConfig = OpenAIConfig()
     max_new_tokens: Positive = 2048
+    """Longest completion of the target."""
     temperature: NonNegativeFloat = 0.7
     """0 decodes greedily."""
     truncated: Literal["judge", "zero", "mask", "extend"] | None = None
@@ -143,7 +151,9 @@ class ScorerConfig(EngineConfig):
     stop_texts: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
     """A text is judged only up to the first of these: for base models, whose next invented problem begins so."""
     verifier_children: Positive = 1
+    """Processes that judge answers, per scorer."""
     verify_timeout_s: Positive = 5
+    """Longest time for one answer; then it is wrong, or with a user's function an error."""
     keep_completions: bool = False
     """Keep the target's text in the journal."""
     continuations: Positive = 1
@@ -205,11 +215,14 @@ class SimulatedConfig(Section):
     )
 
     prefix_s: NonNegativeFloat = 0.05
+    """Time of a job of prefixes."""
     completion_s: NonNegativeFloat = 0.2
+    """Time of a job of completions."""
     completion_sigma: NonNegativeFloat = 0.0
     """Spread of the lognormal completion time of a row; 0 is constant."""
     completion_limit_s: PositiveFloat | None = None
     """Longest completion, as a length limit makes it. Absent: none."""
     accuracy: Fraction = 0.5
+    """Share of completions with reward 1."""
     seats: Positive | None = None
     """Rows that an engine works on at once. Absent: those of four tasks."""

@@ -1,0 +1,75 @@
+"""`prefixrl config`: the keys of the run file, and the page that lists them."""
+
+import difflib
+import textwrap
+from collections.abc import Iterator
+
+from prefixrl.common.config.catalogue import SYNONYMS, Setting, settings
+from prefixrl.common.errors import ConfigError
+
+WIDTH = 100
+BAR = "\\|"
+"""A bar inside a cell of a table."""
+PAGE = """# Settings
+
+All keys of the run file, as `prefixrl config --markdown` prints them. `prefixrl config KEY` explains a key or section,
+also by its name in TRL, verl or OpenRLHF; `--set KEY=VALUE` changes a key. A key without a default may be absent. Either
+`algorithm.iterations` or `data.epochs` must be given.
+"""
+
+
+def explained(key: str | None) -> Iterator[str]:
+    """Yield the lines for one key, a section, or all sections; raises ConfigError."""
+    known = settings()
+    if key is None:
+        yield "prefixrl config KEY explains a key or a section; --markdown and --json-schema print all.\n"
+        yield from _short([each for each in known if "." not in each.key])
+        return
+    found = [each for each in known if each.key == key or each.key.startswith(f"{key}.")]
+    if not found:
+        found = [each for each in known if each.key.rsplit(".", 1)[-1] == key or each.key == SYNONYMS.get(key)]
+    if not found:
+        near = difflib.get_close_matches(key, [each.key for each in known], n=3, cutoff=0.5)
+        hint = f"; did you mean {', '.join(near)}?" if near else "; `prefixrl config` lists the sections"
+        raise ConfigError(f"{key}: there is no such key or section{hint}")
+    for setting in found:
+        yield from _long(setting)
+
+
+def _short(found: list[Setting]) -> Iterator[str]:
+    width = max(len(each.key) for each in found)
+    yield from (f"{each.key:{width}}  {each.sentence}" for each in found)
+
+
+def _long(setting: Setting) -> Iterator[str]:
+    if setting.is_section:
+        yield f"[{setting.key}]  {setting.sentence}"
+        return
+    is_required = setting.default == "required"
+    default = "  (required)" if is_required else f"  (default: {setting.default})" if setting.default else ""
+    yield f"{setting.key} = {setting.values}{default}"
+    yield from textwrap.wrap(setting.sentence, WIDTH, initial_indent="    ", subsequent_indent="    ")
+
+
+def _shown(default: str) -> str:
+    return f"`{default}`" if default not in ("", "required") else default
+
+
+def page() -> str:
+    """Return `docs/configuration.md`."""
+    known = settings()
+    lines = [PAGE, *_table(known, "")]
+    for section in (each for each in known if each.is_section):
+        lines += ["", f"## `[{section.key}]`", "", section.sentence, "", *_table(known, f"{section.key}.")]
+    return "\n".join(lines) + "\n"
+
+
+def _table(known: tuple[Setting, ...], prefix: str) -> Iterator[str]:
+    """Yield a table of the keys directly below a section."""
+    yield "| key | values | default | what it does |"
+    yield "|---|---|---|---|"
+    for each in known:
+        name = each.key.removeprefix(prefix)
+        if each.key.startswith(prefix) and "." not in name and not each.is_section:
+            cells = (f"`{name}`", each.values, _shown(each.default), each.sentence)
+            yield f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"
