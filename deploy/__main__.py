@@ -210,6 +210,41 @@ def samples(
 
 @main.command()
 @run_directory_argument
+@click.option("--out", type=PATH, required=True, help="A .csv or .parquet file.")
+def export(run_directory: Path, out: Path) -> None:
+    """Write the metrics of the run in RUN_DIRECTORY as a table, a row per iteration."""
+    with exit_codes():
+        from prefixrl.deploy.export import export as run
+
+        click.echo(f"wrote {run(run_directory, out)} iterations to {out}")
+
+
+@main.command()
+@run_directory_argument
+@click.option("--tensorboard", is_flag=True, help="Write event files into RUN_DIRECTORY/tensorboard.")
+@click.option("--wandb", "project", metavar="PROJECT", help="Send to this project of Weights & Biases.")
+@click.option("--offline", is_flag=True, help="With --wandb: write files for `wandb sync`.")
+@click.option("--follow", "follows", is_flag=True, help="Go on as iterations are trained, until Ctrl-C.")
+@click.option("--until-eof", "is_child", is_flag=True, hidden=True, help="As [log] says, until stdin ends.")
+def track(
+    run_directory: Path, tensorboard: bool, project: str | None, offline: bool, follows: bool, is_child: bool
+) -> None:
+    """Send metrics and samples of a run to TensorBoard or Weights & Biases.
+
+    A run does so itself where its run file says so (log.tensorboard, log.wandb).
+    """
+    with exit_codes():
+        from prefixrl.deploy.track import stdin_ended, track_as_configured, track_as_told
+
+        if is_child:
+            track_as_configured(run_directory, stdin_ended)
+        else:
+            ended = stop_event().is_set if follows else lambda: True
+            track_as_told(run_directory, tensorboard, project, offline, ended)
+
+
+@main.command()
+@run_directory_argument
 def report(run_directory: Path) -> None:
     """Write reward.png and report.html into RUN_DIRECTORY and print its table."""
     with exit_codes():

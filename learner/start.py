@@ -101,6 +101,7 @@ def _run(
     from prefixrl.learner.evaluation.arms import Arms
     from prefixrl.learner.loop import Learner, RankZeroParts
     from prefixrl.learner.run.metrics import MetricsLog
+    from prefixrl.learner.run.tracking import Tracking
     from prefixrl.learner.training import checkpoint, distributed
     from prefixrl.learner.training.model import Models
     from prefixrl.learner.weights.probe import make_probe
@@ -114,13 +115,14 @@ def _run(
     state = checkpoint.load(directory / "checkpoints", models)
     iteration = state.iteration if state else 0
     log.info("models are loaded at iteration %d", iteration)
-    rank_zero = None
+    rank_zero = tracking = None
     if servers and arms:
         publisher = Publisher(
             servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check
         )
         assert service, "rank 0 speaks for the learner"
         rank_zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, iteration), service)
+        tracking = Tracking(directory) if config.log.tensorboard or config.log.wandb else None
         models.on_forward = service.progressed
     learner = Learner(config, directory, client, models, rank_zero, len(training), stopped, probe, iteration)
     learner.saved = iteration if state else -1
@@ -130,6 +132,8 @@ def _run(
         if rank_zero:
             with rank_zero.service.patience(FLUSH_S):
                 rank_zero.publisher.close()
+                if tracking:
+                    tracking.close()
         client.close()
         distributed.stop()
 

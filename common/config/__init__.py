@@ -12,6 +12,7 @@ worker_sections.py  `[rollout]`, `[scorer]` and `[simulated]`: engines and sampl
 vllm_options.py     `[rollout.vllm]` and `[scorer.vllm]`
 openai_options.py   `[scorer.openai]`
 learner.py          `[learner]`: optimisers, precision, memory and deadlines
+log.py              `[log]`: TensorBoard and Weights & Biases
 processes.py        `[launch]`: processes of one machine, and their GPUs
 slurm.py            `[slurm]`: resources of the jobs of a run
 catalogue.py        all keys with their values, defaults and sentences; names of the same settings elsewhere

@@ -9,6 +9,7 @@ from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.filter import FilterConfig
 from prefixrl.common.config.learner import LearnerConfig
+from prefixrl.common.config.log import LogConfig
 from prefixrl.common.config.processes import LaunchConfig
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.reward_model import ImplicitRewardConfig
@@ -121,6 +122,7 @@ class RunConfig(Section):
     broker: BrokerConfig = BrokerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    log: LogConfig = LogConfig()
     launch: LaunchConfig = LaunchConfig()
     slurm: SlurmConfig = SlurmConfig()
 

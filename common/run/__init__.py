@@ -5,6 +5,7 @@ records.py            the records of the journal
 journal.py            the journal file
 json_lines.py         files of JSON lines
 status.py             the status document
+columns.py            a line of metrics as flat columns; pure
 documents.py          metrics, advantages, summary
 accuracy.py           judged rows and the figures of an arm
 service.py            what systemd is told about a daemon

@@ -10,5 +10,6 @@ shares.py            shares of a GPU where several processes are on it
 model_shapes.py      shapes and sizes of models that are not loaded
 batch_fractions.py   fractions of a batch
 metrics.py           `metrics.jsonl` and `advantages.jsonl`
+tracking.py          the process that shows metrics elsewhere
 summary.py           `summary.json`
 """

@@ -22,7 +22,7 @@ from prefixrl.common.wire.messages import ModelDigests
 from prefixrl.learner.data.problems import input_files
 
 NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)
-FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm")
+FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm", "log")
 KeyPath = tuple[str, ...]
 """The tables that a key lies in, and its name."""
 FREE_KEYS: frozenset[KeyPath] = frozenset(

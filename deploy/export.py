@@ -1,0 +1,50 @@
+"""`prefixrl export`: the metrics of a run as one table, a row per iteration."""
+
+import csv
+from pathlib import Path
+
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.columns import columns
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
+
+Table = tuple[list[str], list[dict[str, float]]]
+"""Names of the columns in the order of their first appearance, and the rows."""
+
+
+def table(directory: Path) -> Table:
+    """Return all iterations; raises ConfigError if none is trained, DataError if damaged."""
+    check_format(directory)
+    rows = [columns(line) for line in json_lines.read(directory / METRICS_FILE, MetricsLine)]
+    if not rows:
+        raise ConfigError(f"{directory}: no iteration is trained yet, so there are no metrics")
+    return list(dict.fromkeys(name for row in rows for name in row)), rows
+
+
+def export(directory: Path, out: Path) -> int:
+    """Write `out`, .csv or .parquet, and return its rows' number; absent values are empty."""
+    if out.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"--out {out}: name a file that ends in .csv or .parquet")
+    names, rows = table(directory)
+    try:
+        _write(out, names, rows)
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}") from None
+    return len(rows)
+
+
+def _write(out: Path, names: list[str], rows: list[dict[str, float]]) -> None:
+    if out.suffix == ".csv":
+        with out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(rows)
+        return
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigError("Parquet needs pyarrow: pip install 'prefixrl[parquet]', or write .csv") from None
+    found = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    parquet.write_table(found, str(out))
