@@ -7,6 +7,7 @@ inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`
 settings.py      `prefixrl config`
+runs.py          `prefixrl list` and `prefixrl compare`
 export.py        `prefixrl export`
 track.py         `prefixrl track`
 keygen.py        `prefixrl keygen` and `prefixrl worker-command`

@@ -208,6 +208,36 @@ def samples(
             click.echo(printable(line))
 
 
+@main.command("list")
+@click.argument("folder", default="runs", type=PATH)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
+def list_command(folder: Path, as_json: bool) -> None:
+    """List the runs in FOLDER (default: runs) with state, reward and accuracy."""
+    with exit_codes():
+        import msgspec
+        from rich.console import Console
+
+        from prefixrl.deploy.runs import listing, runs_below, state_of
+
+        if as_json:
+            for run in runs_below(folder):
+                click.echo(msgspec.json.encode(state_of(run)).decode())
+        else:
+            Console().print(listing(folder))
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, type=PATH)
+def compare(runs: tuple[Path, ...]) -> None:
+    """Show RUNS side by side: their figures, and the settings in which they differ."""
+    with exit_codes():
+        from rich.console import Console
+
+        from prefixrl.deploy.runs import comparison
+
+        Console().print(comparison(list(runs)))
+
+
 @main.command()
 @run_directory_argument
 @click.option("--out", type=PATH, required=True, help="A .csv or .parquet file.")

@@ -1,0 +1,132 @@
+"""`prefixrl list`, `prefixrl compare`: runs side by side, from their files alone."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.table import Table
+
+from prefixrl.common.errors import ConfigError, UserError
+from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
+from prefixrl.common.run.documents import SUMMARY_FILE, Summary
+from prefixrl.deploy.checkpoints import config_of
+from prefixrl.deploy.status import newest_line
+
+PLACE = ("directory", "launch", "slurm", "broker", "log")
+"""Sections that say where a run is, not what it does."""
+
+
+class RunFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, as its files show it."""
+
+    directory: str
+    state: str
+    """running, finished, or stopped: also where it was killed."""
+    iterations: int
+    """Trained so far."""
+    total_iterations: int | None
+    """None where the data's epochs end the run."""
+    reward: float | None
+    """Mean reward of the newest iteration's samples."""
+    accuracy: dict[str, float]
+    """By arm, of a finished run."""
+
+
+def state_of(run: Path) -> RunFiles:
+    """Return the state of one run; raises ConfigError if there is none, or of another release."""
+    config = config_of(run, ())
+    newest = newest_line(run)
+    path = run / SUMMARY_FILE
+    summary = msgspec.json.decode(path.read_bytes(), type=Summary) if path.exists() else None
+    state = "running" if is_locked(run) else "finished" if summary else "stopped"
+    return RunFiles(
+        directory=str(run),
+        state=state,
+        iterations=newest.iteration + 1 if newest else 0,
+        total_iterations=config.algorithm.iterations,
+        reward=newest.figures.get("reward") if newest else None,
+        accuracy=summary.accuracy if summary else {},
+    )
+
+
+def is_locked(run: Path) -> bool:
+    """Return True if a learner of this host works in the directory; its lock is not taken."""
+    try:
+        descriptor = os.open(run / "lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the run directories in a folder, at any depth; raises ConfigError if there is none."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder")
+    found = []
+    for path, folders, files in os.walk(folder):
+        if FORMAT_FILE in files:
+            found.append(Path(path))
+            folders.clear()  # a run directory holds no other run
+    if not found:
+        raise ConfigError(f"{folder} holds no run at any depth (no file {FORMAT_FILE})")
+    return sorted(found)
+
+
+def listing(folder: Path) -> Table:
+    """Return a table of the runs in a folder; a run that cannot be read is a row with its fault."""
+    table = Table("run", "state", "iterations", "reward", "trained adapter", box=box.SIMPLE_HEAD)
+    for run in runs_below(folder):
+        try:
+            state = state_of(run)
+        except UserError as fault:
+            table.add_row(str(run), f"unreadable: {fault}", "", "", "")
+            continue
+        total = f"/{state.total_iterations}" if state.total_iterations else ""
+        reward = "" if state.reward is None else f"{state.reward:.3f}"
+        accuracy = f"{state.accuracy['trained_adapter']:.3f}" if "trained_adapter" in state.accuracy else ""
+        table.add_row(str(run), state.state, f"{state.iterations}{total}", reward, accuracy)
+    return table
+
+
+def comparison(runs: list[Path]) -> Table:
+    """Return a column per run: state, figures, and the settings that differ."""
+    for run in runs:
+        check_format(run)
+    states = [state_of(run) for run in runs]
+    settings = [dict(_flat(config_of(run, ()).model_dump(mode="json"), "")) for run in runs]
+    table = Table("", *(state.directory for state in states), box=box.SIMPLE_HEAD)
+    table.add_row("state", *(state.state for state in states))
+    table.add_row("iterations", *(str(state.iterations) for state in states))
+    table.add_row("reward of the newest iteration", *(_shown(state.reward) for state in states))
+    for arm in dict.fromkeys(arm for state in states for arm in state.accuracy):
+        table.add_row(f"accuracy, {arm}", *(_shown(state.accuracy.get(arm)) for state in states))
+    differing = [
+        key
+        for key in dict.fromkeys(key for each in settings for key in each)
+        if key.split(".")[0] not in PLACE and len({each.get(key) for each in settings}) > 1
+    ]
+    for key in differing:
+        table.add_row(key, *(each.get(key, "") for each in settings))
+    return table
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from _flat(each, f"{name}.{key}" if name else key)
+    else:
+        yield name, msgspec.json.encode(value).decode()
