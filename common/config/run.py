@@ -83,7 +83,7 @@ class EvaluationConfig(Section):
 
 class RewardConfig(Section):
     function: str | None = None
-    """`file.py:name` of (question, answer text, gold) -> reward in [0, 1], called instead of the verifier."""
+    """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it."""
 
 
 class RunConfig(Section):
