@@ -1,4 +1,4 @@
-"""`python -m prefixrl.scorer.verifier.child PARENT_PID [FUNCTION DIGEST LIMIT_S]`: judge answers.
+"""`python -m prefixrl.scorer.verifier.child PARENT_PID [FUNCTION DIGEST LIMIT]`: judge.
 
 Started by `child_process.py`, never by hand. It is a process of its own because sympy may loop for minutes in C code
 that no alarm interrupts, or take all memory: such work can only be killed from outside. Without FUNCTION it is the
