@@ -41,7 +41,8 @@ from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from prefixrl.rollout.loop import installed_digest, make_job, pack_row
-from prefixrl.scorer.verifier.child import ChildQuestion, score
+from prefixrl.scorer.verifier.exchange import ChildQuestion
+from prefixrl.scorer.verifier.scoring import Scoring
 from prefixrl.scorer.verifier.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
 
 
@@ -242,7 +243,7 @@ def verdict(gold: str, text: str) -> Verdict:
 
 def scored(function_ref: str, question: str, gold: str, text: str) -> Verdict:
     """Return the verdict of a user's reward function on a whole answer."""
-    answer = score(function_ref, ChildQuestion(gold, text, 5, question))
+    answer = Scoring(function_ref).score(ChildQuestion(gold, text, 5, question))
     assert answer.outcome == "scored", answer.reason
     return Verdict(reward=answer.reward, status="ok", extracted="", finish="eos", completion_tokens=0, elapsed_ms=0)
 

@@ -1,4 +1,4 @@
-"""The cost of running a model's program in the sandbox, and the remains of many programs.
+"""The cost of running a model's program in the sandbox, how late hostile ones end, what is left of many programs.
 
 python -m benchmarks.sandbox [--quick] --json benchmarks/results/sandbox.json
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.hostile_programs import HOSTILE, TIMEOUT_S, judged
 from benchmarks.results import Figure, Report, commit, options
 from prefixrl.scorer.sandbox.runner import PYTHON, ProgramLimits, probe, run
 
@@ -47,6 +48,18 @@ def figure(name: str, values: list[float], baseline: list[float]) -> Figure:
         "median",
         "5th and 95th percentile",
     )
+
+
+def hostile() -> Figure:
+    """Seconds to the verdict on every hostile program; each must have one that is not an error."""
+    found = list(judged(list(HOSTILE)))
+    if strange := [each for each in found if each["outcome"] not in ("wrong", "parse_fail", "timeout")]:
+        raise click.ClickException(f"hostile programs without a verdict, or right: {strange}")
+    seconds_each = [float(str(each["took_s"])) for each in found]
+    low, *_, high = statistics.quantiles(seconds_each, n=20)
+    slowest, limit_s = max(seconds_each), float(TIMEOUT_S)
+    name, kind = "the limit of one program", "5th and 95th percentile"
+    return Figure("hostile", "s", slowest, len(found), (low, high), limit_s, name, slowest / limit_s, "maximum", kind)
 
 
 def leaks(programs: int) -> dict[str, int]:
@@ -100,12 +113,13 @@ def main(path: Path, quick: bool) -> None:
         sandboxed.append(1000 * seconds(lambda: run(SOURCE)))
     overhead = [a - b for a, b in zip(sandboxed, plain, strict=True)]
     figures = [figure("start_to_end", sandboxed, plain), figure("overhead", overhead, plain)]
+    figures.append(hostile())
     left = leaks(QUICK_PROGRAMS if quick else PROGRAMS)
     report = Report("sandbox", quick, {"source": SOURCE, "cores": os.cpu_count()}, figures, left, measured)
     report.wall_s = time.monotonic() - began_s
     report.write(path)
     for each in figures:
-        click.echo(f"{each.name}: {each.value:.1f} ms (bare {each.baseline:.1f} ms)")
+        click.echo(f"{each.name}: {each.value:.2f} {each.unit} ({each.baseline:.2f}: {each.baseline_name})")
     click.echo(f"left: {left}")
     if left["processes"] or left["descriptors"]:
         raise click.ClickException(f"something was left behind: {left}")

@@ -70,7 +70,7 @@ def plain_line(document: StatusDocument, newest: MetricsLine | None) -> str:
     waiting = f", waiting for {document.waiting_for}" if document.waiting_for else ""
     evaluated = f"; evaluations: {_evaluated(document)}" if document.evaluations.get("asked") else ""
     spent = f"; endpoint: {document.endpoint}" if document.endpoint else ""
-    stuck = (worker for worker in document.workers if worker.state.startswith("waiting for "))
+    stuck = (worker for worker in document.workers if worker.state.startswith(("waiting for ", "reward.function ")))
     held_up = "".join(f"; {worker.name}: {worker.state}" for worker in stuck)
     loading = ", ".join(each.name for each in document.workers if each.phase == "loading")
     rest = f"{f'; loading: {loading}' if loading else ''}{spent}{held_up}{waiting}"

@@ -96,8 +96,9 @@ class Judging:
 
     @property
     def state(self) -> str:
-        """The work at the verifier, "" without any."""
-        return f"verifying {len(self._verifying)}" if self._verifying else ""
+        """The work at the verifier and what is wrong with it, "" without either."""
+        verifying = [f"verifying {len(self._verifying)}"] if self._verifying else []
+        return "; ".join([*filter(None, [self._verifier.trouble]), *verifying])
 
     def begin(self, task: messages.ScoreTask, continuations: int = 1) -> None:
         """Open a task; each of its texts, `continuations` per row, must be taken or settled."""

@@ -49,7 +49,7 @@ def import_functions(config: RunConfig) -> None:
     for key, function_ref in named.items():
         try:
             if function_ref is not None:
-                user_function.load(function_ref)
+                user_function.check_call(key, function_ref)
         except ConfigError as error:
             raise ConfigError(f"{key} = {function_ref!r}: {error}") from None
 

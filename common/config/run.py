@@ -94,7 +94,7 @@ class RewardConfig(Section):
     """The reward, where it is not the verifier's verdict."""
 
     function: str | None = None
-    """`file.py:name` of (question, answer text, gold) -> reward in [0, 1], called instead of the verifier."""
+    """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it."""
 
 
 class RunConfig(Section):

@@ -29,6 +29,7 @@ AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY_NOSUID = -100, 0x8000, 3
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 SCRATCH = "/scratch"
+ENVIRONMENT = {"HOME": SCRATCH, "TMPDIR": SCRATCH, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 ROOTS = ("/mnt", "/media", "/srv", "/opt", "/tmp")
 
 # Allowed calls: (x86_64, aarch64) numbers, -1 if there is none. What CPython and its standard library need to compute,
@@ -135,7 +136,8 @@ def enter_root(libraries: list[str], scratch_bytes: int) -> None:
             bind(path, root + path)
     os.mkdir(root + SCRATCH)
     tmpfs(root + SCRATCH, f"size={scratch_bytes},nr_inodes=1k,mode=777")
-    os.symlink(SCRATCH, root + "/tmp")
+    if not os.path.lexists(root + "/tmp"):  # it is there where the interpreter stands in it
+        os.symlink(SCRATCH, root + "/tmp")
     os.mkdir(root + "/old")
     call("pivot_root", root.encode(), (root + "/old").encode())
     os.chdir("/")
@@ -233,7 +235,7 @@ def run_init(writer: int, libraries: list[str], command: list[str], limits: dict
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             limit(limits)
             apply_filter()
-            os.execve(command[0], command, {"HOME": SCRATCH, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})
+            os.execve(command[0], command, ENVIRONMENT)
         except OSError as error:
             os.write(writer, refused(error))
         os._exit(127)

@@ -13,6 +13,9 @@ time_limit.py     a wall-time limit that no `except` can lift
 routing.py        the way of a completion: a verdict at once, or a question to a child
 pool.py           `VerifierPool`: verdicts without waiting, from children that can be killed
 child_process.py  a child as the pool sees it, and the template from which it is forked
-child.py          the child itself: sympy, programs, a user's function
+exchange.py       the messages between pool and children
+child.py          the child itself: sympy and programs
+scoring.py        a user's function in a child, and what it is handed
+complaints.py     failures by kind, for a log that names each once
 golds.py          a process that reports gold answers that do not verify against themselves
 """

@@ -1,4 +1,4 @@
-"""`python -m prefixrl.scorer.verifier.child PARENT_PID [FUNCTION DIGEST]`: judge answers.
+"""`python -m prefixrl.scorer.verifier.child PARENT_PID [FUNCTION DIGEST LIMIT]`: judge.
 
 Started by `child_process.py`, never by hand. It is a process of its own because sympy may loop for minutes in C code
 that no alarm interrupts, or take all memory: such work can only be killed from outside. Without FUNCTION it is the
@@ -7,8 +7,6 @@ reads and writes there. With FUNCTION, a user's `file.py:name` whose file must h
 reads stdin, writes stdout, and calls that function instead of sympy. It ends with its input.
 
     parent ── ChildQuestion ──▶ child ── ChildReady, then one ChildAnswer per question ──▶ parent
-
-A frame is its length (4 bytes, big-endian) and a MessagePack document.
 """
 
 import logging
@@ -18,20 +16,28 @@ import resource
 import signal
 import socket
 import sys
-from collections import Counter
-from typing import BinaryIO, Literal
+from collections.abc import Callable
+from typing import BinaryIO
 
 import msgspec
 import setproctitle
 
-from prefixrl.common.config import user_function
-from prefixrl.common.digests import function_digest
 from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
-from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import STOP_SIGNALS, die_with_parent
-from prefixrl.common.wire.messages import CodeMode, Fault, encodable
-from prefixrl.scorer.sandbox.programs import MAX_TESTS, is_value, read_tests, share_passed, value_of
-from prefixrl.scorer.sandbox.runner import GRACE_S, START_S, ProgramLimits, SandboxError
+from prefixrl.common.wire.messages import Fault, encodable
+from prefixrl.scorer.sandbox.programs import is_value, read_tests, share_passed, value_of
+from prefixrl.scorer.sandbox.runner import ProgramLimits, SandboxError
+from prefixrl.scorer.verifier import scoring
+from prefixrl.scorer.verifier.complaints import Complaints
+from prefixrl.scorer.verifier.exchange import (
+    LENGTH_BYTES,
+    ChildAnswer,
+    ChildQuestion,
+    ChildReady,
+    Outcome,
+    deadline_s,
+    frame,
+)
 from prefixrl.scorer.verifier.verify import (
     GoldError,
     UnparsableAnswerError,
@@ -42,68 +48,13 @@ from prefixrl.scorer.verifier.verify import (
 
 log = logging.getLogger(__name__)
 
-LENGTH_BYTES = 4
 MEMORY_BYTES = 2 * 2**30
 WARMING = (("x+1", "1+x"), (r"2\ln x+\sqrt{3}", r"\sqrt{3}+2\ln x"), (r"[1,\frac{\pi}{2})", r"[1,\frac{\pi}{3})"))
 """Pairs judged by the template, so that sympy and its parser are ready in every child."""
 WARMING_S = 60.0
-MAX_COMPLAINTS = 20
-"""Number of kinds of failures that the log distinguishes."""
+Judge = Callable[[ChildQuestion], ChildAnswer]
 
-Outcome = Literal["right", "wrong", "parse_fail", "timeout", "error", "scored"]
-"""Result of a question; `scored`: a user's function or a program's tests gave a reward."""
-
-
-class ChildQuestion(msgspec.Struct, frozen=True):
-    """One answer to judge."""
-
-    gold: str
-    answer: str
-    """The answer for sympy; for a user's function the whole text; else a program (`code`)."""
-    timeout_s: int
-    question: str = ""
-    """The problem's question, for a user's function."""
-    code: CodeMode = "none"
-    """If not `none`, `answer` is a program."""
-    is_gold: bool = False
-    """True asks if sympy reads the gold answer; `answer` is not used."""
-
-
-class ChildReady(msgspec.Struct, frozen=True, tag=True):
-    """The child has done its imports: from here on the time is the answer's."""
-
-    pid: int
-
-
-class ChildAnswer(msgspec.Struct, frozen=True, tag=True):
-    """The result of the last question."""
-
-    outcome: Outcome
-    reward: float = 0.0
-    """The reward where the outcome is `scored`."""
-    extracted: str | None = None
-    """The value of a program."""
-    reason: str = ""
-    """Reason of an `error`."""
-    fault: Fault = ""
-    """Kind of an `error`."""
-
-
-FromChild = ChildReady | ChildAnswer
-
-
-def frame(message: msgspec.Struct) -> bytes:
-    """Encode a message for a pipe."""
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(LENGTH_BYTES, "big") + body
-
-
-def deadline_s(timeout_s: int, code: CodeMode = "none") -> float:
-    """Return the seconds from a question after which a silent child is killed."""
-    if code == "none":
-        return timeout_s + GRACE_S
-    runs = MAX_TESTS if code == "tests" else 1
-    return runs * (timeout_s + START_S + GRACE_S) + timeout_s + GRACE_S
+_complaints = Complaints(log)
 
 
 def judge(question: ChildQuestion) -> ChildAnswer:
@@ -137,7 +88,7 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
     except (SandboxError, ValueError, OSError) as error:
         fault: Fault = "gold answer unreadable" if isinstance(error, ValueError) else "sandbox failed"
         fault = error.fault if isinstance(error, SandboxError) else fault
-        if _is_first(("program", fault), str(error)):
+        if _complaints.is_first(("program", fault), str(error)):
             log.warning("no verdict on a program: %s", error)
         return ChildAnswer("error", reason=str(error), fault=fault)
     if finished.status == "timeout":
@@ -151,57 +102,6 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
         return msgspec.structs.replace(judge(ChildQuestion(question.gold, value, question.timeout_s)), extracted=value)
     outcome: Outcome = "parse_fail" if known.status == "parse_fail" else "wrong"
     return ChildAnswer("right" if known.reward else outcome, extracted=value)
-
-
-def score(function_ref: str, question: ChildQuestion) -> ChildAnswer:
-    """Call a user's function; anything but a number in [0, 1] is an error with its reason."""
-    function, path = user_function.load(function_ref), user_function.file_of(function_ref)
-    try:
-        reward = function(question.question, question.answer, question.gold)
-    except Exception as error:
-        reason = user_function.explain(error, path)
-        if _is_first((type(error).__name__, _last_line(error)), reason):
-            log.warning("%s failed", function_ref, exc_info=True)
-        return ChildAnswer("error", reason=reason, fault="function raised")
-    value = user_function.number(reward)
-    if not 0.0 <= value <= 1.0:
-        reason = f"{function_ref} returned {reward!r:.100}; a reward is a finite number from 0 to 1"
-        if _is_first(("returned", type(reward).__name__), reason):
-            log.warning(reason)
-        return ChildAnswer("error", reason=reason, fault="function returned no reward")
-    return ChildAnswer("scored", value)
-
-
-_complaints: Counter[tuple[str, object]] = Counter()
-"""Failures of a user's function or the sandbox so far, by kind and line."""
-
-
-def _is_first(kind: tuple[str, object], reason: str) -> bool:
-    """Count a failure; return True for the first of its kind, log the 10th, 100th and so on."""
-    if kind not in _complaints and len(_complaints) >= MAX_COMPLAINTS:
-        kind = ("other", 0)
-    _complaints[kind] += 1
-    count = _complaints[kind]
-    if count > 1 and str(count).strip("0") == "1":
-        log.warning("%d times so far: %s", count, reason)
-    return count == 1
-
-
-def _last_line(error: Exception) -> int:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_lineno if trace is not None else 0
-
-
-def load_function(function_ref: str, digest: str) -> None:
-    """Import a user's function; raises ConfigError when it fails, or its file has changed."""
-    if function_digest(function_ref) != digest:
-        raise ConfigError(
-            f"{user_function.file_of(function_ref)} has changed since this run began; restore the file, or start "
-            f"a run in another directory"
-        )
-    user_function.load(function_ref)
 
 
 def main() -> None:
@@ -218,10 +118,10 @@ def main() -> None:
     os.dup2(2, 1)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns about its own time limit, which is off
     if len(sys.argv) > 2:
-        function_ref, digest = sys.argv[2:4]
+        function_ref, digest, timeout_s = sys.argv[2:5]
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        load_function(function_ref, digest)
-        serve(function_ref, given, answers)
+        with scoring.loaded(function_ref, digest, int(timeout_s)) as function:
+            serve(function.score, ChildReady(os.getpid(), function.takes_verdict), given, answers)
         return
     for gold, answer in WARMING:
         verify_with_sympy(gold, answer, WARMING_S)
@@ -242,25 +142,24 @@ def fork_children(link: socket.socket) -> None:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
                 link.close()
-                serve("", *pipes)
+                serve(judge_any, ChildReady(os.getpid()), *pipes)
             finally:
                 os._exit(0)
         for each in pipes:
             os.close(each)
 
 
-def serve(function_ref: str, questions: int, answers: int) -> None:
+def serve(judge_one: Judge, ready: ChildReady, questions: int, answers: int) -> None:
     """Judge the questions of one pipe into the other, until the first is closed."""
     with os.fdopen(questions, "rb") as asked, os.fdopen(answers, "wb", buffering=0) as answered:
-        answered.write(frame(ChildReady(os.getpid())))
+        answered.write(frame(ready))
         while (question := _next_question(asked)) is not None:
             _renew_cpu_limit(math.ceil(deadline_s(question.timeout_s, question.code)))
-            answered.write(frame(_short(_answer(function_ref, question))))
+            answered.write(frame(_short(judge_one(question))))
 
 
-def _answer(function_ref: str, question: ChildQuestion) -> ChildAnswer:
-    if function_ref:
-        return score(function_ref, question)
+def judge_any(question: ChildQuestion) -> ChildAnswer:
+    """Judge a formula or a program."""
     return judge(question) if question.code == "none" else judge_program(question)
 
 

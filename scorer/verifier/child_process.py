@@ -18,7 +18,7 @@ import sys
 
 import msgspec
 
-from prefixrl.scorer.verifier.child import LENGTH_BYTES, ChildQuestion, FromChild, frame
+from prefixrl.scorer.verifier.exchange import LENGTH_BYTES, ChildQuestion, FromChild, frame
 
 FUNCTION_PIPE_BYTES = 2**20
 """Pipe buffer for whole texts and programs; a longer question is an error."""
@@ -129,10 +129,10 @@ class Template:
         self._link.close()
 
 
-def spawn(function_ref: str, digest: str) -> ChildProcess:
-    """Start a child of its own for a user's function."""
+def spawn(function_ref: str, digest: str, timeout_s: int) -> ChildProcess:
+    """Start a child of its own for a user's function, of which a call may take `timeout_s`."""
     theirs, ours = _pipes(takes_long_questions=True)
-    process = _popen((function_ref, digest), *theirs)
+    process = _popen((function_ref, digest, str(timeout_s)), *theirs)
     for each in theirs:
         os.close(each)
     return ChildProcess(*ours, process)

@@ -5,26 +5,33 @@
                                       ▲          ├─ past its deadline: killed, `timeout`
                                       └─ once ───┴─ died by itself; the second time `error`
 
-With a user's reward function there is no exact path and no cache: a child gives every text to the function. Equal
-questions go to a child once, whether they come one after the other (cache) or together. A child that is killed, dies or
-has judged its share is replaced within milliseconds (`child_process.py`). The time of an answer begins when a child
-receives it.
+With a user's reward function there is no exact path and no cache: a child gives every text to the function. If the
+function takes the verifier's verdict, a pool within this one gives it first. Equal questions go to a child once,
+whether they come one after the other (cache) or together. A child that is killed, dies or has judged its share is
+replaced within milliseconds (`child_process.py`). The time of an answer begins when a child receives it.
 """
 
+import itertools
+import logging
 import selectors
 import sys
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
+import msgspec
+
 from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.wire.messages import CodeMode, Fault, encodable
 from prefixrl.scorer.sandbox.runner import OVERRAN
-from prefixrl.scorer.verifier.child import ChildAnswer, ChildQuestion, FromChild, Outcome, deadline_s
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
+from prefixrl.scorer.verifier.complaints import Troubles
+from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, FromChild, Outcome, deadline_s
 from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
 from prefixrl.scorer.verifier.verify import Judgement
+
+log = logging.getLogger(__name__)
 
 START_DEADLINE_S = 120.0
 """Limit of a start: importing sympy takes half a second, but minutes on a cold network file system."""
@@ -48,6 +55,13 @@ class _Job:
     extracted: str
     keys: list[int]
     attempts: int = 0
+    verdict: Judgement | None = None
+    """The verifier's own, for a function that takes it."""
+
+    @property
+    def asked(self) -> ChildQuestion:
+        """The question for a child."""
+        return msgspec.structs.replace(self.question, verdict=self.verdict) if self.verdict else self.question
 
 
 @dataclass(eq=False)
@@ -59,6 +73,8 @@ class _Child:
     """The template from which it is forked; None with a function."""
     is_ready: bool = False
     job: _Job | None = None
+    asked_s: float = 0.0
+    """Monotonic time at which it got the job."""
     jobs_done: int = 0
 
 
@@ -98,6 +114,11 @@ class VerifierPool:
         self._killed: list[ChildProcess] = []
         self._selector = selectors.DefaultSelector()
         self._failed_starts = 0
+        self._first: VerifierPool | None = None
+        """The pool whose verdicts a function takes; None without one, and until a child has said that it does."""
+        self._unpaired: dict[int, _Job] = {}
+        self._numbers = itertools.count()
+        self._troubles = Troubles(log, function.function_ref if function else "", timeout_s)
 
     @property
     def pending(self) -> int:
@@ -108,7 +129,19 @@ class VerifierPool:
     def next_deadline_s(self) -> float | None:
         """The seconds until `poll` has work even if no child answers; None while all are idle."""
         deadline = min((child.deadline for child in self._children), default=float("inf"))
-        return max(0.0, deadline - time.monotonic()) if deadline < float("inf") else None
+        own_s = max(0.0, deadline - time.monotonic()) if deadline < float("inf") else None
+        first_s = self._first.next_deadline_s if self._first else None
+        return min((each for each in (own_s, first_s) if each is not None), default=None)
+
+    @property
+    def trouble(self) -> str:
+        """A function that hangs, or failed in the last minute, in words; else ""."""
+        return self._troubles.told(self._slowest_s())
+
+    def _slowest_s(self) -> float:
+        """Return the seconds since the question on which some child has worked longest."""
+        now_s = time.monotonic()
+        return max((now_s - each.asked_s for each in self._children if each.job), default=0.0)
 
     @property
     def child_pids(self) -> tuple[int, ...]:
@@ -135,15 +168,44 @@ class VerifierPool:
         job = self._jobs.get(asked.question)
         if job is None:
             job = self._jobs[asked.question] = _Job(asked.question, asked.extracted, [])
-            self._queue.append(job)
+            self._enqueue(job)
         job.keys.append(key)
         self._is_started = True
         self._keep_full()
         self._assign()
 
+    def _enqueue(self, job: _Job) -> None:
+        if self._first is None:
+            self._queue.append(job)
+            return
+        number = next(self._numbers)
+        self._unpaired[number] = job
+        self._first.submit(number, job.question.answer, job.question.gold)
+
+    def _begin_pairing(self) -> None:
+        """From now on have the verifier judge first, also what waits already."""
+        if self._first is not None:
+            return
+        self._first = VerifierPool(self._size, self._timeout_s)
+        self._selector.register(self._first.descriptor, selectors.EVENT_READ, None)
+        waiting = list(self._queue)
+        self._queue.clear()
+        for job in waiting:
+            self._enqueue(job)
+
+    @property
+    def descriptor(self) -> int:
+        """A descriptor that is readable while some child has written."""
+        return self._selector.fileno()
+
     def poll(self) -> list[tuple[int, Judgement]]:
         """Return the newest verdicts, in any order; never blocks; raises PeerLost without children."""
+        for number, verdict in self._first.poll() if self._first else ():
+            job = self._unpaired.pop(number)
+            job.verdict = verdict
+            self._queue.append(job)
         self._read_children()
+        self._troubles.tell_slow(self._slowest_s())
         now = time.monotonic()
         for child in [each for each in self._children if each.deadline <= now]:
             if child not in self._children:
@@ -161,7 +223,7 @@ class VerifierPool:
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until `poll` may have work, or `timeout_s` has passed."""
-        if self._settled:
+        if self._settled or (self._first and self._first.has_settled):
             return
         until_deadline = self.next_deadline_s
         limit = timeout_s if until_deadline is None else min(timeout_s, until_deadline)
@@ -170,8 +232,15 @@ class VerifierPool:
         else:
             time.sleep(limit)
 
+    @property
+    def has_settled(self) -> bool:
+        """True if `poll` has verdicts to return already."""
+        return bool(self._settled)
+
     def close(self) -> None:
         """Kill and reap all children; answers still pending get no verdict."""
+        if self._first is not None:
+            self._first.close()
         for child in list(self._children):
             self._discard(child)
         for process in self._killed:
@@ -192,7 +261,7 @@ class VerifierPool:
 
     def _new_process(self) -> ChildProcess:
         if self._function:
-            return spawn(self._function.function_ref, self._function.digest)
+            return spawn(self._function.function_ref, self._function.digest, self._timeout_s)
         if self._template is not None and not self._template.is_alive:
             self._count_failed_start()
         if self._template is None:
@@ -238,13 +307,14 @@ class VerifierPool:
             if self._queue and child.is_ready and child.job is None:
                 job = child.job = self._queue.popleft()
                 job.attempts += 1
-                child.deadline = time.monotonic() + deadline_s(self._timeout_s, job.question.code)
-                child.process.ask(job.question)
+                child.asked_s = time.monotonic()
+                child.deadline = child.asked_s + deadline_s(self._timeout_s, job.question.code)
+                child.process.ask(job.asked)
 
     def _read_children(self) -> None:
         for key, _ in self._selector.select(0):
-            child: _Child = key.data
-            if child not in self._children:
+            child: _Child | None = key.data  # None: the pool of first verdicts, which `poll` reads
+            if child is None or child not in self._children:
                 continue  # discarded with its template
             messages, is_alive = child.process.hear()
             for message in messages:
@@ -258,6 +328,8 @@ class VerifierPool:
             child.process.learn_pid(message.pid)
             child.is_ready = True
             self._failed_starts = 0
+            if message.takes_verdict:
+                self._begin_pairing()
             return
         job, child.job = child.job, None
         child.jobs_done += 1
@@ -284,6 +356,7 @@ class VerifierPool:
             self._give_up(child.job)  # its CPU limit was quicker than this process
         elif child.job is not None:
             judge = self._function.function_ref if self._function else "the verifier"
+            self._troubles.complain(f"{judge}: its process ended with an answer unjudged", "process died")
             reason = f"{judge}: its process ended {MAX_ATTEMPTS} times"
             self._fail(child.job, reason, "process died", may_retry=True)
         elif not child.is_ready:
@@ -292,6 +365,7 @@ class VerifierPool:
     # --- verdicts ---------------------------------------------------------------------------------
 
     def _fail(self, job: _Job, reason: str, fault: Fault, may_retry: bool = False) -> None:
+        self._troubles.count(fault)
         if may_retry and job.attempts < MAX_ATTEMPTS:
             self._queue.appendleft(job)
         else:
@@ -300,7 +374,9 @@ class VerifierPool:
     def _give_up(self, job: _Job) -> None:
         """End a job past its deadline: `timeout` for a formula, `error` for code with its own limit."""
         if self._function is not None:
-            self._fail(job, f"{self._function.function_ref}: no reward within {self._timeout_s} s", "function overran")
+            reason = f"{self._function.function_ref}: no reward within {self._timeout_s} s"
+            self._troubles.complain(f"{reason}; its process is ended, the row left out", "function overran")
+            self._fail(job, reason, "function overran")
         elif job.question.code != "none":
             self._fail(job, OVERRAN, "sandbox overran")
         else:

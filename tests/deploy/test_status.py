@@ -55,10 +55,11 @@ def test_what_trains_nothing_speaks_of_no_iteration(evaluations: dict[str, int],
 
 
 def test_a_worker_that_waits_says_for_what_in_either_case() -> None:
-    held_up = worker_status("scorer", "openai", "waiting for the endpoint")
-    for total in (0, 8):
-        line = plain_line(document(held_up, total_iterations=total), None)
-        assert "scorer-0: waiting for the endpoint" in line
+    for state in ("waiting for the endpoint", "reward.function mine.py:f: function overran 1 times; verifying 3"):
+        held_up = worker_status("scorer", "openai", state)
+        for total in (0, 8):
+            line = plain_line(document(held_up, total_iterations=total), None)
+            assert f"scorer-0: {state}" in line
 
 
 def test_workers_that_are_still_loading_are_named() -> None:

@@ -544,14 +544,14 @@ def test_a_function_that_cannot_be_called_is_refused_with_file_line_and_reason(
 @pytest.mark.parametrize(
     "source",
     [
-        "def f(): ...",
-        "async def f(): ...",
+        "def f(question, text, gold): ...",
         "class f: ...",
-        "# -*- coding: utf-8 -*-\ndef f(): 'é'",
+        "# -*- coding: utf-8 -*-\ndef f(question, text, gold, verdict): 'é'",
         "f = print",
         "from os import remove as f",
         "from mine import *",
         "if True:\n    def f(): ...",
+        "def f(): ...\nf = print",
         "try:\n    import f\nexcept ImportError:\n    f = None",
     ],
 )

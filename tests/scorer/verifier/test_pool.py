@@ -13,7 +13,7 @@ import pytest
 
 from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.errors import PeerLost
-from prefixrl.scorer.verifier.child import deadline_s
+from prefixrl.scorer.verifier.exchange import deadline_s
 from prefixrl.scorer.verifier.pool import START_DEADLINE_S, VerifierPool
 from prefixrl.scorer.verifier.verify import Judgement
 

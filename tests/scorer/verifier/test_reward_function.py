@@ -1,5 +1,6 @@
 """A reward function of the user's own, in real verifier children: what it returns, raises or does to its process."""
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,14 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from prefixrl.common.config import user_function
 from prefixrl.common.digests import function_digest
 from prefixrl.common.errors import ConfigError, PeerLost
-from prefixrl.scorer.verifier.child import ChildQuestion, load_function, score
 from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
+from prefixrl.scorer.verifier.exchange import ChildQuestion
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+from prefixrl.scorer.verifier.scoring import Scoring, loaded
 from prefixrl.scorer.verifier.verify import Judgement
 
+log = logging.getLogger(__name__)
+
 PATIENCE_S = 200
+BUSY_S = 10.0
+"""Additional time on a machine that does other work."""
 
 SOURCE = """
 import math
@@ -146,8 +153,9 @@ def test_one_stack_trace_is_logged_per_kind_of_failure_and_the_others_are_counte
 ) -> None:
     path = tmp_path / "fails.py"
     path.write_text("def score(question, answer, gold):\n    raise ValueError(answer)\n")
+    function = Scoring(f"{path}:score")
     for number in range(100):
-        assert score(f"{path}:score", ChildQuestion("4", f"row {number}", 5)).outcome == "error"
+        assert function.score(ChildQuestion("4", f"row {number}", 5)).outcome == "error"
     first, *others = caplog.records
     assert first.exc_info is not None and "row 0" in str(first.exc_info[1])
     assert [each.exc_info for each in others] == [None, None]
@@ -157,5 +165,158 @@ def test_one_stack_trace_is_logged_per_kind_of_failure_and_the_others_are_counte
 def test_a_file_that_changed_during_a_run_is_named_with_what_helps(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def score(question, answer, gold):\n    return 1.0\n")
-    with pytest.raises(ConfigError, match="restore the file, or start a run in anoth"):
-        load_function(f"{path}:score", "the digest of what it was")
+    with (
+        pytest.raises(ConfigError, match="restore the file, or start a run in anoth"),
+        loaded(f"{path}:score", "the digest of what it was", 5),
+    ):
+        raise AssertionError("it was loaded")
+
+
+# --- with the verifier's verdict ------------------------------------------------------------------
+
+PAIRED = """
+def score(question, text, gold, verdict):
+    known = {"ok": verdict.reward, "no_answer": 0.125, "parse_fail": 0.25, "timeout": 0.375, "error": 0.625}
+    return known[verdict.status]
+"""
+ASKING = """
+def score(question, text, gold, verify):
+    last = text.splitlines()[-1]
+    return 0.5 * verify(text, gold).reward + 0.5 * verify(rf"\\boxed{{{last}}}", gold).reward
+"""
+
+
+def judged_with(folder: Path, source: str, asked: list[tuple[str, str]], timeout_s: int = 60) -> list[Judgement]:
+    with pool_with(folder, source, timeout_s) as pool:
+        for key, (text, gold) in enumerate(asked):
+            pool.submit(key, text, gold, "why?")
+        found: dict[int, Judgement] = {}
+        deadline_s = time.monotonic() + PATIENCE_S
+        while pool.pending:
+            assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
+            pool.wait(1.0)
+            found |= dict(pool.poll())
+    return [found[key] for key in range(len(asked))]
+
+
+def test_it_may_take_the_verifiers_verdict_whatever_that_is(tmp_path: Path) -> None:
+    asked = [
+        (r"\boxed{\frac12}", "0.5"),
+        (r"\boxed{1+\ln x}", r"\ln x+1"),
+        (r"\boxed{2+\ln x}", r"\ln x+1"),
+        ("nothing in a box", "1"),
+        (r"\boxed{9^{9^9}}", "1"),
+        (r"\boxed{1+\ln x}", r"\ln x+" * 2000 + "1"),
+        (r"\boxed{(x+1)^{9999}}", r"\ln y+7"),
+    ]
+    # The limit is short for the last one, which would use up any.
+    found = judged_with(tmp_path, PAIRED, asked, timeout_s=4)
+    assert [each.status for each in found] == ["ok"] * len(asked)
+    assert [each.reward for each in found[:6]] == [1.0, 1.0, 0.0, 0.125, 0.25, 0.625]
+    assert found[6].reward == 0.375, "a formula that hangs costs the function no call"
+    assert found[1].extracted == r"1+\ln x"
+
+
+def test_it_may_ask_the_verifier_about_any_text(tmp_path: Path) -> None:
+    asked = [
+        ("\\boxed{2}\n2.0", "2"),
+        ("\\boxed{1+\\ln x}\n3", r"\ln x+1"),
+        ("none\n1+\\ln x", r"\ln x+1"),
+        ("none\n", "7"),
+    ]
+    found = judged_with(tmp_path, ASKING, asked)
+    assert [(each.reward, each.status) for each in found] == [(1.0, "ok"), (0.5, "ok"), (0.5, "ok"), (0.0, "ok")]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def score(question, text): ...", "too many positional arguments"),
+        ("def score(question, text, gold, other): ...", "missing a required argument: 'other'"),
+        ("def score(question, text, gold, *, temperature): ...", "missing a required"),
+        ("async def score(question, text, gold): ...", "is async"),
+    ],
+)
+def test_a_function_that_cannot_be_called_so_is_refused_where_the_run_file_is_read(
+    tmp_path: Path, source: str, reason: str
+) -> None:
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(ConfigError, match=reason) as refused:
+        user_function.resolve("reward.function", "mine.py:score", tmp_path)
+    assert "reward.function = 'mine.py:score'" in str(refused.value)
+    # The same where the source does not tell: by a decorator.
+    decorated = f"import functools\n@functools.wraps(print)\ndef kept(): ...\ndef same(f): return f\n@same\n{source}\n"
+    (tmp_path / "mine.py").write_text(decorated)
+    place = user_function.resolve("reward.function", "mine.py:score", tmp_path)
+    with pytest.raises(ConfigError, match=reason):
+        user_function.check_call("reward.function", place)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def score(question, text, gold): ...",
+        "def score(q, t, g, verdict): ...",
+        "def score(q, t, g, /, *, verify, verdict): ...",
+        "def score(q, t, g, scale=2.0): ...",
+        "def score(*given): ...",
+        "def score(*given, verdict, **rest): ...",
+        "score = max",
+        "class score:\n    def __init__(self, q, t, g): ...",
+        "def score(): ...\ndef score(q, t, g): ...",
+    ],
+)
+def test_every_signature_that_can_be_called_is_taken(tmp_path: Path, source: str) -> None:
+    (tmp_path / "mine.py").write_text(source)
+    user_function.check_call("reward.function", user_function.resolve("reward.function", "mine.py:score", tmp_path))
+
+
+# --- named when it fails --------------------------------------------------------------------------
+
+NAMED_S = 5.0
+FILLS = """
+    if answer == "fill":
+        held = []
+        while True:
+            held.append(bytearray(64 * 2**20))
+    if answer == "leave":
+        sys.exit("no service")
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        ("hang", "no answer for "),
+        ("die", "its process ended with an answer unjudged"),
+        ("leave", "function raised"),
+        ("raise", "function raised"),
+        ("return nan", "function returned no reward"),
+        ("fill", "function raised"),
+    ],
+)
+def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_judged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str, named: str
+) -> None:
+    source = SOURCE.replace('    if answer == "hang":', f'{FILLS}    if answer == "hang":')
+    with pool_with(tmp_path, source, timeout_s=10) as pool:
+        judged(pool, "return 1.0")  # all imports are done
+        began_s, named_s = time.monotonic(), None
+        pool.submit(0, answer, "gold", "why?")
+        others = 30
+        for key in range(1, 1 + others):
+            pool.submit(key, "return 0.25" if key == 1 else "x" * key, "gold", "why?")
+        found: dict[int, Judgement] = {}
+        while pool.pending:
+            assert time.monotonic() < began_s + PATIENCE_S
+            pool.wait(0.05)
+            found |= dict(pool.poll())
+            told = f"{pool.trouble} {caplog.text}"
+            if named_s is None and named in told:
+                named_s = time.monotonic() - began_s
+                assert "mine.py:score" in told
+    assert named_s is not None and named_s <= NAMED_S + BUSY_S
+    assert found[0].status == "error"
+    assert found[1].reward == 0.25
+    assert [found[key].reward for key in range(8, 1 + others)] == [8 / key for key in range(8, 1 + others)]
+    log.info("%s: named after %.2f s", answer, named_s)

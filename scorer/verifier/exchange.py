@@ -1,0 +1,74 @@
+"""The messages between a pool and its verifier children, and the limit of an answer.
+
+A frame is its length (4 bytes, big-endian) and a MessagePack document.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from prefixrl.common.wire.messages import CodeMode, Fault
+from prefixrl.scorer.sandbox.programs import MAX_TESTS
+from prefixrl.scorer.sandbox.runner import GRACE_S, START_S
+from prefixrl.scorer.verifier.verify import Judgement
+
+LENGTH_BYTES = 4
+
+Outcome = Literal["right", "wrong", "parse_fail", "timeout", "error", "scored"]
+"""Result of a question; `scored`: a user's function or a program's tests gave a reward."""
+
+
+class ChildQuestion(msgspec.Struct, frozen=True):
+    """One answer to judge."""
+
+    gold: str
+    answer: str
+    """The answer for sympy; for a user's function the whole text; else a program (`code`)."""
+    timeout_s: int
+    question: str = ""
+    """The problem's question, for a user's function."""
+    code: CodeMode = "none"
+    """If not `none`, `answer` is a program."""
+    verdict: Judgement | None = None
+    """The verifier's own, for a user's function that takes it."""
+    is_gold: bool = False
+    """True asks if sympy reads the gold answer; `answer` is not used."""
+
+
+class ChildReady(msgspec.Struct, frozen=True, tag=True):
+    """The child has done its imports: from here on the time is the answer's."""
+
+    pid: int
+    takes_verdict: bool = False
+    """True of a user's function that is handed the verifier's verdict."""
+
+
+class ChildAnswer(msgspec.Struct, frozen=True, tag=True):
+    """The result of the last question."""
+
+    outcome: Outcome
+    reward: float = 0.0
+    """The reward where the outcome is `scored`."""
+    extracted: str | None = None
+    """The value of a program."""
+    reason: str = ""
+    """Reason of an `error`."""
+    fault: Fault = ""
+    """Kind of an `error`."""
+
+
+FromChild = ChildReady | ChildAnswer
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """Encode a message for a pipe."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def deadline_s(timeout_s: int, code: CodeMode = "none") -> float:
+    """Return the seconds from a question after which a silent child is killed."""
+    if code == "none":
+        return timeout_s + GRACE_S
+    runs = MAX_TESTS if code == "tests" else 1
+    return runs * (timeout_s + START_S + GRACE_S) + timeout_s + GRACE_S

@@ -1,0 +1,110 @@
+"""A user's reward function in a verifier child of its own.
+
+    score(question, text, gold)                    judges alone
+    score(question, text, gold, verdict)           is handed the verifier's own verdict on the text
+    score(question, text, gold, verify)            may ask it: verify(text, gold) gives the verdict on any text
+
+The verifier's verdict comes from children of its own (`pool.py`): a formula that hangs never costs the function a
+call. `verify` has a pool of one child behind it, which half of the function's time may pass in.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from prefixrl.common.config import user_function
+from prefixrl.common.digests import function_digest
+from prefixrl.common.errors import ConfigError
+from prefixrl.scorer.verifier.complaints import Complaints
+from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion
+from prefixrl.scorer.verifier.pool import VerifierPool
+from prefixrl.scorer.verifier.verify import Judgement
+
+log = logging.getLogger(__name__)
+
+WARMING = r"\boxed{1+\ln x}", r"\ln x+1"
+"""A text and a gold answer that need sympy: `verify` is quick from its first call on."""
+WAIT_S = 1.0
+MOST_NUMBER_CHARS = 100
+
+_complaints = Complaints(log)
+
+
+class Verify:
+    """The verifier, for a function to call: waits for the verdict."""
+
+    def __init__(self, timeout_s: int) -> None:
+        """`timeout_s` is the limit of one call of the function."""
+        self._pool = VerifierPool(1, max(1, timeout_s // 2))
+        self._calls = threading.Lock()
+        self(*WARMING)
+
+    def __call__(self, text: str, gold: str) -> Judgement:
+        """Return the verdict on the last box of a text."""
+        with self._calls:
+            self._pool.submit(0, text, gold)
+            while not (found := self._pool.poll()):
+                self._pool.wait(WAIT_S)
+            return found[0][1]
+
+    def close(self) -> None:
+        """End its child."""
+        self._pool.close()
+
+
+class Scoring:
+    """A loaded function and what it is handed."""
+
+    def __init__(self, function_ref: str, verify: Callable[[str, str], Judgement] | None = None) -> None:
+        self._ref = function_ref
+        self._function = user_function.load(function_ref)
+        self.takes_verdict = user_function.takes(self._function, "verdict")
+        self._verify = verify
+
+    def score(self, question: ChildQuestion) -> ChildAnswer:
+        """Call the function; anything but a number in [0, 1] is an error with its reason."""
+        path = user_function.file_of(self._ref)
+        named: dict[str, object] = {"verdict": question.verdict} if self.takes_verdict else {}
+        named |= {"verify": self._verify} if self._verify else {}
+        try:
+            reward = self._function(question.question, question.answer, question.gold, **named)
+        except (Exception, SystemExit) as error:
+            reason = user_function.explain(error, path)
+            if _complaints.is_first((type(error).__name__, _last_line(error)), reason):
+                log.warning("%s failed", self._ref, exc_info=True)
+            return ChildAnswer("error", reason=reason, fault="function raised")
+        value = user_function.number(reward)
+        if not 0.0 <= value <= 1.0:
+            shown = f"{reward!r:.{MOST_NUMBER_CHARS}}"
+            reason = f"{self._ref} returned {shown}; a reward is a finite number from 0 to 1"
+            if _complaints.is_first(("returned", type(reward).__name__), reason):
+                log.warning(reason)
+            return ChildAnswer("error", reason=reason, fault="function returned no reward")
+        return ChildAnswer("scored", value)
+
+
+def _last_line(error: BaseException) -> int:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_lineno if trace is not None else 0
+
+
+@contextlib.contextmanager
+def loaded(function_ref: str, digest: str, timeout_s: int) -> Iterator[Scoring]:
+    """Import a user's function; raises ConfigError when it fails, or its file has changed."""
+    if function_digest(function_ref) != digest:
+        raise ConfigError(
+            f"{user_function.file_of(function_ref)} has changed since this run began; restore the file, or start "
+            f"a run in another directory"
+        )
+    user_function.check_call("reward.function", function_ref)
+    if not user_function.takes(user_function.load(function_ref), "verify"):
+        yield Scoring(function_ref)
+        return
+    verify = Verify(timeout_s)
+    try:
+        yield Scoring(function_ref, verify)
+    finally:
+        verify.close()
