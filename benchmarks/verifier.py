@@ -4,10 +4,11 @@ The pool with two children against math-verify called in one process.
 
 python -m benchmarks.verifier [--quick] --json benchmarks/results/verifier.json
 
-The answers are like those to MATH problems: three in four golds are numbers, four in ten answers are wrong, and right
-ones come in more than one spelling. No (gold, answer) pair occurs twice, so that the first pass finds nothing in the
-cache; the second pass submits the same answers again. Both are measured in turns, chunk by chunk; then the same with
-answers of which every one needs sympy. Last come hostile answers (`hostile_answers.py`), on the machine as it is and
+Three kinds of answers, each measured in turns with math-verify, chunk by chunk, so that both meet the same load: `model`
+(`model_answers.py`: whole texts as models write them to MATH problems, in the forms that they use), `short` (three in
+four golds are numbers, four in ten answers are wrong, no pair occurs twice), and `hard`, of which every one needs
+sympy. A second pass submits the same answers again and finds them in the cache. Ratios are medians over the chunks. Last
+come hostile answers (`hostile_answers.py`), on the machine as it is and
 beside two processes that do nothing but compute: seconds from submitting to the slowest verdict."""
 
 import random
@@ -19,11 +20,12 @@ import click
 
 from benchmarks.hostile_answers import HOSTILE, hogs, latest
 from benchmarks.hostile_answers import TIMEOUT_S as HOSTILE_TIMEOUT_S
+from benchmarks.model_answers import completion, like_models
 from benchmarks.results import Figure, Report, commit, mean_figure, options
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.verify import judge_exactly
 
-ANSWERS = 10_000
+ANSWERS = 4_000
 QUICK_ANSWERS = 1_000
 SLOW_ANSWERS = 1_000
 QUICK_SLOW_ANSWERS = 200
@@ -124,11 +126,16 @@ def cases(count: int, seed: int = 0) -> list[Case]:
     return list(found)
 
 
+def texts_of(asked: list[Case]) -> list[Case]:
+    """Golds and whole texts; the same pair is always in the same text."""
+    return [(gold, completion(answer, random.Random(f"{gold} {answer}"))) for gold, answer in asked]
+
+
 def judged_by_pool(pool: VerifierPool, asked: list[Case]) -> tuple[list[bool], float]:
-    """Verdicts, and answers per second."""
+    """Verdicts on texts, and answers per second."""
     began_s = time.perf_counter()
-    for key, (gold, answer) in enumerate(asked):
-        pool.submit(key, rf"so the answer is \boxed{{{answer}}}", gold)
+    for key, (gold, text) in enumerate(asked):
+        pool.submit(key, text, gold)
     found: dict[int, bool] = {}
     while pool.pending:
         if time.perf_counter() - began_s > PATIENCE_S:
@@ -150,7 +157,7 @@ def judged_directly(asked: list[Case]) -> tuple[list[bool], float]:
     found = []
     for gold, answer in asked:
         golds = parse(f"${gold}$", config, parsing_timeout=TIMEOUT_S)
-        answers = parse(rf"so the answer is \boxed{{{answer}}}", config, parsing_timeout=TIMEOUT_S)
+        answers = parse(answer, config, parsing_timeout=TIMEOUT_S)
         found.append(bool(verify(golds, answers, timeout_seconds=TIMEOUT_S)))
     return found, len(asked) / (time.perf_counter() - began_s)
 
@@ -175,7 +182,8 @@ def in_turns(pool: VerifierPool, asked: list[Case]) -> tuple[Measured, list[dict
     differences: list[dict[str, object]] = []
     size = len(asked) // CHUNKS
     for start in range(0, len(asked), size):
-        chunk = asked[start : start + size]
+        pairs = asked[start : start + size]
+        chunk = texts_of(pairs)
         theirs, rate = judged_directly(chunk)
         found["direct"].append(rate)
         ours, rate = judged_by_pool(pool, chunk)
@@ -185,7 +193,7 @@ def in_turns(pool: VerifierPool, asked: list[Case]) -> tuple[Measured, list[dict
         assert again == ours, "the cache says what was found"
         differences += [
             {"gold": gold, "answer": answer, "pool": a, "math_verify": b}
-            for (gold, answer), a, b in zip(chunk, ours, theirs, strict=True)
+            for (gold, answer), a, b in zip(pairs, ours, theirs, strict=True)
             if a != b
         ]
     return found, differences
@@ -197,9 +205,15 @@ def rates(measured: Measured, prefix: str = "") -> list[Figure]:
     return [
         mean_figure(f"{prefix}{name}", "answers/s", measured[name], direct, BASELINE) for name in ("uncached", "cached")
     ] + [
-        mean_figure(f"{prefix}{name}_ratio", "ratio", [a / b for a, b in zip(measured[name], direct, strict=True)])
+        ratio_figure(f"{prefix}{name}_ratio", [a / b for a, b in zip(measured[name], direct, strict=True)])
         for name in ("uncached", "cached")
     ]
+
+
+def ratio_figure(name: str, ratios: list[float]) -> Figure:
+    """The median over the chunks and the ends of the middle half, which a busy machine disturbs least."""
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return Figure(name, "ratio", middle, len(ratios), (low, high), statistic="median", spread_kind="quartiles")
 
 
 def slowest(name: str, values: list[float]) -> Figure:
@@ -237,32 +251,43 @@ def main(path: Path, quick: bool) -> None:
     began_s = time.monotonic()
     measured = commit()
     asked = cases(QUICK_ANSWERS if quick else ANSWERS)
+    model = like_models(QUICK_ANSWERS if quick else ANSWERS)
     slow = slow_cases(QUICK_SLOW_ANSWERS if quick else SLOW_ANSWERS)
     pool = VerifierPool(CHILDREN, TIMEOUT_S)
     try:
-        judged_directly([("x+1", "1+x")])
-        judged_by_pool(pool, [(rf"\ln x+{n}", rf"{n}+\ln x") for n in range(4)])  # all have started
+        judged_directly([("x+1", r"\boxed{1+x}")])
+        judged_by_pool(pool, texts_of([(rf"\ln x+{n}", rf"{n}+\ln x") for n in range(4)]))  # all have started
+        model_found, model_differences = in_turns(pool, model)
         found, differences = in_turns(pool, asked)
         slow_found, slow_differences = in_turns(pool, slow)
     finally:
         pool.close()
     hostile = list(HOSTILE)[:: len(HOSTILE) // QUICK_HOSTILE] if quick else list(HOSTILE)
-    figures = [*rates(found), *rates(slow_found, "sympy_only_"), *hostile_figures(hostile)]
+    figures = [*rates(model_found, "model_"), *rates(found, "short_"), *rates(slow_found, "hard_")]
+    figures += hostile_figures(hostile)
     settings = {
-        "answers": len(asked),
-        "sympy_only_answers": len(slow),
+        "model_answers": len(model),
+        "short_answers": len(asked),
+        "hard_answers": len(slow),
         "hostile_answers": len(hostile),
         "hostile_timeout_s": HOSTILE_TIMEOUT_S,
         "children": CHILDREN,
         "chunks": CHUNKS,
         "kinds": {make.__name__: share for make, share in KINDS},
     }
-    by_children = sum(judge_exactly(gold, answer) is None for gold, answer in asked) / len(asked)
+    by_children = {
+        name: sum(judge_exactly(gold, answer) is None for gold, answer in each) / len(each)
+        for name, each in (("model", model), ("short", asked))
+    }
+    distinct = {(each["gold"], each["answer"]): each for each in model_differences}
     differences += slow_differences
     details = {
         "share_judged_by_children": by_children,
         "different_verdicts": len(differences),
         "differences": differences[:20],
+        "different_model_verdicts": len(model_differences),
+        "different_model_pairs": len(distinct),
+        "model_differences": list(distinct.values())[:40],
     }
     report = Report("verifier", quick, settings, figures, details, measured)
     report.wall_s = time.monotonic() - began_s
@@ -270,8 +295,8 @@ def main(path: Path, quick: bool) -> None:
     for each in figures:
         low, high = each.spread
         click.echo(f"{each.name}: {each.value:.2f} {each.unit} ({low:.2f} to {high:.2f})")
-    total = len(asked) + len(slow)
-    click.echo(f"different verdicts: {len(differences)} of {total} {differences[:10]}")
+    click.echo(f"different verdicts: {len(differences)} of {len(asked) + len(slow)} {differences[:10]}")
+    click.echo(f"of model answers: {len(model_differences)} of {len(model)} {list(distinct.values())[:10]}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter, defaultdict
+from itertools import combinations
 
 from rich import box
 from rich.console import Console
@@ -9,9 +10,15 @@ from rich.table import Table
 
 from prefixrl.common.process import printable
 from prefixrl.common.run.accuracy import over_runs
+from prefixrl.common.run.paired import difference
 from prefixrl.common.run.plans import ArmResult
 
 COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "95% interval", "maj", "pass", "problems", "cut")
+PAIR_COLUMNS = ("set", "decoding", "arm", "less", "difference", "95% interval", "better", "worse", "of", "by chance")
+PAIR_NOTE = (
+    "differences are over the problems that both arms answered: how many it does better and worse, and how likely so "
+    "unequal numbers are by chance (exact sign test; McNemar's where each answer is right or wrong)"
+)
 FILE_WIDTH = 160
 SAMPLED_NOTE = (
     "several answers to a problem: their mean; maj: the answer given most often; pass: one of so many right; "
@@ -28,16 +35,46 @@ def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
     for line in lines:
         table.add_row(*line)
     console.print(table)
+    if pairs := _pairs(results):
+        beside = Table(*PAIR_COLUMNS, box=box.SIMPLE_HEAD)
+        for pair in pairs:
+            beside.add_row(*pair)
+        console.print(beside)
     for note in _notes(results, incomplete):
         console.print(printable(note), markup=False, highlight=False)
 
 
 def markdown(results: list[ArmResult], incomplete: list[str]) -> str:
     """Return table and notes in Markdown."""
-    columns, rows = _table(results)
-    lines = [columns, ["---" for _ in columns], *rows]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return "\n\n".join([text, *_notes(results, incomplete)]) + "\n"
+    tables = [_markdown(*_table(results))]
+    if pairs := _pairs(results):
+        tables.append(_markdown(list(PAIR_COLUMNS), [list(pair) for pair in pairs]))
+    return "\n\n".join([*tables, *_notes(results, incomplete)]) + "\n"
+
+
+def _markdown(columns: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, ["---" for _ in columns], *rows])
+
+
+def _pairs(results: list[ArmResult]) -> list[tuple[str, ...]]:
+    """Return a line for every two arms that answered the same problems in the same way."""
+    together: dict[tuple[str, str, str], list[ArmResult]] = defaultdict(list)
+    for result in results:
+        together[result.set, result.decoding, result.asked].append(result)
+    lines = []
+    for (name, decoding, _), each in together.items():
+        has_runs = len({result.run for result in each}) > 1
+        for one, other in combinations(each, 2):
+            if found := difference(other.means, one.means):
+                low, high = found.ci95
+                figures = f"{found.mean:+.3f}", f"{low:+.3f} to {high:+.3f}", str(found.better), str(found.worse)
+                arms = (f"{result.run}: {_arm(result)}" if has_runs else _arm(result) for result in (other, one))
+                lines.append((name, decoding, *arms, *figures, str(found.problems), f"{found.chance:.3g}"))
+    return lines
+
+
+def _arm(result: ArmResult) -> str:
+    return f"{result.arm}@{result.version}" if result.version >= 0 else result.arm
 
 
 def _table(results: list[ArmResult]) -> tuple[list[str], list[list[str]]]:
@@ -77,13 +114,12 @@ def _is_of_one_kind(results: list[ArmResult]) -> bool:
 
 def _line(result: ArmResult) -> tuple[str, ...]:
     found = result.accuracy
-    arm = f"{result.arm}@{result.version}" if result.version >= 0 else result.arm
     low, high = found.ci95
     majority = "" if found.majority is None else f"{found.majority:.3f}"
     most = max(found.pass_at, key=int, default="")
     pass_at = f"{found.pass_at[most]:.3f} of {most}" if len(found.pass_at) > 1 else ""
     figures = f"{found.accuracy:.3f}", f"{low:.3f} to {high:.3f}", majority, pass_at
-    names = result.set, result.run, arm, result.decoding
+    names = result.set, result.run, _arm(result), result.decoding
     return (*names, *figures, str(found.problems), f"{found.truncated_fraction:.1%}")
 
 
@@ -101,7 +137,12 @@ def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
     notes += [
         f"{name}: not all runs were judged on the same problems, their lines are no comparison" for name in unequal
     ]
+    notes += [PAIR_NOTE] if _pairs(results) else []
     notes += [f"{run}, {arm}: {prefix!r}" for (run, arm), prefix in prefixes.items()]
+    empty = {each.run for each in results if each.arm == "fixed_prefix" and not each.prefix}
+    notes += [f"{run}, fixed_prefix: no prefix did better than none on training problems" for run in sorted(empty)]
+    trained_on = sorted({(each.run, each.set, each.trained_on) for each in results if each.trained_on})
+    notes += [f"{run}, {name}: {count} of its questions are in the training data" for run, name, count in trained_on]
     notes += [f"answers whose verifier failed, in no figure: {errors}"] if errors else []
     notes += [f"incomplete: {', '.join(incomplete)}"] if incomplete else []
     return notes

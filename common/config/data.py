@@ -39,7 +39,8 @@ class Source(Section):
     subset: str | None = None
     """For a folder or hub dataset: only files below a folder of this name."""
     split: str | None = None
-    """For a folder or hub dataset: train, test, train+test, …; needed if it has several. Absent: the problem set's."""
+    """For a folder or hub dataset: train, test, train+test, …; needed if it has several. Absent: the set's (in
+    `eval` its test split)."""
     where: dict[str, Annotated[tuple[str | int, ...], Field(strict=False)]] = Field(default={})
     """Only rows with one of these values in these columns: where = { level = [3, 4, 5] }."""
     without: Annotated[tuple[Annotated["Source", BeforeValidator(_as_table)], ...], Field(strict=False)] = ()
@@ -160,7 +161,9 @@ def resolve(data: DataConfig, base: Path) -> DataConfig:
             )
         without = source.without or (tuple(Source(name=name) for name in known.without) if known else ())
         left_out = tuple(resolved(each, f"{key}.without") for each in without)
-        return source.model_copy(update={"path": path, "without": left_out})
+        is_held_out = key.startswith("data.eval") and ".without" not in key
+        split = source.split or (known.eval_split if known and is_held_out else "") or None
+        return source.model_copy(update={"path": path, "without": left_out, "split": split})
 
     def all_resolved(sources: tuple[Source, ...], key: str) -> tuple[Source, ...]:
         keys = [f"{key}[{index}]" for index in range(len(sources))] if len(sources) > 1 else [key]

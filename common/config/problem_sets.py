@@ -29,6 +29,8 @@ class ProblemSet:
     answer: tuple[Column, ...]
     subset: str = ""
     split: str = "test"
+    eval_split: str = ""
+    """Split of held-out problems, where the set has one beside `split`."""
     context: str = ""
     """Column with a text before the question; may be missing or empty."""
     id: tuple[str, ...] = ()
@@ -55,11 +57,11 @@ _ANSWER: tuple[Column, ...] = (
 PROBLEM_SETS: dict[str, ProblemSet] = {
     "gsm8k": ProblemSet(
         "openai/gsm8k", 7_473, (("question", "text"),), (("answer", "after_hashes"),),
-        subset="main", split="train",
+        subset="main", split="train", eval_split="test",
     ),
     "math": ProblemSet(
         "EleutherAI/hendrycks_math", 7_500, _PROBLEM, (("solution", "last_box"),),
-        split="train", family="level",
+        split="train", eval_split="test", family="level",
     ),
     # 9,255 problems of levels 3 to 5 in both splits, 367 of them in MATH-500.
     "math_filtered": ProblemSet(

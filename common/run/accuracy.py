@@ -34,6 +34,8 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the answer to the problem, from 0."""
     weights_digest: str = ""
     """Digest of the adapter that wrote the prefix: the proof of its version."""
+    vote: str = ""
+    """The first answer to the problem that the verifier finds equal; "" where answers were not compared."""
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +95,18 @@ def pass_at(right: int, of: int, k: int) -> float:
 
 def majority_reward(rows: Sequence[EvaluatedRow]) -> float:
     """Return the reward of the most frequent answer, the earliest of several; 0 without any."""
-    votes = Counter(row.extracted.strip() for row in rows if row.extracted.strip())
+    votes = Counter(vote for row in rows if (vote := row.vote or row.extracted.strip()))
     winners = [winner for winner, _ in votes.most_common(1)]
-    return next((row.reward for row in rows if row.extracted.strip() in winners), 0.0)
+    return next((row.reward for row in rows if (row.vote or row.extracted.strip()) in winners), 0.0)
+
+
+def means_by_problem(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
+    """Return the mean reward of each problem's judged answers."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.status != "error":
+            rewards[row.prompt_id].append(row.reward)
+    return {name: statistics.fmean(each) for name, each in rewards.items()}
 
 
 def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:

@@ -72,6 +72,10 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the questions and gold answers: figures of other problems are no comparison."""
     kind: str = ""
     """Kind of the run, as in `EvaluationPlan`."""
+    means: dict[str, float] = {}
+    """Mean reward by problem: arms are compared problem by problem."""
+    trained_on: int = 0
+    """Problems whose question stands in the run's training data too."""
 
 
 class EvaluationResults(msgspec.Struct, frozen=True):

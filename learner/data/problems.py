@@ -205,6 +205,12 @@ def read_all(config: RunConfig) -> tuple[Loaded, Loaded]:
     return train, _fitting(read(config.data.eval, config.data), config)
 
 
+def shared(train: Sequence[Problem], held: Sequence[Problem]) -> int:
+    """Return how many held-out questions stand in the training data too, whatever their spacing."""
+    known = {_plain(each.question) for each in train}
+    return sum(_plain(each.question) in known for each in held)
+
+
 def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:
     reasons = too_long(loaded.problems, config)
     if not reasons:
@@ -227,6 +233,9 @@ def keep(directory: Path, train: Loaded, held: Loaded) -> list[Problem]:
         json_lines.write(directory / TRAIN_FILE, train.problems)
     json_lines.write(directory / EVAL_FILE, held.problems)
     _report(directory, train, held)
+    if count := shared(train.problems, held.problems):
+        text = "%d of %d questions of data.eval are in data.train too; take another split, or leave them out: `without`"
+        log.warning(text, count, len(held.problems))
     return _read(directory / TRAIN_FILE)
 
 

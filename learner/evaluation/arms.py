@@ -2,8 +2,8 @@
 
 In direct mode there is no target, and the arms are the adapter before and after. With `evaluation.every` the adapter
 of every so many versions is an arm too. All arms answer the same held-out problems through the same workers, greedy
-and sampled. The fixed prefix is the one that does best on training problems, among the configured texts and the
-prefixes that the untrained adapter writes most often.
+and sampled. The fixed prefix is the one that does best on training problems, among none at all, the configured texts
+and the prefixes that the untrained adapter writes most often.
 """
 
 from collections import Counter
@@ -76,7 +76,9 @@ class Arms:
         if self._is_direct:
             return
         tokenizer = self.requests.texts
-        texts = {text: pack_tokens(tokenizer.encode(text)) for text in self._config.evaluation.fixed_prefixes}
+        # The empty one first: a prefix that does no better than none is not the best.
+        given = ("", *self._config.evaluation.fixed_prefixes)
+        texts = {text: pack_tokens(tokenizer.encode(text)) if text else b"" for text in given}
         rows = (row for group in first_batch for row in group.prefixes.rows)
         seen = Counter(tokenizer.without_stop(token_ids(row.tokens)).tobytes() for row in rows)
         for tokens, _ in seen.most_common(self._config.evaluation.sampled_candidates):

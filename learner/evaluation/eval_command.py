@@ -17,13 +17,14 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.rendering import ByteRenderer, renderer_of
 from prefixrl.common.hub import model_folder
 from prefixrl.common.process import exit_codes, start_logging, write_atomically
-from prefixrl.common.run.accuracy import accuracy
+from prefixrl.common.run.accuracy import accuracy, means_by_problem
 from prefixrl.common.run.plans import GREEDY, RESULTS_FILE, SAMPLED, ArmResult, EvaluationPlan, EvaluationResults
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.problems import Problem
 from prefixrl.learner.evaluation.clustering import representatives
+from prefixrl.learner.evaluation.majority import with_votes
 from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests, Texts, digest
 from prefixrl.learner.evaluation.serving import read_plan, serving
 from prefixrl.learner.run.directory import FREE_KEYS, RunDirectory
@@ -45,7 +46,9 @@ class CheckpointEvaluation:
         for problem in problems.held_out(config):
             self._sets.setdefault(problem.source, []).append(problem)
         self._sets = {name: loaded[: config.evaluation.problems] for name, loaded in self._sets.items()}
-        self._selection = problems.training(config)[: config.evaluation.selection_problems]
+        training = problems.training(config)
+        self._selection = training[: config.evaluation.selection_problems]
+        self._trained_on = {name: problems.shared(training, each) for name, each in self._sets.items()}
 
     def run(self) -> EvaluationResults:
         """Judge every arm on every set."""
@@ -85,7 +88,7 @@ class CheckpointEvaluation:
         tried = Path(self._config.directory) / "candidates.json"
         if tried.exists():
             return list(msgspec.json.decode(tried.read_bytes(), type=dict[str, bytes]))
-        return list(self._config.evaluation.fixed_prefixes)
+        return ["", *self._config.evaluation.fixed_prefixes]
 
     def _clustered_prefixes(self) -> list[str]:
         """Return representatives of the target's own openings on training problems."""
@@ -107,6 +110,8 @@ class CheckpointEvaluation:
             rows = self._requests.rows.get(f"{arm}.{name}.{end}", [])
             if (found := accuracy(rows)) is None:
                 continue
+            if found.samples > 1 and not self._config.data.runs_programs:
+                found = accuracy(with_votes(rows, self._config.scorer.verify_timeout_s)) or found
             first = rows[0]
             self._plan.check_weights(first.weights_digest)
             yield ArmResult(
@@ -121,6 +126,8 @@ class CheckpointEvaluation:
                 accuracy=found,
                 asked=digest([(each.question, each.gold) for each in asked]),
                 kind=self._plan.kind,
+                means=means_by_problem(rows),
+                trained_on=self._trained_on[name],
             )
 
 

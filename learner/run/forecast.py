@@ -49,13 +49,12 @@ def forecast(config: RunConfig) -> Forecast:
 
 def _shared(train: problems.Loaded, held_out: problems.Loaded) -> list[str]:
     """Return a warning where held-out questions, spacing aside, are trained too."""
-    trained, asked = ({" ".join(each.question.split()) for each in found.problems} for found in (train, held_out))
-    both = len(trained & asked)
+    both = problems.shared(train.problems, held_out.problems)
     if not both:
         return []
     return [
-        f"warning: {both} of {len(asked)} questions of data.eval are in data.train too, so that its accuracy is partly "
-        f"that of training; take another split, or leave them out with `without`"
+        f"warning: {both} of {len(held_out.problems)} questions of data.eval are in data.train too, so that its "
+        f"accuracy is partly that of training; take another split, or leave them out with `without`"
     ]
 
 

@@ -35,6 +35,8 @@ _FORMS = (
     (r"\\!", ""),
     (r"\\(?:textcolor|color)\s*\{[a-zA-Z]\w*\}", ""),
     (r"°|\\degree(?![a-zA-Z])", r"^\\circ "),
+    (r"\s*\^\s*(?=\{?\s*\\circ(?![a-zA-Z]))", "^"),
+    (r"(?<=[\d}])(?:\s|\\[ ,])*\\(?:text|mathrm|mbox)\{\s*per\s?cent\s*\}", r"\\%"),
     (r"\\(?:mathrm|operatorname|text)\{\s*([ei])\s*\}", r"\1"),
     (r"\\langle(?![a-zA-Z])", "("),
     (r"\\rangle(?![a-zA-Z])", ")"),

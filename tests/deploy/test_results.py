@@ -1,5 +1,7 @@
 """The table of `prefixrl eval`: which runs have a mean, and why others have none."""
 
+import msgspec
+
 from prefixrl.common.config.load import load
 from prefixrl.common.run.accuracy import Accuracy
 from prefixrl.common.run.plans import ArmResult
@@ -62,3 +64,29 @@ def test_mode_low_rank_and_models_make_a_kind_and_nothing_else_does() -> None:
         _kind(load(EXAMPLES / "arithmetic_direct/run.toml")),
     }
     assert len(others | {usual}) == 5
+
+
+def with_means(arm: str, means: dict[str, float], version: int = -1, prefix: str = "") -> ArmResult:
+    value = sum(means.values()) / len(means)
+    changed = {"version": version, "means": means, "asked": "the same", "prefix": prefix}
+    return msgspec.structs.replace(result("a", "p", value, arm), **changed)
+
+
+def test_arms_are_compared_problem_by_problem() -> None:
+    none = with_means("no_prefix", {str(n): float(n < 4) for n in range(20)})
+    trained = with_means("adapter", {str(n): float(n < 14) for n in range(20)}, version=4)
+    said = markdown([none, trained], [])
+    # Ten better, none worse: a chance of 2 in 2^10.
+    assert "| held | greedy | adapter@4 | no_prefix | +0.500 | +0.228 to +0.681 | 10 | 0 | 20 | 0.00195 |" in said
+    assert "McNemar" in said
+    assert "less" not in markdown([none], [])
+    other = msgspec.structs.replace(trained, asked="other problems")
+    assert "no_prefix | +" not in markdown([none, other], [])
+
+
+def test_a_fixed_prefix_that_is_none_and_questions_that_were_trained_are_told() -> None:
+    found = with_means("fixed_prefix", {"a": 1.0})
+    said = markdown([msgspec.structs.replace(found, trained_on=3)], [])
+    assert "a, fixed_prefix: no prefix did better than none on training problems" in said
+    assert "a, held: 3 of its questions are in the training data" in said
+    assert "did better" not in markdown([with_means("fixed_prefix", {"a": 1.0}, prefix="So ")], [])

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -140,3 +141,13 @@ def test_over_runs_the_interval_is_students() -> None:
     # 3 degrees of freedom: t = 3.1824, standard error 0.0258199 / 2.
     assert mean == pytest.approx(0.73)
     assert (low, high) == pytest.approx((0.73 - 0.041085, 0.73 + 0.041085), abs=1e-5)
+
+
+def test_answers_that_the_verifier_finds_equal_vote_for_the_first_of_them() -> None:
+    given = answers("p", ("7", 0.0), ("0.5", 1.0), (r"\frac12", 1.0), ("7", 0.0), ("1/2", 1.0))
+    assert majority_reward(given) == 0.0, "as text, 7 stands most often"
+    votes = ("7", "0.5", "0.5", "7", "0.5")
+    assert (
+        majority_reward([msgspec.structs.replace(row, vote=vote) for row, vote in zip(given, votes, strict=True)])
+        == 1.0
+    )

@@ -308,3 +308,25 @@ def test_a_weight_that_trains_nothing_of_a_source_is_refused_before_the_run_begi
     given = [{"path": "a.jsonl", "weight": 100.0}, {"path": "b.jsonl", "weight": 0.1}]
     with pytest.raises(DataError, match=r"none of the 8 prompts of an epoch \(they get \[8, 0\]\)"):
         problems.read_all(run_of(tmp_path, train=given))
+
+
+def test_a_set_held_out_is_its_test_split_and_questions_that_are_trained_too_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = {"train": ("1 + 1?", "2 + 2?"), "test": ("2  +\n2?", "3 + 3?", "4 + 4?")}
+    for split, questions in rows.items():
+        table = pa.Table.from_pylist([{"question": each, "answer": "#### 4"} for each in questions])
+        path = tmp_path / "gsm8k" / "main" / f"{split}-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pa.parquet.write_table(table, path)
+    made = resolve(
+        DataConfig.model_validate({"train": "gsm8k", "eval": "gsm8k", "paths": {"gsm8k": "./gsm8k"}}), tmp_path
+    )
+    train, held = read(made.train, made), read(made.eval, made)
+    assert (len(train.problems), len(held.problems)) == (2, 3)
+    assert problems.shared(train.problems, held.problems) == 1
+    (tmp_path / "run").mkdir()
+    problems.keep(tmp_path / "run", train, held)
+    assert "1 of 3 questions of data.eval are in data.train too" in caplog.text
+    same = {"train": "gsm8k", "eval": {"name": "gsm8k", "split": "train"}, "paths": {"gsm8k": "./gsm8k"}}
+    assert len(read((asked := resolve(DataConfig.model_validate(same), tmp_path)).eval, asked).problems) == 2

@@ -9,6 +9,7 @@ import pytest
 
 from prefixrl.common.run.documents import Summary
 from prefixrl.common.wire.messages import Evaluate, EvaluationProgress, GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.wire.packing import token_ids
 from prefixrl.deploy.report import print_table
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation import requests as evaluations
@@ -110,6 +111,22 @@ def test_a_run_of_which_nothing_could_be_judged_has_a_summary_without_figures(
     assert "candidate-0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("best", "chosen"), [("", b""), ("candidate-0", b""), ("candidate-1", b"so ")])
+def test_no_prefix_at_all_is_a_candidate_and_the_first_of_equals(tmp_path: Path, best: str, chosen: bytes) -> None:
+    config = run_on_disk(
+        tmp_path,
+        rollout={"engine": "simulated"},
+        data={"eval": str(tmp_path / "train.jsonl")},
+        evaluation={"problems": 4, "fixed_prefixes": ["so "], "selection_problems": 4},
+    )
+    client = JudgingClient(lambda name, problem: float(name == best))
+    arms = Arms(config, cast(BrokerClient, client), Path(config.directory), 0)
+    arms.ask_before_training()
+    arms.ask_candidates([])
+    arms.finish()
+    assert bytes(token_ids(client.asked["fixed_prefix.greedy"].prefix_tokens).tolist()) == chosen
+
+
 def test_an_arm_stays_incomplete_when_its_file_is_read_again(tmp_path: Path) -> None:
     evaluated(tmp_path, lambda name, problem: None)
     again = evaluated(tmp_path, lambda name, problem: 1.0)
@@ -180,7 +197,7 @@ NEVER_S = 1e9
     ("due_s", "lost"),
     [
         ({"candidate-0": NEVER_S}, ["candidate-0"]),
-        ({"candidate-0": NEVER_S, "candidate-1": NEVER_S}, ["candidate-0", "candidate-1"]),
+        ({f"candidate-{index}": NEVER_S for index in range(3)}, [f"candidate-{index}" for index in range(3)]),
         ({"candidate-0": NEVER_S, "trained_adapter.greedy": 5000.0}, ["candidate-0"]),
         ({"candidate-0": NEVER_S, "no_prefix.sampled": 5000.0}, ["candidate-0"]),
         ({"no_prefix.sampled": NEVER_S}, ["no_prefix.sampled"]),
@@ -206,7 +223,7 @@ def test_what_takes_too_long_loses_itself_alone_and_what_is_asked_last_has_all_i
     assert arms.requests.incomplete == lost
     found = arms.results()
     assert set(found["trained_adapter"]) == {"greedy", "sampled"}
-    assert ("fixed_prefix" in found) is ("candidate-1" not in lost)
+    assert ("fixed_prefix" in found) is ("candidate-2" not in lost)
 
 
 # --- intervals ------------------------------------------------------------------------------------------------------
