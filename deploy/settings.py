@@ -12,9 +12,9 @@ BAR = "\\|"
 """A bar inside a cell of a table."""
 PAGE = """# Settings
 
-All keys of the run file, as `prefixrl config --markdown` prints them. `prefixrl config KEY` explains a key or section,
-also by its name in TRL, verl or OpenRLHF; `--set KEY=VALUE` changes a key. A key without a default may be absent. Either
-`algorithm.iterations` or `data.epochs` must be given.
+All keys of the run file, as `prefixrl config --markdown` prints them. `prefixrl config KEY` explains a key or
+section, also by its name in TRL, verl or OpenRLHF; `--set KEY=VALUE` changes a key. A key without a default may be
+absent. Either `algorithm.iterations` or `data.epochs` must be given.
 """
 
 
