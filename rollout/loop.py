@@ -155,7 +155,7 @@ class Rollout:
 
     def _render(self, group: messages.GroupTask) -> TokenIds | str:
         try:
-            return self._renderer.prompt(group.prompt.question)
+            return self._renderer.prompt(group.prompt.question, group.prompt.system)
         except ValueError as error:
             return messages.cut_text(str(error))
 

@@ -49,6 +49,12 @@ class Source(Section):
     """Share of the training prompts, relative to other weights; without any all problems are equally frequent."""
     suffix: str | None = None
     """Text appended to every question, in place of the problem set's."""
+    task_suffix: Literal["prime"] | None = None
+    """Text appended to every question by its kind, behind `suffix`. prime: what PRIME's models were asked, a box in
+    LaTeX, or, where tests judge the answer, a Python program in a fence. Questions of eurus2_rl have it already."""
+    keep_system: bool = False
+    """Rows that are conversations (eurus2_rl) are asked with their own system turn, except of a model whose section has
+    a `system`. false: without it."""
     code: CodeMode | None = None
     """Replaces `data.code` for this source."""
     id_column: str | None = None
@@ -65,12 +71,23 @@ class Source(Section):
                 f"name = {self.name!r} is not a problem set; known ones: {', '.join(PROBLEM_SETS)}. Give a file or a "
                 f"folder as path"
             )
+        if self.keep_system and not self.has_conversations:
+            known = (name for name, each in PROBLEM_SETS.items() if each.has_conversations)
+            raise ValueError(
+                f"keep_system = true: the questions of {self.label} are no conversations, they have no system turn; "
+                f"leave it out, or give rows in the form of one of these as name and path: {', '.join(known)}"
+            )
         return self
 
     @property
     def problem_set(self) -> ProblemSet | None:
         """The problem set that it names, if any."""
         return PROBLEM_SETS[self.name] if self.name else None
+
+    @property
+    def has_conversations(self) -> bool:
+        """True if a question is a turn of a conversation."""
+        return self.problem_set is not None and self.problem_set.has_conversations and self.question_column is None
 
     @property
     def label(self) -> str:

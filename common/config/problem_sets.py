@@ -17,6 +17,16 @@ BOXED = "\n\nThink step by step, and write the final answer in \\boxed{}."
 """Suffix of questions that do not state the form of the answer."""
 
 
+TASK_SUFFIXES = {
+    "prime": (
+        "\n\nPresent the answer in LaTex format: \\boxed{Your answer}",
+        "\n\nWrite Python code to solve the problem. Present the code in \n```python\nYour code\n```\nat the end.",
+    )
+}
+"""Texts behind a question, for mathematics and for tasks that tests judge. prime: to the letter what PRIME's models
+were trained with, its spelling of LaTeX and the blank at a line's end included."""
+
+
 @dataclass(frozen=True)
 class ProblemSet:
     """One published set."""
@@ -44,6 +54,11 @@ class ProblemSet:
     """Another set with the same files: a path given for that set is used for this one too."""
     tests_where: tuple[str, str] | None = None
     """Column and value of the rows that are judged by running tests; all other rows are mathematics."""
+
+    @property
+    def has_conversations(self) -> bool:
+        """True if a question is a turn of a conversation."""
+        return any(reading == "user_turn" for _, reading in self.question)
 
 
 _PROBLEM: tuple[Column, ...] = (("problem", "text"), ("question", "text"), ("Problem", "text"), ("Question", "text"))
@@ -94,7 +109,8 @@ PROBLEM_SETS: dict[str, ProblemSet] = {
         subset="OE_TO_physics_en_COMP", split="train", context="context", id=("id",), family="subfield",
         same_files_as="olympiadbench",
     ),
-    # Its questions state the form of the answer. The system turn, a scaffold taught to other models, is left out.
+    # Its questions state the form of the answer. The system turn, a scaffold taught to other models, is left out unless
+    # a source has `keep_system`.
     "eurus2_rl": ProblemSet(
         "PRIME-RL/Eurus-2-RL-Data", 482_019, (("prompt", "user_turn"),), (("reward_model.ground_truth", "text"),),
         split="train", id=(), family="data_source", suffix="", tests_where=("ability", "code"),

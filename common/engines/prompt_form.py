@@ -32,13 +32,18 @@ class PromptForm:
             self.template = given
         self._check()
 
-    def prompt(self, question: str) -> str:
-        """Return the text of a question, up to the opened turn of the assistant."""
+    def prompt(self, question: str, system: str = "") -> str:
+        """Return the text of a question, up to the opened turn of the assistant.
+
+        `system` is the row's own system turn. That of the run file replaces it; without a chat template it stands
+        before the question.
+        """
         template = self._asked.prompt_template
         content = question if template is None else template.replace(PROBLEM, question)
         if self.template is None:
-            return content
-        return self._rendered([("user", content)], is_opened=True)
+            return f"{system}\n\n{content}" if system else content
+        own = [("system", system)] if system and self._asked.system is None else []
+        return self._rendered([*own, ("user", content)], is_opened=True)
 
     def closer(self) -> int | None:
         """Return the token that closes an assistant's turn; None without one.

@@ -114,9 +114,10 @@ class Renderer:
         """Tokens with their ids, by which tokenizers of one family are known."""
         return dict(self._tokenizer.get_vocab())
 
-    def prompt(self, question: str) -> TokenIds:
+    def prompt(self, question: str, system: str = "") -> TokenIds:
         """Return the ids of a rendered question; raises ValueError when it is over the limit."""
-        ids = self._tokenizer.encode(self._form.prompt(question), add_special_tokens=not self.has_chat_template)
+        text = self._form.prompt(question, system)
+        ids = self._tokenizer.encode(text, add_special_tokens=not self.has_chat_template)
         if not 0 < len(ids) <= self._max_prompt_tokens:
             raise ValueError(f"prompt has {len(ids)} tokens, allowed are 1 to {self._max_prompt_tokens}")
         return np.asarray(ids, dtype=np.int32)
@@ -204,5 +205,10 @@ class ByteRenderer:
         """Return ids without a closing 0."""
         return ids[:-1] if ids.size and int(ids[-1]) == 0 else ids
 
-    prompt = encode_literal = encode
+    encode_literal = encode
+
+    def prompt(self, question: str, system: str = "") -> TokenIds:
+        """Return the bytes of a question; a system turn is left out."""
+        return self.encode(question)
+
     decode_with_special = text

@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
 
 UNPROVED = -1
@@ -119,6 +119,8 @@ class Prompt(_Part, frozen=True):
     """Gold answer; empty only in evaluations of problems without one, whose answers get no verdict."""
     code: CodeMode = "none"
     """Programs in its answers that are run."""
+    system: str = ""
+    """The row's own system turn; "" where it has none, or none is asked."""
 
 
 class GroupTask(_Part, frozen=True):

@@ -19,7 +19,7 @@ def too_long(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
     for role, limit, asked in _renderings(config):
         # A token is at least a byte of the text around a question, too.
         around = TEMPLATE_TOKENS + sum(len((text or "").encode()) for text in (asked.system, asked.prompt_template))
-        suspects = [each for each in problems if len(each.question.encode()) + around > limit]
+        suspects = [each for each in problems if len((each.question + each.system).encode()) + around > limit]
         if suspects:
             # Late: few runs have long questions.
             from prefixrl.common.engines.rendering import renderer_of
@@ -27,7 +27,7 @@ def too_long(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
             renderer = renderer_of(config, role, model_folder(asked.model, needs_weights=False))
         for problem in suspects:
             try:
-                renderer.prompt(problem.question)
+                renderer.prompt(problem.question, problem.system)
             except ValueError as error:
                 found.setdefault(problem.prompt_id, f"{error} ({role}.max_prompt_tokens)")
     return found

@@ -146,7 +146,7 @@ def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: b
         except ValueError as error:
             yield ReadRow(msgspec.structs.replace(origin, reason=str(error)), None, row.values)
             continue
-        if each is None or (excluded and _plain(each.question.removesuffix(shape.suffix)) in excluded):
+        if each is None or (excluded and _plain(each.question.removesuffix(shape.ending(each.code))) in excluded):
             report.left_out += 1
         else:
             yield ReadRow(origin, each, row.values)
@@ -170,7 +170,7 @@ def _questions(sources: Sequence[Source], data: DataConfig, report: SourceReport
     found: set[str] = set()
     for source in sources:
         other = replace(report, label=f"{report.label} without {source.label}", rows=0, bad=[])
-        for row in rows_of(source.model_copy(update={"suffix": ""}), data, other):
+        for row in rows_of(source.model_copy(update={"suffix": "", "task_suffix": None}), data, other):
             if row.problem is None:
                 other.bad.append(row.origin)
             else:

@@ -1,12 +1,13 @@
 """A row to a problem: the columns of its parts, and the way to read them. Pure."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from prefixrl.common.config.data import DataConfig, Source
-from prefixrl.common.config.problem_sets import Column, ProblemSet, Reading
+from prefixrl.common.config.problem_sets import TASK_SUFFIXES, Column, ProblemSet, Reading
 from prefixrl.common.engines.extract import extract_answer
 from prefixrl.common.wire.messages import CodeMode, Prompt
 
@@ -24,10 +25,12 @@ class Problem(msgspec.Struct, frozen=True):
     code: CodeMode = "none"
     source: str = ""
     """Label of its source."""
+    system: str = ""
+    """Its own system turn; "" without one."""
 
     def prompt(self) -> Prompt:
         """Return the part that workers see."""
-        return Prompt(self.prompt_id, self.question, self.gold, self.code)
+        return Prompt(self.prompt_id, self.question, self.gold, self.code, self.system)
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,13 @@ class Layout:
     tests_where: tuple[str, str] | None
     where: Mapping[str, tuple[str, ...]]
     must_have_answer: bool = True
+    task_suffixes: tuple[str, str] = ("", "")
+    """Texts behind `suffix`: of mathematics, and of tasks that tests judge."""
+    has_system: bool = False
+
+    def ending(self, code: CodeMode) -> str:
+        """Return the text behind the question of a problem that is judged so."""
+        return self.suffix + self.task_suffixes[code == "tests"]
 
     @property
     def columns(self) -> frozenset[str]:
@@ -81,6 +91,8 @@ def layout(source: Source, data: DataConfig) -> Layout:
         code=source.code or ("none" if known.tests_where else data.code),
         tests_where=None if source.code else known.tests_where,
         where=known.where | {column: tuple(map(str, values)) for column, values in source.where.items()},
+        task_suffixes=TASK_SUFFIXES[source.task_suffix] if source.task_suffix else ("", ""),
+        has_system=source.keep_system,
     )
 
 
@@ -97,14 +109,16 @@ def problem(values: Mapping[str, object], layout: Layout, default_id: str, sourc
         question = f"{context}\n\n{question}"
     names = [name for name in layout.id if name.partition(".")[0] in values or layout.must_have_id]
     family = layout.family
+    code = _code(values, layout)
     has_family = family and (layout.must_have_family or _found(values, family) is not None)
     return Problem(
         prompt_id=_text(values, names[0], "text") if names else default_id,
-        question=question + layout.suffix,
+        question=question + layout.ending(code),
         gold=_gold(values, layout),
         family=_text(values, family, "text") if has_family else "",
-        code=_code(values, layout),
+        code=code,
         source=source,
+        system=_system_turn(values, layout) if layout.has_system else "",
     )
 
 
@@ -173,14 +187,26 @@ def _after_hashes(name: str, text: str) -> str:
 
 
 def _user_turn(name: str, value: object) -> str:
-    turns = value if isinstance(value, list) else []
-    asked = (turn for turn in turns if isinstance(turn, dict) and turn.get("role") == "user")
-    texts = [turn["content"] for turn in asked if "content" in turn]
+    texts = _turns(value, "user")
     if not texts or not isinstance(texts[-1], str) or not texts[-1].strip():
         raise ValueError(
             f"column {name!r} is {_shown(value)}; expected turns with role and content, one of them the user's"
         )
     return texts[-1]
+
+
+def _system_turn(values: Mapping[str, object], layout: Layout) -> str:
+    found = (_found(values, name) for name, reading in layout.question if reading == "user_turn")
+    texts = [text for value in found for text in _turns(value, "system")]
+    # Rows share theirs: once in memory is enough.
+    return sys.intern(texts[0]) if texts and isinstance(texts[0], str) else ""
+
+
+def _turns(value: object, role: str) -> list[object]:
+    """Return the contents of a conversation's turns of one role."""
+    turns = value if isinstance(value, list) else []
+    asked = (turn for turn in turns if isinstance(turn, dict) and turn.get("role") == role)
+    return [turn["content"] for turn in asked if "content" in turn]
 
 
 def _shown(value: object) -> str:

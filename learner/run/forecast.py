@@ -68,7 +68,7 @@ def _asking(config: RunConfig, train: problems.Loaded) -> list[str]:
 
 def _prompt_tokens(config: RunConfig, train: problems.Loaded) -> int:
     """Estimate the mean length of a prompt."""
-    chars = sum(len(each.question) for each in train.problems) / len(train.problems)
+    chars = sum(len(each.question) + len(each.system) for each in train.problems) / len(train.problems)
     chars += sum(len(text or "") for text in (config.adapter.prompt_template, config.adapter.system))
     return min(config.rollout.max_prompt_tokens, math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS)
 
