@@ -13,8 +13,8 @@ BAR = "\\|"
 PAGE = """# Settings
 
 All keys of the run file, as `prefixrl config --markdown` prints them. `prefixrl config KEY` explains a key or section,
-also by its name in TRL, verl or OpenRLHF; `--set KEY=VALUE` changes a key. A key without a default may be absent. Either
-`algorithm.iterations` or `data.epochs` must be given.
+also by its name in TRL, verl or OpenRLHF; `--set KEY=VALUE` changes a key. A key without a default may be absent.
+Either `algorithm.iterations` or `data.epochs` must be given.
 """
 
 
