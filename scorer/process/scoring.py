@@ -138,4 +138,8 @@ def load_scoring(settings: ProcessModelConfig, folder: str) -> StepScoring:
     except Exception as error:  # the library's errors have no class of their own
         raise DataError(f"scorer.prm.model: no tokenizer of {folder} can be read: {error}") from error
     form = StepForm(tokenizer, settings)
+    if settings.engine == "vllm":
+        from prefixrl.scorer.process.vllm_model import VllmStepModel
+
+        return StepScoring(settings, form, VllmStepModel(folder, settings, form))
     return StepScoring(settings, form, TorchStepModel(folder, settings, form))

@@ -31,13 +31,15 @@ class TorchStepModel:
         self._batch_tokens = settings.batch_tokens
         if settings.format == "step_tag":
             self._model = _loaded(AutoModelForCausalLM, folder, settings)
-            self._columns = _columns(self._model, form.candidates(), settings)
+            size = int(self._model.get_output_embeddings().weight.shape[0])
+            self._columns = form.candidates()
+            check_candidates(self._columns, size, settings)
             layer = self._model.get_output_embeddings()
             self._tags: tuple[torch.Tensor, torch.Tensor] | None = None
             layer.register_forward_pre_hook(self._at_tags)
         else:
             self._model = _loaded(AutoModel, folder, settings)
-            self._head = _head(folder, settings).to(self._device, self._model.dtype)
+            self._head = head_of(folder, settings).to(self._device, self._model.dtype)
             self._columns = (settings.good_class, 1 - settings.good_class)
         self._is_causal = settings.format == "step_tag"
         torch.nn.Module.to(self._model, self._device)
@@ -52,6 +54,8 @@ class TorchStepModel:
     @torch.inference_mode()
     def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
         """Return the score of every step of every row; rows beside it change it by rounding."""
+        if not any(row.at for row in rows):
+            return [[] for _ in rows]
         return [scores for batch in batches(rows, self._batch_tokens) for scores in self._of_batch(batch)]
 
     def _of_batch(self, rows: Sequence[Marked]) -> list[list[float]]:
@@ -61,8 +65,10 @@ class TorchStepModel:
         for index, row in enumerate(rows):
             ids[index, : row.tokens.size] = torch.from_numpy(row.tokens.astype("int64"))
             mask[index, : row.tokens.size] = 1
-        lines = torch.tensor([index for index, row in enumerate(rows) for _ in row.at], device=self._device)
-        places = torch.tensor([at for row in rows for at in row.at], device=self._device)
+        lines = torch.tensor([index for index, row in enumerate(rows) for _ in row.at], dtype=torch.int64).to(
+            self._device
+        )
+        places = torch.tensor([at for row in rows for at in row.at], dtype=torch.int64).to(self._device)
         logits = self._logits(ids.to(self._device), mask.to(self._device), lines, places)
         good = torch.softmax(logits[:, list(self._columns)].float(), dim=-1)[:, 0].tolist()
         found = iter(good)
@@ -117,15 +123,14 @@ def _loaded(kind: Any, folder: str, settings: ProcessModelConfig) -> Any:
     return model
 
 
-def _columns(model: Any, candidates: tuple[int, int], settings: ProcessModelConfig) -> tuple[int, int]:
-    size = int(model.get_output_embeddings().weight.shape[0])
+def check_candidates(candidates: tuple[int, int], size: int, settings: ProcessModelConfig) -> None:
+    """Raise ConfigError for a candidate that an output layer of so many tokens lacks."""
     for key, token in zip(("good_token", "bad_token"), candidates, strict=True):
         if token >= size:
             raise ConfigError(
                 f"scorer.prm.{key} is token {token}, the output layer of {settings.model} has only {size}; give a "
                 f"token that the model was trained with"
             )
-    return candidates
 
 
 def head_tensors(folder: str) -> dict[str, torch.Tensor]:
@@ -137,7 +142,7 @@ def head_tensors(folder: str) -> dict[str, torch.Tensor]:
     return found
 
 
-def _head(folder: str, settings: ProcessModelConfig) -> torch.nn.Module:
+def head_of(folder: str, settings: ProcessModelConfig) -> torch.nn.Module:
     """Return the head: one linear layer, or two with a ReLU between, as Qwen2.5-Math-PRM has."""
     tensors = head_tensors(folder)
     weights = sorted(name for name in tensors if name.endswith("weight"))

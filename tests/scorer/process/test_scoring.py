@@ -113,6 +113,10 @@ def test_an_answer_without_steps_has_score_0(step_tag_model: Path) -> None:
     assert right.reward > 0.0
 
 
+def test_a_group_without_any_step_has_score_0(step_tag_model: Path) -> None:
+    assert [each.reward for each in scored(step_tag_model, row(""), row("")).verdicts] == [0.0, 0.0]
+
+
 def test_an_answer_too_long_for_the_model_gets_no_verdict_and_the_others_do(step_tag_model: Path) -> None:
     long = RIGHT + " 3" * 100
     first, second = scored(step_tag_model, row(long), row(RIGHT), max_tokens=60).verdicts
