@@ -36,14 +36,25 @@ def tokenizer_digests(folder: str | Path) -> ModelDigests:
     return ModelDigests("", *_tokenizer(Path(folder)))
 
 
-def scorer_digests(config: RunConfig, model: str) -> ModelDigests:
-    """Return the digests of a scorer's target and reward function.
+def scorer_digests(config: RunConfig, model: str, process_model: str | None = None) -> ModelDigests:
+    """Return the digests of a scorer's target, reward function and process reward model.
 
     Without weights here (direct mode, a served target) the scorer itself adds the digest of a served name.
+    `process_model`: folder of the last one on this host.
     """
     has_weights = config.mode == "prefix" and config.scorer.engine != "openai"
     loaded = model_digests(model) if has_weights else tokenizer_digests(model)
-    return msgspec.structs.replace(loaded, reward_function=function_digest(config.reward.function))
+    return msgspec.structs.replace(
+        loaded,
+        reward_function=function_digest(config.reward.function),
+        process_model=process_digest(process_model) if process_model else "",
+    )
+
+
+def process_digest(folder: str) -> str:
+    """Return one digest of weights and tokenizer of a process reward model."""
+    found = model_digests(folder)
+    return _hash(f"{found.model} {found.tokenizer} {found.chat_template}".encode())
 
 
 def function_digest(function_ref: str | None) -> str:

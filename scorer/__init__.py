@@ -11,6 +11,7 @@ loop.py      the scorer with a target
 direct.py    the scorer without a target
 cache.py     greedy completions kept in memory
 verifier/    whether an answer is the gold answer, in processes that can be killed
+process/     scores of an answer's steps, with a process reward model
 sandbox/     answers that are programs
 served/      a target behind a completions endpoint
 """

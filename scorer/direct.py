@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.pieces import pieces_of
 from prefixrl.common.errors import DataError
-from prefixrl.common.wire.messages import MOST_ROWS, ModelDigests, Ready, Row, ScoreTask
+from prefixrl.common.wire.messages import MOST_ROWS, ModelDigests, Ready, ScoreTask
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
-from prefixrl.scorer.judging import Answered, Judging, ScorerLoop
+from prefixrl.scorer.judging import Answered, Judging, ProcessReward, ScorerLoop
+from prefixrl.scorer.process.scoring import StepScoring
 from prefixrl.scorer.verifier.pool import VerifierPool
 
 TEXTS_PER_CHILD = 16
@@ -44,6 +46,10 @@ class Decoder:
         """Decode an answer, special tokens left out."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
+    def pieces(self, ids: NDArray[np.int32]) -> list[str]:
+        """Return the text that each token adds to an answer."""
+        return pieces_of(self._tokenizer, ids)
+
 
 @dataclass
 class BusySeats:
@@ -66,11 +72,17 @@ class DirectScorer(ScorerLoop):
     """A tokenizer and a verifier."""
 
     def __init__(
-        self, config: RunConfig, link: Link, decoder: Decoder, verifier: VerifierPool, digests: ModelDigests
+        self,
+        config: RunConfig,
+        link: Link,
+        decoder: Decoder,
+        verifier: VerifierPool,
+        digests: ModelDigests,
+        scoring: StepScoring | None = None,
     ) -> None:
         section = config.scorer
         assert section.truncated != "extend", "refused with the config"
-        judging = Judging(link, verifier, section.keep_completions, section.truncated or "zero", section.stop_texts)
+        judging = Judging(link, verifier, section, "zero", ProcessReward(scoring, decoder.pieces) if scoring else None)
         seats = section.verifier_children
         ready = Ready(
             seats=seats,
@@ -88,11 +100,9 @@ class DirectScorer(ScorerLoop):
     def _start(self, task: ScoreTask) -> None:
         self._judging.begin(task)
         for index, row in enumerate(row for group in task.groups for row in group.rows):
-            self._judging.take(Answered(task.task, index, self._text(row), row.finish, 0))
-
-    def _text(self, row: Row) -> str:
-        ids = token_ids(row.tokens)
-        return self._decoder.text(ids[:-1] if row.finish == "eos" else ids)
+            ids = token_ids(row.tokens)
+            ids = ids[:-1] if row.finish == "eos" else ids
+            self._judging.take(Answered(task.task, index, self._decoder.text(ids), row.finish, 0, tokens=ids))
 
     def _unended(self) -> dict[str, int]:
         return self._judging.unjudged

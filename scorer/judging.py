@@ -2,22 +2,30 @@
 
 Every text of a task gets one verdict, from the verifier (`take`) or without it (`settle`). With several continuations
 per prefix, the row's verdict follows from theirs. The last verdict of a task sends its Scores. A text whose verdict is
-`error` keeps that status: it never counts as a wrong answer.
+`error` keeps that status: it never counts as a wrong answer. With a process reward model the texts of a training task
+are scored, group by group, after their verdicts.
 """
 
 import itertools
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixrl.common.config.worker_sections import ScorerConfig
 from prefixrl.common.engines.extract import extract_answer
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.worker.drain import Drain, handed_back
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.rows_left import RowsLeftReport
+from prefixrl.scorer.process.scoring import JudgedText, StepScoring
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.verify import Judgement
 
@@ -38,6 +46,8 @@ class _Open:
     """One per text of the task."""
     verdicts: dict[int, messages.TextVerdict] = field(default_factory=dict)
     """Verdicts so far by `text_index`."""
+    answers: dict[int, "Answered"] = field(default_factory=dict)
+    """With a process reward model the judged texts that it has still to score."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,8 @@ class Answered:
     """True if no token of it was written for this row."""
     is_answered: bool = False
     """True if the prefix alone has an answer already."""
+    tokens: NDArray[np.int32] | None = None
+    """The answer's tokens; None where some are not known."""
 
 
 def up_to(answered: Answered, stop_texts: Sequence[str]) -> Answered:
@@ -73,14 +85,32 @@ def failure(reason: str, fault: messages.Fault) -> messages.TextVerdict:
     )
 
 
+@dataclass(frozen=True)
+class ProcessReward:
+    """A process reward model, and the text that each token adds to an answer."""
+
+    scoring: StepScoring
+    pieces: Callable[[NDArray[np.int32]], list[str]]
+
+
 class Judging:
-    """The open tasks of a scorer and its verifier."""
+    """The open tasks of a scorer, its verifier, and its process reward model if it has one."""
 
     def __init__(
-        self, link: Link, verifier: VerifierPool, keeps_text: bool, cut: Cut, stop_texts: Sequence[str] = ()
+        self,
+        link: Link,
+        verifier: VerifierPool,
+        section: ScorerConfig,
+        default_cut: Cut,
+        process: ProcessReward | None = None,
     ) -> None:
+        """Judge as the run file's section says; `default_cut` where it does not say `truncated`."""
+        cut = section.truncated or default_cut
+        keeps_text, stop_texts = section.keep_completions, section.stop_texts
         self._link = link
-        self._cut = cut
+        self._cut: Cut = "judge" if cut == "extend" else cut  # judged as it is, once it is extended
+        self._process = process
+        self._unscored: deque[tuple[str, int, int]] = deque()
         self._verifier = verifier
         self._keeps_text = keeps_text
         self._stop_texts = stop_texts
@@ -96,9 +126,10 @@ class Judging:
 
     @property
     def state(self) -> str:
-        """The work at the verifier and what is wrong with it, "" without either."""
-        verifying = [f"verifying {len(self._verifying)}"] if self._verifying else []
-        return "; ".join([*filter(None, [self._verifier.trouble]), *verifying])
+        """The work on answers and what is wrong with the verifier, "" without either."""
+        verifying = f"verifying {len(self._verifying)}" if self._verifying else ""
+        scoring = f"scoring steps of {len(self._unscored)} groups" if self._unscored and not verifying else ""
+        return "; ".join(filter(None, [self._verifier.trouble, verifying, scoring]))
 
     def begin(self, task: messages.ScoreTask, continuations: int = 1) -> None:
         """Open a task; each of its texts, `continuations` per row, must be taken or settled."""
@@ -127,14 +158,37 @@ class Judging:
             self._verifier.submit(key, answered.text, prompt.gold, prompt.question, prompt.code)
 
     def collect(self) -> None:
-        """Settle the texts that the verifier has judged; never waits."""
+        """Settle the texts that the verifier has judged, then score the steps of one group."""
         for key, judged in self._verifier.poll():
             answered, since_s = self._verifying.pop(key)
             self.verified += 1
-            self._settle(answered, judged, int((time.monotonic() - since_s) * 1000))
+            self._settle(answered, judged, int((time.monotonic() - since_s) * 1000), is_scored=True)
+        if self._unscored:
+            self._score_steps(*self._unscored.popleft())
 
-    def _settle(self, answered: Answered, judged: Judgement, elapsed_ms: int = 0) -> None:
-        keeps_text = self._keeps_text or self.open[answered.task].task.kind == "eval"
+    def _score_steps(self, task: str, first: int, after: int) -> None:
+        """Add scores to a group's verdicts; the last group sends the Scores."""
+        entry, process = self.open[task], self._process
+        assert process is not None
+        answers = [entry.answers[index] for index in range(first, after) if index in entry.answers]
+        texts = [self._judged_text(process, entry, each) for each in answers]
+        for answer, verdict in zip(answers, process.scoring.judged(texts), strict=True):
+            entry.verdicts[answer.text_index] = verdict
+        self.verified += len(texts)  # progress
+        if after == len(entry.prompts):
+            self._deliver(self.open.pop(task))
+
+    @staticmethod
+    def _judged_text(process: ProcessReward, entry: _Open, answer: Answered) -> JudgedText:
+        ids, question = answer.tokens, entry.prompts[answer.text_index].question
+        pieces = None if ids is None else partial(process.pieces, ids)
+        return JudgedText(question, answer.text, pieces, entry.verdicts[answer.text_index])
+
+    def _settle(self, answered: Answered, judged: Judgement, elapsed_ms: int = 0, is_scored: bool = False) -> None:
+        entry = self.open[answered.task]
+        keeps_text = self._keeps_text or entry.task.kind == "eval"
+        if self._process and is_scored and judged.status not in messages.UNJUDGED and entry.task.kind == "train":
+            entry.answers[answered.text_index] = answered
         verdict = messages.TextVerdict(
             reward=judged.reward,
             status=judged.status,
@@ -154,8 +208,15 @@ class Judging:
         """Note the verdict on a text; the last one of a task sends its Scores."""
         entry = self.open[task]
         entry.verdicts[text_index] = verdict
-        if len(entry.verdicts) == len(entry.prompts):
+        if len(entry.verdicts) < len(entry.prompts):
+            return
+        if not entry.answers:
             self._deliver(self.open.pop(task))
+            return
+        after = 0
+        for group in entry.task.groups:
+            first, after = after, after + len(group.rows) * entry.continuations
+            self._unscored.append((task, first, after))
 
     def _deliver(self, entry: _Open) -> None:
         task, scoring_s = entry.task, time.monotonic() - entry.received_s

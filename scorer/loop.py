@@ -23,7 +23,8 @@ from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
 from prefixrl.scorer.cache import Completion, Completions
-from prefixrl.scorer.judging import IDLE_S, Answered, Judging, ScorerLoop, failure
+from prefixrl.scorer.judging import IDLE_S, Answered, Judging, ProcessReward, ScorerLoop, failure
+from prefixrl.scorer.process.scoring import StepScoring
 from prefixrl.scorer.verifier.pool import VerifierPool
 
 log = logging.getLogger(__name__)
@@ -82,11 +83,10 @@ class Scorer(ScorerLoop):
         renderer: Renderer | ByteRenderer,
         verifier: VerifierPool,
         digests: messages.ModelDigests,
+        scoring: StepScoring | None = None,
     ) -> None:
-        cut = config.scorer.truncated or "judge"
-        section = config.scorer
         judging = Judging(
-            link, verifier, section.keep_completions, "judge" if cut == "extend" else cut, section.stop_texts
+            link, verifier, config.scorer, "judge", ProcessReward(scoring, renderer.pieces) if scoring else None
         )
         ready = ready_of(engine, digests, version=-1, weights_digest="")
         super().__init__(link, judging, ready)
@@ -200,13 +200,13 @@ class Scorer(ScorerLoop):
         for begun, done in zip(self._decoding.pop(key), completions, strict=True):
             whole = begun.with_more(done)
             if done.finish == "error" and task != key:
-                self._judge_text(task, begun, self._renderer.text(begun.answer), "length")
+                self._judge_text(task, begun, begun.answer, "length")
             elif done.finish == "error":
                 self._judging.settle(task, begun.text_index, failure(done.error, "no completion"))
             elif done.finish == "length" and may_extend:
                 cut.append(whole)
             elif done.text is None:
-                self._judge_text(task, whole, self._renderer.text(self._ended(whole, done)), done.finish)
+                self._judge_text(task, whole, self._ended(whole, done), done.finish)
             else:
                 self._judge_text(task, whole, self._renderer.text(begun.answer) + done.text, done.finish)
         if cut:
@@ -216,10 +216,13 @@ class Scorer(ScorerLoop):
         """Return the tokens of an answer without its stop, which may be no special token."""
         return self._renderer.without_stop(whole.answer) if done.finish == "eos" else whole.answer
 
-    def _judge_text(self, task: str, done: _Decoding, text: str, finish: messages.Finish) -> None:
+    def _judge_text(self, task: str, done: _Decoding, answer: TokenIds | str, finish: messages.Finish) -> None:
+        """Have an answer judged; it is a text where its tokens are not known."""
+        ids = None if isinstance(answer, str) else answer
+        text = answer if isinstance(answer, str) else self._renderer.text(answer)
         written, was_text, was_cached = done.completed_tokens, done.was_text, done.was_cached
         self._judging.take(
-            Answered(task, done.text_index, text, finish, written, was_text, was_cached, done.is_answered)
+            Answered(task, done.text_index, text, finish, written, was_text, was_cached, done.is_answered, ids)
         )
 
     def _extend(self, task: str, cut: list[_Decoding]) -> None:

@@ -1,5 +1,6 @@
 """Loading of a scorer after the broker's Welcome, which decides whether torch is imported."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -7,8 +8,10 @@ import msgspec
 from prefixrl.common.config import user_function
 from prefixrl.common.digests import name_digest, scorer_digests
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.hub import model_folder
 from prefixrl.common.wire.messages import ModelDigests
 from prefixrl.common.worker.join import WorkerSession
+from prefixrl.scorer.process.scoring import StepScoring, load_scoring
 from prefixrl.scorer.sandbox import runner as sandbox
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 
@@ -19,21 +22,34 @@ if TYPE_CHECKING:
 
 def load(session: WorkerSession) -> "Scorer | DirectScorer":
     """Return a scorer that the broker knows; raises DataError if a file is missing on this host."""
-    digests = scorer_digests(session.config, session.model)
+    prm = session.config.scorer.prm
+    folder = None if prm is None else _process_folder(prm.model)
+    digests = scorer_digests(session.config, session.model, folder)
     verifier = _verifier(session, digests)
+    scoring = None if prm is None or folder is None else load_scoring(prm, folder)
     make = _direct if session.config.mode == "direct" else _with_target
-    scorer = make(session, verifier, digests)
+    scorer = make(session, verifier, digests, scoring)
     scorer.say_ready()
     return scorer
 
 
-def _direct(session: WorkerSession, verifier: VerifierPool, digests: ModelDigests) -> "DirectScorer":
+def _process_folder(model: str) -> str:
+    if Path(model).is_absolute() and not Path(model).is_dir():
+        raise DataError(f"scorer.prm.model: there is no folder {model} on this host; copy the learner's there")
+    return model_folder(model)
+
+
+def _direct(
+    session: WorkerSession, verifier: VerifierPool, digests: ModelDigests, scoring: StepScoring | None = None
+) -> "DirectScorer":
     from prefixrl.scorer.direct import Decoder, DirectScorer
 
-    return DirectScorer(session.config, session.link, Decoder(session.model), verifier, digests)
+    return DirectScorer(session.config, session.link, Decoder(session.model), verifier, digests, scoring)
 
 
-def _with_target(session: WorkerSession, verifier: VerifierPool, digests: ModelDigests) -> "Scorer":
+def _with_target(
+    session: WorkerSession, verifier: VerifierPool, digests: ModelDigests, scoring: StepScoring | None
+) -> "Scorer":
     from prefixrl.common.engines.asking import log_warnings
     from prefixrl.common.engines.base import Engine
     from prefixrl.common.engines.make import make_engine
@@ -53,7 +69,7 @@ def _with_target(session: WorkerSession, verifier: VerifierPool, digests: ModelD
     renderer = ByteRenderer() if simulated else renderer_of(config, "scorer", session.model)
     if isinstance(renderer, Renderer):
         log_warnings(config, "scorer", renderer)
-    return Scorer(config, session.link, engine, renderer, verifier, digests)
+    return Scorer(config, session.link, engine, renderer, verifier, digests, scoring)
 
 
 def _verifier(session: WorkerSession, digests: ModelDigests) -> VerifierPool:

@@ -7,6 +7,7 @@ data.py             `[data]`: the problems of a run, and where they are
 problem_sets.py     the published problem sets that `[data]` may name
 algorithm.py        `[algorithm]`: the objective and its options
 reward_model.py     `[implicit_reward]`: a reward model that is trained beside the adapter
+step_rewards.py     `[scorer.prm]`: a process reward model that scores steps
 filter.py           `[filter]`: which groups are trained
 worker_sections.py  `[rollout]`, `[scorer]` and `[simulated]`: engines and sampling
 vllm_options.py     `[rollout.vllm]` and `[scorer.vllm]`

@@ -21,7 +21,8 @@ class FilterConfig(Section):
     """Groups to leave out, which other problems replace."""
 
     accuracy: Annotated[tuple[Fraction, Fraction], Field(strict=False)] | None = None
-    """[low, high]: only groups of mean reward within, ends included, are trained. Absent: all. DAPO: [0.01, 0.99]."""
+    """[low, high]: only groups of mean reward within, ends included, are trained. Absent: all. DAPO: [0.01, 0.99]. With
+    scorer.prm the rewards meant are the verifier's, without scores of steps."""
     truncated: Literal["any", "all"] | None = None
     """Groups of which a length limit cut any text, or all, are not trained. Absent: whatever `scorer.truncated` says of
     single texts."""

@@ -160,11 +160,16 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         return None if function_ref is None else user_function.resolve(key, function_ref, base)
 
     advantage_function = function("algorithm.advantage_function", config.algorithm.advantage_function)
+    scorer, prm = config.scorer, config.scorer.prm
+    if prm is not None:
+        prm = prm.model_copy(update={"model": folder("scorer.prm", prm.model)})
+        scorer = scorer.model_copy(update={"prm": prm})
     resolved = {
         "directory": str(Path(os.path.expanduser(config.directory)).resolve()),
         "adapter": model("adapter", config.adapter),
         "target": config.target and model("target", config.target),
         "data": resolve(config.data, base),
+        "scorer": scorer,
         "reward": RewardConfig(function=function("reward.function", config.reward.function)),
         "algorithm": config.algorithm.model_copy(update={"advantage_function": advantage_function}),
     }

@@ -22,6 +22,8 @@ SAMPLED_TOKEN_BYTES = 8
 """Size of an id and a logprob."""
 VERDICT_BYTES = 1024
 """Size of a verdict on one of several continuations, with a long answer."""
+STEP_BYTES = 14
+"""Size of a step's score and end."""
 _NEEDS_TARGET = (("prefix",), "there is no target that could continue a fixed prefix")
 MOST_TASK_BYTES = 48 * 2**20
 """Limit well below that of a message, with room for prompts and texts."""
@@ -187,6 +189,11 @@ class RunConfig(Section):
         settings, algorithm = self.implicit_reward, self.algorithm
         if settings is None:
             return self
+        if self.scorer.prm is not None:
+            raise ValueError(
+                "implicit_reward with scorer.prm: the implicit reward model would learn the scores of the other one as "
+                "outcomes; leave one of the two sections out"
+            )
         name, useless = f"algorithm.name = {algorithm.name!r}", []
         if algorithm.advantage_function is not None:
             raise ValueError(
@@ -240,11 +247,13 @@ class RunConfig(Section):
     def _a_task_fits_a_message(self) -> "RunConfig":
         rollout, samples, continuations = self.rollout, self.algorithm.samples_per_prompt, self.scorer.continuations
         verdict_bytes = continuations * VERDICT_BYTES if continuations > 1 else 0
+        if self.scorer.prm is not None:
+            verdict_bytes += continuations * self.scorer.prm.most_steps * STEP_BYTES
         row_bytes = self.max_sampled_tokens * SAMPLED_TOKEN_BYTES + verdict_bytes
         size_bytes = rollout.groups_per_task * samples * row_bytes
         if size_bytes > MOST_TASK_BYTES:
             length = "prefix_tokens" if self.mode == "prefix" else "answer_tokens"
-            times = f", scorer.continuations = {continuations}" if verdict_bytes else ""
+            times = f", scorer.continuations = {continuations}" if continuations > 1 else ""
             raise ValueError(
                 f"rollout.groups_per_task = {rollout.groups_per_task} with algorithm.samples_per_prompt = "
                 f"{samples}{times} and rollout.{length} = {self.max_sampled_tokens}: one task's result may have "
@@ -305,9 +314,11 @@ class RunConfig(Section):
         if role == "learner":
             return 0 if self.learner.device == "cpu" else 1
         engine = self.rollout if role == "rollout" else self.scorer
+        prm = self.scorer.prm if role == "scorer" else None
+        beside = 1 if prm is not None and prm.device != "cpu" else 0
         loads_no_model = role == "scorer" and self.mode == "direct"
         if loads_no_model or engine.device == "cpu" or engine.engine in ("openai", "simulated"):
-            return 0
+            return beside
         return 1 if engine.engine == "transformers" else engine.vllm.gpus
 
     def groups_in_all(self, problems: int) -> int:

@@ -17,6 +17,7 @@ from prefixrl.common.config.section import (
     PositiveFloat,
     Section,
 )
+from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.config.vllm_options import VllmConfig
 from prefixrl.common.wire.messages import Kind, Sampling
 
@@ -161,6 +162,8 @@ class ScorerConfig(EngineConfig):
     cache_bytes: NonNegative = 0
     """Memory of each scorer for greedy completions, least recently used dropped first; 0: no cache. A completion from
     the cache was computed beside other rows than its own (docs/continuations.md)."""
+    prm: ProcessModelConfig | None = None
+    """Absent: no process reward model; the reward is the verdict."""
 
     @model_validator(mode="after")
     def _endpoint_can_be_asked(self) -> "ScorerConfig":

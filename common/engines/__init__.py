@@ -4,6 +4,7 @@
 `rendering.py`    questions to token ids and back, stops, control tokens
 `prompt_form.py`  the text of a prompt: chat template, prompt template, and the token that closes a turn
 `asking.py`       lines that show how both models are asked, and warnings about it
+`pieces.py`       the text that each token adds to an answer
 `extract.py`      the part of a completion that is the answer
 `make.py`         the choice of an engine
 `hf.py`           the embedded engine, by transformers

@@ -12,6 +12,7 @@ from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import TokenIds
 from prefixrl.common.engines.extract import THINK_CLOSE
+from prefixrl.common.engines.pieces import pieces_of
 from prefixrl.common.engines.prompt_form import PromptForm
 from prefixrl.common.errors import ConfigError, DataError
 
@@ -134,6 +135,12 @@ class Renderer:
         """Return the text of an answer, special tokens left out."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
+    def pieces(self, ids: TokenIds) -> list[str]:
+        """Return the text that each token adds to an answer; none for a tokenizer that cannot tell."""
+        if not self._tokenizer.is_fast:
+            return []
+        return pieces_of(self._tokenizer.backend_tokenizer, ids)
+
     def decode_with_special(self, ids: TokenIds) -> str:
         """Return the text of ids, special tokens included: the form tokenizers can be compared by."""
         return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
@@ -200,6 +207,10 @@ class ByteRenderer:
     def text(self, ids: TokenIds) -> str:
         """Return the text of bytes; other ids are left out."""
         return bytes(int(token) for token in ids if 0 < token < 256).decode(errors="replace")
+
+    def pieces(self, ids: TokenIds) -> list[str]:
+        """Return the text of each byte."""
+        return [self.text(ids[at : at + 1]) for at in range(ids.size)]
 
     def without_stop(self, ids: TokenIds) -> TokenIds:
         """Return ids without a closing 0."""

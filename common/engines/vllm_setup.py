@@ -208,26 +208,31 @@ def platform_of(device: str) -> Platform:
 
 
 def prepare_environment(setup: VllmSetup) -> None:
+    """Set the environment of an engine's processes."""
+    prepare_processes(setup.threads, is_one_process=setup.vllm.tensor_parallel_size == 1)
+    os.environ[CHILD_VARIABLE] = "1"
+    plugins = os.environ.get("VLLM_PLUGINS")
+    if plugins is not None and BACKEND not in plugins.split(","):
+        os.environ["VLLM_PLUGINS"] = f"{plugins},{BACKEND}"
+
+
+def prepare_processes(threads: int, is_one_process: bool) -> None:
     """Set the environment of vLLM's processes; present values win unless safety rests on them."""
     wanted = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
-        "OMP_NUM_THREADS": str(setup.threads),
+        "OMP_NUM_THREADS": str(threads),
         # vLLM would pin the threads of every process on a host to the same cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    if setup.vllm.tensor_parallel_size == 1:
+    if is_one_process:
         # On the CPU: the engine core runs the model itself, one process and one busy-waiting queue fewer.
         wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for key, value in wanted.items():
         os.environ.setdefault(key, value)
     os.environ.pop("VLLM_ALLOW_INSECURE_SERIALIZATION", None)
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads and sockets
-    os.environ[CHILD_VARIABLE] = "1"
-    plugins = os.environ.get("VLLM_PLUGINS")
-    if plugins is not None and BACKEND not in plugins.split(","):
-        os.environ["VLLM_PLUGINS"] = f"{plugins},{BACKEND}"
 
 
 def is_vllm_installed() -> bool:

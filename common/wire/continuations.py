@@ -28,6 +28,7 @@ def row_verdict(each: Sequence[TextVerdict]) -> Verdict:
         completion_tokens=sum(verdict.completion_tokens for verdict in each),
         elapsed_ms=max(verdict.elapsed_ms for verdict in each),
         completion="",
+        process=None,
         was_cached=all(verdict.was_cached for verdict in each),
         continuations=tuple(each),
     )

@@ -19,6 +19,7 @@ this file: parts; worker to broker; broker to worker; rank or operator to broker
 """
 
 from collections import Counter
+from statistics import fmean
 from typing import Annotated, Literal
 
 import msgspec
@@ -38,7 +39,8 @@ UNJUDGED: frozenset[VerdictStatus] = frozenset({"error", "truncated", "no_gold"}
 _VerifierFault = Literal["too long for a child", "gold answer unreadable", "verifier raised", "process died"]
 _SandboxFault = Literal["sandbox refused", "sandbox failed", "sandbox overran"]
 _FunctionFault = Literal["function raised", "function overran", "function returned no reward"]
-Fault = Literal["", "question not rendered", _VerifierFault, _SandboxFault, _FunctionFault, "no completion"]
+_StepFault = Literal["too long for the process reward model", "steps without a score"]
+Fault = Literal["", "question not rendered", _VerifierFault, _SandboxFault, _FunctionFault, _StepFault, "no completion"]
 """Cause of a missing verdict, "" where there is one. A closed list, so that counts by cause stay few."""
 Kind = Literal["train", "eval"]
 CodeMode = Literal["none", "answers", "tests"]
@@ -53,6 +55,8 @@ Text = Annotated[str, Meta(max_length=MOST_TEXT_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 MOST_ROWS = 8192
 """More rows than any engine takes at once; a worker that offers more would take all there is to do."""
+MOST_STEPS = 4096
+"""Most steps of an answer that a process reward model scores."""
 MOST_LEASES_LISTED = 2**15
 """A worker holds fewer tasks than rows, and the broker gives it a small multiple of `MOST_ROWS` at most."""
 Version = Annotated[int, Meta(ge=UNPROVED, le=2**31 - 1)]
@@ -108,6 +112,8 @@ class ModelDigests(_Part, frozen=True):
     chat_template: Name
     reward_function: Name = ""
     """Digest of the file of `reward.function`; "" without one and for rollouts."""
+    process_model: Name = ""
+    """Digest of the model of `scorer.prm`; "" without one and for rollouts."""
 
 
 class Prompt(_Part, frozen=True):
@@ -171,6 +177,21 @@ class GroupPrefixes(_Part, frozen=True, kw_only=True):
     """Reason why the group could not be sampled (an over-long prompt, say); `rows` is then empty."""
 
 
+_Score = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class StepScores(_Part, frozen=True):
+    """The scores of a process reward model for one text, and the verdict of the verifier."""
+
+    outcome: _Score
+    """The verifier's reward; that of the text holds the scores too."""
+    scores: Annotated[tuple[_Score, ...], Meta(max_length=MOST_STEPS)]
+    """Probability that a step is good, given those before it; none for a text without steps."""
+    ends: Annotated[tuple[Count, ...], Meta(max_length=MOST_STEPS)]
+    """Tokens of the answer up to the end of each step: in direct mode of the row, else of prefix and completion in the
+    target's tokens. Empty where the text alone is known: an endpoint returned no ids, or a cache."""
+
+
 class TextVerdict(_Part, frozen=True, kw_only=True):
     """The verdict on one text: the target's completion, in direct mode the adapter's answer."""
 
@@ -194,11 +215,18 @@ class TextVerdict(_Part, frozen=True, kw_only=True):
     """True if the scorer had this greedy completion already."""
     is_answered: bool = False
     """True if the prefix alone has an answer in a box already."""
+    process: StepScores | None = None
+    """With `scorer.prm` the scores in `reward`; None in evaluations, and for cut texts whose reward is 0."""
 
     @property
     def is_judged(self) -> bool:
         """True if `reward` has a meaning."""
         return self.status not in UNJUDGED
+
+    @property
+    def outcome(self) -> float:
+        """The verifier's reward, without scores of steps."""
+        return self.process.outcome if self.process else self.reward
 
 
 class Verdict(TextVerdict, frozen=True, kw_only=True):
@@ -211,6 +239,12 @@ class Verdict(TextVerdict, frozen=True, kw_only=True):
     def texts(self) -> tuple[TextVerdict, ...]:
         """One verdict per text of the row."""
         return self.continuations or (self,)
+
+    @property
+    def outcome(self) -> float:
+        """The verifier's reward; of several continuations the mean over the judged ones."""
+        judged = [each for each in self.continuations if each.is_judged]
+        return fmean(each.outcome for each in judged) if judged else super().outcome
 
 
 class ScoredGroup(_Part, frozen=True, kw_only=True):
@@ -274,6 +308,11 @@ class BatchGroup(_Part, frozen=True, kw_only=True):
     """Rows, of these, whose prefix alone has an answer already."""
     with_control: int = 0
     """Rows, of these, with a special token that is no stop."""
+    outcomes: tuple[float, ...] = ()
+    """With `scorer.prm` the verifier's reward of each of these rows; else empty."""
+    steps: int = 0
+    """Scored steps of the judged texts."""
+    step_score_sum: float = 0.0
     texts: tuple[int, ...] = ()
     """A hash of each row's tokens, of 63 bits: equal where the adapter wrote the same."""
 

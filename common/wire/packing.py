@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.wire.continuations import row_verdict
-from prefixrl.common.wire.messages import GroupPrefixes, Kind, Row, ScoredGroup, Verdict, WeightsNote
+from prefixrl.common.wire.messages import GroupPrefixes, Kind, Row, ScoredGroup, StepScores, Verdict, WeightsNote
 
 ProbeRow = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Tokens given, and tokens scored after them."""
@@ -182,5 +182,12 @@ def _check_verdict(verdict: Verdict, continuations: int, most_chars: int) -> Non
         if not (math.isfinite(each.reward) and 0.0 <= each.reward <= 1.0):
             raise ValueError(f"reward {each.reward} is outside [0, 1]")
         _check_length(each.completion, most_chars)
+        if each.process is not None and each.process.ends:
+            _check_ends(each.process)
     if verdict.continuations and verdict != row_verdict(verdict.continuations):
         raise ValueError("its verdict does not follow from those of its continuations")
+
+
+def _check_ends(found: StepScores) -> None:
+    if len(found.ends) != len(found.scores) or list(found.ends) != sorted(found.ends):
+        raise ValueError(f"{len(found.scores)} scores of steps with ends {found.ends}, which must rise, one per score")

@@ -1,6 +1,7 @@
 """Answers to `GetBatch`: a rank's shard, the obstacle to it, a halt, or the end of the run."""
 
 import logging
+import math
 from collections import Counter
 
 import msgspec
@@ -179,6 +180,8 @@ def _batch_group(result: messages.ScoredGroup, queued_s: float, waiting_s: float
     rows = zip(result.prefixes.rows, result.verdicts, strict=True)
     trainable = [(row, verdict) for row, verdict in rows if verdict.is_judged]
     judged = [text for text in result.texts if text.is_judged]
+    scores = [score for text in judged if text.process for score in text.process.scores]
+    has_process = any(text.process for text in judged)
     return messages.BatchGroup(
         seq=result.prefixes.seq,
         prompt_id=result.prefixes.prompt.prompt_id,
@@ -186,6 +189,9 @@ def _batch_group(result: messages.ScoredGroup, queued_s: float, waiting_s: float
         weights_digest=result.weights_digest,
         lengths=tuple((prompt, len(token_ids(row.tokens))) for row, _ in trainable),
         rewards=tuple(verdict.reward for _, verdict in trainable),
+        outcomes=tuple(verdict.outcome for _, verdict in trainable) if has_process else (),
+        steps=len(scores),
+        step_score_sum=math.fsum(scores),
         stages=messages.StageTimes(result.sampled_s, queued_s, result.scoring_s, waiting_s),
         completion_tokens=sum(verdict.completion_tokens for _, verdict in trainable),
         truncated=sum(text.finish == "length" for text in judged),

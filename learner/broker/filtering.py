@@ -60,8 +60,11 @@ class Objection:
 
 
 def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | None:
-    """Return why a scored group is not trained; None where it is accepted."""
-    rewards = [verdict.reward for verdict in group.verdicts if verdict.is_judged]
+    """Return why a scored group is not trained; None where it is accepted.
+
+    The band is about answers, right or wrong: scores of a process reward model do not count.
+    """
+    rewards = [verdict.outcome for verdict in group.verdicts if verdict.is_judged]
     cut = sum(verdict.status == "truncated" for verdict in group.verdicts)
     if band and (cause := band.objection_to_cuts(group.texts)):
         return Objection("filtered", cause)

@@ -7,7 +7,7 @@ for a resumed run.
 from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.digests import function_digest, model_digests, name_digest, scorer_digests
+from prefixrl.common.digests import function_digest, model_digests, name_digest, process_digest, scorer_digests
 from prefixrl.common.process import write_atomically
 from prefixrl.common.wire.messages import ModelDigests
 from prefixrl.learner.run.directory import Inputs
@@ -33,6 +33,10 @@ class IdentityCheck:
         self._function = config.reward.function
         # The file is on this host even where the models are not.
         self._function_digest = function_digest(self._function)
+        prm = config.scorer.prm
+        self._process_model = prm.model if prm else None
+        # A hub name is known by the first scorer's, where this host has no such folder.
+        self._process_digest = process_digest(prm.model) if prm and Path(prm.model).is_dir() else None
         self._loaded = {"rollout": "adapter", "scorer": "target" if config.mode == "prefix" else "adapter's tokenizer"}
         self._versions: dict[int, set[str]] = {}
         self._initial: str | None = None
@@ -45,6 +49,14 @@ class IdentityCheck:
                 f"{digests.reward_function or 'missing'}, the run's is {self._function_digest or 'missing'}; copy the "
                 f"learner's {self._function} to its host"
             )
+        if role == "scorer" and self._process_model is not None:
+            self._process_digest = self._process_digest or digests.process_model
+            if digests.process_model != self._process_digest:
+                raise ValueError(
+                    f"this scorer loaded another scorer.prm.model: digest of its files is "
+                    f"{digests.process_model or 'missing'}, the run's is {self._process_digest}; copy the learner's "
+                    f"{self._process_model} to its host"
+                )
         served = self._served if role == "scorer" else None
         expected = self._expected.setdefault(role, digests)
         for part in ("tokenizer", "chat_template") if served else _LOADED:

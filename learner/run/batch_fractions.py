@@ -28,6 +28,27 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
         "distinct_texts_fraction": len(texts) / max(1, rows),
         # Judged texts that a scorer's cache held.
         "cached_fraction": sum(group.cached for group in groups) / max(1, judged),
+        **process_figures(groups),
+    }
+
+
+def process_figures(groups: Sequence[BatchGroup]) -> dict[str, float]:
+    """Return the figures of a run with `scorer.prm`, empty for any other.
+
+    The two fractions replace those of rewards, which a score keeps from being 0 or 1.
+    """
+    # In a mixed batch a group without any scored text has its rewards as outcomes.
+    outcomes = [group.outcomes or group.rewards for group in groups if group.rewards]
+    if not any(group.outcomes for group in groups):
+        return {}
+    rows = [outcome for group in outcomes for outcome in group]
+    steps = sum(group.steps for group in groups)
+    return {
+        "outcome": sum(rows) / len(rows),
+        "step_score": sum(group.step_score_sum for group in groups) / max(1, steps),
+        "steps": steps / len(rows),
+        "all_right_groups_fraction": sum(min(each) >= 1.0 for each in outcomes) / len(outcomes),
+        "all_wrong_groups_fraction": sum(max(each) <= 0.0 for each in outcomes) / len(outcomes),
     }
 
 

@@ -22,6 +22,8 @@ from prefixrl.learner.training.attention import shares_prompts
 from prefixrl.learner.training.plan import Lengths, Plan, line_tokens, plan_iteration
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+HIDDEN_COPIES = 12
+"""Hidden states that a layer holds at once without gradients: residual, norms, attention and the wide inner layer."""
 SETS = 2
 """Versions in the host's memory (`learner/weights/copies.py`)."""
 VLLM_SHARE = 0.92
@@ -246,7 +248,8 @@ def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
 def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> EngineFootprint | str:
     """Return an engine's bytes, or the sentence for one without."""
     if role == "scorer" and config.target is None:
-        return "no target: a scorer loads the adapter's tokenizer and needs no device"
+        own = "" if config.scorer.prm else " and needs no device"
+        return f"no target: a scorer loads the adapter's tokenizer{own}"
     if role == "scorer" and config.scorer.engine == "openai":
         return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer and needs no device"
     if section_of(config, role).engine == "simulated":
@@ -266,6 +269,24 @@ def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) 
     token_cache = shape.cache_bytes(width) if shape else 0
     room = None if limit is None or section.device == "cpu" else int(limit * _share(section))
     return engine_footprint(weights, token_cache, row_tokens, rows, section.vllm.gpus, room)
+
+
+def process_lines(config: RunConfig) -> list[str]:
+    """Return the line of a scorer's process reward model; none without."""
+    prm = config.scorer.prm
+    if prm is None:
+        return []
+    known, shape = parameters(prm.model), shape_of(prm.model)
+    if known is None:
+        return ["a scorer's process reward model: its size is not known before it is downloaded"]
+    width = _DTYPE_BYTES.get(prm.dtype, 2)
+    on_disk = sum(path.stat().st_size for path in Path(prm.model).glob("*.safetensors"))
+    weights = on_disk if prm.dtype == "auto" and on_disk else width * known[0]
+    batch = ""
+    if shape is not None:
+        hidden = prm.batch_tokens * shape.hidden * width * HIDDEN_COPIES
+        batch = f", about {hidden / GIB:.2f} GiB for a forward of {prm.batch_tokens:,} tokens"
+    return [f"a scorer's process reward model, beside its target: {weights / GIB:.2f} GiB of weights{batch}"]
 
 
 def section_of(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:

@@ -11,7 +11,7 @@ import msgspec
 
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.digests import file_digest, function_digest, model_digests
+from prefixrl.common.digests import file_digest, function_digest, model_digests, process_digest
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.hub import model_folder
 from prefixrl.common.process import own, write_atomically
@@ -29,6 +29,7 @@ FREE_KEYS: frozenset[KeyPath] = frozenset(
     {
         ("rollout", "device"), ("rollout", "threads"), ("rollout", "vllm"),
         ("scorer", "device"), ("scorer", "threads"), ("scorer", "vllm"), ("scorer", "verifier_children"),
+        ("scorer", "prm", "device"), ("scorer", "prm", "gpu_memory_utilization"),
         ("scorer", "openai", "url"), ("scorer", "openai", "key_variable"), ("scorer", "openai", "requests"),
         ("scorer", "openai", "request_s"), ("scorer", "openai", "patience_s"),
         ("scorer", "openai", "prompt_price"), ("scorer", "openai", "completion_price"),
@@ -94,6 +95,8 @@ class Inputs(msgspec.Struct, frozen=True):
     adapter_model: ModelDigests
     target_model: ModelDigests | None
     """For a hub name, whose files need not be on this host, the digest of the name."""
+    scorer_prm_model: str = ""
+    """Digest of the process reward model, or of its hub name; "" without one."""
 
 
 def inputs(directory: Path) -> Inputs | None:
@@ -109,6 +112,7 @@ def _inputs(config: RunConfig) -> Inputs:
         algorithm_advantage_function=function_digest(config.algorithm.advantage_function),
         adapter_model=model_digests(model_folder(config.adapter.model)),
         target_model=model_digests(config.target.model) if config.target else None,
+        scorer_prm_model=process_digest(config.scorer.prm.model) if config.scorer.prm else "",
     )
 
 

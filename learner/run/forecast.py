@@ -88,7 +88,7 @@ def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
     engines = [
         line for role in ("rollout", "scorer") for line in budget.engine_lines(config, role, prompt_tokens, limit)
     ]
-    return [*sizes, *learner, *engines]
+    return [*sizes, *learner, *engines, *budget.process_lines(config)]
 
 
 def _data(kind: str, loaded: problems.Loaded) -> list[str]:

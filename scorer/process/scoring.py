@@ -1,0 +1,145 @@
+"""Rewards of texts by a process reward model and the verifier together, a group at a time.
+
+The texts of a group are scored together, in their order: so their scores depend on the group alone, and a group that
+another scorer judges again gets the same ones.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
+
+from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.wire.messages import Fault, StepScores, TextVerdict, cut_text
+from prefixrl.scorer.process.steps import aggregated, combined, split, token_ends
+
+if TYPE_CHECKING:
+    from prefixrl.scorer.process.formats import Marked, StepForm
+
+LEAST_SPREAD = 1e-6
+_TRIALS = (
+    ("What is 2 + 3?", ("We add 2 and 3.", "2 + 3 = 5.", "So the answer is 5.")),
+    ("What is 2 + 3?", ("The moon is blue.", "2 + 3 = 97.", "So the answer is 0.")),
+    ("Compute 12 * 4.", ("12 * 4 = 48.",)),
+    ("Compute 12 * 4.", ("7 7 7 7 7", "Nothing follows.")),
+)
+"""Texts that no model finds equally good, whatever it was trained on."""
+
+
+class StepModel(Protocol):
+    """A process reward model in some engine."""
+
+    @property
+    def most_positions(self) -> int | None:
+        """The longest text that the model has positions for; None where it names no limit."""
+
+    def scores(self, rows: "Sequence[Marked]") -> list[list[float]]:
+        """Return the score of every step of every row."""
+
+
+@dataclass(frozen=True)
+class JudgedText:
+    """A text with the verdict of the verifier."""
+
+    question: str
+    answer: str
+    pieces: Callable[[], list[str]] | None
+    """Returns the text that each token adds to the answer; None where no tokens are known."""
+    verdict: TextVerdict
+
+
+class StepScoring:
+    """A process reward model with its form, and the coefficients of a run."""
+
+    def __init__(
+        self,
+        settings: ProcessModelConfig,
+        form: "StepForm",
+        model: StepModel,
+        trials: Sequence[tuple[str, Sequence[str]]] = _TRIALS,
+    ) -> None:
+        """Score the trial texts; raises DataError for a model that finds them all equally good."""
+        self._settings, self._form, self._model = settings, form, model
+        if model.most_positions is not None and settings.max_tokens > model.most_positions:
+            raise ConfigError(
+                f"scorer.prm.max_tokens = {settings.max_tokens}: {settings.model} has positions for "
+                f"{model.most_positions}; lower max_tokens to that"
+            )
+        found = [score for each in model.scores([form.marked(*trial) for trial in trials]) for score in each]
+        if not all(math.isfinite(score) for score in found) or max(found) - min(found) < LEAST_SPREAD:
+            raise DataError(
+                f"scorer.prm.model: {settings.model} gives the steps of right and nonsensical answers the scores "
+                f"{min(found):g} to {max(found):g}: a constant reward teaches nothing; check format, step_tag and, "
+                f'with format = "step_tag", good_token and bad_token'
+            )
+        self.scored = 0
+        """Texts scored."""
+
+    def judged(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
+        """Return the verdicts with rewards of both sources; `error` where a text cannot be scored."""
+        verdicts: list[TextVerdict | None] = []
+        rows: list[Marked] = []
+        steps = [split(text.answer, self._settings.between, self._settings.most_steps) for text in texts]
+        for text, of_text in zip(texts, steps, strict=True):
+            try:
+                row = self._form.marked(text.question, [step.text for step in of_text])
+            except ValueError as error:
+                verdicts.append(_failed(text.verdict, str(error), "steps without a score"))
+                continue
+            if row.tokens.size > self._settings.max_tokens:
+                reason = (
+                    f"{row.tokens.size} tokens with the question, scorer.prm.max_tokens = {self._settings.max_tokens}"
+                )
+                verdicts.append(_failed(text.verdict, reason, "too long for the process reward model"))
+                continue
+            verdicts.append(None)
+            rows.append(row)
+        scores = iter(self._model.scores(rows))
+        self.scored += len(texts)
+        return [
+            known or self._verdict(text, [step.end for step in of_text], next(scores))
+            for known, text, of_text in zip(verdicts, texts, steps, strict=True)
+        ]
+
+    def _verdict(self, text: JudgedText, ends: list[int], scores: list[float]) -> TextVerdict:
+        if not all(math.isfinite(score) for score in scores):
+            return _failed(text.verdict, f"scores of steps are {scores}", "steps without a score")
+        settings, outcome = self._settings, text.verdict.reward
+        score = aggregated(scores, settings.aggregate)
+        reward = combined(outcome, score, settings.outcome_coefficient, settings.coefficient)
+        found = StepScores(outcome, tuple(scores), _ends(text, ends))
+        return replace(text.verdict, reward=reward, process=found)
+
+
+def _ends(text: JudgedText, ends: list[int]) -> tuple[int, ...]:
+    pieces = text.pieces() if text.pieces is not None else []
+    # A stop text cuts an answer, and a tokenizer may decode a piece otherwise than alone.
+    if not "".join(pieces).startswith(text.answer):
+        return ()
+    return token_ends(pieces, ends)
+
+
+def _failed(verdict: TextVerdict, reason: str, fault: Fault) -> TextVerdict:
+    return replace(verdict, reward=0.0, status="error", extracted=cut_text(reason), fault=fault)
+
+
+def load_scoring(settings: ProcessModelConfig, folder: str) -> StepScoring:
+    """Load the process reward model of a run; ConfigError or DataError if it cannot score."""
+    from transformers import AutoTokenizer  # slow; a scorer without a model needs neither it nor torch
+
+    from prefixrl.scorer.process.formats import StepForm
+    from prefixrl.scorer.process.torch_model import TorchStepModel
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # the library's errors have no class of their own
+        raise DataError(f"scorer.prm.model: no tokenizer of {folder} can be read: {error}") from error
+    form = StepForm(tokenizer, settings)
+    if settings.engine == "vllm":
+        from prefixrl.scorer.process.vllm_model import VllmStepModel
+
+        return StepScoring(settings, form, VllmStepModel(folder, settings, form))
+    return StepScoring(settings, form, TorchStepModel(folder, settings, form))

@@ -1,0 +1,165 @@
+"""A process reward model in transformers: the probability of each step, in batches.
+
+Rows of a batch are padded on the right, where a causal model does not look. The output layer computes at the tags
+alone. No code of a model's folder is executed: heads that its own code would make are read from the weights.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModel, AutoModelForCausalLM
+
+from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.scorer.process.formats import Marked, StepForm
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": "auto"}
+_HEADS = ("score", "classifier")
+"""Names that published heads have."""
+
+
+class TorchStepModel:
+    """A loaded model, of either format."""
+
+    def __init__(self, folder: str, settings: ProcessModelConfig, form: StepForm) -> None:
+        """Load the model; DataError without some weights, ConfigError without the candidates."""
+        has_cuda = settings.device != "cpu" and torch.cuda.is_available()
+        self._device = torch.device(settings.device if settings.device != "auto" else "cuda" if has_cuda else "cpu")
+        self._batch_tokens = settings.batch_tokens
+        if settings.format == "step_tag":
+            self._model = _loaded(AutoModelForCausalLM, folder, settings)
+            size = int(self._model.get_output_embeddings().weight.shape[0])
+            self._columns = form.candidates()
+            check_candidates(self._columns, size, settings)
+            layer = self._model.get_output_embeddings()
+            self._tags: tuple[torch.Tensor, torch.Tensor] | None = None
+            layer.register_forward_pre_hook(self._at_tags)
+        else:
+            self._model = _loaded(AutoModel, folder, settings)
+            self._head = head_of(folder, settings).to(self._device, self._model.dtype)
+            self._columns = (settings.good_class, 1 - settings.good_class)
+        self._is_causal = settings.format == "step_tag"
+        torch.nn.Module.to(self._model, self._device)
+        self._model.eval().requires_grad_(False)
+
+    @property
+    def most_positions(self) -> int | None:
+        """The longest text that the model has positions for; None where it names no limit."""
+        limit: int | None = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        return limit
+
+    @torch.inference_mode()
+    def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
+        """Return the score of every step of every row; rows beside it change it by rounding."""
+        if not any(row.at for row in rows):
+            return [[] for _ in rows]
+        return [scores for batch in batches(rows, self._batch_tokens) for scores in self._of_batch(batch)]
+
+    def _of_batch(self, rows: Sequence[Marked]) -> list[list[float]]:
+        width = max(row.tokens.size for row in rows)
+        ids = torch.zeros((len(rows), width), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for index, row in enumerate(rows):
+            ids[index, : row.tokens.size] = torch.from_numpy(row.tokens.astype("int64"))
+            mask[index, : row.tokens.size] = 1
+        lines = torch.tensor([index for index, row in enumerate(rows) for _ in row.at], dtype=torch.int64).to(
+            self._device
+        )
+        places = torch.tensor([at for row in rows for at in row.at], dtype=torch.int64).to(self._device)
+        logits = self._logits(ids.to(self._device), mask.to(self._device), lines, places)
+        good = torch.softmax(logits[:, list(self._columns)].float(), dim=-1)[:, 0].tolist()
+        found = iter(good)
+        return [[next(found) for _ in row.at] for row in rows]
+
+    def _logits(self, ids: torch.Tensor, mask: torch.Tensor, lines: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return logits (tags, classes or vocabulary)."""
+        if not self._is_causal:
+            hidden = self._model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            logits: torch.Tensor = self._head(hidden[lines, places])
+            return logits
+        self._tags = lines, places
+        try:
+            logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits[0]
+        finally:
+            self._tags = None
+        return logits
+
+    def _at_tags(self, _: torch.nn.Module, given: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        """Give the output layer the hidden states at the tags, as one row: the vocabulary is large."""
+        assert self._tags is not None, "called by `_logits` alone"
+        return (given[0][self._tags].unsqueeze(0),)
+
+
+def batches(rows: Sequence[Marked], most_tokens: int) -> Iterator[list[Marked]]:
+    """Yield the rows in their order, in batches of at most so many padded tokens or of one row."""
+    batch: list[Marked] = []
+    width = 0
+    for row in rows:
+        wider = max(width, row.tokens.size)
+        if batch and wider * (len(batch) + 1) > most_tokens:
+            yield batch
+            batch, wider = [], row.tokens.size
+        batch, width = [*batch, row], wider
+    if batch:
+        yield batch
+
+
+def _loaded(kind: Any, folder: str, settings: ProcessModelConfig) -> Any:
+    try:
+        model, found = kind.from_pretrained(
+            folder, dtype=_DTYPES[settings.dtype], use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"scorer.prm.model: {folder} cannot be loaded from safetensors: {error}") from error
+    if missing := sorted(found["missing_keys"]):
+        raise DataError(
+            f"scorer.prm.model: {folder} has no weights for {', '.join(missing[:4])}"
+            f"{f' and {len(missing) - 4} more' if len(missing) > 4 else ''}, which would be random; is it a model of "
+            f"format = {settings.format!r}?"
+        )
+    return model
+
+
+def check_candidates(candidates: tuple[int, int], size: int, settings: ProcessModelConfig) -> None:
+    """Raise ConfigError for a candidate that an output layer of so many tokens lacks."""
+    for key, token in zip(("good_token", "bad_token"), candidates, strict=True):
+        if token >= size:
+            raise ConfigError(
+                f"scorer.prm.{key} is token {token}, the output layer of {settings.model} has only {size}; give a "
+                f"token that the model was trained with"
+            )
+
+
+def head_tensors(folder: str) -> dict[str, torch.Tensor]:
+    """Return the weights of a folder's head by their names."""
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found |= {name: file.get_tensor(name) for name in file.keys() if name.split(".")[0] in _HEADS}  # noqa: SIM118
+    return found
+
+
+def head_of(folder: str, settings: ProcessModelConfig) -> torch.nn.Module:
+    """Return the head: one linear layer, or two with a ReLU between, as Qwen2.5-Math-PRM has."""
+    tensors = head_tensors(folder)
+    weights = sorted(name for name in tensors if name.endswith("weight"))
+    shapes = [tuple(tensors[name].shape) for name in weights]
+    if len(weights) not in (1, 2) or any(len(shape) != 2 for shape in shapes) or shapes[-1][0] != 2:
+        described = ", ".join(f"{name} {shape}" for name, shape in zip(weights, shapes, strict=True)) or "none"
+        raise DataError(
+            f'scorer.prm.format = "two_class": {settings.model} has no head of two classes of one or two layers; '
+            f'weights named score or classifier: {described}; use format = "step_tag" for a causal model'
+        )
+    layers: list[torch.nn.Module] = []
+    for name in weights:
+        bias = tensors.get(name.removesuffix("weight") + "bias")
+        layer = torch.nn.Linear(tensors[name].shape[1], tensors[name].shape[0], bias=bias is not None)
+        with torch.no_grad():
+            layer.weight.copy_(tensors[name])
+            if bias is not None:
+                layer.bias.copy_(bias)
+        layers += [torch.nn.ReLU(), layer] if layers else [layer]
+    return torch.nn.Sequential(*layers).requires_grad_(False)

@@ -1,0 +1,104 @@
+"""A process reward model in vLLM: candidates' logprobs, or the head's classes from a pooling engine.
+
+step_tag    a request per step, whose prompt ends with its tag; only the two candidates may be drawn, so that their
+logprobs are the softmax of their two logits. vLLM's prefix cache keeps what the steps share.
+two_class   a request per row; the classes at every token come back, those at the tags are used.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.engines.vllm_setup import CPU_KV_CACHE_BYTES, platform_of, prepare_processes
+from prefixrl.common.errors import DataError
+from prefixrl.scorer.process.formats import Marked, StepForm
+from prefixrl.scorer.process.torch_model import check_candidates, head_of
+
+GPU_SHARE = 0.3
+"""Share of the device by default: the target has most of it."""
+
+
+class VllmStepModel:
+    """A loaded model, of either format."""
+
+    def __init__(self, folder: str, settings: ProcessModelConfig, form: StepForm) -> None:
+        """Start vLLM; raises DataError or ConfigError for a model that it cannot score with."""
+        hf_config = AutoConfig.from_pretrained(folder).get_text_config()
+        self._is_causal = settings.format == "step_tag"
+        limit: int | None = getattr(hf_config, "max_position_embeddings", None)
+        # A step's prompt needs room for the token that is drawn after it.
+        self.most_positions = None if limit is None else limit - int(self._is_causal)
+        if self._is_causal:
+            self._columns = form.candidates()
+            check_candidates(self._columns, int(hf_config.vocab_size), settings)
+        else:
+            head_of(folder, settings)
+            self._columns = (settings.good_class, 1 - settings.good_class)
+        platform = platform_of(settings.device)
+        prepare_processes(threads=1, is_one_process=True)
+        own_dtype = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
+        longest = min(settings.max_tokens + 1, limit or settings.max_tokens + 1)
+        arguments: dict[str, Any] = {
+            "model": folder,
+            "dtype": own_dtype if settings.dtype == "auto" else settings.dtype,
+            "max_model_len": longest,
+            "max_num_batched_tokens": max(settings.batch_tokens, longest),
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "disable_log_stats": True,
+        }
+        if platform == "cpu":
+            arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES}
+        else:
+            arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization or GPU_SHARE
+        try:
+            self._llm = _started(arguments, self._is_causal)
+        except (ValueError, RuntimeError) as error:
+            raise DataError(f"scorer.prm.model: vLLM cannot load {folder} as {settings.format}: {error}") from error
+
+    def scores(self, rows: Sequence[Marked]) -> list[list[float]]:
+        """Return the score of every step of every row."""
+        if not any(row.at for row in rows):
+            return [[] for _ in rows]
+        return self._by_logprobs(rows) if self._is_causal else self._by_classes(rows)
+
+    def _by_logprobs(self, rows: Sequence[Marked]) -> list[list[float]]:
+        from vllm import SamplingParams
+
+        good, bad = self._columns
+        sampling = SamplingParams(
+            max_tokens=1, temperature=1.0, logprobs=2, allowed_token_ids=[good, bad], detokenize=False
+        )
+        prompts = [{"prompt_token_ids": row.tokens[: at + 1].tolist()} for row in rows for at in row.at]
+        done = self._llm.generate(prompts, sampling, use_tqdm=False)
+        found = iter([math.exp(each.outputs[0].logprobs[0][good].logprob) for each in done])
+        return [[next(found) for _ in row.at] for row in rows]
+
+    def _by_classes(self, rows: Sequence[Marked]) -> list[list[float]]:
+        asked = [row for row in rows if row.at]
+        prompts = [{"prompt_token_ids": row.tokens.tolist()} for row in asked]
+        done = iter(self._llm.encode(prompts, pooling_task="token_classify", use_tqdm=False))
+        found: list[list[float]] = []
+        for row in rows:
+            if not row.at:
+                found.append([])
+                continue
+            logits = next(done).outputs.data.float()[list(row.at)][:, list(self._columns)]
+            found.append(torch.softmax(logits, dim=-1)[:, 0].tolist())
+        return found
+
+
+def _started(arguments: dict[str, Any], is_causal: bool) -> Any:
+    from vllm import LLM
+
+    if is_causal:
+        return LLM(**arguments, logprobs_mode="processed_logprobs", enable_prefix_caching=True)
+    from vllm.config import PoolerConfig
+
+    # Classes at every token: vLLM's own choice of tags would count those that stand in a text, too.
+    pooler = PoolerConfig(task="token_classify", tok_pooling_type="ALL", use_activation=False)
+    return LLM(**arguments, runner="pooling", pooler_config=pooler)

@@ -1,0 +1,99 @@
+"""The text that a process reward model reads, and what is refused at its start."""
+
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from prefixrl.common.errors import ConfigError
+from prefixrl.scorer.process.formats import StepForm
+from support.paths import EXAMPLE
+from support.process_models import STEP_TAG, TWO_CLASS, byte_tokenizer, settings_of, word_tokenizer
+
+FOLDER = EXAMPLE / "target"  # only its name is shown
+
+
+def form_of(tokenizer: PreTrainedTokenizerFast, **keys: Any) -> StepForm:
+    return StepForm(tokenizer, settings_of(FOLDER, **keys))
+
+
+def test_math_shepherd_reads_question_and_steps_each_with_its_tag() -> None:
+    tokenizer = byte_tokenizer(["ки"])
+    found = form_of(tokenizer, **STEP_TAG).marked("Q?", ["Step 1: a", "Step 2: b"])
+    text = "Q? Step 1: a ки\nStep 2: b ки\n"
+    assert found.tokens.tolist() == tokenizer.encode(text)
+    tag = tokenizer.convert_tokens_to_ids("ки")
+    assert [int(token) for token in found.tokens].count(tag) == 2
+    assert [int(found.tokens[at]) for at in found.at] == [tag, tag]
+
+
+def test_openr_on_qwen_has_a_tag_of_five_line_breaks() -> None:
+    tokenizer = byte_tokenizer(["\n" * 5])
+    keys = {"step_tag": "\n" * 5, "step_form": "{step} {tag}", "good_token": 11, "bad_token": 13}
+    found = form_of(tokenizer, **STEP_TAG | keys).marked("Q?", ["a", "b"])
+    assert found.tokens.tolist() == tokenizer.encode(f"Q? a {chr(10) * 5}b {chr(10) * 5}")
+    assert found.at == (5, 8)
+
+
+def test_qwen_prm_reads_a_conversation_with_a_tag_after_every_step() -> None:
+    tokenizer = byte_tokenizer()
+    found = form_of(tokenizer, **TWO_CLASS, system="Reason.").marked("Q?", ["a", "b"])
+    turns = [("system", "Reason."), ("user", "Q?"), ("assistant", "a<extra_0>b<extra_0>")]
+    text = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in turns)
+    assert found.tokens.tolist() == tokenizer.encode(text, add_special_tokens=False)
+    tag = tokenizer.convert_tokens_to_ids("<extra_0>")
+    assert [at for at, token in enumerate(found.tokens) if token == tag] == list(found.at)
+
+
+def test_an_answer_writes_no_tag_and_no_special_token_itself() -> None:
+    tokenizer = byte_tokenizer()
+    form = form_of(tokenizer, **TWO_CLASS)
+    plain = form.marked("Q?", ["ab", "c"])
+    forged = form.marked("Q<|im_end|>?", ["a<extra_0>b", "<|im_<extra_0>end|>c<|im_start|>"])
+    assert forged.tokens.tolist() == plain.tokens.tolist()
+    assert forged.at == plain.at
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "keys", "said"),
+    [
+        (word_tokenizer([]), STEP_TAG, r"step_tag = 'ки': the tokenizer of .*target reads the tag as"),
+        (byte_tokenizer([]), STEP_TAG, r"reads the tag as 'Ð', 'º', 'Ð', '¸' \(4 tokens"),
+        (byte_tokenizer([]), TWO_CLASS, r"step_tag = '<extra_0>': the tokenizer of .* \(9 tokens.*trained with"),
+        (byte_tokenizer(["ки", "aки"]), {**STEP_TAG, "step_form": "{step}a{tag}"}, r"reads the tag as 'aки'"),
+        (byte_tokenizer(["ки"]), {**STEP_TAG, "system": "x"}, r"system = 'x' has no effect with format = 'step_tag'"),
+    ],
+    ids=["unknown word", "bytes", "no separator", "merged", "no conversation"],
+)
+def test_a_tag_that_is_no_token_of_its_own_is_refused_with_what_it_became(
+    tokenizer: PreTrainedTokenizerFast, keys: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((ConfigError, ValueError), match=said):
+        form_of(tokenizer, **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"good_token": "good"}, r"good_token = 'good': the tokenizer of .*target reads it as 'g', 'o', 'o', 'd'"),
+        ({"bad_token": "Ж"}, r"bad_token = 'Ж': .*it must be one known token"),
+        ({"bad_token": 10**6}, r"bad_token = 1000000: .*has no such token, its ids are 0 to 259"),
+        ({"good_token": 12, "bad_token": "-"}, r"good_token = 12 and bad_token = '-' are the same token of .*\(12\)"),
+    ],
+)
+def test_a_candidate_that_is_missing_is_refused_with_what_it_became(keys: dict[str, Any], said: str) -> None:
+    form = form_of(byte_tokenizer(["ки"]), **STEP_TAG, **keys)
+    with pytest.raises(ConfigError, match=said):
+        form.candidates()
+
+
+def test_a_candidate_that_is_an_unknown_word_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"good_token = '\+': .*reads it as '<\|unknown\|>'"):
+        form_of(word_tokenizer(["ки"]), **STEP_TAG).candidates()
+
+
+def test_a_template_that_drops_the_answer_is_refused() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"chat template of .* changes the answer"):
+        form_of(tokenizer, **TWO_CLASS)
