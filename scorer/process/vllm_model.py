@@ -1,4 +1,4 @@
-"""A process reward model in vLLM: candidates' logprobs, or the head's classes from a pooling engine.
+"""A process reward model in vLLM: logprobs of candidates, or classes by pooling.
 
 step_tag    a request per step, whose prompt ends with its tag; only the two candidates may be drawn, so that their
 logprobs are the softmax of their two logits. vLLM's prefix cache keeps what the steps share.
