@@ -5,11 +5,12 @@ The pool with two children against math-verify called in one process.
 python -m benchmarks.verifier [--quick] --json benchmarks/results/verifier.json
 
 Three kinds of answers, each measured in turns with math-verify, chunk by chunk, so that both meet the same load:
-`model` (`model_answers.py`: whole texts as models write them to MATH problems, in the forms that they use), `short`
-(three in four golds are numbers, four in ten answers are wrong, no pair occurs twice), and `hard`, of which every one
-needs sympy. A second pass submits the same answers again and finds them in the cache. Ratios are medians over the
-chunks. Last come hostile answers (`hostile_answers.py`), on the machine as it is and beside two processes that do
-nothing but compute: seconds from submitting to the slowest verdict."""
+`model` (`model_answers.py`: as models give them to MATH problems, in the forms that they use), `short` (three in four
+golds are numbers, four in ten answers are wrong, no pair occurs twice), and `hard`, of which every one needs sympy. All
+stand at the end of whole texts. A second pass submits the same answers again and finds them in the cache. Ratios are
+medians over the chunks. Last come hostile answers (`hostile_answers.py`), on the machine as it is and beside two
+processes that do nothing but compute: seconds from submitting to the slowest verdict.
+"""
 
 import random
 import statistics

@@ -87,4 +87,7 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> VerifierPool:
             f"data.code = {data.code!r}, or a problem set with coding tasks, needs isolated programs: {reason}; start "
             f"scorers on hosts with user namespaces (docs/verification.md), or leave out data.code and such problems"
         )
-    return VerifierPool(section.verifier_children, section.verify_timeout_s, function, runs_programs)
+    joins_boxes = section.boxes == "sentence"
+    return VerifierPool(
+        section.verifier_children, section.verify_timeout_s, function, runs_programs, joins_boxes=joins_boxes
+    )

@@ -151,6 +151,9 @@ class ScorerConfig(EngineConfig):
     """Tokens added with truncated = "extend". Absent: max_new_tokens."""
     stop_texts: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] = ()
     """A text is judged only up to the first of these: for base models, whose next invented problem begins so."""
+    boxes: Literal["last", "sentence"] = "last"
+    """Boxes that are the answer. last: the last one. sentence: for a gold answer that is a list, all those that "and",
+    "or" or commas join to the last one."""
     verifier_children: Positive = 1
     """Processes that judge answers, per scorer."""
     verify_timeout_s: Positive = 5

@@ -3,6 +3,7 @@
 verify.py         the exact path, and the slow path through math-verify
 looks.py          what only changes the looks of an answer
 equations.py      which side of an equation is the answer, and what the others must be
+boxes.py          several boxes in one sentence as one list
 words.py          words, choices, dates, and units beside a value
 guards.py         answers that math-verify accepts wrongly, found from the text
 symbols.py        readings of a text by math-verify's parser, and their equality

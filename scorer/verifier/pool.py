@@ -18,6 +18,7 @@ import sys
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -92,6 +93,7 @@ class VerifierPool:
         runs_programs: bool = False,
         cache_entries: int = 65_536,
         jobs_per_child: int = 2_000,
+        joins_boxes: bool = False,
     ) -> None:
         """Make a pool; processes are started later.
 
@@ -101,6 +103,8 @@ class VerifierPool:
         self._size = children
         self._timeout_s = timeout_s
         self._function = function
+        self._route = ask_function if function else partial(ask_verifier, joins_boxes=joins_boxes)
+        self._joins_boxes = joins_boxes
         self._takes_long_questions = function is not None or runs_programs
         self._cache_entries = cache_entries
         self._jobs_per_child = jobs_per_child
@@ -150,8 +154,7 @@ class VerifierPool:
 
     def submit(self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none") -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
-        asked = ask_function if self._function else ask_verifier
-        found = asked(encodable(text), gold, question, code, self._timeout_s)
+        found = self._route(encodable(text), gold, question, code, self._timeout_s)
         if isinstance(found, ForChild) and (known := self._cache.get(found.question)) is not None:
             self._cache.move_to_end(found.question)
             found = known
@@ -186,7 +189,7 @@ class VerifierPool:
         """From now on have the verifier judge first, also what waits already."""
         if self._first is not None:
             return
-        self._first = VerifierPool(self._size, self._timeout_s)
+        self._first = VerifierPool(self._size, self._timeout_s, joins_boxes=self._joins_boxes)
         self._selector.register(self._first.descriptor, selectors.EVENT_READ, None)
         waiting = list(self._queue)
         self._queue.clear()
@@ -223,7 +226,7 @@ class VerifierPool:
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until `poll` may have work, or `timeout_s` has passed."""
-        if self._settled or (self._first and self._first.has_settled):
+        if self._settled or (self._first and self._first._settled):
             return
         until_deadline = self.next_deadline_s
         limit = timeout_s if until_deadline is None else min(timeout_s, until_deadline)
@@ -231,11 +234,6 @@ class VerifierPool:
             self._selector.select(limit)
         else:
             time.sleep(limit)
-
-    @property
-    def has_settled(self) -> bool:
-        """True if `poll` has verdicts to return already."""
-        return bool(self._settled)
 
     def close(self) -> None:
         """Kill and reap all children; answers still pending get no verdict."""

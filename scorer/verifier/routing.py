@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from prefixrl.common.engines.extract import MAX_ANSWER_CHARS, extract_answer
 from prefixrl.common.wire.messages import CodeMode
 from prefixrl.scorer.sandbox.programs import MAX_PROGRAM_CHARS, find_program
+from prefixrl.scorer.verifier.boxes import joined_answer
 from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
 from prefixrl.scorer.verifier.exchange import ChildQuestion, frame
 from prefixrl.scorer.verifier.verify import Judgement, judge_exactly
@@ -27,7 +28,9 @@ def ask_function(text: str, gold: str, question: str, _code: CodeMode, timeout_s
     return _fitting(ChildQuestion(gold, text, timeout_s, question), extract_answer(text) or "")
 
 
-def ask_verifier(text: str, gold: str, _question: str, code: CodeMode, timeout_s: int) -> Judgement | ForChild:
+def ask_verifier(
+    text: str, gold: str, _question: str, code: CodeMode, timeout_s: int, joins_boxes: bool = False
+) -> Judgement | ForChild:
     """Route a completion to an exact verdict, to sympy, or to the sandbox if it holds a program."""
     program = find_program(text, code) if code != "none" else None
     if program is not None and len(program) > MAX_PROGRAM_CHARS:
@@ -36,7 +39,7 @@ def ask_verifier(text: str, gold: str, _question: str, code: CodeMode, timeout_s
         return _fitting(ChildQuestion(gold, program, timeout_s, code=code), program)
     if code == "tests":
         return Judgement(0.0, "no_answer", None)
-    extracted = extract_answer(text)
+    extracted = joined_answer(text, gold) if joins_boxes else extract_answer(text)
     if (verdict := judge_exactly(gold, extracted)) is not None:
         return verdict
     assert extracted is not None, "judge_exactly returns a verdict where there is no answer"
