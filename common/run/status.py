@@ -122,6 +122,10 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     groups: GroupCounts
     causes: dict[str, int]
     """Untrained groups by state and cause."""
+    passed_by_source: dict[str, int] = {}
+    """Groups that a filter let pass so far, by source."""
+    filtered_by_source: dict[str, int] = {}
+    """Groups that a filter left out so far, by source."""
     row_errors: dict[str, int]
     """Texts without a verdict, by the kind of failure. A row is one text, or `scorer.continuations` of them."""
     filter: FilterStatus | None

@@ -127,6 +127,8 @@ class Prompt(_Part, frozen=True):
     """Programs in its answers that are run."""
     system: str = ""
     """The row's own system turn; "" where it has none, or none is asked."""
+    source: str = ""
+    """Name that its figures are listed under: its source, and `/FAMILY` where these are few."""
 
 
 class GroupTask(_Part, frozen=True):
@@ -315,6 +317,8 @@ class BatchGroup(_Part, frozen=True, kw_only=True):
     step_score_sum: float = 0.0
     texts: tuple[int, ...] = ()
     """A hash of each row's tokens, of 63 bits: equal where the adapter wrote the same."""
+    source: str = ""
+    """`Prompt.source` of its prompt."""
 
     @property
     def judged(self) -> int:

@@ -39,6 +39,7 @@ from prefixrl.learner.broker.task_names import TaskNames
 from prefixrl.learner.broker.window import Window
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.order import PromptOrder
+from prefixrl.learner.data.rows import prompts
 from prefixrl.learner.run.directory import inputs
 
 log = logging.getLogger(__name__)
@@ -113,8 +114,7 @@ def make_ledger(config: RunConfig, order: PromptOrder, trains: bool = True) -> L
 
 def prompt_order(config: RunConfig, loaded: Sequence[problems.Problem]) -> PromptOrder:
     """Return the order in which a run asks its training problems."""
-    prompts = [problem.prompt() for problem in loaded]
-    return PromptOrder(prompts, config.seed, config.data.epochs, problems.mixture(config, loaded))
+    return PromptOrder(prompts(loaded), config.seed, config.data.epochs, problems.mixture(config, loaded))
 
 
 @dataclass(frozen=True)

@@ -201,4 +201,5 @@ def _batch_group(result: messages.ScoredGroup, queued_s: float, waiting_s: float
         with_control=sum(row.has_control for row, _ in trainable),
         texts=tuple(xxhash.xxh3_64_intdigest(row.tokens) >> 1 for row, _ in trainable),
         statuses=dict(Counter(text.status for text in result.texts)),
+        source=result.prefixes.prompt.source,
     )

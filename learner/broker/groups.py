@@ -20,6 +20,9 @@ class PromptSource(Protocol):
     def identity(self, prompt_index: int, /) -> str:
         """Return the id of the prompt at this position."""
 
+    def source(self, prompt_index: int, /) -> str:
+        """Return the name that figures of this prompt are listed under."""
+
 
 @dataclass
 class Group:
@@ -92,6 +95,9 @@ class GroupStates:
     expired: int = 0
     duplicates_ignored: int = 0
     causes: Counter[str] = field(default_factory=Counter)
+    passed_by_source: Counter[str] = field(default_factory=Counter)
+    """Groups that a filter let pass, by the source of their prompt."""
+    filtered_by_source: Counter[str] = field(default_factory=Counter)
     row_errors: Counter[str] = field(default_factory=Counter)
     """Texts without a verdict by the kind of failure, of trained and untrained groups."""
     rows_left_out: Counter[str] = field(default_factory=Counter)

@@ -364,6 +364,7 @@ class Ledger:
                 self.failures.newest.append(sum(scored.faults.values()) / len(scored.texts))
                 if self.pass_rate:
                     self.pass_rate.newest.append(True)
+                    self.counts.passed_by_source[self._prompts.source(group.prompt)] += 1
             case BatchFormed(iteration, seqs):
                 self.batches[iteration] = seqs
                 for seq in seqs:
@@ -377,6 +378,7 @@ class Ledger:
                     self.failures.newest.append(float(state != "filtered"))
                 if self.pass_rate and state == "filtered":
                     self.pass_rate.newest.append(False)
+                    self.counts.filtered_by_source[self._prompts.source(group.prompt)] += 1
 
     def replay(self, records: Iterable[Record], completed: int) -> None:
         """Rebuild the ledger from its records for a learner that has completed some iterations.

@@ -43,6 +43,8 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         total_iterations=0 if trains_nothing else batches.total_iterations,
         groups=GroupCounts(outstanding=ledger.outstanding, **{name: getattr(counts, name) for name in _COUNTED}),
         causes=dict(counts.causes),
+        passed_by_source=dict(counts.passed_by_source),
+        filtered_by_source=dict(counts.filtered_by_source),
         row_errors=dict(counts.row_errors),
         rows_left_out=dict(counts.rows_left_out),
         filter=FilterStatus(rate.passed, rate.judged) if rate and rate.judged else None,

@@ -48,6 +48,10 @@ class PromptOrder:
         """Return the prompt id of an index."""
         return self.prompt(prompt_index).prompt_id
 
+    def source(self, prompt_index: int) -> str:
+        """Return the name that figures of an index are listed under."""
+        return self.prompt(prompt_index).source
+
     def _permutation(self, of: str, turn: int, size: int) -> NDArray[np.int64]:
         key = (turn, size, of)
         if key not in self._permutations:

@@ -1,7 +1,8 @@
 """A row to a problem: the columns of its parts, and the way to read them. Pure."""
 
 import sys
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,6 +13,8 @@ from prefixrl.common.engines.extract import extract_answer
 from prefixrl.common.wire.messages import CodeMode, Prompt
 
 SHOWN_CHARS = 60
+MOST_FAMILIES = 16
+"""Families of a source up to which each has figures of its own."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -31,6 +34,19 @@ class Problem(msgspec.Struct, frozen=True):
     def prompt(self) -> Prompt:
         """Return the part that workers see."""
         return Prompt(self.prompt_id, self.question, self.gold, self.code, self.system)
+
+
+def prompts(problems: Sequence[Problem]) -> list[Prompt]:
+    """Return what workers see, each under the name that its figures are listed under."""
+    families: dict[str, set[str]] = defaultdict(set)
+    for each in problems:
+        families[each.source].add(each.family)
+    has_own = {source for source, names in families.items() if 1 < len(names) <= MOST_FAMILIES}
+    found = []
+    for each in problems:
+        name = f"{each.source}/{each.family}" if each.source in has_own and each.family else each.source
+        found.append(msgspec.structs.replace(each.prompt(), source=name))
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Fractions of a batch, from its `BatchGroup` records. Imports no torch."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from prefixrl.common.wire.messages import BatchGroup
 
@@ -50,6 +50,42 @@ def process_figures(groups: Sequence[BatchGroup]) -> dict[str, float]:
         "all_right_groups_fraction": sum(min(each) >= 1.0 for each in outcomes) / len(outcomes),
         "all_wrong_groups_fraction": sum(max(each) <= 0.0 for each in outcomes) / len(outcomes),
     }
+
+
+def by_source(
+    groups: Sequence[BatchGroup], passed: Mapping[str, int] | None = None, filtered: Mapping[str, int] | None = None
+) -> dict[str, float]:
+    """Return reward, accuracy and filtered fraction of every source.
+
+    A source with families has them also in all.
+
+    Args:
+        groups: of the batch.
+        passed: groups of a source that a filter let pass so far.
+        filtered: those that it left out.
+    """
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for name in _names(group.source):
+            rewards[name] += group.rewards
+    found = {f"reward/{name}": sum(each) / len(each) for name, each in rewards.items() if each}
+    found |= {f"accuracy/{name}": sum(map(is_right, each)) / len(each) for name, each in rewards.items() if each}
+    judged: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for is_filtered, counts in enumerate((passed or {}, filtered or {})):
+        for source, count in counts.items():
+            for name in _names(source):
+                judged[name][is_filtered] += count
+    return found | {f"filtered_fraction/{name}": each[1] / sum(each) for name, each in judged.items() if sum(each)}
+
+
+def is_right(reward: float) -> bool:
+    """Return True for a full reward: of a program one that passed every test."""
+    return reward >= 1.0
+
+
+def _names(source: str) -> list[str]:
+    whole = source.partition("/")[0]
+    return list(dict.fromkeys(name for name in (whole, source) if name))
 
 
 def statuses(groups: Sequence[BatchGroup]) -> dict[str, int]:

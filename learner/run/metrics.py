@@ -11,7 +11,7 @@ from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, Advanta
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.messages import Batch, StageTimes
 from prefixrl.learner.run.alarms import Alarms
-from prefixrl.learner.run.batch_fractions import batch_fractions, statuses
+from prefixrl.learner.run.batch_fractions import batch_fractions, by_source, statuses
 from prefixrl.learner.training.figures import IterationMetrics
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,9 @@ class MetricsLog:
             iteration=batch.iteration,
             version=batch.iteration + 1,
             optimizer_steps=optimizer_steps,
-            figures=metrics.means | batch_fractions(batch.groups),
+            figures=metrics.means
+            | batch_fractions(batch.groups)
+            | by_source(batch.groups, status.passed_by_source, status.filtered_by_source),
             ages=Counter(map(str, ages)),
             mean_age=sum(ages) / max(1, len(ages)),
             admission=status.admission,

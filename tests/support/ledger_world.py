@@ -30,6 +30,9 @@ class Places:
     def identity(self, place: int) -> str:
         return f"p{place % 10}"
 
+    def source(self, place: int) -> str:
+        return "odd" if place % 2 else "even"
+
 
 @dataclass
 class Shape:
@@ -197,6 +200,7 @@ class World:
     def check(self) -> None:
         ledger, counts, shape = self.ledger, self.ledger.counts, self.shape
         live = list(ledger.live())
+        assert sum(counts.filtered_by_source.values()) == counts.filtered
         gone = counts.trained + counts.filtered + counts.failed + counts.expired
         assert counts.issued == gone + len(live)
         assert counts.trained == sum(len(self.trained[t]) for t in range(self.completed))
