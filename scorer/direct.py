@@ -21,7 +21,7 @@ from prefixrl.common.wire.messages import MOST_ROWS, ModelDigests, Ready, ScoreT
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
 from prefixrl.scorer.judging import Answered, Judging, ProcessReward, ScorerLoop
-from prefixrl.scorer.process.scoring import StepScoring
+from prefixrl.scorer.process.step_scoring import StepScoring
 from prefixrl.scorer.verifier.pool import VerifierPool
 
 TEXTS_PER_CHILD = 16

@@ -25,7 +25,7 @@ from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.worker.drain import Drain, handed_back
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.rows_left import RowsLeftReport
-from prefixrl.scorer.process.scoring import JudgedText, StepScoring
+from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.verify import Judgement
 

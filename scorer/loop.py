@@ -24,7 +24,7 @@ from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
 from prefixrl.scorer.cache import Completion, Completions
 from prefixrl.scorer.judging import IDLE_S, Answered, Judging, ProcessReward, ScorerLoop, failure
-from prefixrl.scorer.process.scoring import StepScoring
+from prefixrl.scorer.process.step_scoring import StepScoring
 from prefixrl.scorer.verifier.pool import VerifierPool
 
 log = logging.getLogger(__name__)

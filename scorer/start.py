@@ -11,7 +11,7 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.hub import model_folder
 from prefixrl.common.wire.messages import ModelDigests
 from prefixrl.common.worker.join import WorkerSession
-from prefixrl.scorer.process.scoring import StepScoring, load_scoring
+from prefixrl.scorer.process.step_scoring import StepScoring, load_scoring
 from prefixrl.scorer.sandbox import runner as sandbox
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 

@@ -130,7 +130,7 @@ def test_check_prints_what_follows_and_starts_nothing(tmp_path: Path) -> None:
 
 def test_check_reads_a_users_file_and_a_start_executes_it_before_anything_else(tmp_path: Path) -> None:
     executed, directory, mine = (tmp_path / name for name in ("executed", "run", "mine.py"))
-    mine.write_text(f"open({str(executed)!r}, 'w').close()\n1 / 0\ndef f(): ...\n")
+    mine.write_text(f"open({str(executed)!r}, 'w').close()\n1 / 0\ndef f(question, text, gold): ...\n")
     flags = ("--set", f"directory={directory}", "--set", f"reward.function={mine}:f")
     done = run("learner", str(EXAMPLE / "run.toml"), "--check", *flags)
     assert done.returncode == 0, done.stderr

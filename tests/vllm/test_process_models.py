@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 SCORES = """
 import json, sys
 from pathlib import Path
-from prefixrl.scorer.process.scoring import load_scoring
+from prefixrl.scorer.process.step_scoring import load_scoring
 from support.process_models import lessons, loaded, marked, settings_of
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from prefixrl.learner.broker.filtering import AccuracyFilter, objection
 from prefixrl.learner.broker.identity import IdentityCheck
 from prefixrl.learner.run.batch_fractions import batch_fractions
 from prefixrl.scorer.direct import Decoder, DirectScorer
-from prefixrl.scorer.process.scoring import StepScoring
+from prefixrl.scorer.process.step_scoring import StepScoring
 from prefixrl.scorer.process.steps import split
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.paths import EXAMPLES
