@@ -1,0 +1,113 @@
+"""PRIME's and OpenR's documented runs, translated: the files hold their settings, and the tiny forms run on a CPU."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from prefixrl.common.config.load import load
+from prefixrl.deploy.examples.prime_eurus2 import build
+from support.paths import EXAMPLES
+from support.run_helper import check_books, finish, launched
+
+SIZES = {
+    "directory", "adapter.model", "data.train", "data.eval", "rollout.max_prompt_tokens", "rollout.answer_tokens",
+    "scorer.verifier_children", "algorithm.groups_per_iteration", "algorithm.iterations", "algorithm.minibatches",
+    "implicit_reward.lr", "learner.dtype", "learner.actor_lr", "learner.critic_lr", "learner.gradient_checkpointing",
+    "learner.device_memory_gib", "learner.deepspeed.zero_optimization.stage", "broker.heartbeat_s", "broker.silence_s",
+    "checkpoint.every", "launch.learner_ranks", "launch.rollouts", "launch.scorers",
+}  # fmt: skip
+"""Keys in which a tiny form may differ: places, sizes, rates and the machine. What is computed is the same."""
+
+
+def flat(table: dict[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        is_table = isinstance(value, dict) and f"{before}{key}" not in ("data.train", "data.eval", "learner.lora")
+        found |= flat(value, f"{before}{key}.") if is_table else {f"{before}{key}": value}
+    return found
+
+
+@pytest.mark.parametrize("name", ["prime_eurus2", "openr_math"])
+def test_the_tiny_form_computes_what_the_real_one_does(name: str) -> None:
+    real, tiny = (flat(tomllib.loads((EXAMPLES / name / f"{form}.toml").read_text())) for form in ("run", "tiny"))
+    differing = {key for key in real.keys() | tiny.keys() if real.get(key) != tiny.get(key)}
+    assert differing <= SIZES
+    assert {"directory", "adapter.model"} < differing
+
+
+def test_the_real_files_hold_the_settings_of_the_documented_runs() -> None:
+    prime, openr = (load(EXAMPLES / name / "run.toml", ("data.paths.math=.", "data.paths.math500=.",
+        "data.paths.eurus2_rl=.")) for name in ("prime_eurus2", "openr_math"))  # fmt: skip
+    algorithm, reward = prime.algorithm, prime.implicit_reward
+    assert reward and prime.filter.accuracy == (0.2, 0.8)
+    assert (algorithm.groups_per_iteration, algorithm.samples_per_prompt, algorithm.iterations) == (256, 4, 592)
+    assert 256 * 4 / algorithm.minibatches == 256
+    assert (prime.rollout.max_prompt_tokens, prime.rollout.answer_tokens) == (1024, 3072)
+    assert (prime.learner.actor_lr, reward.lr, reward.beta, reward.grad_clip) == (5e-7, 1e-6, 0.05, 10.0)
+    assert (reward.update, reward.reference, reward.granularity, reward.norm) == (
+        "after", "freeze", "token", "batch_norm",
+    )  # fmt: skip
+    assert prime.data.train[0].keep_system and prime.data.eval[0].split == "validation"
+    actions = openr.algorithm.groups_per_iteration * openr.algorithm.samples_per_prompt
+    assert actions == 8 * 4 and openr.algorithm.iterations == 50_000 // actions
+    assert (openr.algorithm.name, openr.algorithm.kl_limit, openr.algorithm.entropy) == ("appo", 0.02, 0.01)
+    assert (openr.learner.actor_lr, openr.learner.critic_lr, openr.learner.grad_clip) == (1e-6, 5e-5, 0.5)
+
+
+def figures(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line)["figures"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_primes_run_trains_on_maths_and_code_of_its_format(tmp_path: Path) -> None:
+    settings = ("algorithm.iterations=4", "evaluation.problems=16", "evaluation.every=2")
+    with launched(tmp_path, *settings, run_file=EXAMPLES / "prime_eurus2/tiny.toml") as process:
+        check_books(finish(process, tmp_path, timeout_s=600.0), tmp_path)
+    found = figures(tmp_path)
+    assert len(found) == 4
+    assert found[0]["process_largest_return"] == 0.0 < found[-1]["process_largest_return"]
+    advantages = [json.loads(line) for line in (tmp_path / "advantages.jsonl").read_text().splitlines()]
+    assert len(advantages) == 4 * 8
+    problems = [json.loads(line) for line in (tmp_path / "data/train.jsonl").read_text().splitlines()]
+    assert {each["system"] for each in problems} == {build.SCAFFOLD}
+    assert {each["code"] for each in problems} == {"none", "tests"}
+    assert (tmp_path / "checkpoints/step_00000004/hf_reward/model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["appo", "tppo"])
+def test_openrs_run_trains_on_a_file_of_its_columns(name: str, tmp_path: Path) -> None:
+    settings = ("algorithm.iterations=4", f"algorithm.name={name}")
+    with launched(tmp_path, *settings, run_file=EXAMPLES / "openr_math/tiny.toml") as process:
+        check_books(finish(process, tmp_path), tmp_path)
+    assert len(figures(tmp_path)) == 4
+    assert {path.name for path in (tmp_path / "checkpoints").glob("step_*")} >= {"step_00000004"}
+
+
+@pytest.mark.slow
+def test_the_build_makes_the_shipped_data_and_a_policy_of_the_shipped_shape(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    build.build(tmp_path, 2, 0)
+    shipped = EXAMPLES / "prime_eurus2"
+    for name in ("data/train.jsonl", "data/validation.jsonl", "policy/tokenizer.json", "policy/chat_template.jinja"):
+        assert (tmp_path / name).read_bytes() == (shipped / name).read_bytes(), name
+    own, theirs = (load_file(folder / "policy/model.safetensors") for folder in (tmp_path, shipped))
+    assert {name: tensor.shape for name, tensor in own.items()} == {
+        name: tensor.shape for name, tensor in theirs.items()
+    }
+
+
+def test_the_problems_of_openrs_tiny_form_are_those_of_the_arithmetic_example() -> None:
+    for name in ("train", "heldout"):
+        own = [json.loads(line) for line in (EXAMPLES / f"openr_math/{name}.jsonl").read_text().splitlines()]
+        theirs = [json.loads(line) for line in (EXAMPLES / f"arithmetic/{name}.jsonl").read_text().splitlines()]
+        assert own == [{"problem": each["question"], "final_answer": each["answer"]} for each in theirs[: len(own)]], (
+            name
+        )
