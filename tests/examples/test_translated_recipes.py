@@ -11,7 +11,10 @@ from safetensors.torch import load_file
 
 from prefixrl.common.config.load import load
 from prefixrl.deploy.examples.prime_eurus2 import build
+from prefixrl.learner.run import budget
+from prefixrl.learner.run.forecast import forecast
 from support.paths import EXAMPLES
+from support.recipes import recipe
 from support.run_helper import check_books, finish, launched
 
 SIZES = {
@@ -61,6 +64,18 @@ def test_the_real_files_hold_the_settings_of_the_documented_runs() -> None:
 
 def figures(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line)["figures"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+SHAPES = {"prime_eurus2": "Qwen/Qwen2.5-7B", "openr_math": "Qwen/Qwen2.5-1.5B"}
+"""A model of the same shape as the recipe's, whose memory is known without its files."""
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_real_file_fits_the_gpus_it_states(name: str, tmp_path: Path) -> None:
+    config = recipe(name, tmp_path, f"adapter.model={SHAPES[name]}")
+    told = forecast(config)
+    budget.check_fit(config, told.prompt_tokens)
+    assert "activations: not counted" not in told.text
 
 
 @pytest.mark.slow
