@@ -6,8 +6,7 @@ FILE.md and FILE.png are written beside it. Where it was interrupted, the same c
 
 The task is the direct arithmetic example with 24 digits in place of 8: an answer of 31 to 35 tokens, right on a quarter
 of the problems at first. Both arms are `rloo` with whitening, synchronous, on the same prompts with the same draws;
-`prime` adds the implicit reward model at its defaults, but for its rate: twice the adapter's, as published. With the
-filter, groups of mean reward outside 0.2 to 0.8 are replaced, as published, too."""
+`prime` adds the implicit reward model at its defaults, but for its rate: twice the adapter's, as published."""
 
 import json
 import os
@@ -48,14 +47,7 @@ COMMON = (
     "algorithm.groups_per_iteration=32", "algorithm.minibatches=2", f"learner.actor_lr={ACTOR_LR}",
     "rollout.answer_tokens=48", "evaluation.problems=256", "checkpoint.every=0",
 )  # fmt: skip
-FILTER = ("filter.accuracy=[0.2, 0.8]",)
-PRIME = ("algorithm.name=prime", f"implicit_reward.lr={2 * ACTOR_LR}")
-ARMS = {
-    "outcome": ("algorithm.name=rloo",),
-    "prime": PRIME,
-    "outcome, filtered": ("algorithm.name=rloo", *FILTER),
-    "prime, filtered": (*PRIME, *FILTER),
-}
+ARMS = {"outcome": ("algorithm.name=rloo",), "prime": ("algorithm.name=prime", f"implicit_reward.lr={2 * ACTOR_LR}")}
 PROGRAM = ("learner/training/*.py", "benchmarks/process_rewards.py", "deploy/examples/arithmetic*/*.py")
 
 
@@ -178,7 +170,7 @@ def markdown(outcomes: Sequence[Outcome], size: Size, report: Report) -> str:
 
 `python -m benchmarks.process_rewards`: answers of 31 to 35 tokens, one reward each, {size.iterations} iterations of 32
 groups of 8, {len(size.seeds)} seeds, synchronous. Rewards are means over {SMOOTHED} iterations; accuracy is greedy, on
-256 held-out problems; in brackets 95 % intervals of the mean over seeds. With a filter samples are those that passed.
+256 held-out problems; in brackets 95 % intervals of the mean over seeds.
 
 Commit `{report.commit}`, {report.machine["cores"]} cores of {report.machine["cpu"]}, {report.wall_s:.0f} s.
 
@@ -192,25 +184,19 @@ def _interval(values: Sequence[float]) -> str:
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Smoothed reward by iteration, a panel per pair of arms, a line per seed; below the reward model's accuracy."""
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.4), sharey=True)
-    for axis, (title, arms) in zip(
-        axes,
-        (("all groups", ("outcome", "prime")), ("filtered", ("outcome, filtered", "prime, filtered"))),
-        strict=False,
-    ):
-        for color, arm in zip(("C0", "C1"), arms, strict=True):
-            for index, each in enumerate(of(outcomes, arm)):
-                axis.plot(_smoothed(each.rewards), color=color, linewidth=1, label=None if index else arm)
-        axis.set_title(f"reward, {title}", fontsize=9)
-        axis.set_xlabel("iteration")
-        axis.legend(fontsize=7)
-    for color, arm in zip(("C1", "C3"), ("prime", "prime, filtered"), strict=True):
+    """Smoothed reward by iteration, a line per seed; beside it the reward model's accuracy."""
+    figure, (rewards, rankings) = pyplot.subplots(1, 2, figsize=(9, 3.4), sharey=True)
+    for color, arm in zip(("C0", "C1"), ARMS, strict=True):
         for index, each in enumerate(of(outcomes, arm)):
-            axes[2].plot(_smoothed(each.rankings), color=color, linewidth=1, label=None if index else arm)
-    axes[2].set_title("pairwise accuracy of the reward model", fontsize=9)
-    axes[2].set_xlabel("iteration")
-    axes[2].set_ylim(0, 1.05)
+            rewards.plot(_smoothed(each.rewards), color=color, linewidth=1, label=None if index else arm)
+            if each.rankings:
+                rankings.plot(_smoothed(each.rankings), color=color, linewidth=1)
+    rewards.set_title("reward", fontsize=9)
+    rewards.legend(fontsize=7)
+    rankings.set_title("pairwise accuracy of the reward model", fontsize=9)
+    for axis in (rewards, rankings):
+        axis.set_xlabel("iteration")
+        axis.set_ylim(0, 1.05)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -228,8 +214,7 @@ def main(path: Path, quick: bool, only: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder), size.lessons)
         for seed in size.seeds:
-            # Nothing passes a filter where the policy can do nothing yet.
-            for arm in only or [each for each in ARMS if not (quick and FILTER[0] in ARMS[each])]:
+            for arm in only or ARMS:
                 key = (arm, seed, size, COMMON, ARMS[arm])
                 found = kept.get(key) or run(arm, seed, size, Path(folder))
                 if kept.get(key) is None:
