@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
@@ -84,17 +84,19 @@ def runs_below(folder: Path) -> list[Path]:
 
 def listing(folder: Path) -> Table:
     """Return a table of the runs in a folder; a run that cannot be read is a row with its fault."""
-    table = Table("run", "state", "iterations", "reward", "trained adapter", box=box.SIMPLE_HEAD)
+    # A name that is cut names no run; a long fault is folded instead.
+    table = Table(Column("run", no_wrap=True), "state", "iterations", "reward", "trained adapter", box=box.SIMPLE_HEAD)
     for run in runs_below(folder):
+        name = str(run.relative_to(folder))
         try:
             state = state_of(run)
         except UserError as fault:
-            table.add_row(str(run), f"unreadable: {fault}", "", "", "")
+            table.add_row(name, f"unreadable: {fault}", "", "", "")
             continue
         total = f"/{state.total_iterations}" if state.total_iterations else ""
         reward = "" if state.reward is None else f"{state.reward:.3f}"
         accuracy = f"{state.accuracy['trained_adapter']:.3f}" if "trained_adapter" in state.accuracy else ""
-        table.add_row(str(run), state.state, f"{state.iterations}{total}", reward, accuracy)
+        table.add_row(name, state.state, f"{state.iterations}{total}", reward, accuracy)
     return table
 
 

@@ -151,7 +151,10 @@ def test_a_long_host_name_is_neither_enrolled_nor_answered(config: RunConfig) ->
         assert not broker.dispatcher.registry.by_identity
 
 
-UNLIMITED_STRINGS = {"Prompt.prompt_id", "Prompt.question", "Prompt.gold", "Row.text", "TextVerdict.completion"}
+UNLIMITED_STRINGS = {
+    *("Prompt.prompt_id", "Prompt.question", "Prompt.gold", "Prompt.system", "Prompt.source"),
+    *("Row.text", "TextVerdict.completion"),
+}
 """Equal to what the broker gave out, or limited by the run's lengths in the handler."""
 UNLIMITED_NUMBERS = {"GroupPrefixes.seed", "TextVerdict.reward", "Hello.protocol", "Ready.seats", "Ready.room"}
 """Compared, or refused in the handler with a sentence."""
