@@ -16,7 +16,9 @@ Sockets belong to the thread that made them.
 import contextlib
 import ctypes
 import logging
+import math
 import socket as _socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
@@ -198,9 +200,15 @@ class Server(Generic[In, Out]):
 
         From a peer of which `may_be_large` is not true, a message of more than a frame is malformed.
         """
-        self._flood.check()
-        if not self._socket.poll(max(0, int(timeout_s * 1000)), zmq.POLLIN):
-            return None
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._flood.check()
+            left_s = max(0.0, deadline_s - time.monotonic())
+            # A message that never ends wakes nobody: the next check must not wait for one that does.
+            if self._socket.poll(math.ceil(min(left_s, self._flood.rest_s) * 1000), zmq.POLLIN):
+                break
+            if not left_s:
+                return None
         peer, first = self._socket.recv(), self._socket.recv(copy=False)
         frames = [first.bytes, *self._rest(first.more)]
         size_bytes = sum(map(len, frames))

@@ -128,7 +128,7 @@ def test_a_restarted_weight_server_waits_for_its_port(servers: Servers, monkeypa
 
 
 class LateClock:
-    """The `time` of a module, after whose first sleep ten minutes have passed."""
+    """The `time` of a module, after whose first sleep ten minutes have passed; later ones wake stopped children."""
 
     def __init__(self) -> None:
         self._late_s = 0.0
@@ -137,8 +137,19 @@ class LateClock:
         return time.monotonic() + self._late_s
 
     def sleep(self, seconds: float) -> None:
+        for child in psutil.Process().children() if self._late_s else ():
+            if child.status() == psutil.STATUS_STOPPED:
+                child.resume()
         self._late_s = 600.0
         time.sleep(seconds)
+
+
+class BornStopped(subprocess.Popen[bytes]):
+    """A child that does nothing until somebody wakes it: it cannot be ready before it is waited for."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.send_signal(signal.SIGSTOP)
 
 
 def test_a_child_that_takes_its_time_is_waited_for_by_name(
@@ -146,6 +157,7 @@ def test_a_child_that_takes_its_time_is_waited_for_by_name(
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.setattr(module, "time", LateClock())
+    monkeypatch.setattr(subprocess, "Popen", BornStopped)
     servers = Servers(config, Path(config.directory), 0)
     servers.close()
     pid = servers._processes[module.WEIGHT_SERVER].pid

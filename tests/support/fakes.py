@@ -5,6 +5,7 @@ A small run on disk, peers with real sockets, and answers a rollout or scorer co
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -302,14 +303,13 @@ def process(module: str, *arguments: str) -> "subprocess.Popen[bytes]":
 
 
 def free_pair() -> int:
-    """A port that is free, and the next one too."""
+    """A port that is free, and the next one too; below those that the kernel gives to other tests meanwhile."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            with suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
+        port = random.SystemRandom().randrange(12000, 32000, 2)
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
 
 
 def end(child: "subprocess.Popen[bytes]") -> None:

@@ -71,6 +71,32 @@ def test_many_messages_that_are_read_are_never_too_much(
     assert not caplog.records
 
 
+def test_a_server_that_fills_up_is_looked_at_more_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flood, "NEAR_BYTES", MOST)
+    monkeypatch.setattr(flood, "CHECK_EVERY_S", 30.0)
+    with (
+        closing(Server[ToBroker, FromBroker]("tcp://127.0.0.1:0", ToBroker, keys())) as server,
+        closing(connect(server.endpoint, b"endless")) as endless,
+    ):
+        endless.send(GetStatus())
+        assert server.receive(20.0) is not None
+        assert 20.0 < server._flood.rest_s <= 30.0
+        for _ in range(12):
+            endless._socket.send(bytes(2**18), zmq.SNDMORE)
+        endless._socket.send(b"")  # nothing leaves before the last frame
+        wait_until(lambda: _looked(server) < 20.0, "a check that finds the frames")
+    assert not caplog.records
+
+
+def _looked(server: Server[ToBroker, FromBroker]) -> float:
+    # As if half a minute had passed.
+    server._flood._next_s = 0.0
+    server._flood.check()
+    return server._flood.rest_s
+
+
 def nobody(peer: bytes) -> bool:
     """Every peer is a stranger."""
     return False

@@ -155,10 +155,9 @@ def test_a_directory_that_cannot_be_made_is_refused(config: RunConfig, tmp_path:
 
 
 def test_a_taken_port_is_named_and_a_free_one_is_not() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+    port = free_pair()
+    with socket.create_server(("127.0.0.1", port)):
+        endpoint = f"tcp://127.0.0.1:{port}"
         with pytest.raises(ConfigError, match=f"broker.listen = '{endpoint}' cannot be bound"):
             check_ports_are_free(endpoint)
     check_ports_are_free(endpoint)
