@@ -128,6 +128,7 @@ def test_a_drained_scorer_loses_nothing_and_every_group_is_trained_once(number: 
         assert set(broker.dispatcher.losses) <= {"scorer: left", "rollout: left"}
 
 
+@pytest.mark.slow
 def test_a_drained_rollout_finishes_its_tasks_and_gets_no_more(tmp_path: Path) -> None:
     config = config_of(tmp_path, staleness=2, iterations=8, simulated={"prefix_s": 1.0})
     with serving(config) as broker, worker("rollout", config) as leaving:
