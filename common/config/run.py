@@ -60,7 +60,7 @@ class BrokerConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When the run is saved, and how much of it stays."""
+    """Times of saving, and the checkpoints that stay."""
 
     every: NonNegative = 10
     """Iterations between checkpoints; 0 writes only the last one of the run."""
