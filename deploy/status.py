@@ -70,14 +70,19 @@ def plain_line(document: StatusDocument, newest: MetricsLine | None) -> str:
     waiting = f", waiting for {document.waiting_for}" if document.waiting_for else ""
     evaluated = f"; evaluations: {_evaluated(document)}" if document.evaluations.get("asked") else ""
     spent = f"; endpoint: {document.endpoint}" if document.endpoint else ""
-    stuck = (worker for worker in document.workers if worker.state.startswith(("waiting for ", "reward.function ")))
-    held_up = "".join(f"; {worker.name}: {worker.state}" for worker in stuck)
+    held_up = "".join(f"; {each}" for each in _held_up(document))
     loading = ", ".join(each.name for each in document.workers if each.phase == "loading")
     rest = f"{f'; loading: {loading}' if loading else ''}{spent}{held_up}{waiting}"
     if not document.total_iterations:
         return f"{_evaluated(document)}{f'; busy: {busy}' if busy else ''}{rest}"
     where = f"iteration {document.iteration}/{document.total_iterations}: {reward}"
     return f"{where}busy: {busy}; groups: {queues}{evaluated}{rest}"
+
+
+def _held_up(document: StatusDocument) -> list[str]:
+    """Return what workers wait for, and the functions of the user's that fail."""
+    stuck = (each for each in document.workers if each.state.startswith(("waiting for ", "reward.function ")))
+    return [f"{worker.name}: {worker.state}" for worker in stuck]
 
 
 def _evaluated(document: StatusDocument) -> str:
@@ -115,7 +120,8 @@ def _picture(document: StatusDocument, newest: MetricsLine | None) -> Group:
     for each in document.workers:
         if each.about:
             engines.add_row(each.name, _cell(each.about))
-    return Group(head, workers, engines)
+    # On lines of their own as well: a narrow terminal, and every pipe, cuts the last column of the table.
+    return Group(head, *(_cell(each) for each in _held_up(document)), workers, engines)
 
 
 def _cell(text: str) -> Text:

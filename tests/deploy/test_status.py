@@ -16,8 +16,8 @@ from prefixrl.learner.training.figures import IterationMetrics
 from support.fakes import document, worker_status
 
 
-def pictured(status: StatusDocument) -> str:
-    console = Console(file=io.StringIO(), width=200)
+def pictured(status: StatusDocument, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(_picture(status, None))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -60,6 +60,14 @@ def test_a_worker_that_waits_says_for_what_in_either_case() -> None:
         for total in (0, 8):
             line = plain_line(document(held_up, total_iterations=total), None)
             assert f"scorer-0: {state}" in line
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_picture_of_any_width_says_in_full_who_waits_for_what(width: int) -> None:
+    state = "reward.function /home/somebody/a/long/folder/of/runs/mine.py:score: function overran 12 times; verifying 3"
+    workers = worker_status("rollout", "vllm", "version 3"), worker_status("scorer", "openai", state)
+    shown = "".join(pictured(document(*workers, total_iterations=8), width).split())
+    assert f"scorer-0:{state}".replace(" ", "") in shown
 
 
 def test_workers_that_are_still_loading_are_named() -> None:
