@@ -29,6 +29,7 @@ END_SIGNAL: signal.Signals = getattr(signal, "SIGRTMIN", signal.SIGVTALRM)  # ma
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
 """Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""
 MOST_FILES = 2**16
+GLANCE_S = 0.05
 WELL_S = 3600.0
 """A process that ran this long before it ended has all its restarts again: ends in a long run do not add up."""
 
@@ -183,7 +184,12 @@ def own(directory: Path) -> TextIO:
     """Lock a run directory while the returned file is open; raises ConfigError if it is locked."""
     lock = (directory / "lock").open("w")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # `prefixrl list` holds a shared lock for a moment to see if a run is running.
+            time.sleep(GLANCE_S)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
         raise ConfigError(

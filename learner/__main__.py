@@ -39,6 +39,7 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             from prefixrl.learner.run.budget import check_fit
             from prefixrl.learner.run.forecast import forecast
             from prefixrl.learner.run.shares import with_shares
+            from prefixrl.learner.run.tracking import check_packages
 
             if nproc_per_node > 1:
                 launch = config.launch.model_copy(update={"learner_ranks": nproc_per_node})
@@ -47,6 +48,7 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             said = forecast(config)
             click.echo(said.text)
             check_fit(config, said.prompt_tokens)
+            check_packages(config.log)
             placed = place(processes_of(config), len(gpus_here()))
             click.echo("\n".join(with_shares(config, placed, said.prompt_tokens)[1]), nl=bool(placed))
             return

@@ -18,6 +18,8 @@ from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
+from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
+from prefixrl.learner.run.tracking import Tracking, check_packages
 from prefixrl.learner.servers import CLOSE_S, Servers
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
     """
     check_format(Path(config.directory))
     if rank == 0:
+        check_packages(config.log)
         read = problems.read_all(config)
         run_directory = RunDirectory(config)
         is_resumed = (run_directory.path / ENDPOINT_FILE).exists()
@@ -101,7 +104,6 @@ def _run(
     from prefixrl.learner.evaluation.arms import Arms
     from prefixrl.learner.loop import Learner, RankZeroParts
     from prefixrl.learner.run.metrics import MetricsLog
-    from prefixrl.learner.run.tracking import Tracking
     from prefixrl.learner.training import checkpoint, distributed
     from prefixrl.learner.training.model import Models
     from prefixrl.learner.weights.probe import make_probe
@@ -130,7 +132,7 @@ def _run(
         learner.run()
     finally:
         if rank_zero:
-            with rank_zero.service.patience(FLUSH_S):
+            with rank_zero.service.patience(FLUSH_S + TRACKING_FLUSH_S):
                 rank_zero.publisher.close()
                 if tracking:
                     tracking.close()

@@ -68,16 +68,21 @@ def pool_with(
         pool.close()
 
 
-def judged(pool: VerifierPool, *answers: str) -> list[Judgement]:
-    for key, answer in enumerate(answers):
-        pool.submit(key, answer, "gold", "why?")
+def verdicts(pool: VerifierPool, count: int) -> list[Judgement]:
+    """The verdicts on the first answers submitted, by key."""
     found: dict[int, Judgement] = {}
     deadline_s = time.monotonic() + PATIENCE_S
     while pool.pending:
         assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
         pool.wait(1.0)
         found |= dict(pool.poll())
-    return [found[key] for key in range(len(answers))]
+    return [found[key] for key in range(count)]
+
+
+def judged(pool: VerifierPool, *answers: str) -> list[Judgement]:
+    for key, answer in enumerate(answers):
+        pool.submit(key, answer, "gold", "why?")
+    return verdicts(pool, len(answers))
 
 
 def test_it_gets_question_text_and_gold_and_may_give_fractions(tmp_path: Path) -> None:
@@ -190,13 +195,7 @@ def judged_with(folder: Path, source: str, asked: list[tuple[str, str]], timeout
     with pool_with(folder, source, timeout_s) as pool:
         for key, (text, gold) in enumerate(asked):
             pool.submit(key, text, gold, "why?")
-        found: dict[int, Judgement] = {}
-        deadline_s = time.monotonic() + PATIENCE_S
-        while pool.pending:
-            assert time.monotonic() < deadline_s, f"{pool.pending} answers are still pending"
-            pool.wait(1.0)
-            found |= dict(pool.poll())
-    return [found[key] for key in range(len(asked))]
+        return verdicts(pool, len(asked))
 
 
 def test_it_may_take_the_verifiers_verdict_whatever_that_is(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Trackers are looked for before a run begins, and outlive what the learner outlives."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prefixrl.common.config.log import LogConfig, WandbConfig
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.run.directory_format import write_format
+from prefixrl.learner.run.tracking import Tracking, check_packages
+from support.metrics_lines import metrics_line, write_metrics
+from support.paths import EXAMPLES
+
+
+@pytest.mark.parametrize(
+    ("wanted", "package"), [(LogConfig(tensorboard=True), "tensorboard"), (LogConfig(wandb=WandbConfig()), "wandb")]
+)
+def test_a_tracker_that_is_not_installed_is_refused_with_the_remedy(
+    wanted: LogConfig, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf"log.{package} needs {package}: pip install 'prefixrl\[trackers\]'"):
+        check_packages(wanted)
+    check_packages(LogConfig())
+
+
+def test_a_check_of_the_run_file_finds_it_before_the_run_begins(tmp_path: Path) -> None:
+    hidden = f"import sys; sys.modules['wandb'] = None; sys.argv[1:] = {[str(EXAMPLES / 'arithmetic/run.toml')]!r}"
+    for flags in (["--check"], []):
+        given = [*flags, "--set", "log.wandb={}", "--set", f"directory={tmp_path / 'run'}"]
+        program = f"{hidden} + {given!r}; from prefixrl.learner.__main__ import main; main()"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 2 and "error: log.wandb needs wandb" in done.stderr
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_stop_signal_to_every_process_leaves_the_tracker_to_the_learner(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    write_format(tmp_path)
+    config = {"adapter": {"model": "a"}, "rollout": {"engine": "simulated"}, "log": {"tensorboard": True}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tracking = Tracking(tmp_path)
+    tracking._process.send_signal(signal.SIGTERM)
+    write_metrics(tmp_path, [metrics_line(0)])
+    tracking.close()
+    assert tracking._process.returncode == 0
+    assert list((tmp_path / "tensorboard").iterdir())
