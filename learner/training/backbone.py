@@ -96,6 +96,29 @@ def takes_shared_prompts(model: PreTrainedModel) -> bool:
     return False
 
 
-def _last(model: PreTrainedModel, ids: Tensor, options: dict[str, Tensor]) -> Tensor:
+@torch.no_grad()
+def serves_packed_rows(model: PreTrainedModel) -> bool:
+    """Return True if two rows in one come out of this model's attention as each row alone.
+
+    Kernels depend on device, type and the size of heads, and some layers need more than they compute.
+    """
+    ids = torch.arange(8, device=model.device).remainder(model.config.get_text_config().vocab_size)
+    rows = (ids[:5], ids[5:])
+    mask = torch.arange(5, device=model.device) < torch.tensor([[5], [3]], device=model.device)
+    positions = torch.cat([torch.arange(len(row), device=model.device) for row in rows])[None]
+    try:
+        packed = _last(model, ids[None], {"position_ids": positions, **varlen.row_offsets(mask)})
+        expected = torch.cat([_last(model, row[None], {}) for row in rows])
+    except (RuntimeError, ValueError, TypeError) as error:
+        logger.warning("%s: attention over packed rows does not work here: %s", type(model).__name__, error)
+        return False
+    gap = ((packed - expected).norm() / expected.norm()).item()
+    if gap < TOLERANCE[model.dtype]:
+        return True
+    logger.warning("%s: attention over packed rows is off by %.2g here", type(model).__name__, gap)
+    return False
+
+
+def _last(model: PreTrainedModel, ids: Tensor, options: dict[str, Any]) -> Tensor:
     hidden: Tensor = model.get_decoder()(input_ids=ids, use_cache=False, **options).last_hidden_state[0].float()
     return hidden

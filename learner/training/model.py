@@ -20,9 +20,14 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.hub import model_folder
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.packing import ProbeRow
-from prefixrl.learner.training import distributed, lora
+from prefixrl.learner.training import distributed, lora, varlen
 from prefixrl.learner.training.attention import PACKED, attn_implementation, shares_prompts
-from prefixrl.learner.training.backbone import hidden_at_actions, spread_over_rows, takes_shared_prompts
+from prefixrl.learner.training.backbone import (
+    hidden_at_actions,
+    serves_packed_rows,
+    spread_over_rows,
+    takes_shared_prompts,
+)
 from prefixrl.learner.training.batch import PaddedRows, Sample, pad
 from prefixrl.learner.training.head import TokenHead
 from prefixrl.learner.training.trained_model import TrainedModel, zero_stage
@@ -336,6 +341,13 @@ class _Folder:
         model.config.use_cache = False
         nn.Module.to(model, self.device)
         model.eval()
+        if attention == varlen.NAME and not serves_packed_rows(model):
+            if self.config.learner.attn_implementation == attention:
+                raise ConfigError(
+                    f"learner.attn_implementation = {attention!r} does not serve {self.key} = {self.path!r} on this "
+                    "device (the log says why); use sdpa or auto"
+                )
+            model.set_attn_implementation("sdpa")
         return model
 
 

@@ -1,5 +1,6 @@
 """Attention over packed rows equals that over each row alone, whatever the layer's options."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +8,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MistralConfig, PreTrainedModel
 
+from prefixrl.common.errors import ConfigError
+from prefixrl.learner.training import attention
 from prefixrl.learner.training.backbone import hidden_at_actions
+from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.varlen import row_offsets
+from support.tiny_model import DEEPSPEED_WARNINGS, run_config
+
+pytestmark = DEEPSPEED_WARNINGS
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -68,3 +75,26 @@ def test_a_layer_that_needs_more_is_refused_by_name() -> None:
     capped = model(Gemma2Config, 2, head_dim=8, query_pre_attn_scalar=8)
     with pytest.raises(ValueError, match="does not serve Gemma2Attention, which needs softcap; use sdpa"):
         hidden_at_actions(capped.get_decoder(), batch(), is_packed=True)
+
+
+def test_a_model_that_it_does_not_serve_is_refused_by_name_or_packed_by_sdpa(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "adapter"
+    shape = {"head_dim": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": None}
+    model(Gemma2Config, 2, **shape).float().save_pretrained(folder)
+    asked = run_config(folder, learner={"attn_implementation": "varlen"})
+    with pytest.raises(ConfigError, match=r"does not serve adapter.model = .*use sdpa or auto"):
+        Models.load(asked, 0, 1, str(folder))
+    chosen = run_config(folder, learner={"packed": True})
+    monkeypatch.setattr(attention, "_has_kernel", lambda config, device_type: True)
+    loaded = Models.load(chosen, 0, 1, str(folder))
+    actor = loaded.actor.engine.module.model
+    assert loaded.is_packed and actor.config._attn_implementation == "sdpa"
+    rows = batch()
+    packed = hidden_at_actions(actor.get_decoder(), rows, is_packed=True)
+    alone = [
+        actor.get_decoder()(input_ids=ids[:length][None], use_cache=False).last_hidden_state[0]
+        for ids, length in zip(rows["input_ids"], LENGTHS, strict=True)
+    ]
+    torch.testing.assert_close(packed, torch.cat(alone), rtol=1e-4, atol=1e-5)
