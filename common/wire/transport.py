@@ -210,32 +210,36 @@ class Server(Generic[In, Out]):
             if not left_s:
                 return None
         peer, first = self._socket.recv(), self._socket.recv(copy=False)
-        frames = [first.bytes, *self._rest(first.more)]
-        size_bytes = sum(map(len, frames))
+        is_member = may_be_large(peer)
+        most = MAX_MESSAGE_BYTES if is_member else MAX_FRAME_BYTES
+        frames, size_bytes, count = self._kept(first, most)
         if peer.startswith(TAKEN_OVER):
             raise Malformed(f"peer {peer.hex()}: an old connection whose identity was taken over")
-        is_member = may_be_large(peer)
-        self._flood.took(first.get(zmq.SRCFD), size_bytes, len(frames), is_member)
+        self._flood.took(first.get(zmq.SRCFD), size_bytes, count, is_member)
         client = self._client(peer, first)
-        tag = frames.pop(0) if is_tag(frames[0]) else b""
-        if size_bytes > (most := MAX_MESSAGE_BYTES if is_member else MAX_FRAME_BYTES):
+        if size_bytes > most:
             raise Malformed(f"peer {peer.hex()}: a message of {size_bytes} bytes, at most {most}")
-        if len(frames) > MOST_FRAMES:
+        if count > MOST_FRAMES:
             raise Malformed(f"peer {peer.hex()}: a message of more than {MOST_FRAMES} frames")
+        tag = frames.pop(0) if is_tag(frames[0]) else b""
         encoded = b"".join(frames) if len(frames) > 1 else frames[0]
         frames.clear()  # a copy less while a large message is decoded
         message = cast(In, _decode(self._decoder, [encoded], peer))
         return Received(peer, message, tag, client)
 
-    def _rest(self, has_more: bool) -> list[bytes]:
-        """Return the frames after the first; of more than any message has, only the first ones."""
-        frames: list[bytes] = []
-        while has_more:
-            frame = self._socket.recv()
-            has_more = bool(self._socket.getsockopt(zmq.RCVMORE))
-            if len(frames) <= MOST_FRAMES:
-                frames.append(frame)
-        return frames
+    def _kept(self, first: zmq.Frame, most_bytes: int) -> tuple[list[bytes], int, int]:
+        """Read a message to its end; return its frames, its size in bytes, its number of frames.
+
+        Of a message that will be refused only the beginning is kept: several of them are many times the limit.
+        """
+        frames, frame = [first.bytes], first
+        size_bytes, count = len(first.bytes), 1
+        while frame.more:
+            frame = self._socket.recv(copy=False)
+            size_bytes, count = size_bytes + len(frame), count + 1
+            if size_bytes <= most_bytes and count <= MOST_FRAMES + 1:
+                frames.append(frame.bytes)
+        return frames, size_bytes, count
 
     def _client(self, peer: bytes, frame: zmq.Frame) -> Listed | None:
         """Return the owner of the key that a frame came with; raises Unlisted if it was removed."""
