@@ -87,6 +87,8 @@ class WeightsAtHand:
 class Comparison:
     """A verifier that compares texts."""
 
+    trouble = ""
+
     def __init__(self) -> None:
         self._done: list[tuple[int, Judgement]] = []
 
