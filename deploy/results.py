@@ -10,6 +10,7 @@ from rich.table import Table
 
 from prefixrl.common.process import printable
 from prefixrl.common.run.accuracy import over_runs
+from prefixrl.common.run.best_of_n import CHOICES
 from prefixrl.common.run.paired import difference
 from prefixrl.common.run.plans import ArmResult
 
@@ -19,7 +20,14 @@ PAIR_NOTE = (
     "differences are over the problems that both arms answered: how many it does better and worse, and how likely so "
     "unequal numbers are by chance (exact sign test; McNemar's where each answer is right or wrong)"
 )
+SEARCH_COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "maj", *CHOICES)
+SEARCH_NOTE = (
+    "prm_..._max: the answer that the process reward model scores highest, by its last step, its lowest one or their "
+    "product; prm_..._vote: equal answers add up their scores; one answer to each problem"
+)
 FILE_WIDTH = 160
+_Lines = tuple[list[str], list[list[str]]]
+"""Columns and lines of a table."""
 SAMPLED_NOTE = (
     "several answers to a problem: their mean; maj: the answer given most often; pass: one of so many right; "
     "the interval is a bootstrap over problems"
@@ -30,30 +38,36 @@ def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
     """Print the table and its notes."""
     # A file has no width of its own.
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
-    columns, lines = _table(results)
-    table = Table(*columns, box=box.SIMPLE_HEAD)
-    for line in lines:
-        table.add_row(*line)
-    console.print(table)
-    if pairs := _pairs(results):
-        beside = Table(*PAIR_COLUMNS, box=box.SIMPLE_HEAD)
-        for pair in pairs:
-            beside.add_row(*pair)
-        console.print(beside)
+    for columns, lines in _tables(results):
+        table = Table(*columns, box=box.SIMPLE_HEAD)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
     for note in _notes(results, incomplete):
         console.print(printable(note), markup=False, highlight=False)
 
 
 def markdown(results: list[ArmResult], incomplete: list[str]) -> str:
     """Return table and notes in Markdown."""
-    tables = [_markdown(*_table(results))]
-    if pairs := _pairs(results):
-        tables.append(_markdown(list(PAIR_COLUMNS), [list(pair) for pair in pairs]))
+    tables = [_markdown(columns, lines) for columns, lines in _tables(results)]
     return "\n\n".join([*tables, *_notes(results, incomplete)]) + "\n"
 
 
 def _markdown(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [columns, ["---" for _ in columns], *rows])
+
+
+def _searched(results: list[ArmResult]) -> list[tuple[str, ...]]:
+    """Return a line for every arm among whose answers a process reward model chose."""
+    return [
+        (
+            *(result.set, result.run, _arm(result), result.decoding, f"{result.accuracy.accuracy:.3f}"),
+            "" if result.accuracy.majority is None else f"{result.accuracy.majority:.3f}",
+            *(f"{result.accuracy.chosen[name]:.3f}" for name in CHOICES),
+        )
+        for result in results
+        if result.accuracy.chosen
+    ]
 
 
 def _pairs(results: list[ArmResult]) -> list[tuple[str, ...]]:
@@ -77,15 +91,24 @@ def _arm(result: ArmResult) -> str:
     return f"{result.arm}@{result.version}" if result.version >= 0 else result.arm
 
 
-def _table(results: list[ArmResult]) -> tuple[list[str], list[list[str]]]:
+def _tables(results: list[ArmResult]) -> list[_Lines]:
+    """Return columns and lines of every table that has lines; the first one has them always."""
+    tables = [_trimmed(COLUMNS, _lines(results))]
+    if searched := _searched(results):
+        tables.append(_trimmed(SEARCH_COLUMNS, searched))
+    if pairs := _pairs(results):
+        tables.append((list(PAIR_COLUMNS), [list(pair) for pair in pairs]))
+    return tables
+
+
+def _trimmed(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> _Lines:
     """Return columns and lines; leave out empty columns, and `set` and `run` if all are alike."""
-    lines = _lines(results)
     kept = []
-    for index, name in enumerate(COLUMNS):
+    for index, name in enumerate(columns):
         cells = {line[index] for line in lines}
         if len(cells) > 1 if name in ("set", "run") else cells != {""}:
             kept.append(index)
-    return [COLUMNS[index] for index in kept], [[line[index] for index in kept] for line in lines]
+    return [columns[index] for index in kept], [[line[index] for index in kept] for line in lines]
 
 
 def _lines(results: list[ArmResult]) -> list[tuple[str, ...]]:
@@ -137,6 +160,7 @@ def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
     notes += [
         f"{name}: not all runs were judged on the same problems, their lines are no comparison" for name in unequal
     ]
+    notes += [SEARCH_NOTE] if _searched(results) else []
     notes += [PAIR_NOTE] if _pairs(results) else []
     notes += [f"{run}, {arm}: {prefix!r}" for (run, arm), prefix in prefixes.items()]
     empty = {each.run for each in results if each.arm == "fixed_prefix" and not each.prefix}

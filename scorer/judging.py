@@ -3,7 +3,8 @@
 Every text of a task gets one verdict, from the verifier (`take`) or without it (`settle`). With several continuations
 per prefix, the row's verdict follows from theirs. The last verdict of a task sends its Scores. A text whose verdict is
 `error` keeps that status: it never counts as a wrong answer. With a process reward model the texts of a training task
-are scored, group by group, after their verdicts.
+are scored, group by group, after their verdicts; in an evaluation those of problems with several answers, which keep
+the verdict as their reward: the scores are for choosing among them.
 """
 
 import itertools
@@ -42,8 +43,8 @@ class _Open:
     received_s: float
     continuations: int
     """Texts per row."""
-    prompts: list[messages.Prompt]
-    """One per text of the task."""
+    groups: list[messages.GroupPrefixes]
+    """That of each text of the task."""
     verdicts: dict[int, messages.TextVerdict] = field(default_factory=dict)
     """Verdicts so far by `text_index`."""
     answers: dict[int, "Answered"] = field(default_factory=dict)
@@ -122,7 +123,7 @@ class Judging:
     @property
     def unjudged(self) -> dict[str, int]:
         """Texts without a verdict, of every open task."""
-        return {task: len(entry.prompts) - len(entry.verdicts) for task, entry in self.open.items()}
+        return {task: len(entry.groups) - len(entry.verdicts) for task, entry in self.open.items()}
 
     @property
     def state(self) -> str:
@@ -133,8 +134,8 @@ class Judging:
 
     def begin(self, task: messages.ScoreTask, continuations: int = 1) -> None:
         """Open a task; each of its texts, `continuations` per row, must be taken or settled."""
-        prompts = [group.prompt for group in task.groups for _ in range(len(group.rows) * continuations)]
-        self.open[task.task] = _Open(task, time.monotonic(), continuations, prompts)
+        groups = [group for group in task.groups for _ in range(len(group.rows) * continuations)]
+        self.open[task.task] = _Open(task, time.monotonic(), continuations, groups)
 
     def drop(self, task: str) -> None:
         """Forget a task of which no text was taken."""
@@ -143,7 +144,7 @@ class Judging:
     def take(self, answered: Answered) -> None:
         """Have a text verified, unless it is cut (and masked or worth 0) or has no gold answer."""
         entry, answered = self.open[answered.task], up_to(answered, self._stop_texts)
-        prompt, is_training = entry.prompts[answered.text_index], entry.task.kind == "train"
+        prompt, is_training = entry.groups[answered.text_index].prompt, entry.task.kind == "train"
         is_masked = self._cut == "mask" and is_training
         if not prompt.gold and is_training:
             reason = "the problem has no gold answer"
@@ -172,22 +173,24 @@ class Judging:
         assert process is not None
         answers = [entry.answers[index] for index in range(first, after) if index in entry.answers]
         texts = [self._judged_text(process, entry, each) for each in answers]
-        for answer, verdict in zip(answers, process.scoring.judged(texts), strict=True):
+        scored = process.scoring.judged if entry.task.kind == "train" else process.scoring.beside
+        for answer, verdict in zip(answers, scored(texts), strict=True):
             entry.verdicts[answer.text_index] = verdict
         self.verified += len(texts)  # progress
-        if after == len(entry.prompts):
+        if after == len(entry.groups):
             self._deliver(self.open.pop(task))
 
     @staticmethod
     def _judged_text(process: ProcessReward, entry: _Open, answer: Answered) -> JudgedText:
-        ids, question = answer.tokens, entry.prompts[answer.text_index].question
+        ids, question = answer.tokens, entry.groups[answer.text_index].prompt.question
         pieces = None if ids is None else partial(process.pieces, ids)
         return JudgedText(question, answer.text, pieces, entry.verdicts[answer.text_index])
 
     def _settle(self, answered: Answered, judged: Judgement, elapsed_ms: int = 0, is_scored: bool = False) -> None:
         entry = self.open[answered.task]
         keeps_text = self._keeps_text or entry.task.kind == "eval"
-        if self._process and is_scored and judged.status not in messages.UNJUDGED and entry.task.kind == "train":
+        is_chosen_from = entry.task.kind == "train" or len(entry.groups[answered.text_index].rows) > 1
+        if self._process and is_scored and judged.status not in messages.UNJUDGED and is_chosen_from:
             entry.answers[answered.text_index] = answered
         verdict = messages.TextVerdict(
             reward=judged.reward,
@@ -208,7 +211,7 @@ class Judging:
         """Note the verdict on a text; the last one of a task sends its Scores."""
         entry = self.open[task]
         entry.verdicts[text_index] = verdict
-        if len(entry.verdicts) < len(entry.prompts):
+        if len(entry.verdicts) < len(entry.groups):
             return
         if not entry.answers:
             self._deliver(self.open.pop(task))
@@ -220,7 +223,7 @@ class Judging:
 
     def _deliver(self, entry: _Open) -> None:
         task, scoring_s = entry.task, time.monotonic() - entry.received_s
-        of_texts = [entry.verdicts[index] for index in range(len(entry.prompts))]
+        of_texts = [entry.verdicts[index] for index in range(len(entry.groups))]
         each = entry.continuations
         verdicts = (row_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each))
         groups = tuple(

@@ -88,7 +88,9 @@ def _apply(document: dict[str, Any], setting: str) -> None:
         value = text  # an unquoted string: --set rollout.engine=transformers
     *sections, last = key.strip().split(".")
     for section in sections:
-        document = document.setdefault(section, {})
+        if document.get(section) is None:  # absent, or null in a resolved config
+            document[section] = {}
+        document = document[section]
         if not isinstance(document, dict):
             raise ConfigError(f"--set {setting!r}: {section} is not a section of the run file")
     document[last] = value

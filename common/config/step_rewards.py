@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, model_validator
 
 from prefixrl.common.config.section import Fraction, OnlyWith, Positive, Section
+from prefixrl.common.wire.aggregates import Aggregate
 from prefixrl.common.wire.messages import MOST_STEPS
 
 TAG, STEP = "{tag}", "{step}"
@@ -48,7 +49,7 @@ class ProcessModelConfig(Section):
     """Text between two steps of an answer. Absent: a line break with step_tag, an empty line with two_class."""
     most_steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] = 256
     """Most steps of an answer; what follows belongs to the last one."""
-    aggregate: Literal["last", "min", "mean", "product"] = "last"
+    aggregate: Aggregate = "last"
     """One score from those of all steps; an answer without steps has 0."""
     coefficient: Fraction = 1.0
     """Weight of that score in the reward."""

@@ -8,6 +8,7 @@ status.py             the status document
 columns.py            a line of metrics as flat columns; pure
 documents.py          metrics, advantages, summary
 accuracy.py           judged rows and the figures of an arm
+best_of_n.py          one of several answers, chosen by scores of their steps; pure
 paired.py             the difference of two arms on the same problems
 service.py            what systemd is told about a daemon
 placement.py          GPUs of one machine, and which process runs on which

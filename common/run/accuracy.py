@@ -9,6 +9,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from prefixrl.common.run.best_of_n import CHOICES, chosen_rewards
+
 Z_975 = 1.959964
 RESAMPLES = 2000
 
@@ -36,6 +38,13 @@ class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the adapter that wrote the prefix: the proof of its version."""
     vote: str = ""
     """The first answer to the problem that the verifier finds equal; "" where answers were not compared."""
+    scores: tuple[float, ...] | None = None
+    """Score of every step by the process reward model; None where it scored none."""
+
+    @property
+    def ballot(self) -> str:
+        """The answer that this one votes for; "" without an answer."""
+        return self.vote or self.extracted.strip()
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +65,8 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     """maj@n: mean reward of the answer that each problem got most often; None with one answer per problem."""
     pass_at: dict[str, float] = {}
     """Chance that one of k answers is right, for k = 1, 2, 4 .. n; empty where rewards are fractions."""
+    chosen: dict[str, float] = {}
+    """Mean reward of the answer that scores of steps choose, by the names of `best_of_n.py`; empty without scores."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -95,9 +106,9 @@ def pass_at(right: int, of: int, k: int) -> float:
 
 def majority_reward(rows: Sequence[EvaluatedRow]) -> float:
     """Return the reward of the most frequent answer, the earliest of several; 0 without any."""
-    votes = Counter(vote for row in rows if (vote := row.vote or row.extracted.strip()))
+    votes = Counter(row.ballot for row in rows if row.ballot)
     winners = [winner for winner, _ in votes.most_common(1)]
-    return next((row.reward for row in rows if (row.vote or row.extracted.strip()) in winners), 0.0)
+    return next((row.reward for row in rows if row.ballot in winners), 0.0)
 
 
 def means_by_problem(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
@@ -134,7 +145,16 @@ def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:
         samples=samples,
         majority=statistics.fmean(map(majority_reward, problems.values())) if samples > 1 else None,
         pass_at=_pass_at(list(problems.values())) if is_binary and samples > 1 else {},
+        chosen=_chosen(list(problems.values())) if samples > 1 else {},
     )
+
+
+def _chosen(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
+    """Return the mean reward of each choice over problems; empty where no answer was scored."""
+    if all(row.scores is None for rows in problems for row in rows):
+        return {}
+    found = [chosen_rewards(rows) for rows in problems]
+    return {name: statistics.fmean(each[name] for each in found) for name in CHOICES}
 
 
 def _pass_at(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:

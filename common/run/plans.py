@@ -113,6 +113,8 @@ class AnswerLine(msgspec.Struct, frozen=True, kw_only=True):
     """None where nothing is judged."""
     finish: str = ""
     """End of the text; `length`: it was cut."""
+    scores: tuple[float, ...] | None = None
+    """Score of every step, with a process reward model and several answers to the problem."""
     prefix_tokens: int = 0
     completion_tokens: int = 0
     version: int = -1

@@ -5,6 +5,7 @@ No other folder imports zmq; no message is pickled.
 messages.py       every message, one tagged union per link and direction
 packing.py        packed token ids and logprobs, and the checks of received groups
 continuations.py  the verdict on a row from the verdicts on its continuations
+aggregates.py     one score of an answer from those of its steps; pure
 keys.py           the keys of a run: who may connect, in which role
 flood.py          what peers send and nobody has read yet, bounded
 transport.py      `Server` (ROUTER) and `Client` (DEALER), with one table of socket options

@@ -218,7 +218,8 @@ class TextVerdict(_Part, frozen=True, kw_only=True):
     is_answered: bool = False
     """True if the prefix alone has an answer in a box already."""
     process: StepScores | None = None
-    """With `scorer.prm` the scores in `reward`; None in evaluations, and for cut texts whose reward is 0."""
+    """With `scorer.prm` the scores in `reward`; None for cut texts whose reward is 0. In evaluations
+    beside `reward`, where a problem has several answers; else None."""
 
     @property
     def is_judged(self) -> bool:

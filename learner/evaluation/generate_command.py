@@ -209,6 +209,7 @@ class AnswerGeneration:
                 extracted=None if is_error else found.extracted or None,
                 reward=found.reward if verdict.is_judged else None,
                 finish=found.finish,
+                scores=found.scores,
                 prefix_tokens=0 if is_direct else tokens,
                 completion_tokens=tokens if is_direct else verdict.completion_tokens,
             )

@@ -263,6 +263,7 @@ def judged(
             finish=verdict.finish,
             sample=sample,
             weights_digest=group.weights_digest,
+            scores=verdict.process.scores if verdict.process else None,
         )
         for sample, (row, verdict) in enumerate(zip(group.prefixes.rows, group.verdicts, strict=True))
     ]

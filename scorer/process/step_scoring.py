@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.wire.aggregates import aggregated
 from prefixrl.common.wire.messages import Fault, StepScores, TextVerdict, cut_text
-from prefixrl.scorer.process.steps import aggregated, combined, split, token_ends
+from prefixrl.scorer.process.steps import combined, split, token_ends
 
 if TYPE_CHECKING:
     from prefixrl.scorer.process.formats import Marked, StepForm
@@ -103,6 +104,11 @@ class StepScoring:
             known or self._verdict(text, [step.end for step in of_text], next(scores))
             for known, text, of_text in zip(verdicts, texts, steps, strict=True)
         ]
+
+    def beside(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
+        """Return the verdicts as they are, with the scores of the texts that can be scored."""
+        scored = self.judged(texts)
+        return [replace(text.verdict, process=each.process) for text, each in zip(texts, scored, strict=True)]
 
     def _verdict(self, text: JudgedText, ends: list[int], scores: list[float]) -> TextVerdict:
         if not all(math.isfinite(score) for score in scores):

@@ -1,12 +1,7 @@
-"""Steps of an answer, where they end in its tokens, one score from theirs. Pure."""
+"""Steps of an answer, where they end in its tokens, and the reward from their score. Pure."""
 
-import math
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-Aggregate = Literal["last", "min", "mean", "product"]
 
 
 @dataclass(frozen=True)
@@ -47,21 +42,6 @@ def token_ends(pieces: Iterable[str], ends: Sequence[int]) -> tuple[int, ...]:
     if len(found) < len(ends):
         raise ValueError(f"a step ends after {ends[len(found)]} characters, all tokens together have {characters}")
     return tuple(found)
-
-
-def aggregated(scores: Sequence[float], how: Aggregate) -> float:
-    """Return one score from those of the steps, 0 without any."""
-    if not scores:
-        return 0.0
-    match how:
-        case "last":
-            return scores[-1]
-        case "min":
-            return min(scores)
-        case "mean":
-            return statistics.fmean(scores)
-        case "product":
-            return math.prod(scores)
 
 
 def combined(outcome: float, score: float, outcome_coefficient: float, coefficient: float) -> float:

@@ -4,6 +4,7 @@ import msgspec
 
 from prefixrl.common.config.load import load
 from prefixrl.common.run.accuracy import Accuracy
+from prefixrl.common.run.best_of_n import CHOICES
 from prefixrl.common.run.plans import ArmResult
 from prefixrl.deploy.evaluate import _kind
 from prefixrl.deploy.results import markdown
@@ -64,6 +65,17 @@ def test_mode_low_rank_and_models_make_a_kind_and_nothing_else_does() -> None:
         _kind(load(EXAMPLES / "arithmetic_direct/run.toml")),
     }
     assert len(others | {usual}) == 5
+
+
+def test_choices_by_a_process_reward_model_have_a_table_of_their_own() -> None:
+    plain = result("a", "p", 0.4)
+    chosen = {name: 0.5 + index / 100 for index, name in enumerate(CHOICES)}
+    found = msgspec.structs.replace(plain.accuracy, majority=0.45, samples=4, chosen=chosen)
+    said = markdown([plain, msgspec.structs.replace(plain, decoding="sampled4", accuracy=found)], [])
+    names = "prm_last_max | prm_min_max | prm_product_max | prm_last_vote | prm_min_vote | prm_product_vote"
+    assert f"| arm | decoding | accuracy | maj | {names} |" in said
+    assert "\n| adapter@4 | sampled4 | 0.400 | 0.450 | 0.500 | 0.510 | 0.520 | 0.530 | 0.540 | 0.550 |" in said
+    assert "prm_" not in markdown([plain], [])
 
 
 def with_means(arm: str, means: dict[str, float], version: int = -1, prefix: str = "") -> ArmResult:

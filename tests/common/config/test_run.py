@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from prefixrl.common.config.filter import FilterConfig, is_within
-from prefixrl.common.config.load import from_json, import_functions, load
+from prefixrl.common.config.load import changed, from_json, import_functions, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import Section
 from prefixrl.common.errors import ConfigError
@@ -157,6 +157,14 @@ def test_settings_go_over_the_file_and_the_last_one_wins(run_file: Path) -> None
 def test_a_setting_without_key_or_value_is_refused_with_an_example(run_file: Path, setting: str) -> None:
     message = refusal(run_file, setting)
     assert message == (f"--set {setting!r} is not KEY=VALUE, for example --set algorithm.kl=1e-3")
+
+
+def test_a_section_that_a_resolved_config_lacks_can_be_set_over_it(run_file: Path) -> None:
+    config = load(run_file)
+    assert config.scorer.prm is None
+    settings = ("scorer.prm.model=org/model", "scorer.prm.format=two_class")
+    found = changed(config, settings, "--set").scorer.prm
+    assert found is not None and (found.model, found.format) == ("org/model", "two_class")
 
 
 def test_a_setting_below_a_value_is_refused(run_file: Path) -> None:

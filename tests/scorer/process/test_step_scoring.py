@@ -93,9 +93,23 @@ def test_a_row_has_the_reward_of_both_sources_and_the_scores_with_their_ends(
     assert right.reward > other.reward
 
 
-def test_an_evaluation_has_the_verdict_alone(step_tag_model: Path) -> None:
-    right, other = scored(step_tag_model, row(RIGHT), row(OTHER), kind="eval").verdicts
-    assert (right.reward, other.reward, right.process, other.process) == (1.0, 0.0, None, None)
+def test_in_an_evaluation_several_answers_have_scores_and_the_verdict_alone_as_reward(step_tag_model: Path) -> None:
+    right, other, cut = scored(step_tag_model, row(RIGHT), row(OTHER), row(RIGHT, "length"), kind="eval").verdicts
+    for verdict, answer, outcome in ((right, RIGHT, 1.0), (other, OTHER, 0.0)):
+        assert verdict.process is not None and verdict.reward == verdict.outcome == outcome
+        assert list(verdict.process.scores) == pytest.approx(plain_scores(step_tag_model, answer), abs=1e-6)
+    assert (cut.reward, cut.process) == (0.0, None)
+
+
+def test_in_an_evaluation_a_single_answer_is_not_scored(step_tag_model: Path) -> None:
+    (alone,) = scored(step_tag_model, row(RIGHT), kind="eval").verdicts
+    assert (alone.reward, alone.process) == (1.0, None)
+
+
+def test_in_an_evaluation_an_answer_too_long_for_the_model_keeps_its_verdict(step_tag_model: Path) -> None:
+    long, other = scored(step_tag_model, row("3 " * 100 + RIGHT), row(OTHER), kind="eval", max_tokens=60).verdicts
+    assert (long.reward, long.status, long.process, long.fault) == (1.0, "ok", None, "")
+    assert other.process is not None
 
 
 def test_a_cut_answer_worth_0_and_one_without_a_verdict_are_not_scored(step_tag_model: Path) -> None:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from prefixrl.common.engines.pieces import pieces_of
-from prefixrl.scorer.process.steps import Step, aggregated, combined, split, token_ends
+from prefixrl.common.wire.aggregates import aggregated
+from prefixrl.scorer.process.steps import Step, combined, split, token_ends
 
 SCORES = [0.9, 0.5, 0.8]
 
