@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -73,10 +73,12 @@ class Outcome(msgspec.Struct, frozen=True):
     rewards: list[float]
     """Mean reward of the trained samples, by iteration."""
     rankings: list[float]
-    """Pairwise accuracy of the reward model, by iteration; empty without one."""
+    """Pairwise accuracy of the reward model, by iteration with groups of right and wrong; empty without a model."""
     final: float
     """Accuracy of the trained policy on held-out problems, greedy."""
     wall_s: float
+    mixed: list[float] = []
+    """Share of groups with right and wrong answers, by iteration."""
 
     @property
     def steps_to_bar(self) -> int | None:
@@ -126,7 +128,8 @@ def run(arm: str, seed: int, size: Size, task: Path) -> Outcome:
     rankings = [each["reward_model_accuracy"] for each in figures if "reward_model_accuracy" in each]
     final = summary["accuracy"]["trained_adapter"]
     rewards = [each["reward"] for each in figures]
-    return Outcome(arm, seed, rewards, rankings, final, round(time.monotonic() - started_s, 1))
+    mixed = [1.0 - each["uniform_groups_fraction"] for each in figures]
+    return Outcome(arm, seed, rewards, rankings, final, round(time.monotonic() - started_s, 1), mixed)
 
 
 def of(outcomes: Sequence[Outcome], arm: str) -> list[Outcome]:
@@ -205,9 +208,11 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
 @click.command()
 @options
 @click.option("--only", multiple=True, metavar="ARM", help="Only this arm; may be repeated.")
-def main(path: Path, quick: bool, only: tuple[str, ...]) -> None:
+@click.option("--seeds", type=click.IntRange(1), help="Only so many seeds.")
+def main(path: Path, quick: bool, only: tuple[str, ...], seeds: int | None) -> None:
     """Compare outcomes alone with process rewards beside them."""
     size = QUICK if quick else FULL
+    size = replace(size, seeds=size.seeds[:seeds])
     path.parent.mkdir(parents=True, exist_ok=True)
     measured, kept = commit(), KeptRuns(path, Outcome, PROGRAM)
     outcomes: list[Outcome] = []

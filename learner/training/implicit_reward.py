@@ -111,10 +111,11 @@ def row_baselines(
     return RowBaselines(offsets, scales)
 
 
-def pairwise_accuracy(scores: Sequence[float], outcomes: Sequence[float], groups: Sequence[int]) -> float:
+def pairwise_accuracy(scores: Sequence[float], outcomes: Sequence[float], groups: Sequence[int]) -> float | None:
     """Return how often the better of two rows of a group has the higher score; mean over groups.
 
-    Pairs weigh by the difference of their outcomes; equal scores count as half; so does a group without such a pair.
+    Pairs weigh by the difference of their outcomes; equal scores count as half. A group whose outcomes are all equal
+    has no pair and does not count; None where no group has one.
     """
     members: dict[int, list[tuple[float, float]]] = {}
     for score, outcome, group in zip(scores, outcomes, groups, strict=True):
@@ -127,5 +128,6 @@ def pairwise_accuracy(scores: Sequence[float], outcomes: Sequence[float], groups
                 if better > worse:
                     weight += better - worse
                     right += (better - worse) * (float(high > low) + 0.5 * float(high == low))
-        shares.append(right / weight if weight else 0.5)
-    return sum(shares) / len(shares)
+        if weight:
+            shares.append(right / weight)
+    return sum(shares) / len(shares) if shares else None

@@ -71,7 +71,8 @@ def with_process_rewards(
     means, scores = _per_row(scored, measured, len(data.rewards), divisor)
     groups = [0] * len(data.groups) if objective.is_one_group else data.groups
     baselines = row_baselines(means, groups, objective.process_baseline, objective.std_floor or 0.0)
-    figures["reward_model_accuracy"] = pairwise_accuracy(scores, data.rewards, data.groups)
+    if (ranked := pairwise_accuracy(scores, data.rewards, data.groups)) is not None:
+        figures["reward_model_accuracy"] = ranked
     figures["process_largest_return"] = largest
     done = [
         [

@@ -166,8 +166,17 @@ def test_loss_and_pairwise_accuracy_are_those_of_loops(given_rows: Any, data: st
         pairs = [(a, b) for i, a in enumerate(own) for b in own[:i] if a[0] != b[0]]
         weights = [abs(a[0] - b[0]) for a, b in pairs]
         right = [0.5 if a[1] == b[1] else float((a[0] > b[0]) == (a[1] > b[1])) for a, b in pairs]
-        shares.append(sum(w * r for w, r in zip(weights, right, strict=True)) / sum(weights) if pairs else 0.5)
-    assert pairwise_accuracy(scores, outcomes, groups) == pytest.approx(sum(shares) / len(shares))
+        if pairs:
+            shares.append(sum(w * r for w, r in zip(weights, right, strict=True)) / sum(weights))
+    found = pairwise_accuracy(scores, outcomes, groups)
+    assert found == (pytest.approx(sum(shares) / len(shares)) if shares else None)
+
+
+def test_groups_that_are_all_right_or_all_wrong_do_not_count_in_the_pairwise_accuracy() -> None:
+    ranked, uniform = ([0.9, 0.1], [1.0, 0.0]), ([0.2, 0.7, 0.3, 0.4], [1.0, 1.0, 0.0, 0.0])
+    scores, outcomes = ranked[0] + uniform[0], ranked[1] + uniform[1]
+    assert pairwise_accuracy(scores, outcomes, [0, 0, 1, 1, 2, 2]) == 1.0
+    assert pairwise_accuracy(*uniform, [1, 1, 2, 2]) is None
 
 
 def test_a_confident_wrong_row_still_has_a_gradient() -> None:
