@@ -73,11 +73,15 @@ def _placed(config: "RunConfig") -> "RunConfig":
     from prefixrl.common.run.placement import VARIABLE, neighbours, read
 
     placed = read(os.environ.get(VARIABLE, ""))
-    if not any(len(names) > 1 for names in neighbours(placed).values()):
+    is_crowded = any(len(names) > 1 for names in neighbours(placed).values())
+    if not is_crowded and (config.scorer.prm is None or config.scorer.prm.device == "cpu"):
         return config
+    from prefixrl.learner.run.budget import device_bytes
     from prefixrl.learner.run.forecast import forecast
     from prefixrl.learner.run.shares import with_shares
 
+    if not is_crowded and device_bytes(config) is None:
+        return config
     config, lines = with_shares(config, placed, forecast(config).prompt_tokens)
     log.info("%s", "; ".join(lines))
     return config

@@ -20,6 +20,8 @@ _ONLY_WITH_FORMAT: OnlyWith = {
     "system": (("two_class",), "the prompt is no conversation"),
 }
 _SUM_ROUNDING = 1e-9
+USUAL_SHARE = 0.3
+"""vLLM's share of the device: the target has most of it."""
 
 NotEmpty = Annotated[str, Field(min_length=1)]
 
@@ -67,6 +69,11 @@ class ProcessModelConfig(Section):
     """Most tokens of one forward, padding included; a longer text is a forward of its own."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """vLLM's share of the device for this model. Absent: 0.3."""
+
+    @property
+    def device_share(self) -> float:
+        """Share of the device in vLLM."""
+        return self.gpu_memory_utilization or USUAL_SHARE
 
     @property
     def tag(self) -> str:

@@ -185,6 +185,19 @@ class ScorerConfig(EngineConfig):
         return self
 
     @model_validator(mode="after")
+    def _both_models_have_a_share(self) -> "ScorerConfig":
+        own, prm = self.vllm.gpu_memory_utilization, self.prm
+        is_one_device = prm is not None and prm.device != "cpu" and self.device != "cpu"
+        if own is None or prm is None or prm.engine != "vllm" or not is_one_device or own + prm.device_share <= 1:
+            return self
+        given = "" if prm.gpu_memory_utilization else " (its default)"
+        raise ValueError(
+            f"vllm.gpu_memory_utilization = {own:g} and prm.gpu_memory_utilization = {prm.device_share:g}{given}: "
+            f"target and process reward model are on one GPU and would have {own + prm.device_share:.2f} of its "
+            f"memory; lower one of them, so that their sum is below 1"
+        )
+
+    @model_validator(mode="after")
     def _check(self) -> "ScorerConfig":
         if self.extension_tokens is not None and self.truncated != "extend":
             raise ValueError(

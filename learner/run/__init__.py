@@ -6,6 +6,7 @@ forecast.py          the text of `--check`
 budget.py            its memory and time for a config, and what cannot fit
 footprint.py         bytes of a learner rank and of an engine; pure
 pace.py              work of an iteration and its seconds; pure
+process_model.py     memory of a scorer's process reward model
 shares.py            shares of a GPU where several processes are on it
 model_shapes.py      shapes and sizes of models that are not loaded
 batch_fractions.py   fractions of a batch

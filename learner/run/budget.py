@@ -18,16 +18,17 @@ from prefixrl.learner.run.footprint import (
 )
 from prefixrl.learner.run.model_shapes import parameters, shape_of
 from prefixrl.learner.run.pace import IterationWork, engine_s, learner_s
+from prefixrl.learner.run.process_model import process_fault, process_share
 from prefixrl.learner.training.attention import shares_prompts
 from prefixrl.learner.training.plan import Lengths, Plan, line_tokens, plan_iteration
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-HIDDEN_COPIES = 12
-"""Hidden states that a layer holds at once without gradients: residual, norms, attention and the wide inner layer."""
 SETS = 2
 """Versions in the host's memory (`learner/weights/copies.py`)."""
 VLLM_SHARE = 0.92
 """vLLM's own default of `gpu_memory_utilization`."""
+FREE = 0.02
+"""Share of a GPU that is left free where several models are on it."""
 VLLM_ROWS, VLLM_ROWS_LARGE = 256, 1024
 """vLLM's own defaults of `max_num_seqs`; the second on large devices (not on an A100, whose name is not known here)."""
 VLLM_LARGE_BYTES = 70 * GIB
@@ -207,7 +208,7 @@ def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
     if isinstance(found, str):
         return [found]
     section = section_of(config, role)
-    share = _share(section)
+    share = _share(config, role, limit)
     of_device = "" if limit is None else f" of {share:.2f} x {limit / GIB:.1f} GiB"
     cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
     if found.rows_in_room is not None:
@@ -236,7 +237,7 @@ def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
     if isinstance(found, str) or found.rows_in_room != 0:
         return ""
     assert limit is not None
-    section, share = section_of(config, role), _share(section_of(config, role))
+    section, share = section_of(config, role), _share(config, role, limit)
     devices = section.vllm.tensor_parallel_size
     return (
         f"a {role}'s weights ({found.weights / GIB:.1f} GiB) leave no room for keys and values of one row in "
@@ -267,26 +268,8 @@ def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) 
     rows = config.rows_per_job(role) if is_transformers else section.vllm.max_num_seqs or _vllm_rows(limit)
     shape = shape_of(model)
     token_cache = shape.cache_bytes(width) if shape else 0
-    room = None if limit is None or section.device == "cpu" else int(limit * _share(section))
+    room = None if limit is None or section.device == "cpu" else int(limit * _share(config, role, limit))
     return engine_footprint(weights, token_cache, row_tokens, rows, section.vllm.gpus, room)
-
-
-def process_lines(config: RunConfig) -> list[str]:
-    """Return the line of a scorer's process reward model; none without."""
-    prm = config.scorer.prm
-    if prm is None:
-        return []
-    known, shape = parameters(prm.model), shape_of(prm.model)
-    if known is None:
-        return ["a scorer's process reward model: its size is not known before it is downloaded"]
-    width = _DTYPE_BYTES.get(prm.dtype, 2)
-    on_disk = sum(path.stat().st_size for path in Path(prm.model).glob("*.safetensors"))
-    weights = on_disk if prm.dtype == "auto" and on_disk else width * known[0]
-    batch = ""
-    if shape is not None:
-        hidden = prm.batch_tokens * shape.hidden * width * HIDDEN_COPIES
-        batch = f", about {hidden / GIB:.2f} GiB for a forward of {prm.batch_tokens:,} tokens"
-    return [f"a scorer's process reward model, beside its target: {weights / GIB:.2f} GiB of weights{batch}"]
 
 
 def section_of(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
@@ -299,8 +282,10 @@ def _vllm_rows(limit: int | None) -> int:
     return VLLM_ROWS_LARGE if limit is not None and limit >= VLLM_LARGE_BYTES else VLLM_ROWS
 
 
-def _share(section: EngineConfig) -> float:
-    return section.vllm.gpu_memory_utilization or VLLM_SHARE
+def _share(config: RunConfig, role: str, limit: int | None) -> float:
+    given = section_of(config, role).vllm.gpu_memory_utilization
+    beside = process_share(config, limit) if role == "scorer" else 0.0
+    return given or (max(0.0, 1.0 - FREE - beside) if beside else VLLM_SHARE)
 
 
 # --- time -----------------------------------------------------------------------------------------------------------
@@ -356,6 +341,7 @@ def check_fit(config: RunConfig, prompt_tokens: int) -> None:
     limit = device_bytes(config)
     plan = rank_plan(config, prompt_tokens)
     faults = [learner_fault(plan, limit) if plan else ""]
+    faults += [process_fault(config, limit)]
     faults += [engine_fault(config, role, prompt_tokens, limit) for role in ("rollout", "scorer")]
     if any(faults):
         raise ConfigError("; and ".join(filter(None, faults)))

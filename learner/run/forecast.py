@@ -8,6 +8,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.data import problems
 from prefixrl.learner.run import budget
 from prefixrl.learner.run.model_shapes import parameters
+from prefixrl.learner.run.process_model import process_lines
 
 TOKEN_CHARS, TEMPLATE_TOKENS = 3, 48
 """Estimate of a question's tokens before a tokenizer is read: its characters, and the chat template around it."""
@@ -88,7 +89,7 @@ def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
     engines = [
         line for role in ("rollout", "scorer") for line in budget.engine_lines(config, role, prompt_tokens, limit)
     ]
-    return [*sizes, *learner, *engines, *budget.process_lines(config)]
+    return [*sizes, *learner, *engines, *process_lines(config, limit)]
 
 
 def _data(kind: str, loaded: problems.Loaded) -> list[str]:

@@ -10,6 +10,7 @@ from prefixrl.common.hub import cached_file
 from prefixrl.learner.run.footprint import ModelShape
 
 LLAMA_LIKE = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+BIASED = {"Qwen2ForCausalLM", "Qwen2ForProcessRewardModel"}
 PUBLISHED = {
     "Qwen2.5-0.5B": ModelShape(24, 896, 4864, 14, 2, 64, 151_936, True, True),
     "Qwen2.5-1.5B": ModelShape(28, 1536, 8960, 12, 2, 128, 151_936, True, True),
@@ -22,6 +23,9 @@ PUBLISHED = {
     "Llama-3.2-3B": ModelShape(28, 3072, 8192, 24, 8, 128, 128_256, True),
     "Llama-3.1-8B": ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256),
     "Llama-3.1-70B": ModelShape(80, 8192, 28_672, 64, 8, 128, 128_256),
+    "Qwen2.5-Math-PRM-7B": ModelShape(28, 3584, 18_944, 28, 4, 128, 152_064, False, True),
+    "Qwen2.5-Math-PRM-72B": ModelShape(80, 8192, 29_568, 64, 8, 128, 152_064, False, True),
+    "math-shepherd-mistral-7b-prm": ModelShape(32, 4096, 14_336, 32, 8, 128, 32_000),
 }
 """Models of the families that the recipes name, which are told by the beginning of a hub name."""
 
@@ -33,7 +37,7 @@ def shape_of(model: str) -> ModelShape | None:
         return _published(model)
     config = json.loads(path.read_text(encoding="utf-8"))
     kinds = set(config.get("architectures") or ())
-    if not kinds & LLAMA_LIKE:
+    if not kinds & (LLAMA_LIKE | BIASED):
         return None
     heads = config["num_attention_heads"]
     return ModelShape(
@@ -45,7 +49,7 @@ def shape_of(model: str) -> ModelShape | None:
         head_size=config.get("head_dim") or config["hidden_size"] // heads,
         vocabulary=config["vocab_size"],
         is_tied=bool(config.get("tie_word_embeddings", False)),
-        is_biased="Qwen2ForCausalLM" in kinds,
+        is_biased=bool(kinds & BIASED),
     )
 
 

@@ -18,9 +18,6 @@ from prefixrl.common.errors import DataError
 from prefixrl.scorer.process.formats import Marked, StepForm
 from prefixrl.scorer.process.torch_model import check_candidates, head_of
 
-GPU_SHARE = 0.3
-"""Share of the device by default: the target has most of it."""
-
 
 class VllmStepModel:
     """A loaded model, of either format."""
@@ -54,7 +51,7 @@ class VllmStepModel:
         if platform == "cpu":
             arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES}
         else:
-            arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization or GPU_SHARE
+            arguments["gpu_memory_utilization"] = settings.device_share
         try:
             self._llm = _started(arguments, self._is_causal)
         except (ValueError, RuntimeError) as error:
