@@ -5,7 +5,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
+from prefixrl.common.wire.messages import GroupPrefixes, Prompt, ScoredGroup
 
 State = Literal["queued", "sampling", "sampled", "scoring", "spare", "scored", "batched"]
 
@@ -17,8 +17,8 @@ class PromptSource(Protocol):
     def total(self) -> int | None:
         """Number of prompts to ask, None when the order repeats for ever."""
 
-    def identity(self, prompt_index: int, /) -> str:
-        """Return the id of the prompt at this position."""
+    def prompt(self, prompt_index: int, /) -> Prompt:
+        """Return the prompt at this position."""
 
     def source(self, prompt_index: int, /) -> str:
         """Return the name that figures of this prompt are listed under."""

@@ -186,7 +186,7 @@ class Ledger:
 
     def _may_take(self, group: GroupPrefixes, version: int, states: tuple[State, ...]) -> bool:
         live = self._live.get(group.seq)
-        if not live or live.state not in states or self._prompts.identity(live.prompt) != group.prompt.prompt_id:
+        if not live or live.state not in states or self._prompts.prompt(live.prompt) != group.prompt:
             return False
         if live.version == version:
             return True

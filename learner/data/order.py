@@ -44,10 +44,6 @@ class PromptOrder:
             index = sum(self._mixture.sizes[:source]) + int(order[position])
         return self._prompts[index]
 
-    def identity(self, prompt_index: int) -> str:
-        """Return the prompt id of an index."""
-        return self.prompt(prompt_index).prompt_id
-
     def source(self, prompt_index: int) -> str:
         """Return the name that figures of an index are listed under."""
         return self.prompt(prompt_index).source

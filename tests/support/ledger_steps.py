@@ -1,6 +1,6 @@
 """Moves a ledger by hand: sample what the window allows, deliver verdicts for a group."""
 
-from prefixrl.common.wire.messages import Fault, GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages import Fault, GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.ledger import Ledger
 from support.ledger_world import Places
@@ -20,7 +20,7 @@ def sample(ledger: Ledger, version: int = 0) -> list[int]:
 
 
 def prefixes(ledger: Ledger, seq: int) -> GroupPrefixes:
-    prompt = Prompt(Places(None).identity(ledger.prompt_index(seq)), "?", "1")
+    prompt = Places(None).prompt(ledger.prompt_index(seq))
     return GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(ROW, ROW))
 
 
@@ -38,7 +38,7 @@ def score(
     Whether the ledger took them.
     """
     place = {group.seq: group.prompt for group in ledger.live()}.get(seq, seq)
-    prompt = Prompt(Places(None).identity(place), "?", "1")
+    prompt = Places(None).prompt(place)
     rows = len(rewards) + errors + cut
     group = GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(ROW,) * rows)
     verdicts = [

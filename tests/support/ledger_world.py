@@ -27,8 +27,8 @@ class Places:
     def __init__(self, places: int | None) -> None:
         self.total = places
 
-    def identity(self, place: int) -> str:
-        return f"p{place % 10}"
+    def prompt(self, place: int) -> Prompt:
+        return Prompt(f"p{place % 10}", "?", "1", source=self.source(place))
 
     def source(self, place: int) -> str:
         return "odd" if place % 2 else "even"
@@ -105,7 +105,7 @@ class World:
             finish="length",
             spans=spans,
         )
-        prompt = Prompt(Places(None).identity(place), "?", "1")
+        prompt = Places(None).prompt(place)
         return GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(row,))
 
     def deliver_prefixes(self, groups: tuple[GroupPrefixes, ...], sampled_s: float = 0.0) -> None:

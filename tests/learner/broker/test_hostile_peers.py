@@ -374,6 +374,10 @@ POISON: dict[str, tuple[Callable[[GroupPrefixes], GroupPrefixes], str]] = {
         lambda group: replace(group, prompt=replace(group.prompt, question="?")),
         "another prompt or seed in groups [0]",
     ),
+    "another source": (
+        lambda group: replace(group, prompt=replace(group.prompt, source="?")),
+        "another prompt or seed in groups [0]",
+    ),
     "another seed": (lambda group: replace(group, seed=0), "another prompt or seed in groups [0]"),
 }
 

@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 
 from prefixrl.common.config.algorithm import AdmissionRule
-from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages import GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.filtering import AccuracyFilter
@@ -72,13 +72,7 @@ class Tiny:
         item = self.sampling.pop(place)
         places = {group.seq: group.prompt for group in self.ledger.live()}
         groups = [
-            GroupPrefixes(
-                seq=seq,
-                prompt=Prompt(Places(None).identity(places[seq]), "?", "1"),
-                seed=seq,
-                prompt_tokens=b"",
-                rows=(ROW,),
-            )
+            GroupPrefixes(seq=seq, prompt=Places(None).prompt(places[seq]), seed=seq, prompt_tokens=b"", rows=(ROW,))
             for seq in item.seqs
             if seq in places
         ]

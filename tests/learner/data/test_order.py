@@ -17,7 +17,7 @@ def problems(count: int) -> list[Prompt]:
 @given(count=st.integers(1, 30), seed=st.integers(0, 2**32), epoch=st.integers(0, 5))
 def test_every_epoch_shows_every_problem_once(count: int, seed: int, epoch: int) -> None:
     order = PromptOrder(problems(count), seed, None)
-    shown = [order.identity(epoch * count + place) for place in range(count)]
+    shown = [order.prompt(epoch * count + place).prompt_id for place in range(count)]
     assert Counter(shown) == Counter(f"p{i}" for i in range(count))
 
 
@@ -32,9 +32,9 @@ def test_a_prompt_index_holds_the_same_problem_in_whatever_order_it_is_asked_for
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     order, other = (PromptOrder(problems(50), seed, None) for seed in (1, 2))
-    first, second = ([order.identity(start + i) for i in range(50)] for start in (0, 50))
+    first, second = ([order.prompt(start + i).prompt_id for i in range(50)] for start in (0, 50))
     assert first != second
-    assert first != [other.identity(i) for i in range(50)]
+    assert first != [other.prompt(i).prompt_id for i in range(50)]
     assert first != [f"p{i}" for i in range(50)]
 
 
@@ -64,7 +64,7 @@ def test_every_epoch_gives_every_source_its_share_to_within_a_place(given: list[
     order, ids = mixed(given, seed)
     places, weight = sum(map(len, ids)), sum(weight for _, weight in given)
     for epoch in range(3):
-        shown = [order.identity(epoch * places + i) for i in range(places)]
+        shown = [order.prompt(epoch * places + i).prompt_id for i in range(places)]
         counts = Counter(each.partition("-")[0] for each in shown)
         for source, (_, own) in enumerate(given):
             assert abs(counts[str(source)] - own / weight * places) <= 1
@@ -76,7 +76,7 @@ def test_a_source_is_shown_whole_before_any_of_its_problems_comes_again(
 ) -> None:
     order, ids = mixed(given, seed)
     epochs = 4
-    seen = Counter(order.identity(place) for place in range(epochs * sum(map(len, ids))))
+    seen = Counter(order.prompt(place).prompt_id for place in range(epochs * sum(map(len, ids))))
     for names in ids:
         counts = [seen[name] for name in names]
         assert max(counts) - min(counts) <= 1
@@ -85,9 +85,9 @@ def test_a_source_is_shown_whole_before_any_of_its_problems_comes_again(
 def test_a_mixture_is_the_same_whoever_asks_and_in_whatever_order() -> None:
     given = [(3, 0.7), (40, 0.3)]
     first, second = mixed(given, 5)[0], mixed(given, 5)[0]
-    shown = [first.identity(place) for place in range(200)]
-    assert [second.identity(place) for place in reversed(range(200))] == shown[::-1]
-    assert shown != [mixed(given, 6)[0].identity(place) for place in range(200)]
+    shown = [first.prompt(place).prompt_id for place in range(200)]
+    assert [second.prompt(place).prompt_id for place in reversed(range(200))] == shown[::-1]
+    assert shown != [mixed(given, 6)[0].prompt(place).prompt_id for place in range(200)]
     assert shown[:43] != sorted(shown[:43]), "sources are interleaved"
 
 
