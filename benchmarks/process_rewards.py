@@ -145,10 +145,18 @@ def figures_of(outcomes: Sequence[Outcome], iterations: int) -> list[Figure]:
         steps = [float(each.steps_to_bar or iterations) for each in cell]
         found.append(mean_figure(f"iterations to a reward of {BAR}, {arm}", "iterations", steps))
         found.append(mean_figure(f"final accuracy, {arm}", "share", [each.final for each in cell]))
-        if cell[0].rankings:
-            best = [max(_smoothed(each.rankings)) for each in cell]
+        if ranked := [each for each in cell if each.rankings]:
+            best = [max(_smoothed(each.rankings)) for each in ranked]
             found.append(mean_figure(f"best pairwise accuracy, {arm}", "share", best))
+            steps = [float(_first_above(each.rankings) or iterations) for each in ranked]
+            found.append(mean_figure(f"iterations to a pairwise accuracy of {BAR}, {arm}", "iterations", steps))
     return found
+
+
+def _first_above(values: Sequence[float]) -> int | None:
+    """First iteration at which the smoothed values are above the bar; None where they never are."""
+    smoothed = _smoothed(values)
+    return next((len(values) - len(smoothed) + at for at, each in enumerate(smoothed, 1) if each > BAR), None)
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
@@ -159,26 +167,41 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 def markdown(outcomes: Sequence[Outcome], size: Size, report: Report) -> str:
     """The page beside the figures."""
     lines = [
-        f"| arm | iterations to {BAR}, by seed | final accuracy | mean reward of samples | best pairwise accuracy |",
+        f"| arm | iterations to {BAR}, by seed | final accuracy | mean reward of samples | pairwise accuracy |",
         "|---|---|---|---|---|",
     ]
     for arm in dict.fromkeys(each.arm for each in outcomes):
         cell = of(outcomes, arm)
         steps = ", ".join(str(each.steps_to_bar or "never") for each in cell)
         reward = _interval([sum(each.rewards) / len(each.rewards) for each in cell])
-        best = _interval([max(_smoothed(each.rankings)) for each in cell]) if cell[0].rankings else "-"
+        best = _rankings([each for each in cell if each.rankings])
         lines.append(f"| {arm} | {steps} | {_interval([each.final for each in cell])} | {reward} | {best} |")
     table = "\n".join(lines)
     return f"""# Process rewards beside outcomes alone
 
 `python -m benchmarks.process_rewards`: answers of 31 to 35 tokens, one reward each, {size.iterations} iterations of 32
 groups of 8, {len(size.seeds)} seeds, synchronous. Rewards are means over {SMOOTHED} iterations; accuracy is greedy, on
-256 held-out problems; in brackets 95 % intervals of the mean over seeds.
+256 held-out problems; in brackets 95 % intervals of the mean over seeds. Pairwise accuracy is that of the reward model,
+over the groups with right and wrong answers: the best mean of {SMOOTHED} iterations, and the first one above {BAR}.
 
 Commit `{report.commit}`, {report.machine["cores"]} cores of {report.machine["cpu"]}, {report.wall_s:.0f} s.
 
 {table}
 """
+
+
+def _rankings(ranked: Sequence[Outcome]) -> str:
+    """Best and last pairwise accuracies by seed, and the share of groups that they are over."""
+    if not ranked:
+        return "-"
+    cells = []
+    for each in ranked:
+        smoothed, mixed = _smoothed(each.rankings), _smoothed(each.mixed)
+        cells.append(
+            f"seed {each.seed}: best {max(smoothed):.3f}, above {BAR} from {_first_above(each.rankings) or 'never'}, "
+            f"at the end {smoothed[-1]:.3f} (over {mixed[0]:.0%} of the groups at first, {mixed[-1]:.0%} at the end)"
+        )
+    return "; ".join(cells)
 
 
 def _interval(values: Sequence[float]) -> str:
