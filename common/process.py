@@ -202,10 +202,14 @@ def own(directory: Path) -> TextIO:
 def write_atomically(path: Path, content: str) -> None:
     """Replace a text file at once: a reader, even after a power cut, sees old or new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(content, encoding="utf-8")
-    # Without it a name may reach the disk before its content.
-    sync(temporary)
-    temporary.replace(path)
+    try:
+        temporary.write_text(content, encoding="utf-8")
+        # Without it a name may reach the disk before its content.
+        sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 

@@ -12,11 +12,10 @@ is started again. A learner that is killed is started again and resumes from its
 import os
 import shlex
 import shutil
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,69 +25,27 @@ import msgspec
 from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PeerLost
-from prefixrl.common.process import PARENT_VARIABLE, RestartBudget, end_children, own, printable, stop_event
+from prefixrl.common.process import PARENT_VARIABLE, end_children, own, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.placement import LEARNER, described, gpus_here, place, processes_of, visible
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
+from prefixrl.deploy.child import Child
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.status import View
 
 LEARNER_RESTARTS = 3
-WORKER_RESTARTS = 10
 STOPPED_BY_BROKER_S = 20.0
 """If the learner ends within this time, its broker had stopped a worker that ended without a fault."""
-STOP_LEARNER_S = 60.0
 STOP_WORKER_S = 10.0
 STOPPED = 130
 """Exit code of a command that was interrupted."""
+STOP_S = 60.0
+SAVED_BYTES_PER_S = 25e6
+"""A slow shared file system; a checkpoint is written, synced and read back."""
 TICK_S = 0.2
-TAIL_LINES = 12
 KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer"}
 """Keys of `config.json` in every release; a model folder has a `config.json` too."""
-
-
-@dataclass
-class Child:
-    """One process and the way to start it again."""
-
-    name: str
-    command: list[str]
-    log_path: Path
-    environment: dict[str, str]
-    budget: RestartBudget = field(default_factory=lambda: RestartBudget(WORKER_RESTARTS))
-    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
-    log_from_bytes: int = 0
-    """Size of the log at the last start: it may hold earlier runs."""
-    ended_s: float | None = None
-    """Monotonic time at which its end was noticed."""
-
-    def start(self) -> None:
-        """Start it; its output is appended to its log."""
-        self.budget.started_s, self.ended_s = time.monotonic(), None
-        with self.log_path.open("ab") as output:
-            self.log_from_bytes = output.tell()
-            # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
-            self.process = subprocess.Popen(
-                self.command, stdout=output, stderr=output, env=self.environment, start_new_session=True
-            )
-
-    @property
-    def code(self) -> int | None:
-        """Exit code, None while it runs."""
-        return self.process.poll() if self.process else None
-
-    def tail(self) -> str:
-        """Return the end of its log."""
-        return printable("\n".join(self._log().splitlines()[-TAIL_LINES:]))
-
-    def error(self) -> str:
-        """Return the message of the error it ended with, "" where it left none."""
-        _, found, message = f"\n{self._log()}".rpartition("\nerror: ")
-        return message.strip() if found else ""
-
-    def _log(self) -> str:
-        return self.log_path.read_bytes()[self.log_from_bytes :].decode(errors="replace")
 
 
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
@@ -108,7 +65,12 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
     if stop.is_set() or code == Halted.exit_code:
         again = shlex.join(["prefixrl", "launch", str(run_file), *flags])
         what = "stopped" if stop.is_set() else "the learner was asked to stop"
-        click.echo(f"{what}; run `{again}` again to resume ({directory})")
+        how = f"run `{again}` again to resume ({directory})"
+        if fault := launcher.fault_of_stop():
+            click.echo(f"{what}, but {fault}; then {how}", err=True)
+            code = launcher.learner.code or STOPPED
+            return code if code > 0 else STOPPED
+        click.echo(f"{what}; {how}")
         return STOPPED
     if code == 0:
         write_report(directory)
@@ -183,11 +145,34 @@ class Launcher:
             return self._run(stopped)
         finally:
             # The learner first, so that it can save.
-            self._stop([self.learner], STOP_LEARNER_S)
+            patience_s = stop_s(self._config)
+            if stopped() and self.learner.code is None:
+                click.echo(
+                    f"stopping: the learner ends its iteration and saves, within {patience_s:.0f} s (launch.stop_s); "
+                    f"Ctrl-C again gives up what is not saved",
+                    err=True,
+                )
+            self._stop([self.learner], patience_s)
             self._stop(self.workers, STOP_WORKER_S)
+            for child in (self.learner, *self.workers):
+                child.close()
 
     def _stop(self, children: list[Child], patience_s: float) -> None:
         end_children([child.process for child in children if child.process], patience_s, with_groups=True)
+
+    def fault_of_stop(self) -> str:
+        """Return what went wrong in a stop, and where a next start begins; "" if all is saved."""
+        code = self.learner.code
+        if code is None or code in (0, Halted.exit_code):
+            return ""
+        newest = max((self._directory / "checkpoints").glob("step_????????"), default=None)
+        begins = f"the next start begins at iteration {int(newest.name[5:]) if newest else 0}"
+        if code == -signal.SIGKILL:
+            why = f"the learner had not saved after {stop_s(self._config):.0f} s and was killed; raise launch.stop_s"
+        else:
+            end = self.learner.error() or f"the end of {self.learner.log_path}:\n{self.learner.tail()}"
+            why = f"the learner ended with exit code {code}: {end}"
+        return f"{why}; {begins}"
 
     def report_failure(self, code: int) -> None:
         """Print why the learner ended; raise ConfigError where the user made the mistake."""
@@ -214,6 +199,8 @@ class Launcher:
                 for worker in self.workers:
                     if worker.code is not None:
                         self._worker_ended(worker, worker.code)
+                for line in self.learner.news():
+                    self._view.announce(line)
                 self._view.refresh()
                 time.sleep(TICK_S)
         return STOPPED
@@ -251,6 +238,15 @@ class Launcher:
     def _restart(self, child: Child, code: int) -> None:
         self._view.announce(f"{child.name} ended with exit code {code}: starting it again ({child.budget.used})")
         child.start()
+
+
+def stop_s(config: RunConfig) -> float:
+    """Return the time for the learner to stop, by the size of a checkpoint if not configured."""
+    if config.launch.stop_s is not None:
+        return config.launch.stop_s
+    newest = max((Path(config.directory) / "checkpoints").glob("step_????????"), default=None)
+    size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file()) if newest else 0
+    return STOP_S + size / SAVED_BYTES_PER_S
 
 
 def _modified(path: Path) -> int:

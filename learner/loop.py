@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import Halted, NothingToTrain
+from prefixrl.common.errors import Halted, NothingToTrain, NotSaved
 from prefixrl.common.run.service import Service
 from prefixrl.common.weights.low_rank import published_name
 from prefixrl.common.wire.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
@@ -75,6 +75,10 @@ class Learner:
     is_stopping: bool = False
     saved: int = -1
     """Iteration of the newest checkpoint."""
+    unsaved: int = 0
+    """Checkpoints in a row that could not be written."""
+    save_next: int = 0
+    """Iteration before which no checkpoint is tried again."""
 
     def run(self) -> None:
         """Train until the data is used up, then evaluate and write the summary.
@@ -179,10 +183,21 @@ class Learner:
         return min(1.0, self.busy_s / passed_s) if passed_s else 0.0
 
     def save_if_due(self) -> None:
-        """Checkpoint on the configured iterations."""
+        """Checkpoint on the configured iterations; one that failed is tried after 1, 2, 4, ... more."""
         every = self.config.checkpoint.every
-        if every and self.iteration % every == 0:
+        is_due = every and (self.iteration % every == 0 or self.unsaved)
+        if not is_due or self.iteration < self.save_next:
+            return
+        try:
             self.save()
+        except NotSaved as fault:
+            if self.config.checkpoint.on_failure == "stop":
+                raise
+            self.save_next = self.iteration + min(every, 2**self.unsaved)
+            self.unsaved += 1
+            log.error("%s; the run goes on and tries again after iteration %d", fault, self.save_next)
+        else:
+            self.unsaved = 0
 
     def save(self) -> None:
         """Write a checkpoint of this iteration unless it is there already; a collective."""

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import PeerLost
+from prefixrl.common.errors import PeerLost, TrainingFault
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.service import Service
@@ -18,6 +18,7 @@ from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
+from prefixrl.learner.run.disk_room import check_room
 from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking, check_packages
 from prefixrl.learner.servers import CLOSE_S, Servers
@@ -41,6 +42,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         check_packages(config.log)
         read = problems.read_all(config)
         run_directory = RunDirectory(config)
+        check_room(config)
         is_resumed = (run_directory.path / ENDPOINT_FILE).exists()
         check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
         training = problems.keep(run_directory.path, *read)
@@ -123,7 +125,8 @@ def _run(
             servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check
         )
         assert service, "rank 0 speaks for the learner"
-        rank_zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, iteration), service)
+        metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped))
+        rank_zero = RankZeroParts(servers, publisher, arms, metrics, service)
         tracking = Tracking(directory) if config.log.tensorboard or config.log.wandb else None
         models.on_forward = service.progressed
     learner = Learner(config, directory, client, models, rank_zero, len(training), stopped, probe, iteration)
@@ -138,6 +141,14 @@ def _run(
                     tracking.close()
         client.close()
         distributed.stop()
+
+
+def _raise_if(stopped: Callable[[], bool]) -> None:
+    if stopped():
+        raise TrainingFault(
+            "asked to stop while the disk is full: neither metrics nor a checkpoint can be written; iterations after "
+            "the newest checkpoint are trained again"
+        )
 
 
 class _Moved(PeerLost):

@@ -42,6 +42,12 @@ def write(path: Path, rows: Iterable[msgspec.Struct]) -> None:
 
 
 def append(path: Path, rows: Iterable[msgspec.Struct]) -> None:
-    """Write rows at the end of a file."""
-    with path.open("ab") as file:
-        file.write(msgspec.json.Encoder().encode_lines(rows))
+    """Write rows at the end of a file: all, or none where it raises OSError."""
+    with path.open("ab", buffering=0) as file:
+        before, rest = file.tell(), memoryview(msgspec.json.Encoder().encode_lines(rows))
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(before)
+            raise

@@ -49,6 +49,8 @@ class BatchDesk:
         """Time that ranks so waited, since the newest iteration was finished."""
         self._newest: tuple[int, tuple[messages.BatchGroup, ...], dict[str, float]] | None = None
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
+        self._is_new = False
+        """True if that batch was formed by the newest answers."""
         self._is_halting = False
         self.waiting_for = ""
         self._no_more: messages.CannotGoOn | None = None
@@ -69,6 +71,7 @@ class BatchDesk:
     def answers(self, now_s: float) -> dict[bytes, Answer]:
         """Return the answers that are due; the ledger's new records must be written before they go."""
         answers: dict[bytes, Answer] = {}
+        self._is_new = False
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         self._short_s += passed_s * self._is_short
         self._is_short = False
@@ -92,6 +95,24 @@ class BatchDesk:
         for cause, wait_s in waits.items():
             self._waited_s[cause] = self._waited_s.get(cause, 0.0) + wait_s
         return answers
+
+    def put_off(self, obstacle: str, now_s: float) -> dict[bytes, Answer]:
+        """Return a halt, or `obstacle`, for every rank that has waited for a proof of life."""
+        self._looked_s, self._is_short, self.waiting_for = now_s, False, obstacle
+        answers: dict[bytes, Answer] = {}
+        for peer, (request, since_s) in list(self._waiting.items()):
+            if self._must_halt(request.iteration):
+                answers[peer] = messages.Halt(request.iteration), []
+            elif now_s - since_s > NOT_YET_EVERY_S:
+                answers[peer] = messages.NotYet(request.iteration, obstacle), []
+        for peer in answers:
+            del self._waiting[peer]
+        return answers
+
+    def withhold(self) -> None:
+        """Note that the newest answers are not sent: a batch formed for them is held by nobody."""
+        if self._is_new:
+            self._newest = None
 
     def iteration_done(self, done: messages.IterationDone, now_s: float) -> None:
         """Note that every rank finished an iteration; ValueError if no batch of it was handed out."""
@@ -123,8 +144,7 @@ class BatchDesk:
         if request.iteration > ledger.completed:
             # A rank that is ahead of rank 0's report: one message away, no fault.
             return Awaited("report", f"the report that iteration {request.iteration - 1} is done")
-        # Ranks leave the loop at one iteration or a collective hangs: where one may hold its shard, all get theirs.
-        if self._is_halting and not self._no_more and not self._may_be_held(request.iteration):
+        if self._must_halt(request.iteration):
             return messages.Halt(request.iteration), []
         choice = self._no_more or ledger.batch(request.iteration)
         if isinstance(choice, NotYetChosen):
@@ -138,6 +158,10 @@ class BatchDesk:
             return messages.RunOver(ledger.completed), []
         return self._shard(request, choice, now_s)
 
+    def _must_halt(self, iteration: int) -> bool:
+        # Ranks leave the loop at one iteration or a collective hangs: where one may hold its shard, all get theirs.
+        return self._is_halting and not self._no_more and not self._may_be_held(iteration)
+
     def _may_be_held(self, iteration: int) -> bool:
         """Return True if a rank may have its shard from this broker or from its predecessor."""
         is_ours = self._newest is not None and self._newest[0] == iteration
@@ -148,6 +172,7 @@ class BatchDesk:
         results = self._dispatcher.ledger.results(choice.seqs)
         if self._newest is None or self._newest[0] != iteration:
             self._newest, self._waited_s = (iteration, self._describe(results, now_s), self._waited_s), {}
+            self._is_new = True
         _, groups, waited_s = self._newest
         self.truncated_fraction = batch_fractions(groups)["truncated_fraction"]
         seed = derive(config.seed, "iteration", iteration)

@@ -35,7 +35,7 @@ FREE_KEYS: frozenset[KeyPath] = frozenset(
         ("scorer", "openai", "prompt_price"), ("scorer", "openai", "completion_price"),
         ("learner", "device"), ("learner", "threads"), ("learner", "micro_batch_tokens"),
         ("learner", "batch_timeout_s"), ("learner", "collective_timeout_s"),
-        ("filter", "limit_batches"), ("filter", "min_pass_rate"),
+        ("filter", "limit_batches"), ("filter", "min_pass_rate"), ("checkpoint", "on_failure"),
     }
 )  # fmt: skip
 """Keys that may differ when a run is resumed, besides FREE_SECTIONS: none of them changes what is trained. A served

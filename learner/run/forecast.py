@@ -7,6 +7,7 @@ from fractions import Fraction
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.data import problems
 from prefixrl.learner.run import budget
+from prefixrl.learner.run.disk_room import room_lines
 from prefixrl.learner.run.model_shapes import parameters
 
 TOKEN_CHARS, TEMPLATE_TOKENS = 3, 48
@@ -84,7 +85,7 @@ def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
         else f"{name}: its size is not known before it is downloaded"
         for name, found in known.items()
     ]
-    learner = budget.learner_lines(plan, limit) if plan else []
+    learner = [*budget.learner_lines(plan, limit), *room_lines(config, plan)] if plan else []
     engines = [
         line for role in ("rollout", "scorer") for line in budget.engine_lines(config, role, prompt_tokens, limit)
     ]

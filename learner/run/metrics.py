@@ -2,11 +2,12 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from prefixrl.common.run import json_lines
+from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.messages import Batch, StageTimes
@@ -34,8 +35,12 @@ class Times:
 class MetricsLog:
     """Appends both files; after a resume it continues at the iteration of the learner."""
 
-    def __init__(self, directory: Path, iteration: int) -> None:
-        """Raise DataError where a line before the last one is damaged."""
+    def __init__(self, directory: Path, iteration: int, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
+        """Raise DataError where a line before the last one is damaged.
+
+        Call `raise_if_hopeless` while a full disk has no room for a line; it may raise to end the wait.
+        """
+        self._raise_if_hopeless = raise_if_hopeless
         self._metrics = directory / METRICS_FILE
         self._advantages = directory / ADVANTAGES_FILE
         _keep_before(self._metrics, MetricsLine, iteration)
@@ -96,12 +101,15 @@ class MetricsLog:
             waiting_rows=status.waiting_rows,
             endpoint=status.endpoint,
         )
-        json_lines.append(self._metrics, [line])
+        self._append(self._metrics, [line])
         rows = iter(metrics.row_advantages)
         lines = [AdvantageLine(batch.iteration, each.seq, [next(rows) for _ in each.lengths]) for each in batch.groups]
-        json_lines.append(self._advantages, lines)
+        self._append(self._advantages, lines)
         for text in self._alarms.look(batch.iteration, line.figures):
             log.warning("%s", text)
+
+    def _append(self, path: Path, lines: Sequence[MetricsLine | AdvantageLine]) -> None:
+        when_there_is_room(lambda: json_lines.append(path, lines), path.parent, path.name, self._raise_if_hopeless)
 
 
 def _engines(status: StatusDocument) -> dict[str, tuple[str, ...]]:
