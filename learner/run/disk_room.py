@@ -1,4 +1,4 @@
-"""Room that checkpoints and versions of the weights take on a run's disk, beside what is fre
+"""Room that checkpoints and versions of the weights take on a run's disk.
 
 What else a run writes (journal, metrics, logs) is small beside these, and grows with the run.
 """
