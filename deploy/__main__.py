@@ -175,12 +175,14 @@ def status(run_directory: Path, as_json: bool) -> None:
 @main.command()
 @run_directory_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per trained group.")
-def inspect(run_directory: Path, as_json: bool) -> None:
+@click.option("--check", is_flag=True, help="Check instead that no group was lost, trained twice or too old.")
+def inspect(run_directory: Path, as_json: bool, check: bool) -> None:
     """List every trained group of the run in RUN_DIRECTORY: its prompt, rewards and versions."""
     with exit_codes():
+        from prefixrl.deploy.inspect import checked
         from prefixrl.deploy.inspect import inspect as run
 
-        for line in run(run_directory, as_json):
+        for line in [checked(run_directory)] if check else run(run_directory, as_json):
             click.echo(printable(line))
 
 

@@ -4,6 +4,7 @@ directory_format.py   the format of the directory, checked before anything in it
 records.py            the records of the journal
 journal.py            the journal file
 json_lines.py         files of JSON lines
+history.py            the history of a run, checked from its journal; pure
 disk.py               a full disk: recognised, told, waited for
 status.py             the status document
 columns.py            a line of metrics as flat columns; pure
