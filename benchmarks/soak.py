@@ -1,4 +1,4 @@
-"""Processes of a run are killed, again and again, and its history is checked: nothing lost, doubled or too old.
+"""Processes of a run are killed again and again: nothing is lost, doubled or too old.
 
 A real broker, weight server, publisher, journal, rollout and scorers with the simulated engine (declared latencies, no
 model), and a learner whose optimiser only counts: it takes batches, "trains" for a while, writes the groups it trained

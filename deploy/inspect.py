@@ -71,7 +71,7 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
 
 
 def checked(directory: Path) -> str:
-    """Return what the journal tells of all groups; raise DataError for faults in it, else as `inspect`."""
+    """Return the counts of all groups; raise DataError for faults, else as `inspect`."""
     check_format(directory)
     config, path = config_of(directory, ()), directory / "journal.msgpack"
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Workers, brokers and learners of one run are killed at random: its journal tells a history without a fault.
+"""Workers, brokers and learners are killed at random: the history has no fault.
 
 The long form is `python -m benchmarks.soak`.
 """

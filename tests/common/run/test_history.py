@@ -1,4 +1,4 @@
-"""The checker of a run's history finds what is planted, and nothing in a history that is right."""
+"""The checker of a run's history finds what is planted, and nothing else."""
 
 from collections.abc import Callable
 
