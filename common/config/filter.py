@@ -9,7 +9,11 @@ from prefixrl.common.config.section import Fraction, OnlyWith, Positive, Section
 ROUNDING = 1e-9
 
 _NO_FILTER = ([0.01, 0.99],), "without a filter every group is trained and none has to be replaced"
-_ONLY_WITH_FILTER: OnlyWith = dict.fromkeys(("over_sampling", "limit_batches", "min_pass_rate"), _NO_FILTER)
+_ONLY_WITH_FILTER: OnlyWith = dict.fromkeys(("over_sampling", "fill", "limit_batches", "min_pass_rate"), _NO_FILTER)
+_ONLY_RESAMPLED: OnlyWith = dict.fromkeys(
+    ("limit_batches", "min_pass_rate"),
+    (("resample",), "groups that fail fill an iteration, so that none waits for ever"),
+)
 
 
 def is_within(mean: float, low: float, high: float) -> bool:
@@ -29,6 +33,9 @@ class FilterConfig(Section):
     over_sampling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     """f: up to f times the groups still needed may be under way unjudged. Surplus groups are dropped, so values above 1
     favour problems that are quick to score."""
+    fill: Literal["resample", "prioritise"] = "resample"
+    """resample: other problems replace groups that do not pass, however many it takes (PRIME, DAPO). prioritise: where
+    over_sampling times as many groups failed as an iteration lacks, the failed ones fill it (verl)."""
     limit_batches: Positive = 10
     """The pass rate is measured over the newest limit_batches x algorithm.groups_per_iteration judged groups."""
     min_pass_rate: Fraction = 0.01
@@ -42,6 +49,14 @@ class FilterConfig(Section):
     @model_validator(mode="after")
     def _band(self, info: ValidationInfo) -> "FilterConfig":
         if not self.is_on and (useless := self.without_effect(_ONLY_WITH_FILTER, "accuracy", None, info)):
+            raise ValueError("\n    ".join(useless))
+        if self.fill == "prioritise" and self.over_sampling == 1:
+            raise ValueError(
+                "fill = 'prioritise' with over_sampling = 1: groups that fail would be trained as without a filter; "
+                "raise over_sampling, or use fill = 'resample'"
+            )
+        useless = self.without_effect(_ONLY_RESAMPLED, "fill", self.fill, info)
+        if useless:
             raise ValueError("\n    ".join(useless))
         if self.accuracy is None:
             return self

@@ -18,6 +18,8 @@ CUT: dict[Literal["any", "all"], str] = {
     "all": "all texts cut by the length limit",
 }
 """Causes of `filter.truncated`."""
+FEWEST_FAILURES_SEEN = 64
+"""Groups after which the share of failures is judged."""
 TRUNCATED = "every row cut by the length limit"
 """Cause of a group of which masking leaves nothing."""
 
@@ -33,6 +35,8 @@ class AccuracyFilter:
     min_pass_rate: float
     truncated: Literal["any", "all"] | None = None
     """Groups of which any text was cut by the length limit, or all, do not pass."""
+    fills: bool = False
+    """Groups that do not pass are kept as spares, for an iteration that lacks others (`filter.fill`)."""
 
     def objection(self, rewards: Sequence[float]) -> str | None:
         """Return why a group is not trained, None where it passes; `rewards` are of its judged rows."""
@@ -80,6 +84,13 @@ def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | No
     return Objection("filtered", cause) if cause else None
 
 
+def spare_cause(group: ScoredGroup, band: AccuracyFilter | None) -> str | None:
+    """Return why a scored group is only a spare; None where it is trained, or of no use."""
+    found = objection(group, band) if band and band.fills else None
+    is_useful = found is not None and found.state == "filtered" and any(each.is_judged for each in group.verdicts)
+    return found.cause if found and is_useful else None
+
+
 @dataclass
 class PassRate:
     """Counts of the newest judged groups that passed a filter."""
@@ -105,7 +116,7 @@ class PassRate:
     def is_too_low(self) -> bool:
         """True if enough groups were judged, and none or too small a share of them passed."""
         is_full, passed = self.judged == self.filter.limit_groups, self.passed
-        return is_full and (not passed or passed < self.filter.min_pass_rate * self.judged)
+        return is_full and not self.filter.fills and (not passed or passed < self.filter.min_pass_rate * self.judged)
 
 
 class FailureShare:
@@ -115,6 +126,11 @@ class FailureShare:
         self.newest: deque[float] = deque(maxlen=groups)
         """Share of failed rows of each group."""
         self.most = most
+
+    @classmethod
+    def over_batches(cls, batch_groups: int, most: float) -> "FailureShare":
+        """Return the share over two batches, or over the fewest groups that it is judged after."""
+        return cls(max(FEWEST_FAILURES_SEEN, 2 * batch_groups), most)
 
     @property
     def share(self) -> float:

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
 
-State = Literal["queued", "sampling", "sampled", "scoring", "scored", "batched"]
+State = Literal["queued", "sampling", "sampled", "scoring", "spare", "scored", "batched"]
 
 
 class PromptSource(Protocol):
@@ -40,6 +40,11 @@ class Group:
     def is_accepted(self) -> bool:
         """True if it was judged and passed; in the states before it is *unverified*."""
         return self.state in ("scored", "batched")
+
+    @property
+    def is_unverified(self) -> bool:
+        """True before it was judged."""
+        return self.state not in ("spare", "scored", "batched")
 
 
 @dataclass(frozen=True)

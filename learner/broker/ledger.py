@@ -1,7 +1,8 @@
 """The ledger: state and next steps of every group. Pure: no socket, no clock, no file.
 
     queued ─▶ sampling ─▶ sampled ─▶ scoring ─▶ scored ─▶ batched ─▶ trained
-       ▲          │                     │ └─▶ filtered(cause)
+       ▲          │                     │ ├─▶ filtered(cause)
+       │          │                     │ └─▶ spare ─▶ batched | filtered(cause)     with filter.fill = "prioritise"
        └──────────┴──── worker lost ────┘   before scored ─▶ failed(cause) | expired(cause), prompt requeued
 
 Groups are issued, leased and delivered in *work items*: runs of groups that share one forward, so that a group's text
@@ -18,14 +19,12 @@ from typing import Literal
 from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, Record
 from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.admission import Admission
-from prefixrl.learner.broker.filtering import AccuracyFilter, FailureShare, PassRate, Starved, objection
+from prefixrl.learner.broker.filtering import AccuracyFilter, FailureShare, PassRate, Starved, objection, spare_cause
 from prefixrl.learner.broker.groups import Group, GroupStates, LedgerLimits, PromptSource, SampleItem, ScoreItem, State
 from prefixrl.learner.broker.window import Choice, NotYetChosen, Window, choose
 
 SURPLUS = "surplus"
 """Cause of a group that over-sampling had too many of; its prompt is requeued without counting a failure."""
-FEWEST_FAILURES_SEEN = 64
-"""Groups after which the share of failures is judged."""
 
 
 class Ledger:
@@ -52,9 +51,10 @@ class Ledger:
         self.batches: dict[int, tuple[int, ...]] = {}
         """Recorded iterations that are not trained yet."""
         self.pass_rate = PassRate(accuracy_filter) if accuracy_filter else None
-        self.failures = FailureShare(max(FEWEST_FAILURES_SEEN, 2 * window.batch_groups), limits.max_failure_share)
+        self.failures = FailureShare.over_batches(window.batch_groups, limits.max_failure_share)
         self.newest_error = ""
         """Error of the newest row that could not be sampled or judged."""
+        self._filter = accuracy_filter
         self._prompts = prompts
         self._live: dict[int, Group] = {}
         self._resample: deque[tuple[int, ...]] = deque()
@@ -174,17 +174,15 @@ class Ledger:
         seq, faults = group.prefixes.seq, group.faults
         if faults:
             self.newest_error = next(text.extracted for text in group.texts if text.status == "error")
-        found = objection(group, self.pass_rate.filter if self.pass_rate else None)
-        if found is None:
+        found = objection(group, self._filter)
+        if found is None or spare_cause(group, self._filter):
             self._append(GroupScored(group))
             self._end_surplus()
         elif found.state == "expired":
             self.expire(seq, found.cause, faults)
-        elif found.state == "filtered":
-            self.end(seq, "filtered", found.cause, faults)
         else:
-            self.newest_error = found.cause
-            self.end(seq, "failed", found.cause)
+            self.newest_error = found.cause if found.state == "failed" else self.newest_error
+            self.end(seq, found.state, found.cause, faults)
 
     def _may_take(self, group: GroupPrefixes, version: int, states: tuple[State, ...]) -> bool:
         live = self._live.get(group.seq)
@@ -203,7 +201,7 @@ class Ledger:
             for group in self.live()
             if group.version is not None
             and group.seq != besides
-            and (group.state == "scored" or (self.window.over_sampling == 1 and group.state != "batched"))
+            and (group.state == "scored" or (self.window.over_sampling == 1 and group.is_unverified))
         ]
 
     @property
@@ -244,7 +242,7 @@ class Ledger:
         """End a live group untrained and without another try."""
         self._append(GroupEnded(seq=seq, state=state, cause=cause, faults=faults or {}))
 
-    def _end_surplus(self) -> None:
+    def _end_surplus(self, is_filled: bool = False) -> None:
         """End groups that fit no iteration any more, after a group was accepted or a batch chosen."""
         if self.window.over_sampling == 1:
             return  # everything live is binding, so everything live fits
@@ -252,8 +250,15 @@ class Ledger:
         for group in list(self.live()):
             # What waits to be sampled again gets a later version: only the end of the run can make it surplus.
             version = full + 1 if group.version is None else group.version
-            if not group.is_accepted and self.window.deadline(version) <= full:
-                self._append(GroupEnded(seq=group.seq, state="expired", cause=SURPLUS, requeued=True))
+            is_left = is_filled and group.state == "spare"
+            if is_left or (not group.is_accepted and self.window.deadline(version) <= full):
+                self._drop(group)
+
+    def _drop(self, group: Group) -> None:
+        """End a group that is not missed: a spare as the filter said, another one to be asked again."""
+        cause = spare_cause(group.result, self._filter) if group.result else None
+        state: Literal["filtered", "expired"] = "filtered" if cause else "expired"
+        self._append(GroupEnded(seq=group.seq, state=state, cause=cause or SURPLUS, requeued=not cause))
 
     # --- batches -----------------------------------------------------------------------------------------------------
 
@@ -265,16 +270,13 @@ class Ledger:
         size = self._batch_size()
         if size == 0:
             return None if self.counts.trained or not self.counts.issued else Starved("data")
-        scored: list[tuple[int, int]] = []
-        unscored: list[tuple[int, int]] = []
-        for group in self._live.values():
-            if group.version is not None and group.state != "batched":
-                entry = (self.window.deadline(group.version), group.seq)
-                (scored if group.state == "scored" else unscored).append(entry)
+        scored, spares, unscored = self.window.entries(self.live())
+        may_come = self.outstanding > len(scored) + len(spares) or self._issuable(1) > 0
+        scored += self.window.fillers(iteration, size - len(scored), spares, may_come)
         choice = choose(self.window, iteration, size, scored, unscored)
         if isinstance(choice, Choice):
             self._append(BatchFormed(iteration, choice.seqs))
-            self._end_surplus()
+            self._end_surplus(is_filled=True)
         elif self.failures.is_too_high:
             return Starved("failures")
         elif self.pass_rate and self.pass_rate.is_too_low:
@@ -359,12 +361,13 @@ class Ledger:
                 self.counts.issued += 1
             case GroupScored(scored):
                 group = self._live[scored.prefixes.seq]
-                group.state, group.version, group.result = "scored", scored.version, scored
+                is_spare = spare_cause(scored, self._filter) is not None
+                group.state, group.version, group.result = "spare" if is_spare else "scored", scored.version, scored
                 self.counts.note_scored(scored)
                 self.failures.newest.append(sum(scored.faults.values()) / len(scored.texts))
                 if self.pass_rate:
-                    self.pass_rate.newest.append(True)
-                    self.counts.passed_by_source[self._prompts.source(group.prompt)] += 1
+                    self.pass_rate.newest.append(not is_spare)
+                    self.counts.passed_by_source[self._prompts.source(group.prompt)] += not is_spare
             case BatchFormed(iteration, seqs):
                 self.batches[iteration] = seqs
                 for seq in seqs:
@@ -374,10 +377,10 @@ class Ledger:
                 self.counts.note_ended(state, cause, faults)
                 if requeued:
                     self._requeued.append((group.prompt, group.requeues + (cause != SURPLUS)))
-                if cause != SURPLUS:
+                if is_new := cause != SURPLUS and group.state != "spare":
                     self.failures.newest.append(float(state != "filtered"))
                 if self.pass_rate and state == "filtered":
-                    self.pass_rate.newest.append(False)
+                    self.pass_rate.newest.extend([False] * is_new)
                     self.counts.filtered_by_source[self._prompts.source(group.prompt)] += 1
 
     def replay(self, records: Iterable[Record], completed: int) -> None:

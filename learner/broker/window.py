@@ -16,6 +16,9 @@ deadline <= t'" true, choice keeps it true across the step to t + 1, and with it
 its deadline: none is ever surplus. Taking whatever is finished first is locally harmless and breaks exactly this two
 iterations later.
 
+A judged group that a filter objects to may be a *spare* (`filter.fill`): it takes room as an unverified one does, binds
+nobody, and stands in where accepted groups are missing; a batch ends the spares that it leaves.
+
 With f > 1 more groups are under way than fit, so only the accepted are binding. The surplus rule keeps the same bound
 true for them: every accepted group fits. Their smallest deadlines are then always an allowed choice, and an iteration
 waits only until there are enough of them.
@@ -25,6 +28,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+
+from prefixrl.learner.broker.groups import Group
+
+Entry = tuple[int, int]
+"""Deadline and sequence number of a group."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,25 @@ class Window:
             if count >= self.batch_groups * (due - iteration + 1):
                 full = due
         return full
+
+    def entries(self, live: Iterable[Group]) -> tuple[list[Entry], list[Entry], list[Entry]]:
+        """Return the entries of scored groups, of spares, and of unverified groups with a version."""
+        scored, spares, unscored = (list[Entry]() for _ in range(3))
+        for group in live:
+            if group.version is not None and group.state != "batched":
+                kind = {"scored": scored, "spare": spares}.get(group.state, unscored)
+                kind.append((self.deadline(group.version), group.seq))
+        return scored, spares, unscored
+
+    def fillers(self, iteration: int, missing: int, spares: Iterable[Entry], may_come: bool) -> list[Entry]:
+        """Return the spares, as (deadline, seq), that stand in for `missing` groups of an iteration.
+
+        None before f times as many spares as missing groups were judged, unless nothing else `may_come`.
+        """
+        usable = sorted(each for each in spares if each[0] >= iteration)
+        if missing <= 0 or (may_come and len(usable) < math.ceil(self.over_sampling * missing)):
+            return []
+        return usable[:missing]
 
 
 @dataclass(frozen=True)

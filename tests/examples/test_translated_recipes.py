@@ -87,6 +87,12 @@ def test_primes_run_trains_on_maths_and_code_of_its_format(tmp_path: Path) -> No
     found = figures(tmp_path)
     assert len(found) == 4
     assert found[0]["process_largest_return"] == 0.0 < found[-1]["process_largest_return"]
+    kinds = {f"eurus2_rl/tiny_{kind}" for kind in build.KINDS}
+    assert {name.partition("/")[2] for each in found for name in each if name.startswith("reward/")} == {
+        "eurus2_rl",
+        *kinds,
+    }
+    assert all(0.0 <= found[-1][f"filtered_fraction/{kind}"] <= 1.0 for kind in kinds)
     advantages = [json.loads(line) for line in (tmp_path / "advantages.jsonl").read_text().splitlines()]
     assert len(advantages) == 4 * 8
     problems = [json.loads(line) for line in (tmp_path / "data/train.jsonl").read_text().splitlines()]

@@ -50,6 +50,8 @@ class Shape:
     """Judged groups of which one must pass."""
     admission: AdmissionRule = "as_early_as_allowed"
     min_ess: float = 0.8
+    fills: bool = False
+    """`filter.fill = "prioritise"`."""
 
 
 @dataclass
@@ -76,7 +78,7 @@ class World:
         shape = self.shape
         limits = LedgerLimits(shape.groups_per_item, 2, 2)
         window = Window(shape.batch_groups, shape.max_staleness, shape.over_sampling, shape.iterations)
-        band = AccuracyFilter(0.5, 1.0, shape.limit_groups, 0.0)
+        band = AccuracyFilter(0.5, 1.0, shape.limit_groups, 0.0, fills=shape.fills)
         admission = Admission(window, shape.admission, shape.min_ess, shape.groups_per_item)
         return self.make(window, limits, Places(shape.places), None if shape.passing is None else band, admission)
 
@@ -138,13 +140,14 @@ class World:
 
     def ask(self) -> Choice | NotYetChosen | Starved | None:
         """Ask for the next batch."""
+        is_new = self.completed not in self.ledger.batches
         choice = self.ledger.batch(self.completed)
         self._sync()
         self.over = choice is None or isinstance(choice, Starved)
         if isinstance(choice, Starved):
             self.starved = choice
         if isinstance(choice, Choice):
-            self._check_batch(choice)
+            self._check_batch(choice, is_new)
         return choice
 
     def train(self) -> bool:
@@ -161,7 +164,7 @@ class World:
         """A batch is handed out and written down, and the learner dies before it is trained."""
         self.ask()
 
-    def _check_batch(self, choice: Choice) -> None:
+    def _check_batch(self, choice: Choice, is_new: bool) -> None:
         iteration, shape = self.completed, self.shape
         before = self.trained.get(iteration)
         assert before in (None, choice.seqs), f"iteration {iteration} was trained on {before}, now {choice.seqs}"
@@ -169,7 +172,10 @@ class World:
             version = version_of(group.prefixes)
             assert iteration - version <= shape.max_staleness, f"age {iteration - version} from the tokens"
             assert group.version == version
-            assert self.passes(group.prefixes), "trained although the filter objects"
+            passes = self.passes(group.prefixes)
+            assert passes or shape.fills, "trained although the filter objects"
+            left = is_new and self.ledger.states().get("scored")
+            assert passes or not left, "a spare took the place of a group that passed"
             for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
                 assert verdict.extracted == str(token_ids(row.tokens)[1]), "a verdict on other prefixes"
         if shape.max_staleness == 0:
@@ -227,7 +233,7 @@ class World:
         shape = self.shape
         states = Counter(group.state for group in self.ledger.live())
         accepted = states["scored"] + states["batched"]
-        under_way = states["sampling"] + states["sampled"] + states["scoring"]
+        under_way = states["sampling"] + states["sampled"] + states["scoring"] + states["spare"]
         needed = shape.batch_groups * (version + shape.max_staleness + 1 - self.completed) - accepted
         assert under_way <= -(-shape.over_sampling * needed // 1), "more under way than the cap"
 
@@ -252,7 +258,7 @@ class World:
             assert self.ledger.outstanding == 0
             assert (self.starved is None) == bool(self.trained)
         else:
-            assert self.shape.passing == 0
+            assert self.shape.passing == 0 and not self.shape.fills
         if self.starved is None and self.shape.iterations is not None:
             assert self.completed == self.shape.iterations
         if self.starved is None and self.shape.places is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from prefixrl.common.config.filter import FilterConfig, is_within
 from prefixrl.common.config.load import from_json, import_functions, load
@@ -210,6 +211,10 @@ ONE_LINE: dict[str, tuple[str, str]] = {
     "under-sampling": (
         "filter.over_sampling=0.5",
         "filter.over_sampling = 0.5: Input should be greater than or equal to 1",
+    ),
+    "a way of filling without a filter": (
+        'filter.fill="prioritise"',
+        "filter: fill = 'prioritise' has no effect with accuracy absent",
     ),
     "a limit of a filter that is not there": (
         "filter.limit_batches=10",
@@ -589,3 +594,11 @@ def test_nothing_goes_on_with_a_cut_answer_in_direct_mode(direct_file: Path) -> 
     said = refusal(direct_file, "scorer.truncated=extend")
     assert 'scorer.truncated = "extend" with mode = "direct"' in said
     assert load(direct_file, ("scorer.truncated=mask",)).scorer.truncated == "mask"
+
+
+def test_filling_with_groups_that_failed_needs_over_sampling_and_no_limit() -> None:
+    with pytest.raises(ValidationError, match="over_sampling = 1: groups that fail would be trained"):
+        FilterConfig(accuracy=(0.2, 0.8), fill="prioritise")
+    with pytest.raises(ValidationError, match=r"min_pass_rate = 0\.2 has no effect with fill = 'prioritise'"):
+        FilterConfig(accuracy=(0.2, 0.8), fill="prioritise", over_sampling=2.0, min_pass_rate=0.2)
+    assert FilterConfig(accuracy=(0.2, 0.8), fill="prioritise", over_sampling=4.0).fill == "prioritise"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from prefixrl.learner.broker.filtering import TRUNCATED, AccuracyFilter, FailureShare, Starved
+from prefixrl.learner.broker.filtering import FEWEST_FAILURES_SEEN, TRUNCATED, AccuracyFilter, FailureShare, Starved
 from prefixrl.learner.broker.groups import LedgerLimits
-from prefixrl.learner.broker.ledger import FEWEST_FAILURES_SEEN, Ledger
+from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.window import Choice, NotYetChosen, Window
 from support.ledger_steps import sample, score
 from support.ledger_world import Places

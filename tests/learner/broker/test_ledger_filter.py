@@ -286,3 +286,55 @@ def test_a_late_result_does_not_enter_an_iteration_that_is_handed_out_already() 
     assert score(ledger, 1, 1.0, version=1)
     ledger.trained(1)
     assert ledger.batch(2) == Choice((1,))
+
+
+# --- filter.fill = "prioritise" -------------------------------------------------------------------------------------
+
+SPARING = AccuracyFilter(0.2, 0.8, limit_groups=2, min_pass_rate=0.9, fills=True)
+
+
+def drawn(window: Window, *rewards: tuple[float, float], places: int | None = None) -> Ledger:
+    """A ledger of which so many groups were judged, one after the other."""
+    ledger = make(window, places, SPARING)
+    for seq, each in zip(sample(ledger), rewards, strict=False):
+        score(ledger, seq, *each)
+        ledger.check()
+    return ledger
+
+
+def test_failed_groups_fill_an_iteration_once_f_times_as_many_failed_as_it_lacks() -> None:
+    right, wrong, mixed = (1.0, 1.0), (0.0, 0.0), (1.0, 0.0)
+    window = Window(3, 0, Fraction(2), iterations=2)
+    early = drawn(window, right, mixed, wrong, wrong)
+    assert isinstance(early.batch(0), NotYetChosen), "two are missing and three failed"
+    assert early.states()["spare"] == 3
+    ledger = drawn(window, right, mixed, wrong, wrong, wrong)
+    choice = ledger.batch(0)
+    assert isinstance(choice, Choice)
+    assert sorted(choice.seqs) == [0, 1, 2], "the one that passed, and the first that failed"
+    ledger.check()
+    assert ledger.counts.causes == {"filtered: accuracy 0": 2, "expired: surplus": 1}
+    assert ledger.pass_rate and (ledger.pass_rate.passed, ledger.pass_rate.judged) == (0, 2)
+
+
+def test_spares_come_last_and_end_filtered_where_nobody_misses_them() -> None:
+    ledger = drawn(Window(2, 0, Fraction(2), iterations=1), (0.0, 0.0), (1.0, 0.0), (1.0, 0.0))
+    assert ledger.batch(0) == Choice((1, 2))
+    assert ledger.counts.causes["filtered: accuracy 0"] == 1
+
+
+def test_a_ledger_that_is_rebuilt_has_its_spares_and_fills_with_the_same_ones() -> None:
+    window = Window(2, 0, Fraction(2), iterations=1)
+    ledger = drawn(window, (0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
+    successor = make(window, None, SPARING)
+    successor.replay(ledger.records, 0)
+    assert successor.states()["spare"] == ledger.states()["spare"] == 2
+    assert ledger.batch(0) == successor.batch(0) == Choice((0, 1))
+
+
+def test_no_run_with_spares_waits_for_groups_that_never_pass() -> None:
+    ledger = drawn(Window(2, 0, Fraction(2)), *[(0.0, 0.0)] * 3, places=3)
+    choice = ledger.batch(0)
+    assert isinstance(choice, Choice) and len(choice.seqs) == 2
+    ledger.check()
+    assert ledger.counts.issued == 3 and ledger.counts.filtered == 1

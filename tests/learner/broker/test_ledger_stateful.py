@@ -47,6 +47,7 @@ class LedgerMachine(RuleBasedStateMachine):
         over_sampling=st.sampled_from([Fraction(1), Fraction(3, 2), Fraction(2)]),
         passing=st.sampled_from([None, 0, 3, 5, 10]),
         admission=st.sampled_from(["just_in_time", "as_early_as_allowed"]),
+        fills=st.booleans(),
     )
     def begin(
         self,
@@ -58,6 +59,7 @@ class LedgerMachine(RuleBasedStateMachine):
         over_sampling: Fraction,
         passing: int | None,
         admission: AdmissionRule,
+        fills: bool,
     ) -> None:
         iterations = length if by_iterations else None
         places = None if by_iterations else length * batch_groups - length % batch_groups + 1
@@ -66,6 +68,7 @@ class LedgerMachine(RuleBasedStateMachine):
         shape = Shape(
             *(batch_groups, max_staleness, groups_per_item, iterations, places),
             *(over_sampling, passing, 40, self.admission_rule or admission),
+            fills=fills and passing is not None and over_sampling > 1,
         )
         self.world = World(shape, self.ledger_type)
 
@@ -247,8 +250,18 @@ class JoinedById(Ledger):
 class SurplusAccepted(Ledger):
     """Fault: over-sampled groups are accepted whether they still fit or not."""
 
-    def _end_surplus(self) -> None:
+    def _end_surplus(self, is_filled: bool = False) -> None:
         pass
+
+
+class SparesForgotten(Ledger):
+    """Fault: groups that failed and that no iteration needed vanish without a trace."""
+
+    def _drop(self, group: Group) -> None:
+        if group.state == "spare":
+            del self._live[group.seq]
+        else:
+            super()._drop(group)
 
 
 class SurplusLost(Ledger):
@@ -304,6 +317,7 @@ RARE = (LearnersVersion, SurplusLost, BatchedKeepTheirDeadline)
         FinishedFirst,
         JoinedById,
         SurplusAccepted,
+        SparesForgotten,
         FilteredUncounted,
         FilterForgotten,
         QueuedHoldPlaces,
