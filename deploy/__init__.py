@@ -2,6 +2,7 @@
 
 __main__.py      the commands and their options
 launch.py        `prefixrl launch`, and the children of every command that starts workers
+resume.py        `prefixrl resume`
 child.py         one child of a launch and its log
 status.py        `prefixrl status`, and the live view
 inspect.py       `prefixrl inspect`

@@ -58,6 +58,19 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, check: bool) 
         raise SystemExit(run(run_file, settings, fresh))
 
 
+@main.command()
+@run_directory_argument
+@click.option("--change", "changes", multiple=True, metavar="KEY=VALUE", help="algorithm.iterations=500, for example.")
+@settings_option
+def resume(run_directory: Path, changes: tuple[str, ...], settings: tuple[str, ...]) -> None:
+    """Go on with the run in RUN_DIRECTORY, with a few changes that are recorded there."""
+    with exit_codes():
+        from prefixrl.deploy.launch import launch as run
+        from prefixrl.deploy.resume import resumed
+
+        raise SystemExit(run(resumed(run_directory, changes), settings, fresh=False))
+
+
 @main.command("config")
 @click.argument("key", required=False)
 @click.option("--markdown", "form", flag_value="markdown", help="All keys, as the page docs/configuration.md.")

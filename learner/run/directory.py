@@ -35,7 +35,7 @@ FREE_KEYS: frozenset[KeyPath] = frozenset(
         ("scorer", "openai", "prompt_price"), ("scorer", "openai", "completion_price"),
         ("learner", "device"), ("learner", "threads"), ("learner", "micro_batch_tokens"),
         ("learner", "batch_timeout_s"), ("learner", "collective_timeout_s"),
-        ("filter", "limit_batches"), ("filter", "min_pass_rate"), ("checkpoint", "on_failure"),
+        ("filter", "limit_batches"), ("filter", "min_pass_rate"),
     }
 )  # fmt: skip
 """Keys that may differ when a run is resumed, besides FREE_SECTIONS: none of them changes what is trained. A served
@@ -67,7 +67,8 @@ class RunDirectory:
             before = from_json(known.read_text(encoding="utf-8"), str(known)).model_dump()
             free = free_keys | {(section,) for section in FREE_SECTIONS}
             if changed := "\n".join(_changes(before, config.model_dump(), (), free)):
-                raise ConfigError(f"{self.path} holds a run with other settings; {REMEDY}\n{changed}")
+                way = f"`prefixrl resume {self.path}` goes on with those it has; else {REMEDY}"
+                raise ConfigError(f"{self.path} holds a run with other settings; {way}\n{changed}")
         self._adopt_inputs(_inputs(config))
         # Before the config, which makes the directory one of a run.
         write_format(self.path)
