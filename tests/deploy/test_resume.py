@@ -60,7 +60,7 @@ def test_another_change_is_refused_by_name_with_those_that_are_allowed(tmp_path:
 def test_a_wrong_value_changes_nothing(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     before = (directory / "config.json").read_bytes()
-    with pytest.raises(ConfigError, match="algorithm.iterations"):
+    with pytest.raises(ConfigError, match=r"algorithm\.iterations"):
         resumed(directory, ("algorithm.iterations=-1",))
     assert (directory / "config.json").read_bytes() == before
 
