@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -37,6 +36,7 @@ from benchmarks.results import Figure, Report, commit, options
 from benchmarks.simulated import PATIENCE_S, PROBE, PROBE_LOGPROBS, simulated_run
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.process import exit_codes
 from prefixrl.common.run import journal
 from prefixrl.common.run.history import History, history
 
@@ -102,8 +102,14 @@ def worker(role: str, directory: str) -> None:
     main(["--run", directory, "--grace-s", "0"], standalone_mode=False)
 
 
-def learner(directory: str, patience_s: float) -> None:
+def learner(directory: str) -> None:
     """A learner that counts: it resumes at its counter and ends with the run."""
+    _own_log(Path(directory), "learner")
+    with exit_codes():  # 4 where its broker is killed at its start, as of any learner: it is started again
+        _learn(Path(directory))
+
+
+def _learn(folder: Path) -> None:
     import torch
 
     from prefixrl.common.wire.messages import Batch, GetBatch
@@ -111,8 +117,6 @@ def learner(directory: str, patience_s: float) -> None:
     from prefixrl.learner.servers import Servers
     from prefixrl.learner.weights.publish import Publisher
 
-    folder = Path(directory)
-    _own_log(folder, "learner")
     config = from_json((folder / "config.json").read_text(encoding="utf-8"))
     completed = int((folder / COUNTER).read_text()) if (folder / COUNTER).exists() else 0
     servers = Servers(config, folder, completed)
@@ -120,7 +124,7 @@ def learner(directory: str, patience_s: float) -> None:
     publisher = Publisher(servers.address, folder / "weights", PROBE, False, servers.check)
     while True:
         publisher.publish(completed, {"weight": torch.zeros(4)}, PROBE_LOGPROBS)
-        answer = client.next_batch(GetBatch(completed, 0, 1), patience_s, lambda: False)
+        answer = client.next_batch(GetBatch(completed, 0, 1), PATIENCE_S, lambda: False)
         if not isinstance(answer, tuple):
             break
         batch, groups = answer
@@ -171,9 +175,7 @@ class Soak:
         """Start a process of this name, in place of one that was killed."""
         role = name.split("-")[0]
         target: Callable[..., None] = learner if role == "learner" else worker
-        arguments: tuple[Any, ...] = (str(self.directory),) if role != "learner" else (str(self.directory), PATIENCE_S)
-        if role != "learner":
-            arguments = (role, *arguments)
+        arguments = (str(self.directory),) if role == "learner" else (role, str(self.directory))
         self.processes[name] = _CONTEXT.Process(target=target, args=arguments, name=name, daemon=False)
         self.processes[name].start()
 

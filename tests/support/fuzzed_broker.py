@@ -151,7 +151,7 @@ class FuzzedBroker:
         broker._give_up_lost(now_s)
         answers = broker.batches.answers(now_s)
         broker.dispatcher.dispatch(now_s)
-        broker._write_down()
+        broker._write_down(now_s)
         for peer, (message, payload) in answers.items():
             self.counts[f"answered {type(message).__name__}"] += 1
             broker._send(peer, message, payload)
