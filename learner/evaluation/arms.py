@@ -16,6 +16,7 @@ import msgspec
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.process import write_atomically
 from prefixrl.common.run.accuracy import Accuracy, Point, accuracy
+from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.documents import ARMS
 from prefixrl.common.run.plans import GREEDY, SAMPLED
 from prefixrl.common.wire.messages import ScoredGroup
@@ -83,7 +84,9 @@ class Arms:
         seen = Counter(tokenizer.without_stop(token_ids(row.tokens)).tobytes() for row in rows)
         for tokens, _ in seen.most_common(self._config.evaluation.sampled_candidates):
             texts.setdefault(tokenizer.text(token_ids(tokens)), tokens)
-        write_atomically(self._candidates_file, msgspec.json.encode(texts).decode())
+        listed = msgspec.json.encode(texts).decode()
+        file = self._candidates_file
+        when_there_is_room(lambda: write_atomically(file, listed), file.parent, file.name)
         self._ask_for(texts)
 
     def _ask_for(self, candidates: dict[str, bytes]) -> None:

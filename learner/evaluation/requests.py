@@ -22,6 +22,7 @@ from prefixrl.common.hub import model_folder
 from prefixrl.common.process import write_atomically
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.accuracy import EvaluatedRow, accuracy
+from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.plans import GREEDY, SAMPLED
 from prefixrl.common.wire.messages import Evaluate, ScoredGroup
 from prefixrl.common.wire.packing import token_ids
@@ -204,9 +205,14 @@ class EvaluationRequests:
                 self._take(request, rows)
 
     def _write(self, request: Evaluate, rows: Sequence[EvaluatedRow]) -> None:
-        json_lines.write(self.path(request.name), rows)
         self._answered[request.name] = digest(request)
-        write_atomically(self._directory / ASKED_FILE, msgspec.json.encode(self._answered).decode())
+        answered = msgspec.json.encode(self._answered).decode()
+
+        def write() -> None:
+            json_lines.write(self.path(request.name), rows)
+            write_atomically(self._directory / ASKED_FILE, answered)
+
+        when_there_is_room(write, self._directory, f"the evaluation {request.name}")
 
     def _take(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
         name, asked = request.name, len(request.prompts) * request.samples
