@@ -19,7 +19,8 @@ from typing import TextIO
 
 import setproctitle
 
-from prefixrl.common.errors import ConfigError, PrefixRLError
+from prefixrl.common.errors import ConfigError, PrefixRLError, UserError
+from prefixrl.common.run.disk import is_full
 
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -154,6 +155,12 @@ def exit_codes() -> Iterator[None]:
         sys.stderr.write(printable(f"error: {error}\n" if error.is_fault else f"{error}\n"))
         sys.stderr.flush()
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        if not is_full(error):
+            raise
+        sys.stderr.write(printable(f"error: the disk is full: {error}; make room there and start again\n"))
+        sys.stderr.flush()
+        raise SystemExit(UserError.exit_code) from None
 
 
 def end_children(

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain, NotSaved
+from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.service import Service
 from prefixrl.common.weights.low_rank import published_name
 from prefixrl.common.wire.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
@@ -255,7 +257,9 @@ class Learner:
             self.models.optimizer_steps,
             metrics.since_run_began_s(up_s),
         )
-        summary.write(summary.merged(result, self.directory), self.directory)
+        merged = summary.merged(result, self.directory)
+        write = partial(summary.write, merged, self.directory)
+        when_there_is_room(write, self.directory, "the summary", self.raise_if_hopeless)
         log.info("finished after %d iterations", self.iteration)
         self.rank_zero.servers.expect_end()
         self.client.stop("the run is finished")

@@ -41,8 +41,8 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
     if rank == 0:
         check_packages(config.log)
         read = problems.read_all(config)
-        run_directory = RunDirectory(config)
         check_room(config)
+        run_directory = RunDirectory(config)
         is_resumed = (run_directory.path / ENDPOINT_FILE).exists()
         check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
         training = problems.keep(run_directory.path, *read)
@@ -111,7 +111,7 @@ def _run(
     from prefixrl.learner.weights.probe import make_probe
     from prefixrl.learner.weights.publish import FLUSH_S, Publisher
 
-    arms = Arms(config, client, directory, servers.completed) if servers else None
+    arms = Arms(config, client, directory, servers.completed, partial(_raise_if, stopped)) if servers else None
     if servers and arms:
         arms.ask_before_training()
     models = Models.load(config, *rank_and_count, model_folder(config.adapter.model))
@@ -146,8 +146,8 @@ def _run(
 def _raise_if(stopped: Callable[[], bool]) -> None:
     if stopped():
         raise TrainingFault(
-            "asked to stop while the disk is full: neither metrics nor a checkpoint can be written; iterations after "
-            "the newest checkpoint are trained again"
+            "asked to stop while the disk is full: neither this nor a checkpoint can be written; iterations after the "
+            "newest checkpoint are trained again"
         )
 
 

@@ -16,7 +16,6 @@ import msgspec
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.process import write_atomically
 from prefixrl.common.run.accuracy import Accuracy, Point, accuracy
-from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.documents import ARMS
 from prefixrl.common.run.plans import GREEDY, SAMPLED
 from prefixrl.common.wire.messages import ScoredGroup
@@ -35,7 +34,15 @@ CANDIDATE = "candidate-"
 class Arms:
     """Requests for the arms, and their results."""
 
-    def __init__(self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        client: BrokerClient,
+        directory: Path,
+        iteration: int,
+        raise_if_hopeless: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `raise_if_hopeless` while a full disk has no room for answers; it may raise to end the wait."""
         self._config = config
         self._is_direct = config.mode == "direct"
         folder = directory / "evaluations"
@@ -45,7 +52,7 @@ class Arms:
         self._selection = problems.training(config)[: config.evaluation.selection_problems]
         self._candidates: dict[str, bytes] = {}
         self._first = iteration
-        self.requests = EvaluationRequests(config, client, folder, iteration)
+        self.requests = EvaluationRequests(config, client, folder, iteration, raise_if_hopeless=raise_if_hopeless)
 
     @property
     def pinned(self) -> frozenset[int]:
@@ -85,8 +92,7 @@ class Arms:
         for tokens, _ in seen.most_common(self._config.evaluation.sampled_candidates):
             texts.setdefault(tokenizer.text(token_ids(tokens)), tokens)
         listed = msgspec.json.encode(texts).decode()
-        file = self._candidates_file
-        when_there_is_room(lambda: write_atomically(file, listed), file.parent, file.name)
+        self.requests.keep(lambda: write_atomically(self._candidates_file, listed), self._candidates_file.name)
         self._ask_for(texts)
 
     def _ask_for(self, candidates: dict[str, bytes]) -> None:

@@ -138,9 +138,16 @@ class EvaluationRequests:
     """Every evaluation that was asked for, by name, and its judged rows."""
 
     def __init__(
-        self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int, trained: int = 0
+        self,
+        config: RunConfig,
+        client: BrokerClient,
+        directory: Path,
+        iteration: int,
+        trained: int = 0,
+        raise_if_hopeless: Callable[[], None] = lambda: None,
     ) -> None:
         """`trained`: iterations of the adapter that the broker calls version 0."""
+        self._raise_if_hopeless = raise_if_hopeless
         self._config = config
         self._directory = directory
         self._trained = trained
@@ -212,7 +219,11 @@ class EvaluationRequests:
             json_lines.write(self.path(request.name), rows)
             write_atomically(self._directory / ASKED_FILE, answered)
 
-        when_there_is_room(write, self._directory, f"the evaluation {request.name}")
+        self.keep(write, f"the evaluation {request.name}")
+
+    def keep(self, write: Callable[[], None], what: str) -> None:
+        """Write a file of the evaluations once the disk has room."""
+        when_there_is_room(write, self._directory, what, self._raise_if_hopeless)
 
     def _take(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
         name, asked = request.name, len(request.prompts) * request.samples
