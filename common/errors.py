@@ -15,6 +15,11 @@
 None of them is retried by the process that raises it: retrying is the supervisor's decision (launch, systemd, SLURM).
 """
 
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors of a disk, or a quota, that is full."""
+
 
 class PrefixRLError(Exception):
     """Base of every error this software raises on purpose."""
@@ -75,3 +80,10 @@ class Halted(PrefixRLError):
 
     exit_code = 143
     is_fault = False
+
+
+def is_full(error: BaseException) -> bool:
+    """Return True for a write that found no room; safetensors hides the number in its text."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return any(f"(os error {number})" in str(error) for number in FULL)

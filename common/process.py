@@ -19,8 +19,7 @@ from typing import TextIO
 
 import setproctitle
 
-from prefixrl.common.errors import ConfigError, PrefixRLError, UserError
-from prefixrl.common.run.disk import is_full
+from prefixrl.common.errors import ConfigError, PrefixRLError, UserError, is_full
 
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)

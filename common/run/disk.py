@@ -4,28 +4,19 @@ A disk that fills up is the user's to mend, and mending takes minutes. Who write
 says so, at first and every minute; after half an hour it gives up. Nothing is acknowledged before it is written.
 """
 
-import errno
 import logging
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from prefixrl.common.errors import TrainingFault
+from prefixrl.common.errors import TrainingFault, is_full
 
 log = logging.getLogger(__name__)
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
 WAIT_S = 1800.0
 RETRY_S = 1.0
 TELL_EVERY_S = 60.0
-
-
-def is_full(error: BaseException) -> bool:
-    """Return True for a write that found no room; safetensors hides the number in its text."""
-    if isinstance(error, OSError):
-        return error.errno in FULL
-    return any(f"(os error {number})" in str(error) for number in FULL)
 
 
 def free_bytes(path: Path) -> int:

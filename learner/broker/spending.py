@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.openai_options import OpenAIConfig
+from prefixrl.common.errors import is_full
 from prefixrl.common.process import write_atomically
-from prefixrl.common.run.disk import is_full
 from prefixrl.common.run.status import USAGE_FILE, UsageTotal, total_usage
 from prefixrl.common.wire.messages import Usage
 

@@ -42,7 +42,7 @@ class Arms:
         iteration: int,
         raise_if_hopeless: Callable[[], None] = lambda: None,
     ) -> None:
-        """Call `raise_if_hopeless` while a full disk has no room for answers; it may raise to end the wait."""
+        """Call `raise_if_hopeless` while a disk is full; it may raise to end the wait."""
         self._config = config
         self._is_direct = config.mode == "direct"
         folder = directory / "evaluations"
