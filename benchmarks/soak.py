@@ -42,7 +42,7 @@ from prefixrl.common.run.history import History, history
 
 STALENESS, GROUPS, ROWS, SCORERS = 2, 32, 16, 3
 TRAINS_S = 0.3
-MID_TRAINING = 0.7
+MID_TRAINING = 0.85
 """Share of the kills that wait for the learner to train."""
 CHECKPOINT_EVERY = 8
 """Iterations between the counters that a learner resumes from."""
@@ -71,7 +71,7 @@ class Size:
 
 
 FULL = Size(scorers=500, rollouts=100, learners=60, samples=300_000, mean_gap_s=1.0)
-QUICK = Size(scorers=12, rollouts=4, learners=4, samples=12_000, mean_gap_s=1.0)
+QUICK = Size(scorers=8, rollouts=3, learners=4, samples=12_000, mean_gap_s=0.7)
 
 
 @dataclass
@@ -225,7 +225,8 @@ class Soak:
             role = name.split("-")[0]
             # A learner whose broker died once too often, or a worker that waited too long for either, may end with 4.
             if process.exitcode not in (0, 4, -signal.SIGKILL):
-                log = (self.directory / f"{role}.log").read_text(errors="replace")[-3000:]
+                path = self.directory / f"{role}.log"
+                log = path.read_text(errors="replace")[-3000:] if path.exists() else "no log"
                 raise AssertionError(f"{name} ended with exit code {process.exitcode}:\n{log}")
             self.start(name)
 
@@ -344,10 +345,12 @@ def figures_of(outcome: Outcome) -> list[Figure]:
 @click.command()
 @options
 @click.option("--seed", default=1, show_default=True)
-def main(path: Path, quick: bool, seed: int) -> None:
+@click.option("--folder", type=click.Path(path_type=Path), help="Where the run's files stay; without it they go.")
+def main(path: Path, quick: bool, seed: int, folder: Path | None) -> None:
     measured_commit, started_s, size = commit(), time.monotonic(), QUICK if quick else FULL
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        outcome = soak(Path(folder), size, seed, lambda text: print(text, flush=True))
+    with contextlib.ExitStack() as stack:
+        place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        outcome = soak(place, size, seed, lambda text: print(text, flush=True))
     settings = {"seed": seed, "staleness": STALENESS, "groups": GROUPS, "rows": ROWS, "scorers": SCORERS}
     details = {
         "faults": outcome.faults,
