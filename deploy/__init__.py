@@ -2,7 +2,9 @@
 
 __main__.py      the commands and their options
 launch.py        `prefixrl launch`, and the children of every command that starts workers
-status.py        `prefixrl status`, and the live view
+watching.py      the commands for runs that were started
+standing.py      `prefixrl status`: how a run goes on, or how it ended
+status.py        the broker's document in words, and the live view
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`

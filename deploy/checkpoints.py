@@ -4,6 +4,8 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from prefixrl.common.config.load import changed, from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
@@ -12,8 +14,18 @@ from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.records import VersionPublished
 
 LATEST = "latest"
+LAUNCH_FILE = "logs/launch.json"
+"""In the run directory: `LaunchedBy` of the newest `prefixrl launch`."""
 INCOMPLETE = 6
 """Exit code of a command that ended well, but some of whose answers or verdicts are missing."""
+
+
+class LaunchedBy(msgspec.Struct, frozen=True, kw_only=True):
+    """The command that launched a run, and launches it again."""
+
+    folder: str
+    """Folder that it was started in."""
+    command: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.placement import LEARNER, described, gpus_here, place, processes_of, visible
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
+from prefixrl.deploy.checkpoints import LAUNCH_FILE, LaunchedBy
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.status import View
 
@@ -103,12 +104,13 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
     stop = stop_event()
     flags = [flag for setting in settings for flag in ("--set", setting)]
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
+    again = ["prefixrl", "launch", str(run_file), *flags]
+    (directory / LAUNCH_FILE).write_bytes(msgspec.json.encode(LaunchedBy(folder=str(Path.cwd()), command=again)))
     launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])
     code = launcher.run_and_stop(stop.is_set)
     if stop.is_set() or code == Halted.exit_code:
-        again = shlex.join(["prefixrl", "launch", str(run_file), *flags])
         what = "stopped" if stop.is_set() else "the learner was asked to stop"
-        click.echo(f"{what}; run `{again}` again to resume ({directory})")
+        click.echo(f"{what}; run `{shlex.join(again)}` again to resume ({directory})")
         return STOPPED
     if code == 0:
         write_report(directory)

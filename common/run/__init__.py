@@ -6,7 +6,7 @@ journal.py            the journal file
 json_lines.py         files of JSON lines
 status.py             the status document
 columns.py            a line of metrics as flat columns; pure
-documents.py          metrics, advantages, summary
+documents.py          metrics, advantages, summary, end
 accuracy.py           judged rows and the figures of an arm
 paired.py             the difference of two arms on the same problems
 service.py            what systemd is told about a daemon
