@@ -5,6 +5,8 @@ launch.py        `prefixrl launch`, and the children of every command that start
 watching.py      the commands for runs that were started
 standing.py      `prefixrl status`: how a run goes on, or how it ended
 status.py        the broker's document in words, and the live view
+logs.py          `prefixrl logs`
+fleet.py         `prefixrl stop` and `prefixrl workers`
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`

@@ -49,7 +49,8 @@ class BatchDesk:
         """Time that ranks so waited, since the newest iteration was finished."""
         self._newest: tuple[int, tuple[messages.BatchGroup, ...], dict[str, float]] | None = None
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
-        self._is_halting = False
+        self.is_halting = False
+        """True once a rank, or the operator, wants all ranks to save and end."""
         self.waiting_for = ""
         self._no_more: messages.CannotGoOn | None = None
         """The end that every rank gets once one got it: one with a batch would wait for the others in a collective."""
@@ -64,7 +65,13 @@ class BatchDesk:
                 f"first: start every rank with the same number of ranks"
             )
         self._waiting[peer] = (request, now_s)
-        self._is_halting |= request.is_stopping
+        self.is_halting |= request.is_stopping
+
+    def halt(self, reason: str) -> None:
+        """Halt all ranks as if one of them was asked to stop."""
+        if not self.is_halting:
+            log.info("the ranks are asked to save and end: %s", reason)
+        self.is_halting = True
 
     def answers(self, now_s: float) -> dict[bytes, Answer]:
         """Return the answers that are due; the ledger's new records must be written before they go."""
@@ -124,7 +131,7 @@ class BatchDesk:
             # A rank that is ahead of rank 0's report: one message away, no fault.
             return Awaited("report", f"the report that iteration {request.iteration - 1} is done")
         # Ranks leave the loop at one iteration or a collective hangs: where one may hold its shard, all get theirs.
-        if self._is_halting and not self._no_more and not self._may_be_held(request.iteration):
+        if self.is_halting and not self._no_more and not self._may_be_held(request.iteration):
             return messages.Halt(request.iteration), []
         choice = self._no_more or ledger.batch(request.iteration)
         if isinstance(choice, NotYetChosen):
