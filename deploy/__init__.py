@@ -2,6 +2,8 @@
 
 __main__.py      the commands and their options
 launch.py        `prefixrl launch`, and the children of every command that starts workers
+starting.py      the commands for who begins
+recipe.py        `prefixrl init`
 watching.py      the commands for runs that were started
 standing.py      `prefixrl status`: how a run goes on, or how it ended
 status.py        the broker's document in words, and the live view

@@ -10,7 +10,7 @@ import click
 
 from prefixrl.common.process import exit_codes, printable, stop_event
 from prefixrl.common.worker.command import settings_option
-from prefixrl.deploy import watching
+from prefixrl.deploy import starting, watching
 
 Command = TypeVar("Command", bound=Callable[..., object])
 PATH = click.Path(path_type=Path)
@@ -366,7 +366,7 @@ def show(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) 
             click.echo(line)
 
 
-for command in (*watching.COMMANDS,):
+for command in (*starting.COMMANDS, *watching.COMMANDS):
     main.add_command(command)
 
 
