@@ -9,6 +9,7 @@ standing.py      `prefixrl status`: how a run goes on, or how it ended
 status.py        the broker's document in words, and the live view
 logs.py          `prefixrl logs`
 fleet.py         `prefixrl stop` and `prefixrl workers`
+advice.py        `prefixrl advise`
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`

@@ -95,4 +95,22 @@ def workers(run_directory: Path, action: str | None, name: str | None, timeout_s
             Console(width=width).print(fleet.table_of(fleet.workers(run_directory)))
 
 
-COMMANDS = (status, logs, stop, workers)
+@click.command()
+@run_argument
+def advise(run_directory: Path) -> None:
+    """Say who holds the run in RUN_DIRECTORY up, and how many of whom would balance it.
+
+    From its measured rates, while it goes on and afterwards.
+    """
+    with exit_codes():
+        from rich.console import Console
+
+        from prefixrl.deploy.advice import advice_for
+
+        table, sentences = advice_for(run_directory)
+        Console().print(table)
+        for each in sentences:
+            click.echo(each)
+
+
+COMMANDS = (status, logs, stop, workers, advise)
