@@ -4,6 +4,7 @@ __main__.py      the commands and their options
 launch.py        `prefixrl launch`, and the children of every command that starts workers
 starting.py      the commands for who begins
 recipe.py        `prefixrl init`
+pages.py         `prefixrl docs` and `prefixrl completion`
 watching.py      the commands for runs that were started
 standing.py      `prefixrl status`: how a run goes on, or how it ended
 status.py        the broker's document in words, and the live view
@@ -26,5 +27,6 @@ generate.py      `prefixrl generate`
 units.py         `prefixrl systemd`
 systemd/         templates of its units
 examples/        complete small runs
+docs             the pages of `prefixrl docs`, a link to those of the repository
 slurm/           `prefixrl slurm`, `prefixrl scale`: a run as jobs of SLURM
 """

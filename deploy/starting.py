@@ -28,4 +28,32 @@ def init(size: str | None, adapter: str, target: str, data: str, held_out: str |
         click.echo(run_file(cast("Size | None", size), adapter, target, data, held_out), nl=False)
 
 
-COMMANDS = (init,)
+@click.command()
+@click.argument("topic", required=False)
+def docs(topic: str | None) -> None:
+    """Print the page TOPIC of the documentation; without one, list the pages."""
+    with exit_codes():
+        from prefixrl.deploy.pages import page_of, topics
+
+        if topic:
+            click.echo(page_of(topic), nl=False)
+        else:
+            for line in topics():
+                click.echo(line)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script by which SHELL completes commands and options.
+
+    For example, in ~/.bashrc: eval "$(prefixrl completion bash)"
+    """
+    with exit_codes():
+        from prefixrl.deploy.pages import completion_script
+
+        click.echo(completion_script(context.find_root().command, shell))
+
+
+COMMANDS = (init, docs, completion)
