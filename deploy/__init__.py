@@ -4,7 +4,15 @@ __main__.py      the commands and their options
 launch.py        `prefixrl launch`, and the children of every command that starts workers
 resume.py        `prefixrl resume`
 child.py         one child of a launch and its log
-status.py        `prefixrl status`, and the live view
+starting.py      the commands for who begins
+recipe.py        `prefixrl init`
+pages.py         `prefixrl docs` and `prefixrl completion`
+watching.py      the commands for runs that were started
+standing.py      `prefixrl status`: how a run goes on, or how it ended
+status.py        the broker's document in words, and the live view
+logs.py          `prefixrl logs`
+fleet.py         `prefixrl stop` and `prefixrl workers`
+advice.py        `prefixrl advise`
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`
@@ -21,5 +29,6 @@ generate.py      `prefixrl generate`
 units.py         `prefixrl systemd`
 systemd/         templates of its units
 examples/        complete small runs
+docs             the pages of `prefixrl docs`, a link to those of the repository
 slurm/           `prefixrl slurm`, `prefixrl scale`: a run as jobs of SLURM
 """

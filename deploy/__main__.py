@@ -10,6 +10,7 @@ import click
 
 from prefixrl.common.process import exit_codes, printable, stop_event
 from prefixrl.common.worker.command import settings_option
+from prefixrl.deploy import starting, watching
 
 Command = TypeVar("Command", bound=Callable[..., object])
 PATH = click.Path(path_type=Path)
@@ -168,21 +169,6 @@ def generate(out: Path | None, **options: Any) -> None:
         from prefixrl.deploy.generate import generate as run
 
         raise SystemExit(run(GenerateOptions(**options), out))
-
-
-@main.command()
-@run_directory_argument
-@click.option("--json", "as_json", is_flag=True, help="The whole document, for programs.")
-def status(run_directory: Path, as_json: bool) -> None:
-    """Show the state of the run in RUN_DIRECTORY now."""
-    with exit_codes():
-        from prefixrl.deploy.status import fetch, render
-
-        document = fetch(run_directory)
-        if as_json:
-            click.echo(printable(document.decode()))
-        else:
-            render(document, run_directory)
 
 
 @main.command()
@@ -393,6 +379,10 @@ def show(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) 
 
         for line in run(load(run_file, settings), question, prefix):
             click.echo(line)
+
+
+for command in (*starting.COMMANDS, *watching.COMMANDS):
+    main.add_command(command)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,8 @@ class Child:
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
     ended_s: float | None = None
     """Monotonic time at which its end was noticed."""
+    is_drained: bool = False
+    """True if the operator had it leave."""
     _reader: threading.Thread | None = field(default=None, repr=False)
     _recent: bytes = b""
     """The newest output since the last start."""

@@ -13,6 +13,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -24,15 +25,16 @@ import msgspec
 
 from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, Halted, PeerLost
+from prefixrl.common.errors import ConfigError, Halted, PeerLost, UserError
 from prefixrl.common.process import PARENT_VARIABLE, end_children, own, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.placement import LEARNER, described, gpus_here, place, processes_of, visible
+from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
 from prefixrl.deploy.child import Child
 from prefixrl.deploy.report import print_table, write_report
-from prefixrl.deploy.status import View
+from prefixrl.deploy.status import View, fetch
 
 LEARNER_RESTARTS = 3
 STOPPED_BY_BROKER_S = 20.0
@@ -44,6 +46,8 @@ STOP_S = 60.0
 SAVED_BYTES_PER_S = 25e6
 """A slow shared file system; a checkpoint is written, synced and read back."""
 TICK_S = 0.2
+ASK_S = 2.0
+"""Longest wait for a broker that is asked why a worker went."""
 KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer"}
 """Keys of `config.json` in every release; a model folder has a `config.json` too."""
 
@@ -210,7 +214,7 @@ class Launcher:
         if not self.workers:
             self._add_workers()
         for worker in self.workers:
-            if worker.process is None or worker.code is not None:
+            if not worker.is_drained and (worker.process is None or worker.code is not None):
                 worker.start()
 
     def _add_workers(self) -> None:
@@ -226,7 +230,11 @@ class Launcher:
 
     def _worker_ended(self, worker: Child, code: int) -> None:
         now_s = time.monotonic()
-        worker.ended_s = now_s if worker.ended_s is None else worker.ended_s
+        if worker.ended_s is None:
+            worker.ended_s = now_s
+            worker.is_drained = code == 0 and self._is_drained(worker)
+        if worker.is_drained:
+            return
         if code == 0 and now_s - worker.ended_s < STOPPED_BY_BROKER_S:
             return  # probably the run is over, and the learner ends next
         if code in (2, 3) or not worker.budget.take(now_s):
@@ -234,6 +242,18 @@ class Launcher:
                 f"{worker.name} ended with exit code {code}; a restart would fail in the same way:\n{worker.tail()}"
             )
         self._restart(worker, code)
+
+    def _is_drained(self, worker: Child) -> bool:
+        """Return True if the operator had a worker leave, who then wants no other in its place."""
+        assert worker.process
+        try:
+            document = msgspec.json.decode(fetch(self._directory, ASK_S), type=StatusDocument)
+        except (PeerLost, UserError):
+            return False
+        if worker.process.pid not in [each.pid for each in document.drained if each.host == socket.gethostname()]:
+            return False
+        self._view.announce(f"{worker.name} was drained and stays away; the next launch starts it again")
+        return True
 
     def _restart(self, child: Child, code: int) -> None:
         self._view.announce(f"{child.name} ended with exit code {code}: starting it again ({child.budget.used})")

@@ -266,7 +266,7 @@ class Learner:
 
     def raise_if_hopeless(self) -> None:
         """Raise if waiting for the last evaluation is useless: a stop, or a lost server."""
-        if self.stopped():
+        if self.stopped() or self.client.is_halting:
             raise self.halted()
         assert self.rank_zero, "only rank 0 judges"
         self.rank_zero.servers.check()

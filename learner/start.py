@@ -43,26 +43,38 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         read = problems.read_all(config)
         check_room(config)
         run_directory = RunDirectory(config)
-        is_resumed = (run_directory.path / ENDPOINT_FILE).exists()
-        check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
-        training = problems.keep(run_directory.path, *read)
-        completed, service = _completed(run_directory.path), Service(stopped=stopped)
-        servers, golds = Servers(config, run_directory.path, completed, ranks=ranks), None
-        try:
-            answers = [each for each in training if each.code != "tests"]
-            if config.reward.function is None and answers:
-                golds = GoldCheck(answers, run_directory.path, config.scorer.verify_timeout_s)
-            service.ready(f"serving {config.directory} at iteration {completed}, loading models")
-            service.be_patient(LOAD_S)
-            _run(config, (rank, ranks), servers, _watched(stopped, service), service)
-        finally:
-            service.stopping()
-            with service.patience(CLOSE_S):
-                if golds:
-                    golds.close()
-                servers.close()
+        with run_directory.end_noted():
+            _lead(config, run_directory.path, read, ranks, stopped)
     else:
         _run(config, (rank, ranks), None, stopped, None)
+
+
+def _lead(
+    config: RunConfig,
+    directory: Path,
+    read: tuple[problems.Loaded, problems.Loaded],
+    ranks: int,
+    stopped: Callable[[], bool],
+) -> None:
+    """Run rank 0, with the servers of the run."""
+    is_resumed = (directory / ENDPOINT_FILE).exists()
+    check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
+    training = problems.keep(directory, *read)
+    completed, service = _completed(directory), Service(stopped=stopped)
+    servers, golds = Servers(config, directory, completed, ranks=ranks), None
+    try:
+        answers = [each for each in training if each.code != "tests"]
+        if config.reward.function is None and answers:
+            golds = GoldCheck(answers, directory, config.scorer.verify_timeout_s)
+        service.ready(f"serving {config.directory} at iteration {completed}, loading models")
+        service.be_patient(LOAD_S)
+        _run(config, (0, ranks), servers, _watched(stopped, service), service)
+    finally:
+        service.stopping()
+        with service.patience(CLOSE_S):
+            if golds:
+                golds.close()
+            servers.close()
 
 
 def _watched(stopped: Callable[[], bool], service: Service) -> Callable[[], bool]:

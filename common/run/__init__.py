@@ -8,7 +8,7 @@ history.py            the history of a run, checked from its journal; pure
 disk.py               a full disk: recognised, told, waited for
 status.py             the status document
 columns.py            a line of metrics as flat columns; pure
-documents.py          metrics, advantages, summary
+documents.py          metrics, advantages, summary, end
 accuracy.py           judged rows and the figures of an arm
 paired.py             the difference of two arms on the same problems
 service.py            what systemd is told about a daemon

@@ -7,6 +7,8 @@ from prefixrl.common.run.status import AdmissionStatus, UsageTotal
 from prefixrl.common.wire.messages import StageTimes
 
 METRICS_FILE, ADVANTAGES_FILE, SUMMARY_FILE = "metrics.jsonl", "advantages.jsonl", "summary.json"
+END_FILE = "end.json"
+"""`RunEnd` of the learner that worked last; absent while one works, and after one that was killed."""
 ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
 """Arms of a run in the order in which they are reported."""
 
@@ -145,3 +147,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Mean time in which a publication held the learner up."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint, evaluations included; None unless the target is served elsewhere."""
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `end.json`: how a learner ended, in its own words."""
+
+    exit_code: int
+    reason: str

@@ -78,6 +78,13 @@ class AdmissionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Time of the newest iteration that the learner waited because fewer groups were scored than it takes."""
 
 
+class DrainedWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that the operator wants to leave, or that has left so."""
+
+    host: str
+    pid: int
+
+
 class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of all scorers to the endpoint that serves the target, since the run began."""
 
@@ -162,3 +169,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of accepted groups that are never trained, by cause: truncated, error."""
     endpoint: UsageTotal | None = None
     """None unless the target is served elsewhere."""
+    is_halting: bool = False
+    """The ranks were asked to save and end."""
+    drained: list[DrainedWorker] = []
+    """Workers that the operator drained since the broker started."""

@@ -121,4 +121,4 @@ def _run(
         if stop.is_set():
             service.stopping()
 
-    return loaded.run(stop.requests, grace_s, alive)
+    return loaded.run(lambda: stop.requests() + link.is_drained, grace_s, alive)

@@ -51,7 +51,8 @@ class BatchDesk:
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
         self._is_new = False
         """True if that batch was formed by the newest answers."""
-        self._is_halting = False
+        self.is_halting = False
+        """True once a rank, or the operator, wants all ranks to save and end."""
         self.waiting_for = ""
         self._no_more: messages.CannotGoOn | None = None
         """The end that every rank gets once one got it: one with a batch would wait for the others in a collective."""
@@ -66,7 +67,13 @@ class BatchDesk:
                 f"first: start every rank with the same number of ranks"
             )
         self._waiting[peer] = (request, now_s)
-        self._is_halting |= request.is_stopping
+        self.is_halting |= request.is_stopping
+
+    def halt(self, reason: str) -> None:
+        """Halt all ranks as if one of them was asked to stop."""
+        if not self.is_halting:
+            log.info("the ranks are asked to save and end: %s", reason)
+        self.is_halting = True
 
     def answers(self, now_s: float) -> dict[bytes, Answer]:
         """Return the answers that are due; the ledger's new records must be written before they go."""
@@ -160,7 +167,7 @@ class BatchDesk:
 
     def _must_halt(self, iteration: int) -> bool:
         # Ranks leave the loop at one iteration or a collective hangs: where one may hold its shard, all get theirs.
-        return self._is_halting and not self._no_more and not self._may_be_held(iteration)
+        return self.is_halting and not self._no_more and not self._may_be_held(iteration)
 
     def _may_be_held(self, iteration: int) -> bool:
         """Return True if a rank may have its shard from this broker or from its predecessor."""

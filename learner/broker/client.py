@@ -35,6 +35,8 @@ class BrokerClient:
         self._address, self._raise_if_hopeless = address, raise_if_hopeless
         self._requester = Requester(address, "rank", ANSWER_S, raise_if_hopeless)
         self._ask = self._requester.ask
+        self.is_halting = False
+        """True once an answer about an evaluation said that the operator wants the run to stop."""
 
     def next_batch(
         self, request: messages.GetBatch, timeout_s: float, stopped: Callable[[], bool]
@@ -79,6 +81,7 @@ class BrokerClient:
     def evaluation(self, name: str) -> tuple[messages.EvaluationProgress, list[messages.ScoredGroup]]:
         """Return the progress of an evaluation and, once finished, its groups; `total` -1: unknown."""
         answer, payload = self._ask(messages.GetEvaluation(name), messages.EvaluationProgress)
+        self.is_halting = answer.is_halting
         return answer, _groups(payload)
 
     def forget(self, name: str) -> None:

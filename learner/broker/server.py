@@ -229,16 +229,7 @@ class Broker:
         match message:
             case messages.Hello():
                 self._hello(received, message, now_s)
-            case (
-                messages.GetBatch()
-                | messages.IterationDone()
-                | messages.Published()
-                | messages.Evaluate()
-                | messages.GetEvaluation()
-                | messages.Forget()
-                | messages.GetStatus()
-                | messages.Stop()
-            ):
+            case _ if isinstance(message, messages.FromPeer):
                 if peer in self._peers:
                     self._peers.check(peer, message)
                     self._send(peer, *self._answer_peer(peer, message, now_s))
@@ -312,7 +303,7 @@ class Broker:
                 self._send(worker.identity, self.versions.installed(worker, message))
             case messages.Leaving():
                 log.info("%s takes no more tasks, %d are open", worker.name, len(worker.leases))
-                worker.is_leaving = True
+                worker.is_leaving, worker.is_drained = True, False
             case messages.Goodbye(reason):
                 log.info("%s left: %s", worker.name, reason)
                 self.dispatcher.lose(worker, reason, died=False)
@@ -328,6 +319,8 @@ class Broker:
         if worker.lost_its_ready(now_s):
             log.warning("%s works, but its Ready was lost: asking again", worker.name)
             self._send(worker.identity, messages.Unknown())
+        elif worker.is_drained:
+            self._send(worker.identity, messages.Leave())
         else:
             self._send(worker.identity, messages.Beat(self.versions.news(worker)))
 
@@ -358,7 +351,8 @@ class Broker:
                 self.batches.ask(peer, message, now_s)
                 return None, []
             case messages.GetEvaluation(name):
-                return self.dispatcher.evaluations.progress(name)
+                progress, payload = self.dispatcher.evaluations.progress(name)
+                return msgspec.structs.replace(progress, is_halting=self.batches.is_halting), payload
             case messages.GetStatus():
                 return messages.Status(msgspec.json.encode(document(self._status, self._malformed.total, now_s))), []
             case messages.IterationDone():
@@ -373,6 +367,12 @@ class Broker:
             case messages.Stop(reason):
                 self._stopping = reason
                 self._stoppers.add(peer)
+            case messages.HaltRun(reason):
+                self.batches.halt(reason)
+            case messages.DrainWorker(name):
+                worker = self.dispatcher.registry.drain(name)
+                log.info("the operator wants %s to leave", worker.label)
+                self._send(worker.identity, messages.Leave())
         return messages.Accepted(), []
 
     def _published(self, note: messages.WeightsNote, now_s: float) -> bool:
