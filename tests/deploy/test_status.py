@@ -10,7 +10,8 @@ from rich.console import Console
 from prefixrl.common.run.status import AdmissionStatus, StatusDocument
 from prefixrl.common.wire.messages import Batch
 from prefixrl.deploy import report
-from prefixrl.deploy.status import _picture, newest_line, plain_line
+from prefixrl.deploy.console import picture, plain_line
+from prefixrl.deploy.status import newest_line
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.training.figures import IterationMetrics
 from support.fakes import document, worker_status
@@ -18,7 +19,7 @@ from support.fakes import document, worker_status
 
 def pictured(status: StatusDocument, width: int = 200) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(_picture(status, None))
+    console.print(picture(status, None))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
