@@ -4,6 +4,7 @@ __main__.py      the commands and their options
 launch.py        `prefixrl launch`, and the children of every command that starts workers
 status.py        `prefixrl status`, and the live view
 console.py       the picture and the line of both
+rhythm.py        when a line is due
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`

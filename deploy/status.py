@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from collections import deque
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,13 @@ from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
-from prefixrl.deploy.console import picture, plain_line
+from prefixrl.deploy.console import RECENT, picture, plain_line, progress_of
+from prefixrl.deploy.rhythm import Rhythm
+from prefixrl.deploy.track import MetricsFile
 
-PLAIN_EVERY_S = 5.0
-LIVE_EVERY_S = 0.5
+LOOK_EVERY_S = 0.5
+FILE_WIDTH = 160
+"""A file has no width of its own."""
 
 
 def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
@@ -44,23 +48,35 @@ def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
 
 def newest_line(directory: Path) -> MetricsLine | None:
     """Return the last complete line of metrics.jsonl."""
+    found = newest_lines(directory, 1)
+    return found[-1] if found else None
+
+
+def newest_lines(directory: Path, count: int) -> list[MetricsLine]:
+    """Return the last complete lines of metrics.jsonl, in order."""
     path = directory / METRICS_FILE
-    if not path.exists():
-        return None
-    for line in reversed(path.read_bytes().splitlines()[-2:]):
+    found = []
+    for line in path.read_bytes().splitlines()[-count - 1 :] if path.exists() else ():
         # The last one may be being written.
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            return msgspec.json.decode(line, type=MetricsLine)
-    return None
+            found.append(msgspec.json.decode(line, type=MetricsLine))
+    return found[-count:]
+
+
+def _is_saving(directory: Path) -> bool:
+    return any((directory / "checkpoints").glob(".*.partial"))
 
 
 def render(document: bytes, directory: Path) -> None:
     """Print a status document."""
-    Console().print(picture(msgspec.json.decode(document, type=StatusDocument), newest_line(directory)))
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+    status = msgspec.json.decode(document, type=StatusDocument)
+    progress = progress_of(newest_lines(directory, RECENT), _is_saving(directory))
+    console.print(picture(status, progress, console.width, None))
 
 
 class View:
-    """A run as it goes on: a live picture on a terminal, a line every few seconds elsewhere."""
+    """A run as it goes on: a live picture on a terminal, lines elsewhere."""
 
     def __init__(self, directory: Path, is_on_stderr: bool = False) -> None:
         self._directory = directory
@@ -69,7 +85,9 @@ class View:
         self._live = Live(console=self._console, auto_refresh=False) if stream.isatty() else None
         self._requester: Requester | None = None
         self._next_s = 0.0
-        self._last_line = ""
+        self._metrics = MetricsFile(directory / METRICS_FILE)
+        self._recent: deque[MetricsLine] = deque(maxlen=RECENT)
+        self._rhythm = Rhythm()
 
     def __enter__(self) -> "View":
         if self._live:
@@ -83,22 +101,43 @@ class View:
             self._requester.close()
 
     def announce(self, text: str) -> None:
-        """Print a line that stays."""
-        self._console.print(printable(text), markup=False, highlight=False)
+        """Print a line that stays; elsewhere than on a terminal with the time, and never wrapped."""
+        said = printable(text)
+        if not self._live:
+            said = f"{time.strftime('%H:%M:%S')} {said}"
+        self._console.print(said, markup=False, highlight=False, soft_wrap=not self._live)
 
     def refresh(self) -> None:
         """Show the newest state, at most every few seconds; ignore a broker that is silent."""
         if time.monotonic() < self._next_s:
             return
-        self._next_s = time.monotonic() + (LIVE_EVERY_S if self._live else PLAIN_EVERY_S)
+        self._next_s = time.monotonic() + LOOK_EVERY_S
         if (document := self._document()) is None:
             return
-        newest = newest_line(self._directory)
+        for text in self._read_metrics():
+            self.announce(f"ALARM {text}")
+        progress = progress_of(self._recent, _is_saving(self._directory))
         if self._live:
-            self._live.update(picture(document, newest), refresh=True)
-        elif (line := plain_line(document, newest)) != self._last_line:
-            self._last_line = line
-            self.announce(line)
+            width, height = self._console.size
+            self._live.update(picture(document, progress, width, height - 1), refresh=True)
+        elif self._rhythm.is_due(time.monotonic(), document, progress):
+            self.announce(" ".join(plain_line(document, progress).splitlines()))
+
+    def _read_metrics(self) -> list[str]:
+        """Take new lines of metrics; return the alarms that began with them."""
+        new: list[MetricsLine] = []
+        with contextlib.suppress(msgspec.MsgspecError):
+            new = self._metrics.changed()
+        begun = []
+        # Of what an earlier launch trained, only what rings still is news.
+        for line in new if self._recent else new[-1:]:
+            before = self._recent[-1] if self._recent else None
+            if before and before.iteration >= line.iteration:
+                self._recent.clear()  # resumed from an earlier checkpoint
+            known = before.alarms if before else {}
+            begun += [f"iteration {line.iteration}: {text}" for kind, text in line.alarms.items() if kind not in known]
+            self._recent.append(line)
+        return begun
 
     def _document(self) -> StatusDocument | None:
         if self._requester is None and not (self._directory / ENDPOINT_FILE).exists():

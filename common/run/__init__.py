@@ -6,6 +6,7 @@ journal.py            the journal file
 json_lines.py         files of JSON lines
 status.py             the status document
 columns.py            a line of metrics as flat columns; pure
+alarm_spans.py        alarms of a run as spans of iterations; pure
 documents.py          metrics, advantages, summary
 accuracy.py           judged rows and the figures of an arm
 paired.py             the difference of two arms on the same problems

@@ -8,6 +8,7 @@ import msgspec
 import xxhash
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.run.status import LearnerPhase
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import token_ids
@@ -51,6 +52,10 @@ class BatchDesk:
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
         self._is_halting = False
         self.waiting_for = ""
+        self.phase: LearnerPhase = "loads"
+        """Rank 0's, as its messages show it."""
+        self._waits_from_s: float | None = None
+        """Time since which rank 0 waits for its shard; None where it does not."""
         self._no_more: messages.CannotGoOn | None = None
         """The end that every rank gets once one got it: one with a batch would wait for the others in a collective."""
         self.truncated_fraction = 0.0
@@ -75,6 +80,8 @@ class BatchDesk:
         waits: dict[str, float] = {}
         for peer, (request, since_s) in list(self._waiting.items()):
             answer = self._answer(request, now_s)
+            if request.rank == 0:
+                self._note_phase(answer, now_s)
             if isinstance(answer, Awaited):
                 self.waiting_for = answer.text
                 self._is_short |= answer.is_short
@@ -93,6 +100,19 @@ class BatchDesk:
             self._waited_s[cause] = self._waited_s.get(cause, 0.0) + wait_s
         return answers
 
+    def _note_phase(self, answer: "Answer | Awaited | None", now_s: float) -> None:
+        if isinstance(answer, Awaited):
+            self.phase = "waits"
+            self._waits_from_s = now_s if self._waits_from_s is None else self._waits_from_s
+            return
+        self._waits_from_s = None
+        if answer is not None:
+            self.phase = "trains" if isinstance(answer[0], messages.Batch) else "ends"
+
+    def waits_s(self, now_s: float) -> float:
+        """Return the time that rank 0 has waited for its shard, 0 where it does not."""
+        return 0.0 if self._waits_from_s is None else now_s - self._waits_from_s
+
     def iteration_done(self, done: messages.IterationDone, now_s: float) -> None:
         """Note that every rank finished an iteration; ValueError if no batch of it was handed out."""
         ledger = self._dispatcher.ledger
@@ -100,6 +120,7 @@ class BatchDesk:
         ledger.trained(done.iteration)
         if not is_new:
             return  # told twice
+        self.phase = "publishes"
         # Before the first one workers load, which no lead makes shorter.
         iteration_s = 0.0 if self._done_s is None else now_s - self._done_s
         admission = ledger.admission

@@ -26,14 +26,15 @@ class Alarms:
         self._first_entropies: list[float] = []
         self._reward: float | None = None
         self._best_reward = 0.0
-        self._on: set[str] = set()
+        self.ringing: dict[str, str] = {}
+        """Alarms of the newest iteration by kind, in words."""
         self._least_share = 1.0
 
     def look(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
         """Return the sentences of alarms that begin at this iteration."""
-        found = {"ess": _ess(figures), "entropy": self._entropy(figures), "one text": self._one_text(figures)}
-        texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self._on]
-        self._on = {name for name, text in found.items() if text}
+        found = {"ess": _ess(figures), "entropy": self._entropy(figures), "one_text": self._one_text(figures)}
+        texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self.ringing]
+        self.ringing = {name: text for name, text in found.items() if text}
         return texts
 
     def _entropy(self, figures: Mapping[str, float]) -> str:
