@@ -116,7 +116,7 @@ class View:
             return
         for text in self._read_metrics():
             self.announce(f"ALARM {text}")
-        progress = progress_of(self._recent, _is_saving(self._directory))
+        progress = progress_of(list(self._recent), _is_saving(self._directory))
         if self._live:
             width, height = self._console.size
             self._live.update(picture(document, progress, width, height - 1), refresh=True)
