@@ -8,6 +8,8 @@ rhythm.py        when a line is due
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`
+page.py          its page
+curves.py        the curves of the page
 settings.py      `prefixrl config`
 runs.py          `prefixrl list` and `prefixrl compare`
 export.py        `prefixrl export`

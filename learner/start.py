@@ -12,6 +12,7 @@ from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.service import Service
+from prefixrl.common.run.starts import note_start
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, Address, address_in
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
@@ -119,6 +120,7 @@ def _run(
     log.info("models are loaded at iteration %d", iteration)
     rank_zero = tracking = None
     if servers and arms:
+        note_start(directory, iteration)
         publisher = Publisher(
             servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check
         )

@@ -1,4 +1,4 @@
-"""What `launch` writes where there is no terminal: a line is a line, with the time, and alarms at once."""
+"""The lines of `launch` where there is no terminal: a line is a line, with the time, and alarms at once."""
 
 import re
 from pathlib import Path
