@@ -15,7 +15,7 @@ from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.process import printable
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.accuracy import EvaluatedRow, Point, means_by_problem
-from prefixrl.common.run.alarm_spans import alarm_spans
+from prefixrl.common.run.alarm_spans import alarm_spans, alarm_words
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import ARMS, METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary
 from prefixrl.common.run.plans import GREEDY, SAMPLED
@@ -52,8 +52,7 @@ def print_table(directory: Path) -> None:
     summary, lines = read(directory)
     console = Console()
     for alarm in alarm_spans(lines):
-        said = f"ALARM, iterations {alarm.first} to {alarm.last}: {alarm.text}"
-        console.print(printable(said), highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(alarm_words(alarm)), highlight=False, markup=False, soft_wrap=True)
     if summary is None:
         console.print(f"{len(lines)} iterations trained, not finished; {directory}", highlight=False)
         return

@@ -10,8 +10,10 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from prefixrl.common.errors import ConfigError, PeerLost, Refusal
+from prefixrl.common.errors import ConfigError, DataError, PeerLost, Refusal
 from prefixrl.common.process import printable
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.alarm_spans import alarm_spans, alarm_words
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine
 from prefixrl.common.run.status import StatusDocument
@@ -38,12 +40,22 @@ def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
     except PeerLost as error:
         if (directory / SUMMARY_FILE).exists():
             remedy = f"its result is in summary.json (prefixrl report {directory})"
-            raise ConfigError(f"the run in {directory} is over; {remedy}") from None
-        raise PeerLost(f"{error}; is the learner running? (prefixrl launch resumes the run)") from None
+            raise ConfigError("\n".join([f"the run in {directory} is over; {remedy}", *rung(directory)])) from None
+        remedy = "is the learner running? (prefixrl launch resumes the run)"
+        raise PeerLost("\n".join([f"{error}; {remedy}", *rung(directory)])) from None
     try:
         return requester.ask(GetStatus(), Status)[0].document
     finally:
         requester.close()
+
+
+def rung(directory: Path) -> list[str]:
+    """Return the alarms that rang in a run, a line each, from its files."""
+    try:
+        lines = json_lines.read(directory / METRICS_FILE, MetricsLine)
+    except DataError:
+        return []  # the damage is told by the commands that need every line
+    return [alarm_words(each) for each in alarm_spans(lines)]
 
 
 def newest_line(directory: Path) -> MetricsLine | None:

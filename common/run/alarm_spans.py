@@ -19,3 +19,8 @@ def alarm_spans(lines: Sequence[MetricsLine]) -> list[AlarmSpan]:
                 newest[kind] = len(found)
                 found.append(AlarmSpan(kind, line.iteration, line.iteration, text))
     return found
+
+
+def alarm_words(alarm: AlarmSpan) -> str:
+    """Return an alarm in a line of text."""
+    return f"ALARM, iterations {alarm.first} to {alarm.last}: {alarm.text}"

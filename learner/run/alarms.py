@@ -12,8 +12,10 @@ LOW_ENTROPY_SHARE = 0.1
 """Share of the entropy in the first iterations; who has learned the task gets there too, with a high reward."""
 LOST_REWARD = 0.1
 """Below the best smoothed reward so far."""
-ONE_TEXT = 0.9
+ONE_TEXT = 0.8
 """Share of rows with one text from which the adapter has stopped to look at the question."""
+ONE_TEXT_RISE = 0.2
+"""By so much the share must have risen: an adapter may write one text mostly from the beginning."""
 FIRST_ITERATIONS = 3
 SMOOTHING = 0.2
 """Weight of the newest iteration in the smoothed reward."""
@@ -62,7 +64,7 @@ class Alarms:
         if share is None:
             return ""
         self._least_share = min(self._least_share, share)
-        if share < ONE_TEXT or self._least_share >= ONE_TEXT:
+        if share < ONE_TEXT or share - self._least_share < ONE_TEXT_RISE:
             return ""
         return (
             f"the adapter writes one and the same text in {share:.0%} of the rows, whatever is asked (at the least it "
