@@ -158,5 +158,5 @@ class View:
             if self._requester is None:
                 self._requester = Requester(address_in(self._directory, "operator"), "operator", answer_s=1.0)
             return msgspec.json.decode(self._requester.ask(GetStatus(), Status)[0].document, type=StatusDocument)
-        except (PeerLost, Refusal):
+        except (PeerLost, Refusal, ConfigError):
             return None

@@ -11,6 +11,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.prometheus import exposed, numbers_of_run
 from prefixrl.common.run.service import Service
 from prefixrl.common.run.starts import note_start
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, Address, address_in
@@ -98,6 +99,9 @@ def _run(
     service: Service | None,
 ) -> None:
     directory = Path(config.directory)
+    serving = contextlib.ExitStack()
+    if servers:
+        serving.enter_context(exposed(config.log, "learner", partial(numbers_of_run, directory)))
     client = BrokerClient(servers.address, servers.check) if servers else join(directory)
     # Rank 0 has written them down before its broker was there.
     training = problems.training(config)
@@ -139,6 +143,7 @@ def _run(
                 if tracking:
                     tracking.close()
         client.close()
+        serving.close()
         distributed.stop()
 
 

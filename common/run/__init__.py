@@ -12,6 +12,7 @@ accuracy.py           judged rows and the figures of an arm
 paired.py             the difference of two arms on the same problems
 service.py            what systemd is told about a daemon
 placement.py          GPUs of one machine, and which process runs on which
+prometheus.py         numbers of a process for Prometheus, and their endpoint
 starts.py             when and with which software the learner started
 plans.py              plans, results and answers of `prefixrl eval` and `generate`
 """

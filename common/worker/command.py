@@ -109,16 +109,22 @@ def _run(
     grace_s: float,
 ) -> str:
     """Load the worker and run it, watched by systemd from its Ready on."""
-    link, name = session.link, f"{session.welcome.worker} of run {session.welcome.run_id}"
-    service.status(f"{name}: loading {session.model}")
-    with stop.ending_at_once():
-        loaded = load(session)
-    service.ready(f"{name}: ready")
+    from prefixrl.common.run.prometheus import exposed
+    from prefixrl.common.worker.vitals import numbers_of_worker
 
-    def alive(progress: int | None) -> None:
-        service.alive(progress)
-        service.status(f"{name}: {link.vitals.state}")
-        if stop.is_set():
-            service.stopping()
+    link, welcome = session.link, session.welcome
+    name = f"{welcome.worker} of run {welcome.run_id}"
+    role, directory = welcome.worker.partition("-")[0], Path(session.config.directory)
+    with exposed(session.config.log, welcome.worker, lambda: numbers_of_worker(link, role, directory)):
+        service.status(f"{name}: loading {session.model}")
+        with stop.ending_at_once():
+            loaded = load(session)
+        service.ready(f"{name}: ready")
 
-    return loaded.run(stop.requests, grace_s, alive)
+        def alive(progress: int | None) -> None:
+            service.alive(progress)
+            service.status(f"{name}: {link.vitals.state}")
+            if stop.is_set():
+                service.stopping()
+
+        return loaded.run(stop.requests, grace_s, alive)
