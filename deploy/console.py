@@ -245,6 +245,7 @@ def workers_table(workers: Sequence[WorkerStatus], most: int | None) -> Table:
     columns = [Column(each, no_wrap=True) for each in names]
     columns += [Column(each, overflow="fold", justify="right") for each in numbers]
     table = Table(*columns, box=None, padding=(0, 1 if engines else 2, 0, 0))
+    workers = sorted(workers, key=lambda each: (each.role, len(each.name), each.name))
     roles = dict.fromkeys(each.role for each in workers)
     rows = [[each] for each in workers]
     if is_summed:
@@ -258,7 +259,7 @@ def workers_table(workers: Sequence[WorkerStatus], most: int | None) -> Table:
 
 
 def _numbers(workers: Sequence[WorkerStatus]) -> list[str]:
-    versions = sorted({each.version for each in workers if each.role == "rollout"})
+    versions = sorted({each.version for each in workers if each.role == "rollout" and each.version >= 0})
     shares = [each.busy_fraction for each in workers if each.busy_fraction is not None]
     version = "" if not versions else str(versions[0]) if len(versions) == 1 else f"{versions[0]}-{versions[-1]}"
     return [
@@ -311,8 +312,9 @@ def _more(document: StatusDocument, progress: Progress) -> list[RenderableType]:
         rows.append(("completions from the cache", f"{cached} of {document.completions['judged']}"))
     if document.endpoint:
         rows.append(("the target's endpoint", str(document.endpoint)))
-    idle = ("", "idle")
-    rows += [(each.name, each.state) for each in document.workers if each.state not in idle and not held_up_by(each)]
+    told = [each for each in document.workers if each.state not in ("", "idle", each.phase) and not held_up_by(each)]
+    if told:
+        rows.append(("states", "; ".join(f"{each.name} {each.state}" for each in told)))
     rows += [(f"{each.name}, engine", each.about) for each in document.workers if each.about]
     return [cell(f"{name}: {text}") for name, text in rows]
 

@@ -83,7 +83,7 @@ def worker_command(
             patience_s = FIRST_CONTACT_S if directory is None else ORPHAN_S
             allowed = Allowed(tuple(map(_absolute, functions)), secrets)
             session = join(find, role, Overrides(model, engine, device, allowed), stop.is_set, patience_s)
-            work(session.link, lambda: _run(session, load, stop, service, grace_s))
+            work(session.link, lambda: _exposed(session, lambda: _run(session, load, stop, service, grace_s)))
 
     return command
 
@@ -101,6 +101,17 @@ def _absolute(function_ref: str) -> str:
     return f"{Path(path).expanduser().resolve()}{separator}{name}"
 
 
+def _exposed(session: "WorkerSession", run: Callable[[], str]) -> str:
+    """Run the worker while Prometheus can read its numbers, if its run wants it."""
+    from prefixrl.common.run.prometheus import exposed
+    from prefixrl.common.worker.vitals import numbers_of_worker
+
+    link, name, directory = session.link, session.welcome.worker, Path(session.config.directory)
+    role = name.partition("-")[0]
+    with exposed(session.config.log, name, lambda: numbers_of_worker(link, role, directory)):
+        return run()
+
+
 def _run(
     session: "WorkerSession",
     load: "Callable[[WorkerSession], LoadedWorker]",
@@ -109,22 +120,16 @@ def _run(
     grace_s: float,
 ) -> str:
     """Load the worker and run it, watched by systemd from its Ready on."""
-    from prefixrl.common.run.prometheus import exposed
-    from prefixrl.common.worker.vitals import numbers_of_worker
+    link, name = session.link, f"{session.welcome.worker} of run {session.welcome.run_id}"
+    service.status(f"{name}: loading {session.model}")
+    with stop.ending_at_once():
+        loaded = load(session)
+    service.ready(f"{name}: ready")
 
-    link, welcome = session.link, session.welcome
-    name = f"{welcome.worker} of run {welcome.run_id}"
-    role, directory = welcome.worker.partition("-")[0], Path(session.config.directory)
-    with exposed(session.config.log, welcome.worker, lambda: numbers_of_worker(link, role, directory)):
-        service.status(f"{name}: loading {session.model}")
-        with stop.ending_at_once():
-            loaded = load(session)
-        service.ready(f"{name}: ready")
+    def alive(progress: int | None) -> None:
+        service.alive(progress)
+        service.status(f"{name}: {link.vitals.state}")
+        if stop.is_set():
+            service.stopping()
 
-        def alive(progress: int | None) -> None:
-            service.alive(progress)
-            service.status(f"{name}: {link.vitals.state}")
-            if stop.is_set():
-                service.stopping()
-
-        return loaded.run(stop.requests, grace_s, alive)
+    return loaded.run(stop.requests, grace_s, alive)
