@@ -28,8 +28,9 @@ STYLE = """
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1240px;padding:1rem;background:var(--back);color:var(--text);
 font:15px/1.5 system-ui,sans-serif}
-h1{font-size:1.5rem;margin:.2rem 0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:2rem 0 .5rem}
-h3{font-size:.95rem;margin:0}p{margin:.3rem 0}.soft,figcaption,th{color:var(--soft)}
+h1,h2,h3,p,figcaption{overflow-wrap:anywhere}
+h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem}
+h3{font-size:.95rem;margin:1.2rem 0 .2rem}figure h3{margin:0}p{margin:.3rem 0}.soft,figcaption,th{color:var(--soft)}
 .alarm{border-left:4px solid var(--bad);padding:.4rem .8rem;margin:.5rem 0;background:var(--box)}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:1rem}
 figure{display:flex;flex-direction:column;margin:0;padding:.7rem;background:var(--box);border-radius:6px;min-width:0}
@@ -44,7 +45,7 @@ path.judged{stroke:var(--text);stroke-width:1.5}circle.judged{fill:var(--text)}
 td,th{padding:.3rem .8rem .3rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
 th{font-weight:600;white-space:nowrap}td{white-space:nowrap}
 td.text bdi{display:block;unicode-bidi:isolate;width:max-content;max-width:min(26rem,60vw);white-space:pre-wrap;
-overflow-wrap:anywhere}.series{white-space:nowrap;margin-right:.8em}
+overflow-wrap:anywhere}.facts td.text bdi{width:auto;max-width:none}.series{white-space:nowrap;margin-right:.8em}
 pre{overflow-x:auto;background:var(--box);padding:.8rem;font-size:.8rem}summary{cursor:pointer;margin:1rem 0 .3rem}
 """
 
@@ -87,7 +88,9 @@ def page(content: PageContent) -> str:
         body += ["<h2>Curves</h2>", "<p class=soft>thin: each iteration; thick: the mean of the newest 8</p>"]
         body.append(f"<div class=figures>{''.join(_figures(content))}</div>")
     body += _texts(content)
-    body.append(f"<h2>Run</h2>{table((('', ''), [list(each) for each in content.facts]), (0, 1))}")
+    body.append(
+        f"<h2>Run</h2><div class=facts>{table((('', ''), [list(each) for each in content.facts]), (0, 1))}</div>"
+    )
     body.append(_software(content.starts))
     body.append(f"<details><summary>Configuration</summary><pre>{escaped(content.config)}</pre></details>")
     head = (
@@ -192,6 +195,8 @@ def _texts(content: PageContent) -> list[str]:
         for each in content.common
         if each.share >= LEAST_SHARE
     ]
+    for row, before in zip(reversed(rows), reversed(rows[:-1]), strict=False):
+        row[0] = "" if row[0] == before[0] else row[0]
     names = ("iterations", "text", "share of the rows", "mean reward")
     found.append(f"<h3>Commonest texts over time</h3>{table((names, rows), {1})}")
     for title, samples in (("Early samples", content.early), ("Late samples", content.late)):

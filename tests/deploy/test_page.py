@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.accuracy import EvaluatedRow, accuracy
 from prefixrl.common.run.columns import columns
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.documents import AlarmSpan, MetricsLine
@@ -16,6 +18,9 @@ from prefixrl.deploy.curves import Figure, picture_of, smoothed
 from prefixrl.deploy.page import PageContent, figures, page
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.samples import Common, SampleText
+from prefixrl.learner.run import summary
+from prefixrl.learner.run.summary import EvaluationOutcome
+from support.fakes import document
 from support.metrics_lines import metrics_line, write_metrics
 
 HOSTILE = "</td></script><script>alert(1)</script>\x1b[2J\u202egnp.\u200fexe\x07<img src=x onerror=alert(2)>"
@@ -23,7 +28,12 @@ HOSTILE = "</td></script><script>alert(1)</script>\x1b[2J\u202egnp.\u200fexe\x07
 
 def line(iteration: int) -> MetricsLine:
     usual = metrics_line(iteration)
-    more = {"entropy": 1.0 / (1 + iteration), "actor_grad_norm": 0.1 * iteration, "reference_kl": 0.01 * iteration}
+    more = {
+        "rows": 8.0,
+        "entropy": 1.0 / (1 + iteration),
+        "actor_grad_norm": 0.1 * iteration,
+        "reference_kl": 0.01 * iteration,
+    }
     more |= {"old_ess_fraction": 0.9, "commonest_text_fraction": 0.5} if iteration else {}
     speeds = {"rollout": 100.0 + iteration, "scorer": 50.0, "learner": 5000.0}
     return msgspec.structs.replace(usual, figures=usual.figures | more, tokens_per_s=speeds)
@@ -177,3 +187,29 @@ def test_a_start_of_the_learner_is_noted_with_its_software(tmp_path: Path) -> No
     assert [each.iteration for each in found] == [0, 20]
     assert found[0].packages["prefixrl"] and found[0].packages["torch"] and found[0].time.endswith("+00:00")
     assert re.fullmatch(r"([0-9a-f]{40}\+?)?", found[0].commit)
+
+
+def test_the_page_compares_the_arms_of_the_run_problem_by_problem_under_the_names_of_eval(tmp_path: Path) -> None:
+    write_format(tmp_path)
+    write_metrics(tmp_path, LINES)
+    (tmp_path / "evaluations").mkdir()
+    arms = {}
+    for arm, right in (("no_prefix", 4), ("untrained_adapter", 4), ("trained_adapter", 14)):
+        rows = [
+            EvaluatedRow(
+                prompt_id=str(n), family="", version=0, prefix="", completion="", extracted="",
+                reward=float(n < right), status="ok",
+            )
+            for n in range(20)
+        ]  # fmt: skip
+        json_lines.write(tmp_path / f"evaluations/{arm}.greedy.jsonl", rows)
+        found = accuracy(rows)
+        assert found
+        arms[arm] = {"greedy": found}
+    over = document(iteration=20, total_iterations=20)
+    summary.write(summary.summarise(over, EvaluationOutcome(arms), LINES, 20, 9.0), tmp_path)
+    write_report(tmp_path)
+    shown = re.sub(r"<[^>]*>", " ", (tmp_path / "report.html").read_text())
+    # Ten better, none worse: a chance of 2 in 2^10.
+    assert "greedy adapter@20 no_prefix +0.500 +0.228 to +0.681 10 0 20 0.00195" in " ".join(shown.split())
+    assert "adapter@20 0.700" in " ".join(shown.split()) and "trained_adapter" not in shown
