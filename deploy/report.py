@@ -1,7 +1,7 @@
 """The result of a run: a table, the reward curve, a page. Made anew from files alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from prefixrl.common.run.documents import ARMS, METRICS_FILE, SUMMARY_FILE, Metr
 from prefixrl.common.run.plans import GREEDY, SAMPLED
 from prefixrl.common.run.starts import STARTS_FILE, StartLine
 from prefixrl.deploy.curves import SMOOTHED_OVER
-from prefixrl.deploy.inspect import trained_groups
+from prefixrl.deploy.inspect import TrainedGroup, trained_groups
 from prefixrl.deploy.page import Cells, PageContent, file_text, page
 from prefixrl.deploy.results import PAIR_COLUMNS, PAIR_NOTE, pair_figures
 from prefixrl.deploy.samples import Common, SampleText, commonest, decoder, texts_of
@@ -133,7 +133,7 @@ def _content(summary: Summary | None, lines: Sequence[MetricsLine], directory: P
         names = (("Held-out problems", ""), ("Held-out problems by family", ""))
         tables = [(*name, cells) for name, cells in zip(names, _tables(summary), strict=False)]
         tables += _differences(summary, directory)
-    texts = _texts(directory)
+    texts = _texts(directory, lines[-1].iteration if lines else 0)
     return PageContent(
         title=directory.resolve().name,
         state=state,
@@ -174,25 +174,35 @@ def _differences(summary: Summary, directory: Path) -> list[tuple[str, str, Cell
 class _Texts(msgspec.Struct):
     """Samples of a run, or why there are none."""
 
-    early: Sequence[SampleText] = ()
-    late: Sequence[SampleText] = ()
-    common: Sequence[Common] = ()
+    early: list[SampleText] = []
+    late: list[SampleText] = []
+    common: list[Common] = []
     fault: str = ""
 
 
-def _texts(directory: Path) -> _Texts:
+def _texts(directory: Path, last: int) -> _Texts:
+    """Read the journal once, and hold little of it: it may be larger than the memory."""
+    found = _Texts()
     try:
-        decode, groups = decoder(directory), list(trained_groups(directory))
+        decode = decoder(directory)
+        found.common = commonest(_watched(trained_groups(directory), last, decode, found), last, decode)
     except (UserError, OSError) as fault:
         return _Texts(fault=f"no samples: {fault}")
-    if not groups:
-        return _Texts(fault="no samples: nothing is trained yet")
-    first, last = groups[0].version_trained, groups[-1].version_trained
-    chosen = [
-        [texts_of(group, decode)[0] for group in groups if group.rows and group.version_trained == iteration][:SAMPLES]
-        for iteration in (first, last)
-    ]
-    return _Texts(early=chosen[0], late=chosen[1] if last > first else (), common=commonest(groups, decode))
+    return found if found.common else _Texts(fault="no samples: nothing is trained yet")
+
+
+def _watched(
+    groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[int]], str], found: _Texts
+) -> Iterator[TrainedGroup]:
+    """Yield all groups; keep samples of the first and of the last iteration."""
+    first = None
+    for group in groups:
+        first = group.version_trained if first is None else first
+        for iteration, kept in ((first, found.early), (last, found.late)):
+            is_other = kept is found.early or last > first
+            if group.version_trained == iteration and is_other and group.rows and len(kept) < SAMPLES:
+                kept.append(texts_of(group, decode)[0])
+        yield group
 
 
 def _draw(lines: list[MetricsLine], evaluated: list[Point], path: Path) -> None:
