@@ -10,12 +10,16 @@ pages.py         `prefixrl docs` and `prefixrl completion`
 watching.py      the commands for runs that were started
 standing.py      `prefixrl status`: how a run goes on, or how it ended
 status.py        the broker's document in words, and the live view
+console.py       the picture and the line of both
+rhythm.py        when a line is due
 logs.py          `prefixrl logs`
 fleet.py         `prefixrl stop` and `prefixrl workers`
 advice.py        `prefixrl advise`
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`
+page.py          its page
+curves.py        the curves of the page
 settings.py      `prefixrl config`
 runs.py          `prefixrl list` and `prefixrl compare`
 export.py        `prefixrl export`

@@ -137,6 +137,8 @@ class Launcher:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            # A log is no place for bars that are drawn over and over.
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             PARENT_VARIABLE: str(os.getpid()),
             **visible(self._placed, self._gpus, name),
         }

@@ -11,7 +11,7 @@ from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.process import printable
 from prefixrl.common.run.documents import END_FILE, SUMMARY_FILE
 from prefixrl.deploy.runs import RunFiles, is_locked, state_of
-from prefixrl.deploy.status import View, fetch, render
+from prefixrl.deploy.status import View, fetch, render, rung
 
 LEARNER_LOG = "logs/learner.log"
 MOST_WORDS = 600
@@ -32,7 +32,10 @@ def show(directory: Path, as_json: bool) -> None:
                 raise
     if not document:
         found = state_of(directory)
-        print(printable(msgspec.json.encode(found).decode() if as_json else statement(found)))
+        if as_json:
+            print(printable(msgspec.json.encode(found).decode()))
+        else:
+            _print(found)
     elif as_json:
         print(printable(document.decode()))
     else:
@@ -59,7 +62,12 @@ def watch(directory: Path, stopped: Callable[[], bool]) -> None:
                 break
             time.sleep(TICK_S)
     if not stopped():
-        print(printable(statement(state_of(directory))))
+        _print(state_of(directory))
+
+
+def _print(found: RunFiles) -> None:
+    for text in (statement(found), *rung(Path(found.directory))):
+        print(printable(text))
 
 
 def _goes_on(directory: Path) -> bool:

@@ -11,7 +11,9 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost, TrainingFault
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.prometheus import exposed, numbers_of_run
 from prefixrl.common.run.service import Service
+from prefixrl.common.run.starts import note_start
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, Address, address_in
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
@@ -111,6 +113,9 @@ def _run(
     service: Service | None,
 ) -> None:
     directory = Path(config.directory)
+    serving = contextlib.ExitStack()
+    if servers:
+        serving.enter_context(exposed(config.log, "learner", partial(numbers_of_run, directory)))
     client = BrokerClient(servers.address, servers.check) if servers else join(directory)
     # Rank 0 has written them down before its broker was there.
     training = problems.training(config)
@@ -133,6 +138,7 @@ def _run(
     log.info("models are loaded at iteration %d", iteration)
     rank_zero = tracking = None
     if servers and arms:
+        note_start(directory, iteration)
         publisher = Publisher(
             servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check
         )
@@ -152,6 +158,7 @@ def _run(
                 if tracking:
                     tracking.close()
         client.close()
+        serving.close()
         distributed.stop()
 
 

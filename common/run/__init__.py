@@ -8,10 +8,13 @@ history.py            the history of a run, checked from its journal; pure
 disk.py               a full disk: recognised, told, waited for
 status.py             the status document
 columns.py            a line of metrics as flat columns; pure
+alarm_spans.py        alarms of a run as spans of iterations; pure
 documents.py          metrics, advantages, summary, end
 accuracy.py           judged rows and the figures of an arm
 paired.py             the difference of two arms on the same problems
 service.py            what systemd is told about a daemon
 placement.py          GPUs of one machine, and which process runs on which
+prometheus.py         numbers of a process for Prometheus, and their endpoint
+starts.py             when and with which software the learner started
 plans.py              plans, results and answers of `prefixrl eval` and `generate`
 """

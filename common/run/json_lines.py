@@ -12,6 +12,9 @@ from prefixrl.common.process import write_atomically
 
 log = logging.getLogger(__name__)
 
+TAIL_BYTES = 2**20
+"""More than a line has."""
+
 Line = TypeVar("Line", bound=msgspec.Struct)
 
 
@@ -34,6 +37,20 @@ def read(path: Path, kind: type[Line]) -> list[Line]:
                 raise DataError(f"{path} line {number} is damaged: {error}; repair or remove the line") from None
             log.warning("%s: left out the last line, which is incomplete: %s", path, error)
     return lines
+
+
+def newest(path: Path, kind: type[Line]) -> Line | None:
+    """Return the last whole line of a file that may be being written, from its end alone."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        tail = file.read()
+    texts = tail[: tail.rfind(b"\n") + 1].splitlines()
+    try:
+        return msgspec.json.decode(texts[-1], type=kind) if texts else None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 def write(path: Path, rows: Iterable[msgspec.Struct]) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import xxhash
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.run.status import LearnerPhase
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import token_ids
@@ -54,6 +55,10 @@ class BatchDesk:
         self.is_halting = False
         """True once a rank, or the operator, wants all ranks to save and end."""
         self.waiting_for = ""
+        self.phase: LearnerPhase = "loads"
+        """Rank 0's, as its messages show it."""
+        self._waits_from_s: float | None = None
+        """Time since which rank 0 waits for its shard; None where it does not."""
         self._no_more: messages.CannotGoOn | None = None
         """The end that every rank gets once one got it: one with a batch would wait for the others in a collective."""
         self.truncated_fraction = 0.0
@@ -85,6 +90,8 @@ class BatchDesk:
         waits: dict[str, float] = {}
         for peer, (request, since_s) in list(self._waiting.items()):
             answer = self._answer(request, now_s)
+            if request.rank == 0:
+                self._note_phase(answer, now_s)
             if isinstance(answer, Awaited):
                 self.waiting_for = answer.text
                 self._is_short |= answer.is_short
@@ -110,7 +117,10 @@ class BatchDesk:
         for peer, (request, since_s) in list(self._waiting.items()):
             if self._must_halt(request.iteration):
                 answers[peer] = messages.Halt(request.iteration), []
-            elif now_s - since_s > NOT_YET_EVERY_S:
+                continue
+            if request.rank == 0:
+                self._note_wait(now_s)
+            if now_s - since_s > NOT_YET_EVERY_S:
                 answers[peer] = messages.NotYet(request.iteration, obstacle), []
         for peer in answers:
             del self._waiting[peer]
@@ -121,6 +131,22 @@ class BatchDesk:
         if self._is_new:
             self._newest = None
 
+    def _note_phase(self, answer: "Answer | Awaited | None", now_s: float) -> None:
+        if isinstance(answer, Awaited):
+            self._note_wait(now_s)
+            return
+        self._waits_from_s = None
+        if answer is not None:
+            self.phase = "trains" if isinstance(answer[0], messages.Batch) else "ends"
+
+    def _note_wait(self, now_s: float) -> None:
+        self.phase = "waits"
+        self._waits_from_s = now_s if self._waits_from_s is None else self._waits_from_s
+
+    def waits_s(self, now_s: float) -> float:
+        """Return the time that rank 0 has waited for its shard, 0 where it does not."""
+        return 0.0 if self._waits_from_s is None else now_s - self._waits_from_s
+
     def iteration_done(self, done: messages.IterationDone, now_s: float) -> None:
         """Note that every rank finished an iteration; ValueError if no batch of it was handed out."""
         ledger = self._dispatcher.ledger
@@ -128,6 +154,7 @@ class BatchDesk:
         ledger.trained(done.iteration)
         if not is_new:
             return  # told twice
+        self.phase = "publishes"
         # Before the first one workers load, which no lead makes shorter.
         iteration_s = 0.0 if self._done_s is None else now_s - self._done_s
         admission = ledger.admission

@@ -68,6 +68,8 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         losses=dict(dispatcher.losses),
         truncated_fraction=batches.truncated_fraction,
         waiting_for=batches.waiting_for,
+        learner_phase="" if trains_nothing else batches.phase,
+        learner_waits_s=batches.waits_s(now_s),
         malformed_messages=malformed,
         journal_bytes=sources.journal.offset_bytes,
         up_s=now_s - sources.started_s,

@@ -68,13 +68,13 @@ class MetricsLog:
         rollouts = [each for each in status.workers if each.role == "rollout"]
         slopes = [each.probe_slope for each in rollouts if each.probe_slope is not None]
         ages = [batch.iteration - group.version for group in batch.groups]
+        figures = metrics.means | batch_fractions(batch.groups)
+        begun = self._alarms.look(batch.iteration, figures)
         line = MetricsLine(
             iteration=batch.iteration,
             version=batch.iteration + 1,
             optimizer_steps=optimizer_steps,
-            figures=metrics.means
-            | batch_fractions(batch.groups)
-            | by_source(batch.groups, status.passed_by_source, status.filtered_by_source),
+            figures=figures | by_source(batch.groups, status.passed_by_source, status.filtered_by_source),
             ages=Counter(map(str, ages)),
             mean_age=sum(ages) / max(1, len(ages)),
             admission=status.admission,
@@ -99,13 +99,14 @@ class MetricsLog:
             drift=metrics.ages,
             engines=_engines(status),
             waiting_rows=status.waiting_rows,
+            alarms=dict(self._alarms.ringing),
             endpoint=status.endpoint,
         )
         self._append(self._metrics, [line])
         rows = iter(metrics.row_advantages)
         lines = [AdvantageLine(batch.iteration, each.seq, [next(rows) for _ in each.lengths]) for each in batch.groups]
         self._append(self._advantages, lines)
-        for text in self._alarms.look(batch.iteration, line.figures):
+        for text in begun:
             log.warning("%s", text)
 
     def _append(self, path: Path, lines: Sequence[MetricsLine | AdvantageLine]) -> None:
