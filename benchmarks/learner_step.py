@@ -6,6 +6,7 @@ there are rounds:
 
     per row    every row carries its prompt (`learner.shared_prompts = false`), as in the release before
     shared     the prompt once for a group's rows
+    unreferred the same without the reference's forward: what is to gain where it is made while the learner waits
     bare       the forwards and backwards of "shared", over the same micro-batches, in a plain loop: no plan, no
                figures, no checks, logits as one table, torch's AdamW
 
@@ -195,6 +196,10 @@ def figures_of(found: dict[str, list[Measured]], rows: int) -> list[Figure]:
     figures.append(
         median("shared: speed beside per row", "prefixes/s of one core", speeds["shared"], gains, speeds, "per row")
     )
+    shares = [
+        1.0 - without.cpu_s / whole.cpu_s for without, whole in zip(found["unreferred"], found["shared"], strict=True)
+    ]
+    figures.append(median("reference's forward: share of an iteration", "1", shares, [], speeds, ""))
     return figures
 
 
@@ -225,9 +230,9 @@ def main(path: Path, quick: bool) -> None:
         batches = [pad_lines([[data.samples[row] for row in line] for line in micro], 0) for micro in plan[0][0]]
         tokens: dict[str, float] = {}
 
-        def product(name: str, is_shared: bool) -> Callable[[], None]:
+        def product(name: str, is_shared: bool, has_reference: bool = True) -> Callable[[], None]:
             def work() -> None:
-                models.is_shared = is_shared
+                models.is_shared, models.has_reference = is_shared, has_reference
                 tokens[name] = train_iteration(models, data, config, 1000).means["forward_tokens"]
 
             return work
@@ -235,6 +240,7 @@ def main(path: Path, quick: bool) -> None:
         works: dict[str, Callable[[], object]] = {
             "per row": product("per row", False),
             "shared": product("shared", True),
+            "unreferred": product("unreferred", True, has_reference=False),
             "bare": lambda: bare.iteration(batches),
         }
         for name in ("shared", "bare"):

@@ -8,11 +8,17 @@
     ├── RunIsOver          exit 0: no fault, this process came when the run was over
     ├── PeerLost           exit 4: a wait ran past its deadline; names what was awaited and from whom
     ├── TrainingFault      exit 5: the learner cannot go on (non-finite weights)
-    │   └── NothingToTrain  the prompt filter lets too little through, or too much fails
+    │   ├── NothingToTrain  the prompt filter lets too little through, or too much fails
+    │   └── NotSaved        a checkpoint could not be written; older ones are there
     └── Halted             exit 143 (128 + SIGTERM): the learner was asked to stop and saved; the run is not finished
 
 None of them is retried by the process that raises it: retrying is the supervisor's decision (launch, systemd, SLURM).
 """
+
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors of a disk, or a quota, that is full."""
 
 
 class PrefixRLError(Exception):
@@ -65,8 +71,19 @@ class NothingToTrain(TrainingFault):
     """Too little passes the prompt filter, or too much fails; names share, limit, causes, keys."""
 
 
+class NotSaved(TrainingFault):
+    """A checkpoint could not be written; names its iteration, the cause, the newest one."""
+
+
 class Halted(PrefixRLError):
     """The learner was asked to stop before the end; it saved, and the next start goes on there."""
 
     exit_code = 143
     is_fault = False
+
+
+def is_full(error: BaseException) -> bool:
+    """Return True for a write that found no room; safetensors hides the number in its text."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return any(f"(os error {number})" in str(error) for number in FULL)

@@ -19,7 +19,7 @@ from typing import TextIO
 
 import setproctitle
 
-from prefixrl.common.errors import ConfigError, PrefixRLError
+from prefixrl.common.errors import ConfigError, PrefixRLError, UserError, is_full
 
 _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
@@ -154,6 +154,12 @@ def exit_codes() -> Iterator[None]:
         sys.stderr.write(printable(f"error: {error}\n" if error.is_fault else f"{error}\n"))
         sys.stderr.flush()
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        if not is_full(error):
+            raise
+        sys.stderr.write(printable(f"error: the disk is full: {error}; make room there and start again\n"))
+        sys.stderr.flush()
+        raise SystemExit(UserError.exit_code) from None
 
 
 def end_children(
@@ -202,10 +208,14 @@ def own(directory: Path) -> TextIO:
 def write_atomically(path: Path, content: str) -> None:
     """Replace a text file at once: a reader, even after a power cut, sees old or new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(content, encoding="utf-8")
-    # Without it a name may reach the disk before its content.
-    sync(temporary)
-    temporary.replace(path)
+    try:
+        temporary.write_text(content, encoding="utf-8")
+        # Without it a name may reach the disk before its content.
+        sync(temporary)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 

@@ -2,10 +2,24 @@
 
 __main__.py      the commands and their options
 launch.py        `prefixrl launch`, and the children of every command that starts workers
-status.py        `prefixrl status`, and the live view
+resume.py        `prefixrl resume`
+child.py         one child of a launch and its log
+starting.py      the commands for who begins
+recipe.py        `prefixrl init`
+pages.py         `prefixrl docs` and `prefixrl completion`
+watching.py      the commands for runs that were started
+standing.py      `prefixrl status`: how a run goes on, or how it ended
+status.py        the broker's document in words, and the live view
+console.py       the picture and the line of both
+rhythm.py        when a line is due
+logs.py          `prefixrl logs`
+fleet.py         `prefixrl stop` and `prefixrl workers`
+advice.py        `prefixrl advise`
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 report.py        `prefixrl report`
+page.py          its page
+curves.py        the curves of the page
 settings.py      `prefixrl config`
 runs.py          `prefixrl list` and `prefixrl compare`
 export.py        `prefixrl export`
@@ -19,5 +33,6 @@ generate.py      `prefixrl generate`
 units.py         `prefixrl systemd`
 systemd/         templates of its units
 examples/        complete small runs
+docs             the pages of `prefixrl docs`, a link to those of the repository
 slurm/           `prefixrl slurm`, `prefixrl scale`: a run as jobs of SLURM
 """

@@ -10,6 +10,7 @@ import click
 
 from prefixrl.common.process import exit_codes, printable, stop_event
 from prefixrl.common.worker.command import settings_option
+from prefixrl.deploy import starting, watching
 
 Command = TypeVar("Command", bound=Callable[..., object])
 PATH = click.Path(path_type=Path)
@@ -56,6 +57,19 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, check: bool) 
         from prefixrl.deploy.launch import launch as run
 
         raise SystemExit(run(run_file, settings, fresh))
+
+
+@main.command()
+@run_directory_argument
+@click.option("--change", "changes", multiple=True, metavar="KEY=VALUE", help="algorithm.iterations=500, for example.")
+@settings_option
+def resume(run_directory: Path, changes: tuple[str, ...], settings: tuple[str, ...]) -> None:
+    """Go on with the run in RUN_DIRECTORY, with a few changes that are recorded there."""
+    with exit_codes():
+        from prefixrl.deploy.launch import launch as run
+        from prefixrl.deploy.resume import resumed
+
+        raise SystemExit(run(resumed(run_directory, changes), settings, fresh=False))
 
 
 @main.command("config")
@@ -159,28 +173,15 @@ def generate(out: Path | None, **options: Any) -> None:
 
 @main.command()
 @run_directory_argument
-@click.option("--json", "as_json", is_flag=True, help="The whole document, for programs.")
-def status(run_directory: Path, as_json: bool) -> None:
-    """Show the state of the run in RUN_DIRECTORY now."""
-    with exit_codes():
-        from prefixrl.deploy.status import fetch, render
-
-        document = fetch(run_directory)
-        if as_json:
-            click.echo(printable(document.decode()))
-        else:
-            render(document, run_directory)
-
-
-@main.command()
-@run_directory_argument
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per trained group.")
-def inspect(run_directory: Path, as_json: bool) -> None:
+@click.option("--check", is_flag=True, help="Check instead that no group was lost, trained twice or too old.")
+def inspect(run_directory: Path, as_json: bool, check: bool) -> None:
     """List every trained group of the run in RUN_DIRECTORY: its prompt, rewards and versions."""
     with exit_codes():
+        from prefixrl.deploy.inspect import checked
         from prefixrl.deploy.inspect import inspect as run
 
-        for line in run(run_directory, as_json):
+        for line in [checked(run_directory)] if check else run(run_directory, as_json):
             click.echo(printable(line))
 
 
@@ -378,6 +379,10 @@ def show(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) 
 
         for line in run(load(run_file, settings), question, prefix):
             click.echo(line)
+
+
+for command in (*starting.COMMANDS, *watching.COMMANDS):
+    main.add_command(command)
 
 
 if __name__ == "__main__":

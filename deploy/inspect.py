@@ -1,4 +1,4 @@
-"""`prefixrl inspect`: a line per trained group from a run's journal; losses by cause."""
+"""`prefixrl inspect`: a line per trained group of a run, losses by cause, a checked history."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -6,13 +6,15 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.run import journal, json_lines
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, AdvantageLine
+from prefixrl.common.run.history import history
 from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupScored
 from prefixrl.common.wire.messages import ScoredGroup, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
+from prefixrl.deploy.checkpoints import config_of
 
 
 class TrainedRow(msgspec.Struct, frozen=True):
@@ -66,6 +68,23 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
     for name, counts in () if as_json else _losses(directory).items():
         if counts:
             yield f"{name}: {', '.join(f'{count} {cause}' for cause, count in sorted(counts.items()))}"
+
+
+def checked(directory: Path) -> str:
+    """Return the counts of all groups; raise DataError for faults, else as `inspect`."""
+    check_format(directory)
+    config, path = config_of(directory, ()), directory / "journal.msgpack"
+    if not path.exists():
+        raise ConfigError(f"{directory} holds no run (no file {path})")
+    found = history(journal.read(path), config.algorithm.max_staleness)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
+    told = (
+        f"{len(found.state)} groups: {counts}; {len(found.batches)} iterations, {found.rows} rows trained, the oldest "
+        f"sample {max(found.ages, default=0)} versions old (window {found.most_staleness})"
+    )
+    if found.faults:
+        raise DataError("\n".join([f"the history in {path} has faults; {told}", *found.faults]))
+    return f"{told}; no fault"
 
 
 def _versions(group: TrainedGroup) -> str:

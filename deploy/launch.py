@@ -12,11 +12,11 @@ is started again. A learner that is killed is started again and resumes from its
 import os
 import shlex
 import shutil
-import subprocess
+import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,70 +25,31 @@ import msgspec
 
 from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, Halted, PeerLost
-from prefixrl.common.process import PARENT_VARIABLE, RestartBudget, end_children, own, printable, stop_event
+from prefixrl.common.errors import ConfigError, Halted, PeerLost, UserError
+from prefixrl.common.process import PARENT_VARIABLE, end_children, own, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.placement import LEARNER, described, gpus_here, place, processes_of, visible
+from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
+from prefixrl.deploy.child import Child
 from prefixrl.deploy.report import print_table, write_report
-from prefixrl.deploy.status import View
+from prefixrl.deploy.status import View, fetch
 
 LEARNER_RESTARTS = 3
-WORKER_RESTARTS = 10
 STOPPED_BY_BROKER_S = 20.0
 """If the learner ends within this time, its broker had stopped a worker that ended without a fault."""
-STOP_LEARNER_S = 60.0
 STOP_WORKER_S = 10.0
 STOPPED = 130
 """Exit code of a command that was interrupted."""
+STOP_S = 60.0
+SAVED_BYTES_PER_S = 25e6
+"""A slow shared file system; a checkpoint is written, synced and read back."""
 TICK_S = 0.2
-TAIL_LINES = 12
+ASK_S = 2.0
+"""Longest wait for a broker that is asked why a worker went."""
 KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer"}
 """Keys of `config.json` in every release; a model folder has a `config.json` too."""
-
-
-@dataclass
-class Child:
-    """One process and the way to start it again."""
-
-    name: str
-    command: list[str]
-    log_path: Path
-    environment: dict[str, str]
-    budget: RestartBudget = field(default_factory=lambda: RestartBudget(WORKER_RESTARTS))
-    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
-    log_from_bytes: int = 0
-    """Size of the log at the last start: it may hold earlier runs."""
-    ended_s: float | None = None
-    """Monotonic time at which its end was noticed."""
-
-    def start(self) -> None:
-        """Start it; its output is appended to its log."""
-        self.budget.started_s, self.ended_s = time.monotonic(), None
-        with self.log_path.open("ab") as output:
-            self.log_from_bytes = output.tell()
-            # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
-            self.process = subprocess.Popen(
-                self.command, stdout=output, stderr=output, env=self.environment, start_new_session=True
-            )
-
-    @property
-    def code(self) -> int | None:
-        """Exit code, None while it runs."""
-        return self.process.poll() if self.process else None
-
-    def tail(self) -> str:
-        """Return the end of its log."""
-        return printable("\n".join(self._log().splitlines()[-TAIL_LINES:]))
-
-    def error(self) -> str:
-        """Return the message of the error it ended with, "" where it left none."""
-        _, found, message = f"\n{self._log()}".rpartition("\nerror: ")
-        return message.strip() if found else ""
-
-    def _log(self) -> str:
-        return self.log_path.read_bytes()[self.log_from_bytes :].decode(errors="replace")
 
 
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
@@ -108,7 +69,12 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
     if stop.is_set() or code == Halted.exit_code:
         again = shlex.join(["prefixrl", "launch", str(run_file), *flags])
         what = "stopped" if stop.is_set() else "the learner was asked to stop"
-        click.echo(f"{what}; run `{again}` again to resume ({directory})")
+        how = f"run `{again}` again to resume ({directory})"
+        if fault := launcher.fault_of_stop():
+            click.echo(f"{what}, but {fault}; then {how}", err=True)
+            code = launcher.learner.code or STOPPED
+            return code if code > 0 else STOPPED
+        click.echo(f"{what}; {how}")
         return STOPPED
     if code == 0:
         write_report(directory)
@@ -171,6 +137,8 @@ class Launcher:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            # A log is no place for bars that are drawn over and over.
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             PARENT_VARIABLE: str(os.getpid()),
             **visible(self._placed, self._gpus, name),
         }
@@ -183,11 +151,34 @@ class Launcher:
             return self._run(stopped)
         finally:
             # The learner first, so that it can save.
-            self._stop([self.learner], STOP_LEARNER_S)
+            patience_s = stop_s(self._config)
+            if stopped() and self.learner.code is None:
+                click.echo(
+                    f"stopping: the learner ends its iteration and saves, within {patience_s:.0f} s (launch.stop_s); "
+                    f"Ctrl-C again gives up what is not saved",
+                    err=True,
+                )
+            self._stop([self.learner], patience_s)
             self._stop(self.workers, STOP_WORKER_S)
+            for child in (self.learner, *self.workers):
+                child.close()
 
     def _stop(self, children: list[Child], patience_s: float) -> None:
         end_children([child.process for child in children if child.process], patience_s, with_groups=True)
+
+    def fault_of_stop(self) -> str:
+        """Return what went wrong in a stop, and where a next start begins; "" if all is saved."""
+        code = self.learner.code
+        if code is None or code in (0, Halted.exit_code):
+            return ""
+        newest = max((self._directory / "checkpoints").glob("step_????????"), default=None)
+        begins = f"the next start begins at iteration {int(newest.name[5:]) if newest else 0}"
+        if code == -signal.SIGKILL:
+            why = f"the learner had not saved after {stop_s(self._config):.0f} s and was killed; raise launch.stop_s"
+        else:
+            end = self.learner.error() or f"the end of {self.learner.log_path}:\n{self.learner.tail()}"
+            why = f"the learner ended with exit code {code}: {end}"
+        return f"{why}; {begins}"
 
     def report_failure(self, code: int) -> None:
         """Print why the learner ended; raise ConfigError where the user made the mistake."""
@@ -214,6 +205,8 @@ class Launcher:
                 for worker in self.workers:
                     if worker.code is not None:
                         self._worker_ended(worker, worker.code)
+                for line in self.learner.news():
+                    self._view.announce(line)
                 self._view.refresh()
                 time.sleep(TICK_S)
         return STOPPED
@@ -223,7 +216,7 @@ class Launcher:
         if not self.workers:
             self._add_workers()
         for worker in self.workers:
-            if worker.process is None or worker.code is not None:
+            if not worker.is_drained and (worker.process is None or worker.code is not None):
                 worker.start()
 
     def _add_workers(self) -> None:
@@ -239,7 +232,11 @@ class Launcher:
 
     def _worker_ended(self, worker: Child, code: int) -> None:
         now_s = time.monotonic()
-        worker.ended_s = now_s if worker.ended_s is None else worker.ended_s
+        if worker.ended_s is None:
+            worker.ended_s = now_s
+            worker.is_drained = code == 0 and self._is_drained(worker)
+        if worker.is_drained:
+            return
         if code == 0 and now_s - worker.ended_s < STOPPED_BY_BROKER_S:
             return  # probably the run is over, and the learner ends next
         if code in (2, 3) or not worker.budget.take(now_s):
@@ -248,9 +245,30 @@ class Launcher:
             )
         self._restart(worker, code)
 
+    def _is_drained(self, worker: Child) -> bool:
+        """Return True if the operator had a worker leave, who then wants no other in its place."""
+        assert worker.process
+        try:
+            document = msgspec.json.decode(fetch(self._directory, ASK_S), type=StatusDocument)
+        except (PeerLost, UserError):
+            return False
+        if worker.process.pid not in [each.pid for each in document.drained if each.host == socket.gethostname()]:
+            return False
+        self._view.announce(f"{worker.name} was drained and stays away; the next launch starts it again")
+        return True
+
     def _restart(self, child: Child, code: int) -> None:
         self._view.announce(f"{child.name} ended with exit code {code}: starting it again ({child.budget.used})")
         child.start()
+
+
+def stop_s(config: RunConfig) -> float:
+    """Return the time for the learner to stop, by the size of a checkpoint if not configured."""
+    if config.launch.stop_s is not None:
+        return config.launch.stop_s
+    newest = max((Path(config.directory) / "checkpoints").glob("step_????????"), default=None)
+    size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file()) if newest else 0
+    return STOP_S + size / SAVED_BYTES_PER_S
 
 
 def _modified(path: Path) -> int:

@@ -1,26 +1,33 @@
 """The result of a run: a table, the reward curve, a page. Made anew from files alone."""
 
-import base64
-import html
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.process import printable
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.accuracy import Point
+from prefixrl.common.run.accuracy import EvaluatedRow, Point, means_by_problem
+from prefixrl.common.run.alarm_spans import alarm_spans, alarm_words
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import ARMS, METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary
+from prefixrl.common.run.plans import GREEDY, SAMPLED
+from prefixrl.common.run.starts import STARTS_FILE, StartLine
+from prefixrl.deploy.curves import SMOOTHED_OVER
+from prefixrl.deploy.inspect import TrainedGroup, trained_groups
+from prefixrl.deploy.page import Cells, PageContent, file_text, page
+from prefixrl.deploy.results import PAIR_COLUMNS, PAIR_NOTE, pair_figures
+from prefixrl.deploy.samples import Common, SampleText, commonest, decoder, texts_of
 
-SMOOTHED_OVER = 8
-STYLE = "body{font:16px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}img{max-width:100%}"
-Cells = tuple[tuple[str, ...], list[list[str]]]
-"""Columns and rows of a table."""
+SAMPLES = 8
+"""Samples of the first iteration, and of the newest one, on the page."""
 
 
 def read(directory: Path) -> tuple[Summary | None, list[MetricsLine]]:
@@ -37,13 +44,15 @@ def write_report(directory: Path) -> None:
     """Write reward.png and report.html."""
     summary, lines = read(directory)
     _draw(lines, summary.accuracy_by_version if summary else [], directory / "reward.png")
-    (directory / "report.html").write_text(_page(summary, directory), encoding="utf-8")
+    (directory / "report.html").write_text(page(_content(summary, lines, directory)), encoding="utf-8")
 
 
 def print_table(directory: Path) -> None:
     """Print the arms and the path of the run."""
     summary, lines = read(directory)
     console = Console()
+    for alarm in alarm_spans(lines):
+        console.print(printable(alarm_words(alarm)), highlight=False, markup=False, soft_wrap=True)
     if summary is None:
         console.print(f"{len(lines)} iterations trained, not finished; {directory}", highlight=False)
         return
@@ -63,14 +72,22 @@ def _tables(summary: Summary) -> list[Cells]:
     for arm in (arm for arm in ARMS if arm in summary.accuracy):
         low, high = summary.accuracy_ci95[arm]
         sampled = f"{summary.accuracy_sampled[arm]:.3f}" if arm in summary.accuracy_sampled else ""
-        arms.append([arm, f"{summary.accuracy[arm]:.3f}", f"{low:.3f} to {high:.3f}", sampled])
+        accuracy, interval = f"{summary.accuracy[arm]:.3f}", f"{low:.3f} to {high:.3f}"
+        arms.append([arm_name(arm, summary.versions), accuracy, interval, sampled])
     found: list[Cells] = [(("arm", "greedy", "95% interval", "sampled"), arms)]
     shares = summary.accuracy_by_family
     if families := sorted({family for each in shares.values() for family in each}):
         cells = {arm: {name: f"{share:.2f}" for name, share in shares[arm].items()} for arm in ARMS if arm in shares}
-        rows = [[arm, *(each.get(name, "") for name in families)] for arm, each in cells.items()]
+        rows = [
+            [arm_name(arm, summary.versions), *(each.get(name, "") for name in families)] for arm, each in cells.items()
+        ]
         found.append((("arm, greedy", *families), rows))
     return found
+
+
+def arm_name(arm: str, versions: int) -> str:
+    """Return an arm's name in tables, as in those of `prefixrl eval`: with the version."""
+    return {"untrained_adapter": "adapter@0", "trained_adapter": f"adapter@{versions}"}.get(arm, arm)
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
@@ -79,9 +96,9 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     ages = summary.staleness
     engines = ", ".join(f"{role} {engine}" for role, engine in summary.engine.items())
     fixed = [("best fixed prefix", repr(summary.fixed_prefix))]
-    means = [arm for arm in ARMS if summary.accuracy_interval.get(arm) == "bootstrap"]
+    means = [arm_name(arm, summary.versions) for arm in ARMS if summary.accuracy_interval.get(arm) == "bootstrap"]
     missing = summary.evaluations_incomplete
-    crossed = f"{ages.token_histogram}; {ages.crossed_fraction:.1%} of the rows crossed an update"
+    crossed = f"{_by_age(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
     return [
         *([("mean reward, with a bootstrap interval", ", ".join(means))] if means else []),
         *([("evaluations that are incomplete", ", ".join(missing))] if missing else []),
@@ -91,7 +108,8 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("groups", groups),
         (
             "trained groups by age in versions",
-            f"{ages.histogram} (mean {ages.mean_trained:.2f}, window {ages.window}, admission {ages.admission})",
+            f"{_by_age(ages.histogram)} (mean {ages.mean_trained:.2f}, window {ages.window}, "
+            f"admission {ages.admission})",
         ),
         *([("trained tokens by age in versions", crossed)] if ages.crossed_fraction else []),
         ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
@@ -100,6 +118,91 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         *([("the target's endpoint", str(summary.endpoint))] if summary.endpoint else []),
         ("time", f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s"),
     ]
+
+
+def _by_age(histogram: dict[str, int]) -> str:
+    return ", ".join(f"{age}: {count}" for age, count in histogram.items())
+
+
+def _content(summary: Summary | None, lines: Sequence[MetricsLine], directory: Path) -> PageContent:
+    """Gather what the page shows."""
+    config = file_text(directory / "config.json")
+    state = f"{len(lines)} iterations trained, {'finished' if summary else 'not finished'}; {directory.resolve()}"
+    tables = []
+    if summary:
+        names = (("Held-out problems", ""), ("Held-out problems by family", ""))
+        tables = [(*name, cells) for name, cells in zip(names, _tables(summary), strict=False)]
+        tables += _differences(summary, directory)
+    texts = _texts(directory, lines[-1].iteration if lines else 0)
+    return PageContent(
+        title=directory.resolve().name,
+        state=state,
+        lines=lines,
+        judged=summary.accuracy_by_version if summary else [],
+        tables=tables,
+        facts=[*_models(config), *(_facts(summary) if summary else [])],
+        alarms=alarm_spans(lines),
+        early=texts.early,
+        late=texts.late,
+        common=texts.common,
+        no_samples=texts.fault,
+        starts=json_lines.read(directory / STARTS_FILE, StartLine),
+        config=config,
+    )
+
+
+def _models(config: str) -> list[tuple[str, str]]:
+    if not config:
+        return []
+    document: dict[str, Any] = msgspec.json.decode(config)
+    named = {role: (document.get(role) or {}).get("model") for role in ("adapter", "target")}
+    return [(role, str(model)) for role, model in named.items() if model]
+
+
+def _differences(summary: Summary, directory: Path) -> list[tuple[str, str, Cells]]:
+    """Return the table of the arms' paired differences, from the judged answers."""
+    rows = []
+    for decoding in (GREEDY, SAMPLED):
+        files = {arm: directory / "evaluations" / f"{arm}.{decoding}.jsonl" for arm in ARMS if arm in summary.accuracy}
+        means = {arm: means_by_problem(json_lines.read(path, EvaluatedRow)) for arm, path in files.items()}
+        for one, other in combinations(means, 2):
+            if figures := pair_figures(means[other], means[one]):
+                rows.append([decoding, arm_name(other, summary.versions), arm_name(one, summary.versions), *figures])
+    return [("Paired differences", PAIR_NOTE, (PAIR_COLUMNS[1:], rows))] if rows else []
+
+
+class _Texts(msgspec.Struct):
+    """Samples of a run, or why there are none."""
+
+    early: list[SampleText] = []
+    late: list[SampleText] = []
+    common: list[Common] = []
+    fault: str = ""
+
+
+def _texts(directory: Path, last: int) -> _Texts:
+    """Read the journal once, and hold little of it: it may be larger than the memory."""
+    found = _Texts()
+    try:
+        decode = decoder(directory)
+        found.common = commonest(_watched(trained_groups(directory), last, decode, found), last, decode)
+    except (UserError, OSError) as fault:
+        return _Texts(fault=f"no samples: {fault}")
+    return found if found.common else _Texts(fault="no samples: nothing is trained yet")
+
+
+def _watched(
+    groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[int]], str], found: _Texts
+) -> Iterator[TrainedGroup]:
+    """Yield all groups; keep samples of the first and of the last iteration."""
+    first = None
+    for group in groups:
+        first = group.version_trained if first is None else first
+        for iteration, kept in ((first, found.early), (last, found.late)):
+            is_other = kept is found.early or last > first
+            if group.version_trained == iteration and is_other and group.rows and len(kept) < SAMPLES:
+                kept.append(texts_of(group, decode)[0])
+        yield group
 
 
 def _draw(lines: list[MetricsLine], evaluated: list[Point], path: Path) -> None:
@@ -134,21 +237,3 @@ def _draw(lines: list[MetricsLine], evaluated: list[Point], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def _page(summary: Summary | None, directory: Path) -> str:
-    image = base64.b64encode((directory / "reward.png").read_bytes()).decode()
-    title = html.escape(directory.name)
-    body = [f"<h1>{title}</h1>"]
-    if summary is not None:
-        body += [_html_table(*cells) for cells in _tables(summary)]
-        facts = "".join(f"<li>{name}: {html.escape(value)}</li>" for name, value in _facts(summary))
-        body.append(f"<ul>{facts}</ul>")
-    body.append(f'<img alt="reward" src="data:image/png;base64,{image}">')
-    return f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>{''.join(body)}"
-
-
-def _html_table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"

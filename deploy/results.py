@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from itertools import combinations
 
 from rich import box
@@ -79,12 +80,19 @@ def _pairs(results: list[ArmResult]) -> list[tuple[str, ...]]:
     for (name, decoding, _), each in together.items():
         has_runs = len({result.run for result in each}) > 1
         for one, other in combinations(each, 2):
-            if found := difference(other.means, one.means):
-                low, high = found.ci95
-                figures = f"{found.mean:+.3f}", f"{low:+.3f} to {high:+.3f}", str(found.better), str(found.worse)
+            if figures := pair_figures(other.means, one.means):
                 arms = (f"{result.run}: {_arm(result)}" if has_runs else _arm(result) for result in (other, one))
-                lines.append((name, decoding, *arms, *figures, str(found.problems), f"{found.chance:.3g}"))
+                lines.append((name, decoding, *arms, *figures))
     return lines
+
+
+def pair_figures(one: Mapping[str, float], less: Mapping[str, float]) -> tuple[str, ...]:
+    """Return the cells of two arms from `difference` on, () where they share no problem."""
+    if (found := difference(one, less)) is None:
+        return ()
+    low, high = found.ci95
+    figures = f"{found.mean:+.3f}", f"{low:+.3f} to {high:+.3f}", str(found.better), str(found.worse)
+    return (*figures, str(found.problems), f"{found.chance:.3g}")
 
 
 def _arm(result: ArmResult) -> str:

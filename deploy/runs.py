@@ -4,15 +4,16 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from rich import box
 from rich.table import Column, Table
 
-from prefixrl.common.errors import ConfigError, UserError
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError, Halted, UserError
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
-from prefixrl.common.run.documents import SUMMARY_FILE, Summary
+from prefixrl.common.run.documents import END_FILE, SUMMARY_FILE, RunEnd, Summary
 from prefixrl.deploy.checkpoints import config_of
 from prefixrl.deploy.status import newest_line
 
@@ -20,37 +21,67 @@ PLACE = ("directory", "launch", "slurm", "broker", "log")
 """Sections that say where a run is, not what it does."""
 
 
+Document = TypeVar("Document", RunEnd, Summary)
+State = Literal["running", "finished", "stopped", "failed", "killed"]
+
+
 class RunFiles(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as its files show it."""
 
     directory: str
-    state: str
-    """running, finished, or stopped: also where it was killed."""
+    state: State
+    """stopped: its learner was asked to, and saved; failed: it ended by an error; killed: it left no word."""
     iterations: int
     """Trained so far."""
     total_iterations: int | None
-    """None where the data's epochs end the run."""
+    """None where the data's epochs end the run, and it has not read its data yet."""
     reward: float | None
     """Mean reward of the newest iteration's samples."""
     accuracy: dict[str, float]
     """By arm, of a finished run."""
+    exit_code: int | None = None
+    """The exit code that the learner ended with; None while it runs, and where it was killed."""
+    reason: str = ""
+    """The learner's last words."""
 
 
 def state_of(run: Path) -> RunFiles:
     """Return the state of one run; raises ConfigError if there is none, or of another release."""
     config = config_of(run, ())
     newest = newest_line(run)
-    path = run / SUMMARY_FILE
-    summary = msgspec.json.decode(path.read_bytes(), type=Summary) if path.exists() else None
-    state = "running" if is_locked(run) else "finished" if summary else "stopped"
+    summary = _read(run / SUMMARY_FILE, Summary)
+    is_running = is_locked(run)
+    end = None if is_running else _read(run / END_FILE, RunEnd)
+    state: State = "failed"
+    if is_running:
+        state = "running"
+    elif summary and (end is None or end.exit_code == 0):
+        state = "finished"
+    elif end is None:
+        state = "killed"
+    elif end.exit_code == Halted.exit_code:
+        state = "stopped"
     return RunFiles(
         directory=str(run),
         state=state,
         iterations=newest.iteration + 1 if newest else 0,
-        total_iterations=config.algorithm.iterations,
+        total_iterations=config.algorithm.iterations or _iterations_by_epochs(run, config),
         reward=newest.figures.get("reward") if newest else None,
         accuracy=summary.accuracy if summary else {},
+        exit_code=end.exit_code if end else None,
+        reason=end.reason if end else "",
     )
+
+
+def _read(path: Path, kind: type[Document]) -> Document | None:
+    return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
+
+
+def _iterations_by_epochs(run: Path, config: RunConfig) -> int | None:
+    """Return the iterations that the epochs make; None before the run has read its data."""
+    path = run / "data" / "train.jsonl"
+    problems = path.read_bytes().count(b"\n") if path.exists() else 0
+    return config.iterations_in_all(problems) if problems else None
 
 
 def is_locked(run: Path) -> bool:

@@ -2,8 +2,9 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.hub import cached_file
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.deploy.inspect import TrainedGroup, trained_groups
 
 COMMONEST = 5
@@ -78,7 +80,7 @@ def samples(directory: Path, choice: SampleChoice, as_json: bool) -> Iterator[st
     if as_json:
         yield from (msgspec.json.encode(each).decode() for each in found[: choice.count])
         return
-    yield from _trend(commonest(groups, decode))
+    yield from _trend(commonest(groups, iterations[-1], decode))
     yield ""
     for sample in found[: choice.count]:
         yield from lines_of(sample)
@@ -119,23 +121,32 @@ def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[Sa
     ]
 
 
-def commonest(groups: list[TrainedGroup], decode: Callable[[list[int]], str]) -> list[Common]:
-    """Return the commonest texts of each of a few spans of iterations, the newest span last."""
-    last = max(group.version_trained for group in groups)
+def commonest(groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[int]], str]) -> list[Common]:
+    """Return the commonest texts of each of a few spans of iterations, the newest span last.
+
+    Args:
+        groups: in training order; one span of them is held at a time.
+        last: the newest iteration.
+    """
     width = -(-(last + 1) // TRENDS)
-    spans: dict[int, dict[tuple[int, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
-    for group in groups:
-        for row in group.rows:
-            spans[group.version_trained // width][tuple(row.prefix_ids)].append(row.reward)
-    found = []
-    for span, rewards in sorted(spans.items()):
-        rows = sum(map(len, rewards.values()))
-        top = sorted(rewards.items(), key=lambda each: (-len(each[1]), each[0]))[:COMMONEST]
+    found: list[Common] = []
+    for span, each in groupby(groups, key=lambda group: min(group.version_trained, last) // width):
+        rewards: dict[bytes, list[float]] = defaultdict(lambda: [0, 0.0])
+        for row in (row for group in each for row in group.rows):
+            own = rewards[pack_tokens(row.prefix_ids)]
+            own[0] += 1
+            own[1] += row.reward
+        rows = sum(count for count, _ in rewards.values())
+        top = sorted(rewards.items(), key=lambda item: (-item[1][0], item[0]))[:COMMONEST]
         found += [
             Common(
-                span * width, min(last, (span + 1) * width - 1), decode(list(ids)), len(own) / rows, sum(own) / len(own)
+                span * width,
+                min(last, (span + 1) * width - 1),
+                decode(token_ids(tokens).tolist()),
+                count / rows,
+                total / count,
             )
-            for ids, own in top
+            for tokens, (count, total) in top
         ]
     return found
 

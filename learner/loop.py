@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import Halted, NothingToTrain
+from prefixrl.common.errors import Halted, NothingToTrain, NotSaved
+from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.service import Service
 from prefixrl.common.weights.low_rank import published_name
 from prefixrl.common.wire.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
@@ -75,6 +77,10 @@ class Learner:
     is_stopping: bool = False
     saved: int = -1
     """Iteration of the newest checkpoint."""
+    unsaved: int = 0
+    """Checkpoints in a row that could not be written."""
+    save_next: int = 0
+    """Iteration before which no checkpoint is tried again."""
 
     def run(self) -> None:
         """Train until the data is used up, then evaluate and write the summary.
@@ -179,10 +185,21 @@ class Learner:
         return min(1.0, self.busy_s / passed_s) if passed_s else 0.0
 
     def save_if_due(self) -> None:
-        """Checkpoint on the configured iterations."""
+        """Checkpoint on the configured iterations; one that failed is tried after 1, 2, 4, ... more."""
         every = self.config.checkpoint.every
-        if every and self.iteration % every == 0:
+        is_due = every and (self.iteration % every == 0 or self.unsaved)
+        if not is_due or self.iteration < self.save_next:
+            return
+        try:
             self.save()
+        except NotSaved as fault:
+            if self.config.checkpoint.on_failure == "stop":
+                raise
+            self.save_next = self.iteration + min(every, 2**self.unsaved)
+            self.unsaved += 1
+            log.error("%s; the run goes on and tries again after iteration %d", fault, self.save_next)
+        else:
+            self.unsaved = 0
 
     def save(self) -> None:
         """Write a checkpoint of this iteration unless it is there already; a collective."""
@@ -240,14 +257,16 @@ class Learner:
             self.models.optimizer_steps,
             metrics.since_run_began_s(up_s),
         )
-        summary.write(summary.merged(result, self.directory), self.directory)
+        merged = summary.merged(result, self.directory)
+        write = partial(summary.write, merged, self.directory)
+        when_there_is_room(write, self.directory, "the summary", self.raise_if_hopeless)
         log.info("finished after %d iterations", self.iteration)
         self.rank_zero.servers.expect_end()
         self.client.stop("the run is finished")
 
     def raise_if_hopeless(self) -> None:
         """Raise if waiting for the last evaluation is useless: a stop, or a lost server."""
-        if self.stopped():
+        if self.stopped() or self.client.is_halting:
             raise self.halted()
         assert self.rank_zero, "only rank 0 judges"
         self.rank_zero.servers.check()

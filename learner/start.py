@@ -8,16 +8,19 @@ from functools import partial
 from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import PeerLost
+from prefixrl.common.errors import PeerLost, TrainingFault
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.prometheus import exposed, numbers_of_run
 from prefixrl.common.run.service import Service
+from prefixrl.common.run.starts import note_start
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, Address, address_in
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
+from prefixrl.learner.run.disk_room import check_room
 from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking, check_packages
 from prefixrl.learner.servers import CLOSE_S, Servers
@@ -40,27 +43,40 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
     if rank == 0:
         check_packages(config.log)
         read = problems.read_all(config)
+        check_room(config)
         run_directory = RunDirectory(config)
-        is_resumed = (run_directory.path / ENDPOINT_FILE).exists()
-        check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
-        training = problems.keep(run_directory.path, *read)
-        completed, service = _completed(run_directory.path), Service(stopped=stopped)
-        servers, golds = Servers(config, run_directory.path, completed, ranks=ranks), None
-        try:
-            answers = [each for each in training if each.code != "tests"]
-            if config.reward.function is None and answers:
-                golds = GoldCheck(answers, run_directory.path, config.scorer.verify_timeout_s)
-            service.ready(f"serving {config.directory} at iteration {completed}, loading models")
-            service.be_patient(LOAD_S)
-            _run(config, (rank, ranks), servers, _watched(stopped, service), service)
-        finally:
-            service.stopping()
-            with service.patience(CLOSE_S):
-                if golds:
-                    golds.close()
-                servers.close()
+        with run_directory.end_noted():
+            _lead(config, run_directory.path, read, ranks, stopped)
     else:
         _run(config, (rank, ranks), None, stopped, None)
+
+
+def _lead(
+    config: RunConfig,
+    directory: Path,
+    read: tuple[problems.Loaded, problems.Loaded],
+    ranks: int,
+    stopped: Callable[[], bool],
+) -> None:
+    """Run rank 0, with the servers of the run."""
+    is_resumed = (directory / ENDPOINT_FILE).exists()
+    check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
+    training = problems.keep(directory, *read)
+    completed, service = _completed(directory), Service(stopped=stopped)
+    servers, golds = Servers(config, directory, completed, ranks=ranks), None
+    try:
+        answers = [each for each in training if each.code != "tests"]
+        if config.reward.function is None and answers:
+            golds = GoldCheck(answers, directory, config.scorer.verify_timeout_s)
+        service.ready(f"serving {config.directory} at iteration {completed}, loading models")
+        service.be_patient(LOAD_S)
+        _run(config, (0, ranks), servers, _watched(stopped, service), service)
+    finally:
+        service.stopping()
+        with service.patience(CLOSE_S):
+            if golds:
+                golds.close()
+            servers.close()
 
 
 def _watched(stopped: Callable[[], bool], service: Service) -> Callable[[], bool]:
@@ -97,6 +113,9 @@ def _run(
     service: Service | None,
 ) -> None:
     directory = Path(config.directory)
+    serving = contextlib.ExitStack()
+    if servers:
+        serving.enter_context(exposed(config.log, "learner", partial(numbers_of_run, directory)))
     client = BrokerClient(servers.address, servers.check) if servers else join(directory)
     # Rank 0 has written them down before its broker was there.
     training = problems.training(config)
@@ -109,7 +128,7 @@ def _run(
     from prefixrl.learner.weights.probe import make_probe
     from prefixrl.learner.weights.publish import FLUSH_S, Publisher
 
-    arms = Arms(config, client, directory, servers.completed) if servers else None
+    arms = Arms(config, client, directory, servers.completed, partial(_raise_if, stopped)) if servers else None
     if servers and arms:
         arms.ask_before_training()
     models = Models.load(config, *rank_and_count, model_folder(config.adapter.model))
@@ -119,11 +138,13 @@ def _run(
     log.info("models are loaded at iteration %d", iteration)
     rank_zero = tracking = None
     if servers and arms:
+        note_start(directory, iteration)
         publisher = Publisher(
             servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check
         )
         assert service, "rank 0 speaks for the learner"
-        rank_zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, iteration), service)
+        metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped))
+        rank_zero = RankZeroParts(servers, publisher, arms, metrics, service)
         tracking = Tracking(directory) if config.log.tensorboard or config.log.wandb else None
         models.on_forward = service.progressed
     learner = Learner(config, directory, client, models, rank_zero, len(training), stopped, probe, iteration)
@@ -137,7 +158,16 @@ def _run(
                 if tracking:
                     tracking.close()
         client.close()
+        serving.close()
         distributed.stop()
+
+
+def _raise_if(stopped: Callable[[], bool]) -> None:
+    if stopped():
+        raise TrainingFault(
+            "asked to stop while the disk is full: neither this nor a checkpoint can be written; iterations after the "
+            "newest checkpoint are trained again"
+        )
 
 
 class _Moved(PeerLost):

@@ -93,7 +93,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     shutil.copy(ROOT / "pyproject.toml", source)
     for root in ROOTS:
-        shutil.copytree(ROOT / root, source / root, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / root, source / root, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs", source / "docs")
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run([*command, "--wheel-dir", str(out), str(source)], capture_output=True, text=True)
@@ -102,19 +103,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_every_source_file_and_the_examples(wheel: Path) -> None:
+def test_the_wheel_holds_every_source_file_the_examples_and_the_docs(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("prefixrl/")}
     shipped = (ROOT / "deploy/examples", ROOT / "deploy/systemd")
     examples = [path for folder in shipped for path in folder.rglob("*") if path.is_file()]
     typed = [ROOT / root / "py.typed" for root in ROOTS]
     shell = list((ROOT / "deploy/slurm").glob("*.sh"))
+    pages = {f"prefixrl/deploy/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     expected = {
         f"prefixrl/{path.relative_to(ROOT).as_posix()}"
         for path in (*source_files(*ROOTS), *examples, *typed, *shell)
         if "__pycache__" not in path.parts
     }
-    assert expected - held == set()
+    assert expected - held == set() and pages and pages - held == set()
     assert {name for name in held if "__pycache__" in name} == set()
 
 

@@ -22,14 +22,26 @@ from prefixrl.common.config.run import RewardConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE
 from prefixrl.common.errors import ConfigError
 
+CONFIG_FILE = "config.json"
+"""File of a run directory with the resolved config of its run."""
+
 
 def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
-    """Read and resolve a run file with `KEY=VALUE` settings over it; execute nothing it names."""
+    """Read and resolve a run file with `KEY=VALUE` settings over it; execute nothing it names.
+
+    The `config.json` of a run is a run file too: resolved already.
+    """
     path = Path(path)
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give the run file, the TOML that describes the run")
+        raise ConfigError(
+            f"{path} is a folder; give the run file, the TOML that describes the run, or `prefixrl resume {path}` for "
+            f"a run that has begun there"
+        )
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if path.name == CONFIG_FILE:
+            return changed(from_json(text, str(path)), settings, "--set")
+        document = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read the run file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

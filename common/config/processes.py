@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from prefixrl.common.config.section import NonNegative, Positive, Section
+from prefixrl.common.config.section import NonNegative, Positive, PositiveFloat, Section
 
 
 def _one_each(given: Any) -> Any:
@@ -36,4 +36,6 @@ class LaunchConfig(Section):
     """Rollouts that `prefixrl launch` starts."""
     scorers: Positive = 1
     """Scorers that `prefixrl launch` starts."""
+    stop_s: PositiveFloat | None = None
+    """Seconds for the learner to save after Ctrl-C. Absent: 60, and more for large checkpoints."""
     devices: DevicesConfig = DevicesConfig()

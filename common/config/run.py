@@ -66,6 +66,9 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints; 0 writes only the last one of the run."""
     keep: Positive = 2
     """Number of checkpoints that stay; older ones are removed."""
+    on_failure: Literal["go_on", "stop"] = "go_on"
+    """Effect of a checkpoint that cannot be written in mid-run: an error on the console and a new attempt at later
+    iterations, or the end of the run. The last one of a run, or of a stop, must be written."""
 
 
 class EvaluationConfig(Section):

@@ -7,6 +7,8 @@ from prefixrl.common.run.status import AdmissionStatus, UsageTotal
 from prefixrl.common.wire.messages import StageTimes
 
 METRICS_FILE, ADVANTAGES_FILE, SUMMARY_FILE = "metrics.jsonl", "advantages.jsonl", "summary.json"
+END_FILE = "end.json"
+"""`RunEnd` of the learner that worked last; absent while one works, and after one that was killed."""
 ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
 """Arms of a run in the order in which they are reported."""
 
@@ -74,8 +76,21 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     """Engines of the connected workers, by role."""
     waiting_rows: dict[str, int] = {}
     """Rows that waited in the engines of a role for a seat, when the line was written."""
+    alarms: dict[str, str] = {}
+    """Alarms that ring after this iteration, in words, by kind: ess, entropy, one_text."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint so far; None unless the target is served elsewhere."""
+
+
+class AlarmSpan(msgspec.Struct, frozen=True):
+    """An alarm, and the iterations through which it rang."""
+
+    kind: str
+    """ess, entropy or one_text."""
+    first: int
+    last: int
+    text: str
+    """The words with which it began."""
 
 
 class AdvantageLine(msgspec.Struct, frozen=True):
@@ -143,5 +158,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Time that learners ran; of a killed one until the last iteration that it left in the run."""
     publish_s: float = 0.0
     """Mean time in which a publication held the learner up."""
+    alarms: list[AlarmSpan] = []
+    """Alarms that rang, in the order in which they began."""
     endpoint: UsageTotal | None = None
     """Usage of the target's endpoint, evaluations included; None unless the target is served elsewhere."""
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `end.json`: how a learner ended, in its own words."""
+
+    exit_code: int
+    reason: str

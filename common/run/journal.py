@@ -27,19 +27,25 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         path.touch(mode=0o600)  # it holds gold answers, and the secret that proves who held a task
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         self.offset_bytes = self._file.tell()
 
     def append(self, records: Sequence[JournalRecord]) -> None:
-        """Write records and sync them to disk."""
+        """Write records and sync them to disk: all, or none where it raises OSError."""
         if not records:
             return
-        for record in records:
-            body = self._encoder.encode(record)
-            self._file.write(msgpack.packb([xxhash.xxh3_64_intdigest(body), body]))
-        self._file.flush()
-        os.fdatasync(self._file.fileno())
-        self.offset_bytes = self._file.tell()
+        bodies = [self._encoder.encode(record) for record in records]
+        whole = b"".join(msgpack.packb([xxhash.xxh3_64_intdigest(body), body]) for body in bodies)
+        rest = memoryview(whole)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fdatasync(self._file.fileno())
+        except OSError:
+            # What the next append brings would stand behind half a record, and nobody could read on.
+            os.ftruncate(self._file.fileno(), self.offset_bytes)
+            raise
+        self.offset_bytes += len(whole)
 
     def close(self) -> None:
         """Close the file; everything appended is already on disk."""

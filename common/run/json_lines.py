@@ -12,6 +12,9 @@ from prefixrl.common.process import write_atomically
 
 log = logging.getLogger(__name__)
 
+TAIL_BYTES = 2**20
+"""More than a line has."""
+
 Line = TypeVar("Line", bound=msgspec.Struct)
 
 
@@ -36,12 +39,32 @@ def read(path: Path, kind: type[Line]) -> list[Line]:
     return lines
 
 
+def newest(path: Path, kind: type[Line]) -> Line | None:
+    """Return the last whole line of a file that may be being written, from its end alone."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        tail = file.read()
+    texts = tail[: tail.rfind(b"\n") + 1].splitlines()
+    try:
+        return msgspec.json.decode(texts[-1], type=kind) if texts else None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
 def write(path: Path, rows: Iterable[msgspec.Struct]) -> None:
     """Replace a file by these rows."""
     write_atomically(path, msgspec.json.Encoder().encode_lines(rows).decode())
 
 
 def append(path: Path, rows: Iterable[msgspec.Struct]) -> None:
-    """Write rows at the end of a file."""
-    with path.open("ab") as file:
-        file.write(msgspec.json.Encoder().encode_lines(rows))
+    """Write rows at the end of a file: all, or none where it raises OSError."""
+    with path.open("ab", buffering=0) as file:
+        before, rest = file.tell(), memoryview(msgspec.json.Encoder().encode_lines(rows))
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(before)
+            raise

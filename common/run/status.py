@@ -1,6 +1,7 @@
 """The status document: the state of a run, from the broker to commands, metrics, summary."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -9,6 +10,10 @@ from prefixrl.common.wire.messages import Proof, Usage
 
 USAGE_FILE = "usage.json"
 """In the run directory: `Usage` of the endpoint that serves the target, by scorer."""
+
+
+LearnerPhase = Literal["", "loads", "waits", "trains", "publishes", "ends"]
+"""publishes: from the end of an iteration until it asks for the next batch, so it may save too. "": there is none."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +81,13 @@ class AdmissionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Most groups of them beyond one batch, by what old samples are worth."""
     waited_s: float
     """Time of the newest iteration that the learner waited because fewer groups were scored than it takes."""
+
+
+class DrainedWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that the operator wants to leave, or that has left so."""
+
+    host: str
+    pid: int
 
 
 class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +163,10 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     truncated_fraction: float
     """Fraction of the newest batch's rows that a length limit cut."""
     waiting_for: str
+    learner_phase: LearnerPhase = ""
+    """The present work of the learner's rank 0."""
+    learner_waits_s: float = 0.0
+    """Time that it has waited for its batch; 0 where it does not wait."""
     malformed_messages: int
     journal_bytes: int
     up_s: float
@@ -162,3 +178,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of accepted groups that are never trained, by cause: truncated, error."""
     endpoint: UsageTotal | None = None
     """None unless the target is served elsewhere."""
+    is_halting: bool = False
+    """The ranks were asked to save and end."""
+    drained: list[DrainedWorker] = []
+    """Workers that the operator drained since the broker started."""

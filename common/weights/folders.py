@@ -53,7 +53,11 @@ def written_beside(target: Path) -> Iterator[Path]:
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    yield temporary
+    try:
+        yield temporary
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # what was written takes room on a disk that may be full
+        raise
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
 

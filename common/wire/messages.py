@@ -12,6 +12,7 @@ checks them). A worker (W) and the broker (B) exchange, in this order:
     W Staged     ─▶ B Swap ─▶ W Installed    a rollout holds new weights, may swap, has scored the probe
     B ProbeUnclear ─▶ W Installed            the probe cannot tell versions apart: with a checksum of the weights, too
     B Proved | ProbeFailed   ─▶ W            its samples count, or are dropped and the weights fetched again
+    B Leave      ─▶ W                        the operator drains it
     W Leaving    ─▶ B                        it was asked to stop: no new task; Goodbye follows the last open one
 
 Learner ranks and operators use the same socket: GetBatch, IterationDone, Published, Evaluate, GetStatus and others. In
@@ -25,7 +26,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
 
 UNPROVED = -1
@@ -579,6 +580,10 @@ class ProbeFailed(_Message, frozen=True):
     failures: int
 
 
+class Leave(_Message, frozen=True):
+    """The operator wants this worker to leave; sent again until it says Leaving."""
+
+
 class Done(_Message, frozen=True):
     """The run is over (or the operator ended it): the worker leaves with exit code 0."""
 
@@ -654,6 +659,18 @@ class Stop(_Message, frozen=True):
     reason: Text
 
 
+class HaltRun(_Message, frozen=True):
+    """The operator wants all ranks to save and end; answered by Accepted."""
+
+    reason: Text
+
+
+class DrainWorker(_Message, frozen=True):
+    """The operator wants a worker to leave; answered by Accepted."""
+
+    worker: Name
+
+
 # --- broker to learner rank and operator ----------------------------------------------------------------------------
 
 
@@ -707,6 +724,8 @@ class EvaluationProgress(_Message, frozen=True, kw_only=True):
     """Groups whose prefixes of a pinned version are still missing."""
     causes: tuple[tuple[int, str], ...] = ()
     """(index into `prompts`, cause) of every failed group."""
+    is_halting: bool = False
+    """The operator wants the ranks to save and end: nobody waits for the rest."""
 
 
 class Status(_Message, frozen=True):
@@ -722,11 +741,13 @@ class Accepted(_Message, frozen=True):
 
 _OfTask = RowsLeft | Prefixes | Scores | Refused
 _FromWorker = Hello | Ready | Heartbeat | _OfTask | Staged | Installed | Leaving | Goodbye
-_ToWorker = Welcome | Reject | Unknown | Beat | PrefixTask | ScoreTask | Revoke | Ack | Done
+_ToWorker = Welcome | Reject | Unknown | Beat | PrefixTask | ScoreTask | Revoke | Ack | Leave | Done
 _ToRollout = Swap | Proved | ProbeUnclear | ProbeFailed
-_FromLearner = GetBatch | IterationDone | Published | Evaluate | GetEvaluation | Forget | GetStatus | Stop
+FromOperator = GetStatus | Stop | HaltRun | DrainWorker
+FromPeer = GetBatch | IterationDone | Published | Evaluate | GetEvaluation | Forget | FromOperator
+"""Requests of ranks, among them all that operators may make."""
 _ToLearner = Batch | NotYet | RunOver | Halt | CannotGoOn | EvaluationProgress | Status | Accepted
-ToBroker = _FromWorker | _FromLearner
+ToBroker = _FromWorker | FromPeer
 FromBroker = _ToWorker | _ToRollout | _ToLearner
 
 

@@ -83,7 +83,7 @@ def worker_command(
             patience_s = FIRST_CONTACT_S if directory is None else ORPHAN_S
             allowed = Allowed(tuple(map(_absolute, functions)), secrets)
             session = join(find, role, Overrides(model, engine, device, allowed), stop.is_set, patience_s)
-            work(session.link, lambda: _run(session, load, stop, service, grace_s))
+            work(session.link, lambda: _exposed(session, lambda: _run(session, load, stop, service, grace_s)))
 
     return command
 
@@ -99,6 +99,17 @@ def _absolute(function_ref: str) -> str:
     """Return FILE.py:NAME with an absolute path, as the run's config has it."""
     path, separator, name = function_ref.rpartition(":")
     return f"{Path(path).expanduser().resolve()}{separator}{name}"
+
+
+def _exposed(session: "WorkerSession", run: Callable[[], str]) -> str:
+    """Run the worker while Prometheus can read its numbers, if its run wants it."""
+    from prefixrl.common.run.prometheus import exposed
+    from prefixrl.common.worker.vitals import numbers_of_worker
+
+    link, name, directory = session.link, session.welcome.worker, Path(session.config.directory)
+    role = name.partition("-")[0]
+    with exposed(session.config.log, name, lambda: numbers_of_worker(link, role, directory)):
+        return run()
 
 
 def _run(
@@ -121,4 +132,4 @@ def _run(
         if stop.is_set():
             service.stopping()
 
-    return loaded.run(stop.requests, grace_s, alive)
+    return loaded.run(lambda: stop.requests() + link.is_drained, grace_s, alive)

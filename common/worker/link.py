@@ -56,6 +56,8 @@ class Link:
         self._find, self._address = find, find()
         self.name: str = role
         self.vitals = Vitals()
+        self.is_drained = False
+        """True once the operator wants this worker to leave."""
         self.inbox: queue.SimpleQueue[messages.FromBroker] = queue.SimpleQueue()
         self._incarnation = secrets.token_hex(8)
         self._hello = hello(role, self._incarnation)
@@ -277,6 +279,10 @@ class Link:
                 pass  # the answer to a message that was sent before the current Hello
             case messages.Done() if not self._greeted:
                 self._welcome.put(message)
+            case messages.Leave():
+                if not self.is_drained:
+                    log.info("the operator wants this worker to leave")
+                self.is_drained = True
             case messages.Ack(task):
                 self._unacknowledged.pop(task, None)
             case messages.Reject() if not self._known:

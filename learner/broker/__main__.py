@@ -32,9 +32,9 @@ from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.filtering import AccuracyFilter
 from prefixrl.learner.broker.groups import LedgerLimits
-from prefixrl.learner.broker.identity import IdentityCheck
+from prefixrl.learner.broker.identity import IdentityCheck, RunState
 from prefixrl.learner.broker.ledger import Ledger
-from prefixrl.learner.broker.server import LINGER_S, Broker, RunState
+from prefixrl.learner.broker.server import LINGER_S, Broker
 from prefixrl.learner.broker.task_names import TaskNames
 from prefixrl.learner.broker.window import Window
 from prefixrl.learner.data import problems

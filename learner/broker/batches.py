@@ -8,6 +8,7 @@ import msgspec
 import xxhash
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.run.status import LearnerPhase
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import token_ids
@@ -49,8 +50,15 @@ class BatchDesk:
         """Time that ranks so waited, since the newest iteration was finished."""
         self._newest: tuple[int, tuple[messages.BatchGroup, ...], dict[str, float]] | None = None
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
-        self._is_halting = False
+        self._is_new = False
+        """True if that batch was formed by the newest answers."""
+        self.is_halting = False
+        """True once a rank, or the operator, wants all ranks to save and end."""
         self.waiting_for = ""
+        self.phase: LearnerPhase = "loads"
+        """Rank 0's, as its messages show it."""
+        self._waits_from_s: float | None = None
+        """Time since which rank 0 waits for its shard; None where it does not."""
         self._no_more: messages.CannotGoOn | None = None
         """The end that every rank gets once one got it: one with a batch would wait for the others in a collective."""
         self.truncated_fraction = 0.0
@@ -64,17 +72,26 @@ class BatchDesk:
                 f"first: start every rank with the same number of ranks"
             )
         self._waiting[peer] = (request, now_s)
-        self._is_halting |= request.is_stopping
+        self.is_halting |= request.is_stopping
+
+    def halt(self, reason: str) -> None:
+        """Halt all ranks as if one of them was asked to stop."""
+        if not self.is_halting:
+            log.info("the ranks are asked to save and end: %s", reason)
+        self.is_halting = True
 
     def answers(self, now_s: float) -> dict[bytes, Answer]:
         """Return the answers that are due; the ledger's new records must be written before they go."""
         answers: dict[bytes, Answer] = {}
+        self._is_new = False
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         self._short_s += passed_s * self._is_short
         self._is_short = False
         waits: dict[str, float] = {}
         for peer, (request, since_s) in list(self._waiting.items()):
             answer = self._answer(request, now_s)
+            if request.rank == 0:
+                self._note_phase(answer, now_s)
             if isinstance(answer, Awaited):
                 self.waiting_for = answer.text
                 self._is_short |= answer.is_short
@@ -93,6 +110,43 @@ class BatchDesk:
             self._waited_s[cause] = self._waited_s.get(cause, 0.0) + wait_s
         return answers
 
+    def put_off(self, obstacle: str, now_s: float) -> dict[bytes, Answer]:
+        """Return a halt, or `obstacle`, for every rank that has waited for a proof of life."""
+        self._looked_s, self._is_short, self.waiting_for = now_s, False, obstacle
+        answers: dict[bytes, Answer] = {}
+        for peer, (request, since_s) in list(self._waiting.items()):
+            if self._must_halt(request.iteration):
+                answers[peer] = messages.Halt(request.iteration), []
+                continue
+            if request.rank == 0:
+                self._note_wait(now_s)
+            if now_s - since_s > NOT_YET_EVERY_S:
+                answers[peer] = messages.NotYet(request.iteration, obstacle), []
+        for peer in answers:
+            del self._waiting[peer]
+        return answers
+
+    def withhold(self) -> None:
+        """Note that the newest answers are not sent: a batch formed for them is held by nobody."""
+        if self._is_new:
+            self._newest = None
+
+    def _note_phase(self, answer: "Answer | Awaited | None", now_s: float) -> None:
+        if isinstance(answer, Awaited):
+            self._note_wait(now_s)
+            return
+        self._waits_from_s = None
+        if answer is not None:
+            self.phase = "trains" if isinstance(answer[0], messages.Batch) else "ends"
+
+    def _note_wait(self, now_s: float) -> None:
+        self.phase = "waits"
+        self._waits_from_s = now_s if self._waits_from_s is None else self._waits_from_s
+
+    def waits_s(self, now_s: float) -> float:
+        """Return the time that rank 0 has waited for its shard, 0 where it does not."""
+        return 0.0 if self._waits_from_s is None else now_s - self._waits_from_s
+
     def iteration_done(self, done: messages.IterationDone, now_s: float) -> None:
         """Note that every rank finished an iteration; ValueError if no batch of it was handed out."""
         ledger = self._dispatcher.ledger
@@ -100,6 +154,7 @@ class BatchDesk:
         ledger.trained(done.iteration)
         if not is_new:
             return  # told twice
+        self.phase = "publishes"
         # Before the first one workers load, which no lead makes shorter.
         iteration_s = 0.0 if self._done_s is None else now_s - self._done_s
         admission = ledger.admission
@@ -123,8 +178,7 @@ class BatchDesk:
         if request.iteration > ledger.completed:
             # A rank that is ahead of rank 0's report: one message away, no fault.
             return Awaited("report", f"the report that iteration {request.iteration - 1} is done")
-        # Ranks leave the loop at one iteration or a collective hangs: where one may hold its shard, all get theirs.
-        if self._is_halting and not self._no_more and not self._may_be_held(request.iteration):
+        if self._must_halt(request.iteration):
             return messages.Halt(request.iteration), []
         choice = self._no_more or ledger.batch(request.iteration)
         if isinstance(choice, NotYetChosen):
@@ -138,6 +192,10 @@ class BatchDesk:
             return messages.RunOver(ledger.completed), []
         return self._shard(request, choice, now_s)
 
+    def _must_halt(self, iteration: int) -> bool:
+        # Ranks leave the loop at one iteration or a collective hangs: where one may hold its shard, all get theirs.
+        return self.is_halting and not self._no_more and not self._may_be_held(iteration)
+
     def _may_be_held(self, iteration: int) -> bool:
         """Return True if a rank may have its shard from this broker or from its predecessor."""
         is_ours = self._newest is not None and self._newest[0] == iteration
@@ -148,6 +206,7 @@ class BatchDesk:
         results = self._dispatcher.ledger.results(choice.seqs)
         if self._newest is None or self._newest[0] != iteration:
             self._newest, self._waited_s = (iteration, self._describe(results, now_s), self._waited_s), {}
+            self._is_new = True
         _, groups, waited_s = self._newest
         self.truncated_fraction = batch_fractions(groups)["truncated_fraction"]
         seed = derive(config.seed, "iteration", iteration)

@@ -20,6 +20,8 @@ REPLAY_S = 1800.0
 """Longest start of a broker: it replays its journal first."""
 ANSWER_S = REPLAY_S + 600.0
 """Longest wait of a rank for an answer: its broker may be starting, after rank 0 has read a checkpoint."""
+LOG_AFTER_S = 30.0
+"""A wait for a batch is logged after this time, then each time that it has doubled."""
 STOP_S = 15.0
 """Longest wait for the answer to a Stop, a few times `requester.ASK_AGAIN_S`; after it the broker is gone."""
 
@@ -35,6 +37,8 @@ class BrokerClient:
         self._address, self._raise_if_hopeless = address, raise_if_hopeless
         self._requester = Requester(address, "rank", ANSWER_S, raise_if_hopeless)
         self._ask = self._requester.ask
+        self.is_halting = False
+        """True once an answer about an evaluation said that the operator wants the run to stop."""
 
     def next_batch(
         self, request: messages.GetBatch, timeout_s: float, stopped: Callable[[], bool]
@@ -44,7 +48,8 @@ class BrokerClient:
         `stopped` is sent to the broker, which halts all ranks at the same iteration. NothingToTrain: the filter lets
         too little through, or too much fails.
         """
-        deadline_s, waiting_for, iteration = time.monotonic() + timeout_s, "", request.iteration
+        from_s, waiting_for, iteration = time.monotonic(), "", request.iteration
+        log_after_s = LOG_AFTER_S
         while True:
             request = msgspec.structs.replace(request, is_stopping=stopped())
             answer, payload = self._requester.ask(request, _BATCH_ANSWERS)
@@ -58,10 +63,13 @@ class BrokerClient:
                 raise NothingToTrain(answer.reason)
             if isinstance(answer, messages.Batch) and answer.iteration == iteration:
                 return answer, _groups(payload)
-            if isinstance(answer, messages.NotYet) and answer.waiting_for != waiting_for:
+            if isinstance(answer, messages.NotYet):
                 waiting_for = answer.waiting_for
-                log.info("iteration %d waits for %s", iteration, waiting_for)
-            if time.monotonic() > deadline_s:
+            waited_s = time.monotonic() - from_s
+            if waiting_for and waited_s >= log_after_s:
+                log.info("iteration %d has waited %.0f s for %s", iteration, waited_s, waiting_for)
+                log_after_s = 2 * max(waited_s, log_after_s)
+            if waited_s > timeout_s:
                 raise PeerLost(f"iteration {iteration} got no batch within {timeout_s:g} s; it waits for {waiting_for}")
 
     def iteration_done(self, iteration: int, optimizer_steps: int, relative_ess: float | None = None) -> None:
@@ -79,6 +87,7 @@ class BrokerClient:
     def evaluation(self, name: str) -> tuple[messages.EvaluationProgress, list[messages.ScoredGroup]]:
         """Return the progress of an evaluation and, once finished, its groups; `total` -1: unknown."""
         answer, payload = self._ask(messages.GetEvaluation(name), messages.EvaluationProgress)
+        self.is_halting = answer.is_halting
         return answer, _groups(payload)
 
     def forget(self, name: str) -> None:

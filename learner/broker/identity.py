@@ -4,6 +4,7 @@ A target that an endpoint serves is checked by its name there: the run file's, e
 for a resumed run.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
@@ -95,3 +96,18 @@ class IdentityCheck:
                 return
         if digest not in self._versions.get(version, set()):
             raise ValueError(f"weights {digest} were never published as version {version}")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Facts about the run besides the ledger."""
+
+    run_id: str
+    weights_endpoint: str
+    weights_door: str
+    problems: int
+    identity: IdentityCheck
+    ranks: int = 1
+    """Number of learner ranks."""
+    resumed_at: int = -1
+    """Iteration at which an earlier broker of the present ranks died; -1 where ranks begin with this one."""

@@ -8,7 +8,6 @@ from prefixrl.common.wire.keys import Listed
 MOST_PEERS = 4096
 """Peers remembered; a run has few at a time, but each look at its status is another one."""
 PeerRole = Literal["rank", "operator"]
-OPERATORS_MAY = (messages.GetStatus, messages.Stop)
 
 
 class Peers:
@@ -45,7 +44,7 @@ class Peers:
 
     def check(self, peer: bytes, message: messages.ToBroker) -> None:
         """Raise ValueError for a request that is not for the peer's role."""
-        if self._roles[peer][0] == "operator" and not isinstance(message, OPERATORS_MAY):
+        if self._roles[peer][0] == "operator" and not isinstance(message, messages.FromOperator):
             raise ValueError(f"an operator may not send {type(message).__name__}")
 
 

@@ -5,26 +5,26 @@
 
 A rollout with free rows waits for room in the window, a scorer for prefixes, a rank for named groups. A wait ends
 with a result, a refusal, the loss of a worker that is silent or makes no progress, or a Stop. Results are acknowledged
-after the journal holds them.
+after the journal holds them; while its disk is full nobody gets work, and what waits for the broker is told why.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.run.disk import FullDisk
 from prefixrl.common.run.journal import Journal
-from prefixrl.common.run.records import VersionPublished
+from prefixrl.common.run.records import JournalRecord, VersionPublished
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, Undeliverable, Unlisted
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
-from prefixrl.learner.broker.identity import IdentityCheck
+from prefixrl.learner.broker.identity import RunState
 from prefixrl.learner.broker.malformed import MalformedMessages
 from prefixrl.learner.broker.peers import Peers, why_not
 from prefixrl.learner.broker.spending import UsageFile
@@ -43,21 +43,6 @@ LINGER_S = 2.0
 """Longest time that the last messages may take to leave."""
 APART = UNCOUNTED
 """Engines that share a run with no other engine: their targets are not loaded from the same files."""
-
-
-@dataclass(frozen=True)
-class RunState:
-    """Facts about the run besides the ledger."""
-
-    run_id: str
-    weights_endpoint: str
-    weights_door: str
-    problems: int
-    identity: IdentityCheck
-    ranks: int = 1
-    """Number of learner ranks."""
-    resumed_at: int = -1
-    """Iteration at which an earlier broker of the present ranks died; -1 where ranks begin with this one."""
 
 
 class Broker:
@@ -80,6 +65,7 @@ class Broker:
         self._status = StatusSources(
             run.run_id, config.directory, dispatcher, self.batches, self.usage_file, journal, time.monotonic()
         )
+        self._disk = FullDisk(Path(config.directory), "the journal")
         self._malformed = MalformedMessages()
         self._peers = Peers()
         self._acks: list[tuple[bytes, messages.FromBroker]] = []
@@ -94,13 +80,19 @@ class Broker:
             self._receive_some()
             now_s = time.monotonic()
             self._give_up_lost(now_s)
-            # Before work is given: a batch that goes to the learner makes room for groups.
-            answers = self.batches.answers(now_s)
-            self.dispatcher.dispatch(now_s)
-            self._write_down()
+            if obstacle := self._disk.why:
+                answers = self.batches.put_off(obstacle, now_s)
+            else:
+                # Before work is given: a batch that goes to the learner makes room for groups.
+                answers = self.batches.answers(now_s)
+                self.dispatcher.dispatch(now_s)
+            if self._write_down(now_s):
+                self._send_all(self.dispatcher.outgoing)
+            elif not obstacle:
+                self.batches.withhold()
+                answers = {}  # the ranks ask again
             for peer, (message, payload) in answers.items():
                 self._send(peer, message, payload)
-            self._send_all(self.dispatcher.outgoing)
             self.usage_file.save(now_s)
             self._malformed.tell(now_s)
         # Before the wait for Goodbyes: it outlasts the patience of some supervisors.
@@ -164,10 +156,13 @@ class Broker:
         self._send(peer, messages.Reject(reason))
         self._peers.drop(peer)
 
-    def _write_down(self) -> None:
-        records, self.ledger.records = self.ledger.records, []
-        self.journal.append(records)
+    def _write_down(self, now_s: float, *more: JournalRecord) -> bool:
+        """Write the ledger's records, and more, then acknowledge; False while the disk is full."""
+        if not self._disk.takes(lambda: self.journal.append([*self.ledger.records, *more]), now_s):
+            return False
+        self.ledger.records = []
         self._send_all(self._acks)
+        return True
 
     def _send_all(self, outgoing: list[tuple[bytes, messages.FromBroker]]) -> None:
         for peer, message in outgoing:
@@ -234,16 +229,7 @@ class Broker:
         match message:
             case messages.Hello():
                 self._hello(received, message, now_s)
-            case (
-                messages.GetBatch()
-                | messages.IterationDone()
-                | messages.Published()
-                | messages.Evaluate()
-                | messages.GetEvaluation()
-                | messages.Forget()
-                | messages.GetStatus()
-                | messages.Stop()
-            ):
+            case _ if isinstance(message, messages.FromPeer):
                 if peer in self._peers:
                     self._peers.check(peer, message)
                     self._send(peer, *self._answer_peer(peer, message, now_s))
@@ -317,7 +303,7 @@ class Broker:
                 self._send(worker.identity, self.versions.installed(worker, message))
             case messages.Leaving():
                 log.info("%s takes no more tasks, %d are open", worker.name, len(worker.leases))
-                worker.is_leaving = True
+                worker.is_leaving, worker.is_drained = True, False
             case messages.Goodbye(reason):
                 log.info("%s left: %s", worker.name, reason)
                 self.dispatcher.lose(worker, reason, died=False)
@@ -333,6 +319,8 @@ class Broker:
         if worker.lost_its_ready(now_s):
             log.warning("%s works, but its Ready was lost: asking again", worker.name)
             self._send(worker.identity, messages.Unknown())
+        elif worker.is_drained:
+            self._send(worker.identity, messages.Leave())
         else:
             self._send(worker.identity, messages.Beat(self.versions.news(worker)))
 
@@ -363,13 +351,15 @@ class Broker:
                 self.batches.ask(peer, message, now_s)
                 return None, []
             case messages.GetEvaluation(name):
-                return self.dispatcher.evaluations.progress(name)
+                progress, payload = self.dispatcher.evaluations.progress(name)
+                return msgspec.structs.replace(progress, is_halting=self.batches.is_halting), payload
             case messages.GetStatus():
                 return messages.Status(msgspec.json.encode(document(self._status, self._malformed.total, now_s))), []
             case messages.IterationDone():
                 self.batches.iteration_done(message, now_s)
             case messages.Published(note):
-                self._published(note)
+                if not self._published(note, now_s):
+                    return None, []  # the publisher asks again
             case messages.Evaluate():
                 self.dispatcher.evaluations.add(message)
             case messages.Forget(name):
@@ -377,15 +367,24 @@ class Broker:
             case messages.Stop(reason):
                 self._stopping = reason
                 self._stoppers.add(peer)
+            case messages.HaltRun(reason):
+                self.batches.halt(reason)
+            case messages.DrainWorker(name):
+                worker = self.dispatcher.registry.drain(name)
+                log.info("the operator wants %s to leave", worker.label)
+                self._send(worker.identity, messages.Leave())
         return messages.Accepted(), []
 
-    def _published(self, note: messages.WeightsNote) -> None:
+    def _published(self, note: messages.WeightsNote, now_s: float) -> bool:
+        """Announce a version once the journal names it; False while the journal's disk is full."""
         if self.versions.latest == note:
-            return
-        self.journal.append([VersionPublished(note)])
+            return True
+        if not self._write_down(now_s, VersionPublished(note)):
+            return False
         self.versions.publish(note)
         for worker in list(self.dispatcher.registry.of("rollout")):
             if objection := self.versions.objection(worker):
                 self._reject(worker, objection)
             else:
                 self._send(worker.identity, messages.Beat(self.versions.news(worker)))
+        return True

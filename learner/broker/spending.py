@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.openai_options import OpenAIConfig
+from prefixrl.common.errors import is_full
 from prefixrl.common.process import write_atomically
 from prefixrl.common.run.status import USAGE_FILE, UsageTotal, total_usage
 from prefixrl.common.wire.messages import Usage
@@ -59,8 +60,14 @@ class UsageFile:
         """Write new counts to the file, at most every few seconds."""
         if self._is_saved or not (at_once or now_s - self._saved_s > SAVE_EVERY_S):
             return
-        write_atomically(self._path, msgspec.json.encode(self._by_scorer).decode())
-        self._is_saved, self._saved_s = True, now_s
+        self._saved_s = now_s
+        try:
+            write_atomically(self._path, msgspec.json.encode(self._by_scorer).decode())
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return  # the journal tells of it; counts are kept, and written later
+        self._is_saved = True
 
     def total(self) -> UsageTotal | None:
         """Return the total; None where no scorer uses an endpoint."""

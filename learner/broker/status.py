@@ -5,7 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefixrl.common.run.journal import Journal
-from prefixrl.common.run.status import AdmissionStatus, FilterStatus, GroupCounts, StatusDocument, WorkerStatus
+from prefixrl.common.run.status import (
+    AdmissionStatus,
+    DrainedWorker,
+    FilterStatus,
+    GroupCounts,
+    StatusDocument,
+    WorkerStatus,
+)
 from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
@@ -61,12 +68,16 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         losses=dict(dispatcher.losses),
         truncated_fraction=batches.truncated_fraction,
         waiting_for=batches.waiting_for,
+        learner_phase="" if trains_nothing else batches.phase,
+        learner_waits_s=batches.waits_s(now_s),
         malformed_messages=malformed,
         journal_bytes=sources.journal.offset_bytes,
         up_s=now_s - sources.started_s,
         evaluations=dispatcher.evaluations.counts(),
         endpoint=sources.usage_file.total(),
         completions=dict(dispatcher.completions),
+        is_halting=batches.is_halting,
+        drained=[DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained],
     )
 
 

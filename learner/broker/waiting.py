@@ -9,7 +9,7 @@ from prefixrl.learner.broker.filtering import PassRate, Starved
 from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.window import NotYetChosen
 
-NAMED_GROUPS = 4
+NAMED_GROUPS = 2
 
 
 @dataclass(frozen=True)

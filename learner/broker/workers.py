@@ -138,7 +138,9 @@ class Worker:
     away_s: float = 0.0
     """Sum of the silences of which it came back: a suspended process can do nothing about a deadline."""
     is_leaving: bool = False
-    """True once it said that it takes no new task; it never takes one again."""
+    """True once it takes no new task; it never takes one again."""
+    is_drained: bool = False
+    """True while the operator wants it to leave and it has not said that it does."""
 
     @property
     def free(self) -> int:
@@ -328,6 +330,8 @@ class Registry:
         self._silence_s, self._stall_s, self._beat_s, self._strays_s = silence_s, stall_s, beat_s, strays_s
         self.by_identity: dict[bytes, Worker] = {}
         self._numbers = {"rollout": 0, "scorer": 0}
+        self.drained: dict[tuple[str, int], str] = {}
+        """Names of the workers that the operator drained, by host and process."""
 
     def add(self, identity: bytes, role: Literal["rollout", "scorer"], host: str, pid: int, now_s: float) -> Worker:
         """Register a new worker under the next free name of its role."""
@@ -335,6 +339,16 @@ class Registry:
         worker.beat_s, worker.strays_s, worker.joined_s = self._beat_s, self._strays_s, now_s
         self._numbers[role] += 1
         self.by_identity[identity] = worker
+        return worker
+
+    def drain(self, name: str) -> Worker:
+        """Give a worker no new task, since it is to leave; ValueError if there is none of that name."""
+        named = {worker.name: worker for worker in self.by_identity.values()}
+        if name not in named:
+            raise ValueError(f"this run has no worker {name!r}; it has {', '.join(named) or 'none'}")
+        worker = named[name]
+        worker.is_drained = worker.is_leaving = True
+        self.drained[worker.host, worker.pid] = name
         return worker
 
     def of(self, role: str) -> Iterable[Worker]:

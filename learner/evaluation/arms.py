@@ -34,7 +34,15 @@ CANDIDATE = "candidate-"
 class Arms:
     """Requests for the arms, and their results."""
 
-    def __init__(self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        client: BrokerClient,
+        directory: Path,
+        iteration: int,
+        raise_if_hopeless: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Call `raise_if_hopeless` while a disk is full; it may raise to end the wait."""
         self._config = config
         self._is_direct = config.mode == "direct"
         folder = directory / "evaluations"
@@ -44,7 +52,7 @@ class Arms:
         self._selection = problems.training(config)[: config.evaluation.selection_problems]
         self._candidates: dict[str, bytes] = {}
         self._first = iteration
-        self.requests = EvaluationRequests(config, client, folder, iteration)
+        self.requests = EvaluationRequests(config, client, folder, iteration, raise_if_hopeless=raise_if_hopeless)
 
     @property
     def pinned(self) -> frozenset[int]:
@@ -83,7 +91,8 @@ class Arms:
         seen = Counter(tokenizer.without_stop(token_ids(row.tokens)).tobytes() for row in rows)
         for tokens, _ in seen.most_common(self._config.evaluation.sampled_candidates):
             texts.setdefault(tokenizer.text(token_ids(tokens)), tokens)
-        write_atomically(self._candidates_file, msgspec.json.encode(texts).decode())
+        listed = msgspec.json.encode(texts).decode()
+        self.requests.keep(lambda: write_atomically(self._candidates_file, listed), self._candidates_file.name)
         self._ask_for(texts)
 
     def _ask_for(self, candidates: dict[str, bytes]) -> None:

@@ -22,6 +22,7 @@ from prefixrl.common.hub import model_folder
 from prefixrl.common.process import write_atomically
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.accuracy import EvaluatedRow, accuracy
+from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.plans import GREEDY, SAMPLED
 from prefixrl.common.wire.messages import Evaluate, ScoredGroup
 from prefixrl.common.wire.packing import token_ids
@@ -137,9 +138,16 @@ class EvaluationRequests:
     """Every evaluation that was asked for, by name, and its judged rows."""
 
     def __init__(
-        self, config: RunConfig, client: BrokerClient, directory: Path, iteration: int, trained: int = 0
+        self,
+        config: RunConfig,
+        client: BrokerClient,
+        directory: Path,
+        iteration: int,
+        trained: int = 0,
+        raise_if_hopeless: Callable[[], None] = lambda: None,
     ) -> None:
         """`trained`: iterations of the adapter that the broker calls version 0."""
+        self._raise_if_hopeless = raise_if_hopeless
         self._config = config
         self._directory = directory
         self._trained = trained
@@ -204,9 +212,18 @@ class EvaluationRequests:
                 self._take(request, rows)
 
     def _write(self, request: Evaluate, rows: Sequence[EvaluatedRow]) -> None:
-        json_lines.write(self.path(request.name), rows)
         self._answered[request.name] = digest(request)
-        write_atomically(self._directory / ASKED_FILE, msgspec.json.encode(self._answered).decode())
+        answered = msgspec.json.encode(self._answered).decode()
+
+        def write() -> None:
+            json_lines.write(self.path(request.name), rows)
+            write_atomically(self._directory / ASKED_FILE, answered)
+
+        self.keep(write, f"the evaluation {request.name}")
+
+    def keep(self, write: Callable[[], None], what: str) -> None:
+        """Write a file of the evaluations once the disk has room."""
+        when_there_is_room(write, self._directory, what, self._raise_if_hopeless)
 
     def _take(self, request: Evaluate, rows: list[EvaluatedRow]) -> None:
         name, asked = request.name, len(request.prompts) * request.samples

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from prefixrl.common.config.load import from_json, import_functions
+from prefixrl.common.config.log import LogConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.plans import PLAN_FILE, CheckpointPlan
 from prefixrl.learner.broker.client import BrokerClient
@@ -21,7 +22,8 @@ def read_plan(directory: Path, kind: type[Plan]) -> tuple[Plan, RunConfig]:
     plan = msgspec.json.decode((directory / PLAN_FILE).read_bytes(), type=kind)
     config = from_json(plan.config, f"the plan in {directory}")
     import_functions(config)
-    return plan, config
+    # The run that is judged may go on, on the same host: its ports are taken.
+    return plan, config.model_copy(update={"log": LogConfig()})
 
 
 @contextmanager

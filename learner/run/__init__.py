@@ -5,6 +5,7 @@ directory.py         adoption and lock of a run directory, settings and inputs t
 forecast.py          the text of `--check`
 budget.py            its memory and time for a config, and what cannot fit
 footprint.py         bytes of a learner rank and of an engine; pure
+disk_room.py         room for checkpoints and versions on the disk
 pace.py              work of an iteration and its seconds; pure
 process_model.py     memory of a scorer's process reward model
 shares.py            shares of a GPU where several processes are on it

@@ -12,8 +12,10 @@ LOW_ENTROPY_SHARE = 0.1
 """Share of the entropy in the first iterations; who has learned the task gets there too, with a high reward."""
 LOST_REWARD = 0.1
 """Below the best smoothed reward so far."""
-ONE_TEXT = 0.9
+ONE_TEXT = 0.8
 """Share of rows with one text from which the adapter has stopped to look at the question."""
+ONE_TEXT_RISE = 0.2
+"""By so much the share must have risen: an adapter may write one text mostly from the beginning."""
 FIRST_ITERATIONS = 3
 SMOOTHING = 0.2
 """Weight of the newest iteration in the smoothed reward."""
@@ -26,14 +28,15 @@ class Alarms:
         self._first_entropies: list[float] = []
         self._reward: float | None = None
         self._best_reward = 0.0
-        self._on: set[str] = set()
+        self.ringing: dict[str, str] = {}
+        """Alarms of the newest iteration by kind, in words."""
         self._least_share = 1.0
 
     def look(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
         """Return the sentences of alarms that begin at this iteration."""
-        found = {"ess": _ess(figures), "entropy": self._entropy(figures), "one text": self._one_text(figures)}
-        texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self._on]
-        self._on = {name for name, text in found.items() if text}
+        found = {"ess": _ess(figures), "entropy": self._entropy(figures), "one_text": self._one_text(figures)}
+        texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self.ringing]
+        self.ringing = {name: text for name, text in found.items() if text}
         return texts
 
     def _entropy(self, figures: Mapping[str, float]) -> str:
@@ -61,7 +64,7 @@ class Alarms:
         if share is None:
             return ""
         self._least_share = min(self._least_share, share)
-        if share < ONE_TEXT or self._least_share >= ONE_TEXT:
+        if share < ONE_TEXT or share - self._least_share < ONE_TEXT_RISE:
             return ""
         return (
             f"the adapter writes one and the same text in {share:.0%} of the rows, whatever is asked (at the least it "

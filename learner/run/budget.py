@@ -291,8 +291,8 @@ def _share(config: RunConfig, role: str, limit: int | None) -> float:
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
-def time_lines(config: RunConfig, prompt_tokens: int) -> list[str]:
-    """Return the work of an iteration, and its seconds at the declared speeds."""
+def time_lines(config: RunConfig, prompt_tokens: int, iterations: int) -> list[str]:
+    """Return the work of an iteration, its seconds at the declared speeds, and those of the run."""
     known, algorithm, launch = parameters(config.adapter.model), config.algorithm, config.launch
     if known is None:
         return []
@@ -322,9 +322,21 @@ def time_lines(config: RunConfig, prompt_tokens: int) -> list[str]:
         f"about {prompt_tokens}): {learner:.1f} s at learner.device_tflops = {tflops:g}, {launch.learner_ranks} ranks",
         _engine_time(config, "rollout", rows * config.max_sampled_tokens, launch.rollouts),
     ]
+    parts_s = [
+        learner,
+        engine_s(rows * config.max_sampled_tokens, launch.rollouts, config.rollout.expected_tokens_per_s),
+    ]
     if config.target is not None and config.scorer.engine != "openai":
         completions = rows * config.scorer.continuations * config.scorer.max_new_tokens
         lines.append(_engine_time(config, "scorer", completions, launch.scorers))
+        parts_s.append(engine_s(completions, launch.scorers, config.scorer.expected_tokens_per_s))
+    is_overlapped = algorithm.max_staleness > 0
+    iteration_s = max(parts_s) if is_overlapped else sum(parts_s)
+    how = "side by side" if is_overlapped else "one after the other (max_staleness = 0)"
+    lines.append(
+        f"an iteration, these {how}: {iteration_s:.1f} s; {iterations} iterations: "
+        f"{iterations * iteration_s / 3600:.1f} h, evaluations and verification apart"
+    )
     return lines
 
 

@@ -1,5 +1,6 @@
 """The run directory: one learner at a time, and one config for its whole life."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -12,10 +13,11 @@ import msgspec
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import file_digest, function_digest, model_digests, process_digest
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, PrefixRLError
 from prefixrl.common.hub import model_folder
 from prefixrl.common.process import own, write_atomically
 from prefixrl.common.run.directory_format import check_format, write_format
+from prefixrl.common.run.documents import END_FILE, RunEnd
 from prefixrl.common.wire.address import advertised, bindable, weights_listen
 from prefixrl.common.wire.interfaces import address_of, names
 from prefixrl.common.wire.messages import ModelDigests
@@ -67,11 +69,31 @@ class RunDirectory:
             before = from_json(known.read_text(encoding="utf-8"), str(known)).model_dump()
             free = free_keys | {(section,) for section in FREE_SECTIONS}
             if changed := "\n".join(_changes(before, config.model_dump(), (), free)):
-                raise ConfigError(f"{self.path} holds a run with other settings; {REMEDY}\n{changed}")
+                way = f"`prefixrl resume {self.path}` goes on with those it has; else {REMEDY}"
+                raise ConfigError(f"{self.path} holds a run with other settings; {way}\n{changed}")
         self._adopt_inputs(_inputs(config))
         # Before the config, which makes the directory one of a run.
         write_format(self.path)
         write_atomically(known, config.model_dump_json(indent=2))
+
+    @contextlib.contextmanager
+    def end_noted(self) -> Iterator[None]:
+        """Write `end.json` when the block ends, however it ends; a killed process leaves none."""
+        path = self.path / END_FILE
+        path.unlink(missing_ok=True)
+        end = RunEnd(exit_code=0, reason="finished")
+        try:
+            yield
+        except PrefixRLError as error:
+            end = RunEnd(exit_code=error.exit_code, reason=str(error))
+            raise
+        except BaseException as error:
+            end = RunEnd(exit_code=1, reason=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            # The disk may be full: that is no reason to hide why the run ended.
+            with contextlib.suppress(OSError):
+                write_atomically(path, msgspec.json.encode(end).decode())
 
     def _adopt_inputs(self, given: "Inputs") -> None:
         known = inputs(self.path) or given

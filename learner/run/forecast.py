@@ -7,9 +7,14 @@ from fractions import Fraction
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.data import problems
 from prefixrl.learner.run import budget
+from prefixrl.learner.run.disk_room import room_lines
 from prefixrl.learner.run.model_shapes import parameters
+from prefixrl.learner.run.pace import summed_rate
 from prefixrl.learner.run.process_model import process_lines
 
+SMALL_PARAMETERS, SMALL_REACH, EXAMPLE_REACH = 250_000_000, 1e-3, 1.4e-2
+"""Models whose weights must move further than the published recipe moves those of 1.5 billion parameters, and how far.
+The last one is the sum of the arithmetic example, which trains."""
 TOKEN_CHARS, TEMPLATE_TOKENS = 3, 48
 """Estimate of a question's tokens before a tokenizer is read: its characters, and the chat template around it."""
 
@@ -44,8 +49,24 @@ def forecast(config: RunConfig) -> Forecast:
     ]
     data = [*_data("train", train), *_data("eval", held_out), *_shared(train, held_out), *_asking(config, train)]
     prompt_tokens = _prompt_tokens(config, train)
-    work = [*_memory(config, prompt_tokens), *budget.time_lines(config, prompt_tokens)]
-    return Forecast("\n".join([*data, *lines, *work]), prompt_tokens)
+    work = [*_memory(config, prompt_tokens), *budget.time_lines(config, prompt_tokens, iterations)]
+    return Forecast("\n".join([*data, *lines, *_reach(config, count), *work]), prompt_tokens)
+
+
+def _reach(config: RunConfig, problems_count: int) -> list[str]:
+    """Return how far the learning rate can move a weight, and a warning where that is nothing."""
+    section, steps, known = config.learner, config.steps_in_all(problems_count), parameters(config.adapter.model)
+    reach = summed_rate(section.actor_lr, steps, section.warmup_ratio, section.min_lr_ratio)
+    lines = [
+        f"learner.actor_lr = {section.actor_lr:g} over {steps} optimiser steps: no weight moves by more than about "
+        f"{reach:.1e} in the whole run"
+    ]
+    if known and known[0] < SMALL_PARAMETERS and reach < SMALL_REACH:
+        lines.append(
+            f"warning: that hardly moves a model of {known[0] / 1e6:,.1f} M parameters (the arithmetic example's: "
+            f"{EXAMPLE_REACH:.1e}); raise learner.actor_lr, or begin with the values of `prefixrl init --size tiny`"
+        )
+    return lines
 
 
 def _shared(train: problems.Loaded, held_out: problems.Loaded) -> list[str]:
@@ -85,7 +106,7 @@ def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
         else f"{name}: its size is not known before it is downloaded"
         for name, found in known.items()
     ]
-    learner = budget.learner_lines(plan, limit) if plan else []
+    learner = [*budget.learner_lines(plan, limit), *room_lines(config, plan)] if plan else []
     engines = [
         line for role in ("rollout", "scorer") for line in budget.engine_lines(config, role, prompt_tokens, limit)
     ]

@@ -2,11 +2,12 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from prefixrl.common.run import json_lines
+from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.messages import Batch, StageTimes
@@ -34,8 +35,12 @@ class Times:
 class MetricsLog:
     """Appends both files; after a resume it continues at the iteration of the learner."""
 
-    def __init__(self, directory: Path, iteration: int) -> None:
-        """Raise DataError where a line before the last one is damaged."""
+    def __init__(self, directory: Path, iteration: int, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
+        """Raise DataError where a line before the last one is damaged.
+
+        Call `raise_if_hopeless` while a full disk has no room for a line; it may raise to end the wait.
+        """
+        self._raise_if_hopeless = raise_if_hopeless
         self._metrics = directory / METRICS_FILE
         self._advantages = directory / ADVANTAGES_FILE
         _keep_before(self._metrics, MetricsLine, iteration)
@@ -63,13 +68,13 @@ class MetricsLog:
         rollouts = [each for each in status.workers if each.role == "rollout"]
         slopes = [each.probe_slope for each in rollouts if each.probe_slope is not None]
         ages = [batch.iteration - group.version for group in batch.groups]
+        figures = metrics.means | batch_fractions(batch.groups)
+        begun = self._alarms.look(batch.iteration, figures)
         line = MetricsLine(
             iteration=batch.iteration,
             version=batch.iteration + 1,
             optimizer_steps=optimizer_steps,
-            figures=metrics.means
-            | batch_fractions(batch.groups)
-            | by_source(batch.groups, status.passed_by_source, status.filtered_by_source),
+            figures=figures | by_source(batch.groups, status.passed_by_source, status.filtered_by_source),
             ages=Counter(map(str, ages)),
             mean_age=sum(ages) / max(1, len(ages)),
             admission=status.admission,
@@ -94,14 +99,18 @@ class MetricsLog:
             drift=metrics.ages,
             engines=_engines(status),
             waiting_rows=status.waiting_rows,
+            alarms=dict(self._alarms.ringing),
             endpoint=status.endpoint,
         )
-        json_lines.append(self._metrics, [line])
+        self._append(self._metrics, [line])
         rows = iter(metrics.row_advantages)
         lines = [AdvantageLine(batch.iteration, each.seq, [next(rows) for _ in each.lengths]) for each in batch.groups]
-        json_lines.append(self._advantages, lines)
-        for text in self._alarms.look(batch.iteration, line.figures):
+        self._append(self._advantages, lines)
+        for text in begun:
             log.warning("%s", text)
+
+    def _append(self, path: Path, lines: Sequence[MetricsLine | AdvantageLine]) -> None:
+        when_there_is_room(lambda: json_lines.append(path, lines), path.parent, path.name, self._raise_if_hopeless)
 
 
 def _engines(status: StatusDocument) -> dict[str, tuple[str, ...]]:

@@ -1,5 +1,6 @@
 """Work of an iteration, and the seconds it takes at declared speeds: pure formulas."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -49,3 +50,15 @@ def learner_s(work: IterationWork, parameters: int, ranks: int, tflops: float) -
 def engine_s(tokens: int, workers: int, tokens_per_s: float) -> float:
     """Return the seconds that `workers` engines take to write `tokens`."""
     return tokens / (workers * tokens_per_s)
+
+
+def summed_rate(peak: float, steps: int, warmup_ratio: float, min_ratio: float) -> float:
+    """Return the sum of the learning rate over a run's steps: warm-up, then the cosine.
+
+    AdamW moves a weight by about the rate per step, so by no more than this in a whole run.
+    """
+    warmup = math.ceil(steps * warmup_ratio)
+    falling = steps - warmup
+    # Values of a cosine at evenly spaced steps, both ends among them, have the mean of the ends.
+    mean = (1 + min_ratio) / 2 if falling > 1 else 1.0
+    return peak * ((warmup + 1) / 2 * (warmup > 0) + falling * mean)

@@ -8,6 +8,7 @@ import msgspec
 
 from prefixrl.common.process import write_atomically
 from prefixrl.common.run.accuracy import Accuracy, Point
+from prefixrl.common.run.alarm_spans import alarm_spans
 from prefixrl.common.run.documents import SUMMARY_FILE, MetricsLine, Staleness, Summary
 from prefixrl.common.run.plans import GREEDY, SAMPLED
 from prefixrl.common.run.status import StatusDocument
@@ -70,6 +71,7 @@ def summarise(
         losses=_losses(lines, status),
         wall_s=wall_s,
         publish_s=sum(line.publish_s for line in lines) / max(1, len(lines)),
+        alarms=alarm_spans(lines),
         endpoint=status.endpoint,
     )
 

@@ -14,22 +14,25 @@ A checkpoint is written beside its final name, synced and renamed: a folder call
 later, which its digests show. Old checkpoints are deleted only after the new one was read back.
 """
 
+import errno
 import json
 import logging
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 import xxhash
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.errors import ConfigError, DataError, NotSaved
 from prefixrl.common.process import sync
+from prefixrl.common.run.disk import free_bytes, in_mib
 from prefixrl.learner.training import distributed
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.optimizers import restored, saved_state
@@ -92,35 +95,90 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Path:
-    """Write a checkpoint, keep the newest `keep`, return its folder. A collective."""
+    """Write a checkpoint, keep the newest `keep`, return its folder. A collective.
+
+    Raises:
+        NotSaved: some rank could not write its part, on every rank; nothing of it is left, and older ones are.
+    """
     final = directory / f"step_{state.iteration:08d}"
     beside = directory / f".{final.name}.partial"
+    written = _Writing(directory, beside, state.iteration, models)
     if models.rank == 0:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-    distributed.barrier()
-    _write_rank(beside / f"rank_{models.rank:05d}", models)
+        written.part(lambda: _begin(directory, beside))
+    written.together()
+    written.part(lambda: _write_rank(beside / f"rank_{models.rank:05d}", models))
     for name, model, source in _exported(models):
-        export(beside / name, models, model, source)
+        written.export(beside / name, model, source)
         if model.ema:
             with model.averaged():
-                export(beside / f"{name}_ema", models, model, source)
-    distributed.barrier()
+                written.export(beside / f"{name}_ema", model, source)
+    written.together()
     if models.rank == 0:
-        write_manifest(
-            beside, CheckpointManifest(FORMAT, state, models.actor.stage, models.dtype, tuple(_entries(beside)))
-        )
-        _sync_tree(beside)
-        shutil.rmtree(final, ignore_errors=True)
-        beside.rename(final)
-        sync(directory)
-        problem = damage(final)
-        if problem:
-            raise DataError(f"the checkpoint {final} does not read back: {problem}; older ones were kept")
+        written.part(lambda: _finish(beside, final, state, models))
+    written.together()
+    if models.rank == 0:
         for old in _folders(directory)[keep:]:
             shutil.rmtree(old)
-    distributed.barrier()
     return final
+
+
+class _Writing:
+    """A checkpoint being written: of a part that fails every rank learns before the next."""
+
+    def __init__(self, directory: Path, beside: Path, iteration: int, models: Models) -> None:
+        self._directory, self._beside, self._iteration, self._models = directory, beside, iteration, models
+        self._fault: Exception | None = None
+
+    def part(self, write: Callable[[], object]) -> None:
+        """Write a part unless an earlier one failed; it may hold no collective."""
+        if self._fault is None:
+            try:
+                write()
+            except (OSError, SafetensorError, DataError) as fault:
+                self._fault = fault
+
+    def export(self, folder: Path, model: TrainedModel, source: str) -> None:
+        """Write an exported model. A collective."""
+        weights = self._models.state_dict_for_publication(model)
+        if self._models.rank == 0:
+            self.part(lambda: write_export(folder, weights, source, self._models.dtype))
+
+    def together(self) -> None:
+        """Wait for all ranks; raise NotSaved on all if one failed."""
+        failed = torch.tensor([float(self._fault is not None)], device=self._models.device)
+        if not distributed.sum_over_ranks(failed).item():
+            return
+        if self._models.rank == 0:
+            shutil.rmtree(self._beside, ignore_errors=True)
+        newest = next(iter(_folders(self._directory)), None)
+        older = f"the newest one is {newest}" if newest else "there is no older one"
+        raise NotSaved(
+            f"the checkpoint of iteration {self._iteration} could not be written: "
+            f"{self._fault or 'another rank failed, its log has the cause'}; "
+            f"{in_mib(free_bytes(self._directory))} are free there; {older}"
+        )
+
+
+def _begin(directory: Path, beside: Path) -> None:
+    """Make the folder; refuse to fill a disk whose last room the journal needs."""
+    for left in directory.glob(".step_*.partial"):  # of a learner that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    beside.mkdir(parents=True)
+    newest = next(iter(_folders(directory)), None)
+    needed = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file()) if newest else 0
+    if (free := free_bytes(directory)) < needed:
+        raise OSError(errno.ENOSPC, f"it takes about {in_mib(needed)}, {in_mib(free)} are free", str(directory))
+
+
+def _finish(beside: Path, final: Path, state: TrainerState, models: Models) -> None:
+    write_manifest(beside, CheckpointManifest(FORMAT, state, models.actor.stage, models.dtype, tuple(_entries(beside))))
+    _sync_tree(beside)
+    shutil.rmtree(final, ignore_errors=True)
+    beside.rename(final)
+    sync(final.parent)
+    problem = damage(final)
+    if problem:
+        raise DataError(f"{final} does not read back: {problem}")
 
 
 def load(directory: Path, models: Models) -> TrainerState | None:
@@ -224,11 +282,8 @@ def _exported(models: Models) -> Iterator[tuple[str, TrainedModel, str]]:
         yield "hf_reward", models.reward.trained, models.reward.source
 
 
-def export(folder: Path, models: Models, model: TrainedModel, model_source: str) -> None:
-    """Write a model as a Hugging Face folder with the tokenizer it came with. A collective."""
-    weights = models.state_dict_for_publication(model)
-    if models.rank != 0:
-        return
+def write_export(folder: Path, weights: dict[str, Tensor], model_source: str, dtype: str) -> None:
+    """Write weights as a Hugging Face folder with the tokenizer that the model came with."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     source = Path(model_source)
@@ -237,7 +292,7 @@ def export(folder: Path, models: Models, model: TrainedModel, model_source: str)
             shutil.copyfile(path, folder / path.name)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
-    config["dtype"] = models.dtype  # or a loader that trusts the config would round the weights
+    config["dtype"] = dtype  # or a loader that trusts the config would round the weights
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixrl.common.errors import PeerLost, TrainingFault
+from prefixrl.common.errors import PeerLost, PrefixRLError, TrainingFault
+from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import prune, versions
 from prefixrl.common.weights.snapshot import describe, write_snapshot
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 KEPT = 2
 CHECK_EVERY_S = 0.5
 FLUSH_S = 120.0
+CLOSE_S = 10.0
+"""Longest wait at the end of a run for room on the disk, or for an answer: the next start publishes again."""
 QUEUED = 2
 """Number of versions that may wait for the disk before the learner is held up."""
 
@@ -63,6 +66,8 @@ class Publisher:
         self._queue: queue.Queue[_Handed | None] = queue.Queue(QUEUED)
         self._copies = HostCopies()
         self._failure: BaseException | None = None
+        self._closed_s: float | None = None
+        """Time at which the run ended."""
         self.newest = -1
         self.digests: dict[int, str] = {}
         """Digests of published versions."""
@@ -125,7 +130,8 @@ class Publisher:
 
     def close(self) -> None:
         """Finish what was handed over, unless publishing fails or takes longer than `FLUSH_S`."""
-        deadline_s = time.monotonic() + FLUSH_S
+        self._closed_s = time.monotonic()
+        deadline_s = self._closed_s + FLUSH_S
         # A full queue has no room for the end, and none comes where the thread fails meanwhile.
         while self._thread.is_alive() and time.monotonic() < deadline_s:
             with contextlib.suppress(queue.Full):
@@ -135,10 +141,13 @@ class Publisher:
 
     def _run(self) -> None:
         try:
-            client = BrokerClient(self._address, self._raise_if_hopeless)
+            client = BrokerClient(self._address, self._raise_if_useless)
             while (handed := self._queue.get()) is not None:
                 self._publish(client, handed)
             client.close()
+        except PrefixRLError as error:
+            self._failure = error
+            log.error("publication failed: %s", error)
         except BaseException as error:
             self._failure = error
             log.exception("publication failed")
@@ -150,15 +159,24 @@ class Publisher:
         # Once more: what is made of finite weights, and what a copy holds, may not be finite.
         _refuse(version, not_finite(tensors))
         manifest = describe(version, tensors)
-        write_snapshot(self._directory, manifest, tensors)
+        self._write(lambda: write_snapshot(self._directory, manifest, tensors), f"version {version} of the weights")
         handed.copied.release()
         if self._deltas and version - 1 in versions(self._directory):
-            write_delta(self._directory, version - 1, version)
+            self._write(lambda: write_delta(self._directory, version - 1, version), f"the delta to version {version}")
         client.published(weights_note(version, manifest.digest, self._probe, handed.probe_logprobs))
         log.info("version %d: %d bytes in %d tensors", version, manifest.size_bytes, len(manifest.tensors))
         self.digests[version] = manifest.digest
         self.newest = version
         prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)
+
+    def _write(self, write: Callable[[], object], what: str) -> None:
+        when_there_is_room(write, self._directory, what, self._raise_if_useless)
+
+    def _raise_if_useless(self) -> None:
+        """Raise if waiting for disk or broker is useless: the run ends, or the broker is gone."""
+        if self._closed_s is not None and time.monotonic() - self._closed_s > CLOSE_S:
+            raise TrainingFault(f"the learner ends, and there was no room on the disk, or no answer, for {CLOSE_S:g} s")
+        self._raise_if_hopeless()
 
 
 def weights_note(version: int, digest: str, rows: Sequence[ProbeRow], logprobs: NDArray[np.float32]) -> WeightsNote:

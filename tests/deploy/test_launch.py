@@ -10,8 +10,9 @@ import pytest
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import own
-from prefixrl.deploy import launch
-from prefixrl.deploy.launch import Child, Launcher, _throw_away
+from prefixrl.deploy import child, launch
+from prefixrl.deploy.child import Child
+from prefixrl.deploy.launch import Launcher, _throw_away
 from support.fakes import run_on_disk
 from support.run_helper import RUN_FILE
 
@@ -100,7 +101,7 @@ def test_a_worker_that_went_is_not_started_again_when_the_learner_ends_next(
 def test_a_worker_that_goes_again_and_again_ends_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(launch, "STOPPED_BY_BROKER_S", 0.0)
-    monkeypatch.setattr(launch, "WORKER_RESTARTS", 2)
+    monkeypatch.setattr(child, "WORKER_RESTARTS", 2)
     launcher = launcher_of(tmp_path, "time.sleep(600)")
     with pytest.raises(ConfigError, match="scorer-0 ended with exit code 0; a restart would fail"):
         launcher.run_and_stop(lambda: False)

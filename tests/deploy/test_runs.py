@@ -1,32 +1,15 @@
 """`prefixrl list` and `prefixrl compare`: runs in every state, from their files."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.run.documents import SUMMARY_FILE
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.runs import state_of
-from prefixrl.learner.run import summary
-from prefixrl.learner.run.summary import EvaluationOutcome
-from support.fakes import document
-from support.metrics_lines import metrics_line, write_metrics
-from support.tiny_model import run_config, save_model
-
-HOLD = """
-import sys
-from pathlib import Path
-from prefixrl.common.process import own
-lock = own(Path(sys.argv[1]))
-print("locked", flush=True)
-sys.stdin.read()
-"""
+from support.runs_on_disk import finish, held, made, write_end
+from support.tiny_model import save_model
 
 
 @pytest.fixture(scope="module")
@@ -34,41 +17,22 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model") / "adapter")
 
 
-def made(directory: Path, adapter: Path, iterations: int, clip: float = 0.2) -> Path:
-    directory.mkdir(parents=True)
-    write_format(directory)
-    config = run_config(adapter, algorithm={"clip": clip})
-    (directory / "config.json").write_text(config.model_dump_json())
-    if iterations:
-        write_metrics(directory, [metrics_line(each) for each in range(iterations)])
-    return directory
-
-
-def finish(run: Path, accuracy: float) -> None:
-    found = summary.summarise(document(), EvaluationOutcome(), [], 1, 1.0)
-    content = json.loads(msgspec.json.encode(found))
-    content["accuracy"] = {"trained_adapter": accuracy}
-    (run / SUMMARY_FILE).write_text(json.dumps(content))
-
-
 def cli(*arguments: str | Path) -> Result:
     return CliRunner(env={"COLUMNS": "200"}).invoke(main, list(map(str, arguments)), catch_exceptions=False)
 
 
 def test_runs_that_run_stopped_ended_or_cannot_be_read_are_listed(tmp_path: Path, adapter: Path) -> None:
-    made(tmp_path / "a/stopped", adapter, 2)
+    write_end(made(tmp_path / "a/stopped", adapter, 2), 143, "stopped as asked")
+    write_end(made(tmp_path / "a/failed", adapter, 2), 5, "no finite weights")
     finish(made(tmp_path / "a/finished", adapter, 3), 0.75)
     running = made(tmp_path / "b/running", adapter, 0)
     (made(tmp_path / "b/damaged", adapter, 1) / "config.json").write_text("{")
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, running], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout and holder.stdout.readline() == b"locked\n"
+    with held(running):
         rows = {line.split()[0]: line.split()[1:] for line in cli("list", tmp_path).output.splitlines() if "/" in line}
         assert state_of(running).state == "running"
-    finally:
-        holder.communicate()
-    assert state_of(running).state == "stopped", "asking takes no lock"
+    assert state_of(running).state == "killed", "asking takes no lock"
     assert rows["a/stopped"] == ["stopped", "2/10", "0.260"]
+    assert rows["a/failed"] == ["failed", "2/10", "0.260"]
     assert rows["a/finished"] == ["finished", "3/10", "0.270", "0.750"]
     assert rows["b/running"] == ["running", "0/10"]
     assert rows["b/damaged"][0] == "unreadable:"
@@ -78,7 +42,7 @@ def test_a_list_for_programs_has_an_object_per_run(tmp_path: Path, adapter: Path
     made(tmp_path / "one", adapter, 1)
     (line,) = cli("list", tmp_path, "--json").output.splitlines()
     found = json.loads(line)
-    assert (found["state"], found["iterations"], found["accuracy"]) == ("stopped", 1, {})
+    assert (found["state"], found["iterations"], found["accuracy"]) == ("killed", 1, {})
 
 
 def test_a_comparison_shows_the_settings_that_differ_and_no_others(tmp_path: Path, adapter: Path) -> None:

@@ -19,6 +19,7 @@ from prefixrl.common.wire.messages import (
     GetBatch,
     GetStatus,
     Goodbye,
+    HaltRun,
     Heartbeat,
     Hello,
     IterationDone,
@@ -119,6 +120,8 @@ class FuzzedBroker:
             self._tasks[peer].clear()
         self.broker._handle_safely(Received(peer, message, b"", Listed(key, key)))
         self.broker._stopping = None  # a rank or operator may stop the run; this one goes on
+        if isinstance(message, HaltRun):
+            self.broker.batches.is_halting = False
 
     def _valid(self, peer: bytes, role: Role) -> ToBroker | None:
         """A message that the peer could well send now; None for any at all."""
@@ -151,7 +154,7 @@ class FuzzedBroker:
         broker._give_up_lost(now_s)
         answers = broker.batches.answers(now_s)
         broker.dispatcher.dispatch(now_s)
-        broker._write_down()
+        broker._write_down(now_s)
         for peer, (message, payload) in answers.items():
             self.counts[f"answered {type(message).__name__}"] += 1
             broker._send(peer, message, payload)

@@ -67,7 +67,7 @@ class RealRun:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) / 1024
 
-    def logs(self, text: str, timeout_s: float = 20.0) -> None:
+    def logs(self, text: str, timeout_s: float = 60.0) -> None:
         """Wait until the servers have logged a text."""
         wait_until(lambda: text in self.log, f"a line with {text!r}", timeout_s)
 

@@ -323,7 +323,7 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         rank.say(GetBatch(0, 0, 1))
         named = rank.hear(NotYet).waiting_for
         assert "0 (scoring, scorer-0 on host for" in named
-        assert named.endswith("and 8 more")
+        assert named.endswith("and 10 more")
 
 
 def shards_of_two_ranks(config: RunConfig, tasks: int, is_shared: bool = True) -> list[tuple[Batch, list[ScoredGroup]]]:

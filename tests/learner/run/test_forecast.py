@@ -251,3 +251,21 @@ def test_a_reward_model_stands_in_the_table_and_in_the_time(tmp_path: Path) -> N
     assert plans[0] and plans[1]
     more = learner_footprint(plans[1]).states - learner_footprint(plans[0]).states
     assert more == plans[0].parameters * 20
+
+
+def test_a_rate_that_moves_no_small_model_is_named_and_the_examples_is_not() -> None:
+    example = EXAMPLES / "arithmetic/run.toml"
+    said = forecast(load(example)).text
+    assert "over 100 optimiser steps: no weight moves by more than about 1.4e-02" in said
+    assert "hardly moves" not in said
+    small = forecast(load(example, ("learner.actor_lr=5e-7",))).text
+    assert "warning: that hardly moves a model of 0.1 M parameters" in small and "--size tiny" in small
+
+
+def test_the_seconds_of_an_iteration_and_of_the_run_follow_from_the_declared_speeds() -> None:
+    example = EXAMPLES / "arithmetic/run.toml"
+    speeds = ("rollout.expected_tokens_per_s=1024", "scorer.expected_tokens_per_s=512")
+    # 256 rows of 8 tokens at one rollout: 2 s; of 20 tokens at two scorers: 5 s. The learner's time is below 0.05 s.
+    assert "an iteration, these side by side: 5.0 s; 100 iterations: 0.1 h" in forecast(load(example, speeds)).text
+    synchronous = forecast(load(example, (*speeds, "algorithm.max_staleness=0"))).text
+    assert "one after the other (max_staleness = 0): 7.0 s" in synchronous

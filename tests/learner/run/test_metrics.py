@@ -130,3 +130,16 @@ def test_losses_that_a_restarted_broker_forgot_are_still_told(tmp_path: Path) ->
     train(log, 1, 2.0, document(losses={"rollout: lost": 2}))
     found = summarised(log, document(losses={"scorer: lost": 1, "scorer: left": 1}), 3.0)
     assert found.losses == {"scorer: lost": 3, "rollout: lost": 2, "scorer: left": 1}
+
+
+def test_alarms_stand_in_the_lines_while_they_ring_and_in_the_summary_as_spans(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0)
+    for iteration, ess in enumerate((0.9, 0.4, 0.3, 0.8, 0.2)):
+        batch = Batch(iteration=iteration, total_iterations=5, seed=0, groups=(), payload_groups=(), waited_s={})
+        metrics = IterationMetrics({"rows": 1.0, "old_ess_fraction": ess}, {}, (), (), ())
+        log.write(batch, metrics, iteration + 1, Times(0.5, 1.0, 2.0, 0.25), document())
+    assert [set(line.alarms) for line in log.lines()] == [set(), {"ess"}, {"ess"}, set(), {"ess"}]
+    assert "effective sample size of tokens of age 1 and more is 0.30" in log.lines()[2].alarms["ess"]
+    spans = summarised(log, document(), 9.0).alarms
+    assert [(each.kind, each.first, each.last) for each in spans] == [("ess", 1, 2), ("ess", 4, 4)]
+    assert "is 0.40 of" in spans[0].text and "is 0.20 of" in spans[1].text

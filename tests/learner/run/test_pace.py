@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
-from prefixrl.learner.run.pace import IterationWork, engine_s, learner_s
+import pytest
+
+from prefixrl.learner.run.pace import IterationWork, engine_s, learner_s, summed_rate
+from prefixrl.learner.training.trained_model import lr_at
 
 RECIPE = IterationWork(
     rows=4096, prompt_tokens=200, sampled_tokens=32, prompts=4096, epochs=1, has_critic=True, has_reference=True,
@@ -23,3 +26,13 @@ def test_seconds_are_operations_by_speed() -> None:
     expected = 2 * 1.31e9 * 4096 * 232 * 9 / (445e12 * 2)
     assert abs(learner_s(RECIPE, 1_310_000_000, 2, 445.0) - expected) < 1e-9
     assert engine_s(2_457_600, 6, 9200.0) == 2_457_600 / 55_200
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 100, 1389])
+@pytest.mark.parametrize("warmup_ratio", [0.0, 0.03, 0.5, 1.0])
+@pytest.mark.parametrize("min_ratio", [0.0, 0.1, 1.0])
+def test_the_summed_rate_is_that_of_the_schedule_step_by_step(
+    steps: int, warmup_ratio: float, min_ratio: float
+) -> None:
+    slow = sum(lr_at(step, steps, 2e-4, warmup_ratio, min_ratio) for step in range(steps))
+    assert summed_rate(2e-4, steps, warmup_ratio, min_ratio) == pytest.approx(slow)

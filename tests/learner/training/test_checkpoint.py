@@ -8,15 +8,19 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.errors import ConfigError, DataError, NotSaved
+from prefixrl.learner.run.budget import rank_plan
+from prefixrl.learner.run.disk_room import checkpoint_bytes
 from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
+from support.small_disk import small_disk
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, with_tokenizer
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -97,6 +101,39 @@ def test_only_the_newest_are_kept_and_unfinished_ones_do_not_count(models: Model
         checkpoint.save(tmp_path, models, state(iteration), keep=2)
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000007", "step_00000012"]
     assert checkpoint.latest(tmp_path) == tmp_path / "step_00000012"
+
+
+def test_a_checkpoint_that_finds_no_room_leaves_nothing_and_the_older_one_whole(models: Models, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 16 << 20) as disk:
+        older = checkpoint.save(disk.path, models, state(1), keep=1)
+        disk.fill(64 << 10)
+        with pytest.raises(
+            NotSaved, match=rf"iteration 2 could not be written: .* free there; the newest one is {older}"
+        ):
+            checkpoint.save(disk.path, models, state(2), keep=1)
+        assert [path.name for path in disk.path.glob("*step*")] == [older.name]
+        assert not checkpoint.damage(older)
+        disk.make_room()
+        assert checkpoint.save(disk.path, models, state(2), keep=1).name == "step_00000002"
+
+
+def test_a_disk_that_fills_up_in_a_checkpoint_keeps_nothing_of_it(models: Models, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 16 << 20) as disk:
+        disk.fill(64 << 10)  # without an older one nobody knows what it takes
+        with pytest.raises(NotSaved, match=r"No space left on device.*there is no older one"):
+            checkpoint.save(disk.path, models, state(1), keep=1)
+        assert not list(disk.path.glob("*step*"))
+
+
+def test_the_room_that_a_checkpoint_takes_is_known_before(config: RunConfig, models: Models, tmp_path: Path) -> None:
+    train(models, config, 0, 1)
+    folder = checkpoint.save(tmp_path, models, state(1), keep=1)
+    # Names and counts of steps are most of so small a model's files.
+    tensors = [load_file(path) for path in folder.rglob("*.safetensors") if path.name != "random.safetensors"]
+    written = sum(each.nbytes for file in tensors for each in file.values())
+    plan = rank_plan(config, 1)
+    assert plan
+    assert written == pytest.approx(checkpoint_bytes(plan), rel=0.02)
 
 
 def test_nothing_to_resume_is_no_error(models: Models, tmp_path: Path) -> None:

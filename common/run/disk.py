@@ -1,0 +1,91 @@
+"""A full disk: how it is recognised, told and waited for.
+
+A disk that fills up is the user's to mend, and mending takes minutes. Who writes what a run needs waits for room and
+says so, at first and every minute; after half an hour it gives up. Nothing is acknowledged before it is written.
+"""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from prefixrl.common.errors import TrainingFault, is_full
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 1800.0
+RETRY_S = 1.0
+TELL_EVERY_S = 60.0
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free room on the disk of a path, which need not exist yet."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def in_mib(size_bytes: int) -> str:
+    """Return a size in words."""
+    return f"{size_bytes / 2**20:,.1f} MiB"
+
+
+class FullDisk:
+    """The state of a disk that one writer finds full. Pure but for the log: times are given."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        """`what`: the words for what is written, "the journal"."""
+        self._path, self._what = path, what
+        self._since_s: float | None = None
+        self._tried_s = self._told_s = -WAIT_S
+
+    @property
+    def why(self) -> str:
+        """The obstacle in words, "" while there is room."""
+        if self._since_s is None:
+            return ""
+        return f"room on the disk of {self._path}, which is full ({self._what} cannot be written; make room there)"
+
+    def takes(self, write: Callable[[], object], now_s: float) -> bool:
+        """Write; return False while there is no room. Shortly after a failure nothing is tried.
+
+        Raises:
+            TrainingFault: there was no room for `WAIT_S`. Other errors of the write are raised as they are.
+        """
+        if self._since_s is not None and now_s - self._tried_s < RETRY_S:
+            return False
+        try:
+            write()
+        except Exception as error:
+            if not is_full(error):
+                raise
+            self._note(error, now_s)
+            return False
+        if self._since_s is not None:
+            log.warning("%s is written again after %.0f s without room", self._what, now_s - self._since_s)
+        self._since_s, self._told_s = None, -WAIT_S
+        return True
+
+    def _note(self, error: Exception, now_s: float) -> None:
+        since_s = self._since_s = now_s if self._since_s is None else self._since_s
+        self._tried_s = now_s
+        if now_s - since_s > WAIT_S:
+            raise TrainingFault(f"waited {WAIT_S:g} s for {self.why}") from error
+        if now_s - self._told_s >= TELL_EVERY_S:
+            self._told_s = now_s
+            log.error("waiting for %s: %s", self.why, error)
+
+
+def when_there_is_room(
+    write: Callable[[], object], path: Path, what: str, raise_if_hopeless: Callable[[], None] = lambda: None
+) -> None:
+    """Write, again and again while the disk is full; the write must be repeatable.
+
+    Raises:
+        TrainingFault: the disk is still full after `WAIT_S`.
+    """
+    full = FullDisk(path, what)
+    while not full.takes(write, time.monotonic()):
+        raise_if_hopeless()
+        time.sleep(RETRY_S)

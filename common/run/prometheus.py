@@ -1,0 +1,139 @@
+"""Numbers of a process in Prometheus's text format, and the endpoint that serves them."""
+
+import contextlib
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from prefixrl.common.config.log import LogConfig
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.columns import columns
+from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
+
+log = logging.getLogger(__name__)
+
+CLIENT_S = 5.0
+"""Longest silence of a client in mid-request."""
+POLL_S = 0.2
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FIRST_ROLLOUT, FIRST_SCORER = 1, 101
+"""Ports of rollout-0 and scorer-0, after the learner's."""
+Kind = Literal["gauge", "counter"]
+
+
+class Number(NamedTuple):
+    """One number with its labels."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str] = {}
+    kind: Kind = "gauge"
+
+
+def text_of(numbers: Iterable[Number]) -> str:
+    """Return numbers in the text format; those of one name stand together."""
+    by_name: dict[str, list[Number]] = {}
+    for number in numbers:
+        by_name.setdefault(number.name, []).append(number)
+    lines = []
+    for name, each in by_name.items():
+        lines.append(f"# TYPE {name} {each[0].kind}")
+        for number in each:
+            labels = ",".join(f'{label}="{_escaped(text)}"' for label, text in number.labels.items())
+            lines.append(f"{name}{f'{{{labels}}}' if labels else ''} {_value(number.value)}")
+    return "\n".join([*lines, ""])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _value(value: float) -> str:
+    if math.isfinite(value):
+        return repr(float(value))
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def numbers_of(line: MetricsLine) -> Iterator[Number]:
+    """Yield the columns of a line: `figures/reward` is prefixrl_figures with the label `of`."""
+    for column, value in columns(line).items():
+        name, _, rest = column.partition("/")
+        yield Number(f"prefixrl_{name}", value, {"of": rest} if rest else {})
+    for kind in line.alarms:
+        yield Number("prefixrl_alarm", 1.0, {"of": kind})
+
+
+def numbers_of_run(directory: Path) -> Iterator[Number]:
+    """Yield the numbers of a run's newest iteration, from its metrics."""
+    yield info("learner", directory)
+    newest = json_lines.newest(directory / METRICS_FILE, MetricsLine)
+    if newest is not None:
+        yield from numbers_of(newest)
+
+
+def info(role: str, directory: Path) -> Number:
+    """Return the number that names a process and its run."""
+    return Number("prefixrl_info", 1.0, {"role": role, "run": directory.resolve().name})
+
+
+def port_of(base: int, name: str) -> int:
+    """Return the port of a process by its name: learner, rollout-0, scorer-12."""
+    role, _, number = name.partition("-")
+    first = {"rollout": FIRST_ROLLOUT, "scorer": FIRST_SCORER}.get(role, 0)
+    return base + first + int(number or 0)
+
+
+@contextlib.contextmanager
+def exposed(wanted: LogConfig, name: str, read: Callable[[], Iterable[Number]]) -> Iterator[int]:
+    """Serve the numbers of this process meanwhile, if wanted; yields the port, 0 where not.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    if not wanted.prometheus_port:
+        yield 0
+        return
+    server = _listening(wanted, port_of(wanted.prometheus_port, name), name, read)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="prometheus", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _listening(wanted: LogConfig, port: int, name: str, read: Callable[[], Iterable[Number]]) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = CLIENT_S
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] not in ("/", "/metrics"):
+                self.send_error(404, "the numbers are at /metrics")
+                return
+            body = text_of(read()).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            log.debug(format, *args)
+
+    try:
+        server = ThreadingHTTPServer((wanted.prometheus_host, port), Handler)
+    except (OSError, OverflowError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise ConfigError(
+            f"log.prometheus_port = {wanted.prometheus_port}: {name} cannot listen at {wanted.prometheus_host}:{port}: "
+            f"{reason}; choose another port, of which the {FIRST_SCORER} and more after it are free, or 0 for none"
+        ) from None
+    server.daemon_threads = True
+    return server

@@ -1,0 +1,170 @@
+"""`prefixrl advise`: who holds a run up, and how many of whom would balance it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+from rich import box
+from rich.table import Table
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError, PeerLost, UserError
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
+from prefixrl.common.run.status import StatusDocument
+from prefixrl.deploy.checkpoints import config_of
+from prefixrl.deploy.standing import is_over
+from prefixrl.deploy.status import fetch
+
+LEARNER, WORKERS = "learner", ("rollout", "scorer")
+LEAST_ITERATIONS = 5
+FULL = 0.9
+"""Share of its time that a worker works where it keeps the learner busy: the rest evens out stragglers."""
+IDLE = 0.75
+"""Where nobody works for more of the time, no number of workers is the bottleneck."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Measured means per iteration."""
+
+    iteration_s: float
+    learner_s: float
+    """Time in which the ranks train and publish, side by side."""
+    busy: Mapping[str, float]
+    """Share of their time that the workers of a role work, by role."""
+    counts: Mapping[str, int]
+    """Workers by role, and ranks of the learner."""
+    waited: Mapping[str, float]
+    """Share of the time that the learner waits, by cause."""
+    is_synchronous: bool = False
+    """True with max_staleness = 0: each waits for the others by definition."""
+
+    @property
+    def share(self) -> dict[str, float]:
+        """Share of its time that each role works; of the learner what it needs of an iteration."""
+        return {LEARNER: min(1.0, self.learner_s / self.iteration_s), **self.busy}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The role that holds a run up, and the counts that would balance it."""
+
+    bottleneck: str
+    """A role, or "" where nobody is busy for most of the time."""
+    wanted: Mapping[str, int]
+    """By role: workers that keep the present learner busy; ranks that keep pace with the present workers."""
+    balanced_s: float
+    """Time of an iteration with the workers that are wanted and the ranks there are."""
+
+
+def advise(rates: Rates) -> Advice:
+    """Return who holds a run up and what balances it. Pure."""
+    # The time that one worker alone would need for its role's part of an iteration.
+    alone_s = {role: share * rates.counts[role] * rates.iteration_s for role, share in rates.busy.items()}
+    wanted = {role: max(1, math.ceil(alone / (FULL * rates.learner_s))) for role, alone in alone_s.items()}
+    slowest_s = max((alone / rates.counts[role] for role, alone in alone_s.items()), default=0.0)
+    ranks = rates.counts[LEARNER]
+    wanted[LEARNER] = max(1, math.ceil(ranks * rates.learner_s / slowest_s)) if slowest_s else ranks
+    parts = [rates.learner_s, *(alone / wanted[role] for role, alone in alone_s.items())]
+    shares = rates.share
+    busiest = max(shares, key=lambda role: shares[role])
+    is_held_up = rates.is_synchronous or shares[busiest] >= IDLE
+    return Advice(
+        bottleneck=busiest if is_held_up else "",
+        wanted=wanted,
+        balanced_s=sum(parts) if rates.is_synchronous else max(parts),
+    )
+
+
+def sentences(rates: Rates, advice: Advice) -> list[str]:
+    """Return the advice in words."""
+    shares, counts, took = rates.share, rates.counts, f"{rates.iteration_s:.2f} s"
+    waited = ", ".join(f"{share:.0%} for {cause}" for cause, share in rates.waited.items() if share >= 0.01)
+    lines = [f"an iteration takes {took}; the learner waits {waited or 'for nobody'}"]
+    role = advice.bottleneck
+    if rates.is_synchronous:
+        overlapped_s = max(share * rates.iteration_s for share in shares.values())
+        lines.append(
+            f"the run is synchronous (algorithm.max_staleness = 0), so each waits for the others; most of the time "
+            f"goes to the {role} ({shares[role]:.0%}). With max_staleness = 1 an iteration could take "
+            f"{overlapped_s:.2f} s"
+        )
+    elif not role:
+        most = max(shares, key=lambda each: shares[each])
+        lines.append(
+            f"nobody is busy for most of the time (the most: {most}, {shares[most]:.0%}), so more workers change "
+            f"little: they wait for stragglers, for updates or for room. Raise algorithm.max_staleness, shorten the "
+            f"longest answers (scorer.max_new_tokens), or see who waits in `prefixrl status`"
+        )
+    elif role == LEARNER:
+        spare = [
+            f"{advice.wanted[each]} of {counts[each]} {each}s would do"
+            for each in WORKERS
+            if each in shares and advice.wanted[each] < counts[each]
+        ]
+        ranks = advice.wanted[LEARNER]
+        pace = f"{ranks} ranks instead of {counts[LEARNER]} would keep pace with the workers (launch.learner_ranks)"
+        lines.append(
+            f"the learner is the bottleneck (busy for {shares[role]:.0%} of the time): more workers change nothing"
+            + (f"; {pace}" if ranks > counts[LEARNER] else "")
+            + (f"; with the ranks there are, {' and '.join(spare)}" if spare else "")
+        )
+    else:
+        lines.append(
+            f"{role}s are the bottleneck (busy for {shares[role]:.0%} of the time): {advice.wanted[role]} instead of "
+            f"{counts[role]} would keep the learner busy, and an iteration would take about {advice.balanced_s:.2f} s "
+            f"(launch.{role}s, or more by hand)"
+        )
+    return [*lines, "counts assume that every process has a device, or a core, of its own"]
+
+
+# --- measured rates of a run ----------------------------------------------------------------------------------------
+
+
+def rates_of(lines: Sequence[MetricsLine], config: RunConfig, document: StatusDocument | None) -> Rates:
+    """Return the measured rates of a run; raises ConfigError for one that is too short."""
+    if len(lines) < LEAST_ITERATIONS:
+        raise ConfigError(
+            f"{config.directory} has trained {len(lines)} iterations; rates are measured from {LEAST_ITERATIONS} on"
+        )
+    first, *rest = lines  # the first one waits for models to load
+    iteration_s = (rest[-1].since_start_s - first.since_start_s) / len(rest)
+    counts = {LEARNER: config.launch.learner_ranks, "rollout": config.launch.rollouts, "scorer": config.launch.scorers}
+    busy = {role: share for role, share in rest[-1].busy_fraction.items() if role in WORKERS}
+    if document:
+        for role in WORKERS:
+            counts[role] = sum(each.role == role for each in document.workers) or counts[role]
+        busy |= {role: share for role, share in document.busy_fraction.items() if role in WORKERS}
+    causes = dict.fromkeys(cause for line in rest for cause in line.waited_for_s)
+    return Rates(
+        iteration_s=iteration_s,
+        learner_s=fmean(line.trained_s + line.publish_s for line in rest),
+        busy=busy,
+        counts=counts,
+        waited={cause: fmean(line.waited_for_s.get(cause, 0.0) for line in rest) / iteration_s for cause in causes},
+        is_synchronous=config.algorithm.max_staleness == 0,
+    )
+
+
+def advice_for(directory: Path) -> tuple[Table, list[str]]:
+    """Return the rates of a run and the advice, while it goes on or afterwards; ConfigError."""
+    config = config_of(directory, ())
+    document = None
+    if not is_over(directory):
+        try:
+            document = msgspec.json.decode(fetch(directory), type=StatusDocument)
+        except (PeerLost, UserError):
+            document = None
+    lines = json_lines.read(directory / METRICS_FILE, MetricsLine)
+    rates = rates_of(lines, config, document)
+    advice = advise(rates)
+    table = Table("", "there", "busy", "s per iteration", "for balance", box=box.SIMPLE_HEAD)
+    for role, share in rates.share.items():
+        spent_s = f"{share * rates.iteration_s:.2f}"
+        table.add_row(role, str(rates.counts[role]), f"{share:.0%}", spent_s, str(advice.wanted[role]))
+    source = "workers as connected now" if document else "numbers of workers as in [launch]"
+    return table, [*sentences(rates, advice), f"({len(lines)} iterations; {source})"]

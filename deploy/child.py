@@ -1,0 +1,110 @@
+"""One child process of a launch: its output goes through the launch into its log.
+
+    child ──stdout, stderr──▶ pipe ──▶ reader thread ──▶ <run directory>/logs/<name>.log
+                                            └──▶ the newest output in memory: what a failure and the console show
+
+The thread waits for output and ends with the last process that holds the pipe. A log that cannot be written, on a disk
+that is full, loses lines; the console still has them.
+"""
+
+import contextlib
+import os
+import queue
+import re
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prefixrl.common.process import RestartBudget, printable
+
+WORKER_RESTARTS = 10
+TAIL_LINES = 12
+KEPT_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 16
+LAST_OUTPUT_S = 2.0
+"""Longest wait for output that a process left in the pipe when it ended."""
+MOST_NEWS = 20
+"""Lines that wait to be shown; more of them at once say nothing new."""
+_ERROR = re.compile(rb"\d\S+ \S+ ERROR\s+(.*)")
+
+
+@dataclass
+class Child:
+    """One process and the way to start it again."""
+
+    name: str
+    command: list[str]
+    log_path: Path
+    environment: dict[str, str]
+    budget: RestartBudget = field(default_factory=lambda: RestartBudget(WORKER_RESTARTS))
+    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+    ended_s: float | None = None
+    """Monotonic time at which its end was noticed."""
+    is_drained: bool = False
+    """True if the operator had it leave."""
+    _reader: threading.Thread | None = field(default=None, repr=False)
+    _recent: bytes = b""
+    """The newest output since the last start."""
+    _news: "queue.Queue[str]" = field(default_factory=lambda: queue.Queue(MOST_NEWS), repr=False)
+
+    def start(self) -> None:
+        """Start it; its output is appended to its log."""
+        self.close()
+        self.budget.started_s, self.ended_s = time.monotonic(), None
+        self._recent = b""
+        # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
+        self.process = subprocess.Popen(
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            env=self.environment,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self.process,), name=f"{self.name} log", daemon=True)
+        self._reader.start()
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, None while it runs."""
+        return self.process.poll() if self.process else None
+
+    def tail(self) -> str:
+        """Return the end of its output."""
+        return printable("\n".join(self._output().splitlines()[-TAIL_LINES:]))
+
+    def error(self) -> str:
+        """Return the message of the error it ended with, "" where it left none."""
+        _, found, message = f"\n{self._output()}".rpartition("\nerror: ")
+        return printable(message.strip()) if found else ""
+
+    def news(self) -> list[str]:
+        """Return its errors since the last call, for the console."""
+        return [self._news.get_nowait() for _ in range(self._news.qsize())]
+
+    def close(self) -> None:
+        """Wait for the last output of a process that has ended."""
+        if self._reader:
+            self._reader.join(LAST_OUTPUT_S)
+
+    def _output(self) -> str:
+        if self.code is not None:
+            self.close()
+        return self._recent.decode(errors="replace")
+
+    def _read(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdout
+        line = b""
+        # A pipe that nobody reads would stop the child: no fault of the log may end this loop.
+        with process.stdout as pipe:
+            while block := os.read(pipe.fileno(), BLOCK_BYTES):
+                with contextlib.suppress(OSError), self.log_path.open("ab", buffering=0) as log:
+                    log.write(block)
+                self._recent = (self._recent + block)[-KEPT_BYTES:]
+                *lines, line = (line + block).split(b"\n")
+                line = line[-KEPT_BYTES:]
+                for each in lines:
+                    if (found := _ERROR.match(each)) and not self._news.full():
+                        self._news.put(printable(found[1].decode(errors="replace")))

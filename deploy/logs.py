@@ -1,0 +1,74 @@
+"""`prefixrl logs`: the logs of a run's processes, by name or role."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prefixrl.common.errors import ConfigError
+
+LOOK_EVERY_S = 0.2
+BLOCK_BYTES = 2**16
+
+
+def logs_of(directory: Path, name: str | None) -> list[Path]:
+    """Return the logs of a process or role, all without a name; raises ConfigError."""
+    there = sorted((directory / "logs").glob("*.log"))
+    if not there:
+        raise ConfigError(
+            f"{directory} holds no log: only `prefixrl launch` and `prefixrl slurm` write them there. systemd keeps "
+            "those of services (journalctl); a process started by hand logs to its terminal"
+        )
+    if name is None:
+        return there
+    role = name.removesuffix("s")
+    found = [path for path in there if path.stem == name or path.stem.partition("-")[0] == role]
+    if not found:
+        raise ConfigError(f"{directory} has no log of {name!r}; it has {', '.join(path.stem for path in there)}")
+    return found
+
+
+def newest_lines(paths: list[Path], count: int) -> Iterator[str]:
+    """Yield the newest lines of each log, under its name where there are several."""
+    for path in paths:
+        if len(paths) > 1:
+            yield f"== {path}"
+        yield from _tail(path, count)
+
+
+def follow(paths: list[Path], count: int, stopped: Callable[[], bool]) -> Iterator[str]:
+    """Yield the newest lines, then those that come; of several logs each with its name."""
+    mark = "{stem}: {line}" if len(paths) > 1 else "{line}"
+    offsets = {path: path.stat().st_size for path in paths}
+    for path in paths:
+        yield from (mark.format(stem=path.stem, line=line) for line in _tail(path, count))
+    while not stopped():
+        for path, offset in offsets.items():
+            lines, offsets[path] = _since(path, offset)
+            yield from (mark.format(stem=path.stem, line=line) for line in lines)
+        time.sleep(LOOK_EVERY_S)
+
+
+def _tail(path: Path, count: int) -> list[str]:
+    """Return the newest lines; reads no more of a long log than it needs."""
+    if not count:
+        return []
+    with path.open("rb") as file:
+        left, content = file.seek(0, os.SEEK_END), b""
+        while left and content.count(b"\n") <= count:
+            size = min(BLOCK_BYTES, left)
+            left -= size
+            file.seek(left)
+            content = file.read(size) + content
+    return content.decode(errors="replace").splitlines()[-count:]
+
+
+def _since(path: Path, offset: int) -> tuple[list[str], int]:
+    """Return the whole lines behind an offset and the offset after them; a shorter file is new."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(offset if offset <= size else 0)
+        begin = file.tell()
+        content = file.read()
+    whole = content[: content.rfind(b"\n") + 1]
+    return whole.decode(errors="replace").splitlines(), begin + len(whole)

@@ -1,0 +1,45 @@
+"""`prefixrl docs`, `prefixrl completion`: pages of the documentation, and a shell's script."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from click import Command
+from click.shell_completion import get_completion_class
+
+from prefixrl.common.errors import ConfigError
+
+FOLDER = Path(__file__).parent / "docs"
+"""The pages in `docs/` of the repository: a link there, files in the wheel."""
+INDEX = "README"
+_ROW = re.compile(r"\| \[(\w+)\]\(\w+\.md\) \| (.*) \|")
+
+
+def topics() -> Iterator[str]:
+    """Yield a line per page: its topic, and the question that it answers."""
+    questions = dict(_ROW.findall(_text(INDEX)))
+    width = max(map(len, questions))
+    yield "`prefixrl docs TOPIC` prints a page:\n"
+    for topic in sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != INDEX):
+        yield f"{topic:{width}}  {questions.get(topic, '')}".rstrip()
+
+
+def page_of(topic: str) -> str:
+    """Return a page as Markdown; raises ConfigError."""
+    known = sorted(path.stem for path in FOLDER.glob("*.md"))
+    name = topic.removesuffix(".md").replace("-", "_")
+    if name not in known:
+        raise ConfigError(f"there is no page {topic!r}; there are: {', '.join(known)}")
+    return _text(name)
+
+
+def completion_script(command: Command, shell: str) -> str:
+    """Return the script by which a shell completes a command; click makes it."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise ConfigError(f"there is no completion for {shell!r}")
+    return kind(command, {}, "prefixrl", "_PREFIXRL_COMPLETE").source()
+
+
+def _text(name: str) -> str:
+    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")

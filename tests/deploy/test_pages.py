@@ -1,0 +1,54 @@
+"""`prefixrl docs`, `prefixrl completion`, and how soon the commands answer."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from prefixrl.deploy.__main__ import main
+from support.paths import ROOT
+
+PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "README")
+
+
+def cli(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def test_every_page_is_listed_with_its_question_and_printed_as_it_is() -> None:
+    listed = [line.split(maxsplit=1) for line in cli("docs").output.splitlines()[2:]]
+    assert [line[0] for line in listed] == PAGES and all(line[1].endswith("?") for line in listed)
+    for topic in PAGES:
+        assert cli("docs", topic).output == (ROOT / f"docs/{topic}.md").read_text()
+
+
+def test_an_unknown_page_is_refused_with_those_there_are() -> None:
+    refused = cli("docs", "nothing")
+    assert refused.exit_code == 2 and "there is no page 'nothing'" in refused.output and "staleness" in refused.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_clicks_script_for_this_command(shell: str) -> None:
+    environment = os.environ | {"_PREFIXRL_COMPLETE": f"{shell}_source"}
+    code = "from prefixrl.deploy.__main__ import main; main(prog_name='prefixrl')"
+    asked = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert cli("completion", shell).output.strip() == asked.stdout.strip() != ""
+
+
+def test_a_shell_is_offered_the_commands() -> None:
+    words = {"COMP_WORDS": "prefixrl st", "COMP_CWORD": "1", "_PREFIXRL_COMPLETE": "bash_complete"}
+    code = "from prefixrl.deploy.__main__ import main; main(prog_name='prefixrl')"
+    asked = subprocess.run([sys.executable, "-c", code], env=os.environ | words, capture_output=True, text=True)
+    assert {"plain,status", "plain,stop"} <= set(asked.stdout.split())
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("config",), ("docs",), ("samples", "--help")])
+def test_a_look_imports_no_torch(arguments: tuple[str, ...]) -> None:
+    code = (
+        "import sys\nfrom prefixrl.deploy.__main__ import main\n"
+        "main(sys.argv[1:], standalone_mode=False)\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
