@@ -21,6 +21,7 @@ import torch
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import model_digests, scorer_digests
+from prefixrl.common.process import write_atomically
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.status import AdmissionStatus, GroupCounts, StatusDocument, WorkerStatus
 from prefixrl.common.weights.delta import write_delta
@@ -262,7 +263,7 @@ def serving(
             server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
             broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9", ranks=ranks), server)
             prepare(broker)
-            (Path(config.directory) / "endpoint").write_text(server.endpoint)
+            write_atomically(Path(config.directory) / "endpoint", server.endpoint)
             brokers.append(broker)
             started.set()
             broker.serve(stop.is_set)
