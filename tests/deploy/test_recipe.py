@@ -30,7 +30,7 @@ def written(folder: Path, *arguments: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("size", RECIPES)
+@pytest.mark.parametrize("size", ["7b", *(pytest.param(size, marks=pytest.mark.slow) for size in ("tiny", "1b"))])
 def test_the_printed_file_passes_the_check(size: str, tmp_path: Path) -> None:
     path = written(tmp_path, "--size", size, *MODELS, *DATA)
     command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(path), "--check"]

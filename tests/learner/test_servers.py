@@ -1,5 +1,6 @@
 """The learner's children come back on their addresses when they are killed, and go when it goes."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -128,19 +129,25 @@ def test_a_restarted_weight_server_waits_for_its_port(servers: Servers, monkeypa
 
 
 class LateClock:
-    """The `time` of a module, after whose first sleep ten minutes have passed; later ones wake stopped children."""
+    """The `time` of a module, after whose first sleep ten minutes have passed; later ones wake stopped children.
+
+    For the thread of the test alone: those that watch the servers of earlier tests sleep in the same module.
+    """
 
     def __init__(self) -> None:
         self._late_s = 0.0
+        self._thread = threading.get_ident()
 
     def monotonic(self) -> float:
-        return time.monotonic() + self._late_s
+        return time.monotonic() + (self._late_s if threading.get_ident() == self._thread else 0.0)
 
     def sleep(self, seconds: float) -> None:
-        for child in psutil.Process().children() if self._late_s else ():
-            if child.status() == psutil.STATUS_STOPPED:
-                child.resume()
-        self._late_s = 600.0
+        if threading.get_ident() == self._thread:
+            for child in psutil.Process().children() if self._late_s else ():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.status() == psutil.STATUS_STOPPED:
+                        child.resume()
+            self._late_s = 600.0
         time.sleep(seconds)
 
 

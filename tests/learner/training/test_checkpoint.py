@@ -58,7 +58,14 @@ def state(iteration: int, steps: int = 0) -> TrainerState:
 
 @pytest.mark.parametrize(
     ("stage", "dtype"),
-    [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16"), (2, "bfloat16"), (3, "bfloat16")],
+    [
+        (3, "float32"),
+        (2, "bfloat16"),
+        *(
+            pytest.param(stage, dtype, marks=pytest.mark.slow)
+            for stage, dtype in ((0, "float32"), (1, "float32"), (2, "float32"), (1, "bfloat16"), (3, "bfloat16"))
+        ),
+    ],
 )
 def test_a_resumed_run_is_bitwise_the_run_that_never_stopped(
     adapter: Path, tmp_path: Path, stage: int, dtype: str

@@ -1,6 +1,5 @@
 """Two learner ranks, in processes of their own, against one."""
 
-import functools
 import json
 import os
 import socket
@@ -19,7 +18,7 @@ from support.paths import ROOT
 from support.rank_process import MICRO_BATCH_TOKENS, PRIME, figures
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
-pytestmark = DEEPSPEED_WARNINGS
+pytestmark = [pytest.mark.slow, *DEEPSPEED_WARNINGS]
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -32,9 +31,7 @@ With "low rank" the ranks also pack rows and checkpoint gradients: that changes 
 
 Their head takes the vocabulary in several blocks, here it is one."""
 ITERATIONS = 10
-RUN_TOGETHER = [(3,), (0, 1, 2)]
-"""Stages whose two ranks run in the same two processes; that where all is sharded is the quick part's."""
-STAGES = [*(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2)), 3]
+STAGES = [0, 1, 2, 3]
 Told = Callable[[int], list[dict[str, Any]]]
 """Reports of a stage, by rank."""
 GROUPED = {
@@ -49,13 +46,8 @@ GROUPED = {
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    run = functools.cache(lambda stages: reports(tmp_path_factory.mktemp("ranks"), stages))
-
-    def of_stage(stage: int) -> list[dict[str, Any]]:
-        (stages,) = (each for each in RUN_TOGETHER if stage in each)
-        return [rank[str(stage)] for rank in run(stages)]
-
-    return of_stage
+    ranks = reports(tmp_path_factory.mktemp("ranks"), tuple(STAGES))
+    return lambda stage: [rank[str(stage)] for rank in ranks]
 
 
 def reports(folder: Path, stages: tuple[int, ...]) -> list[dict[str, dict[str, Any]]]:
