@@ -49,9 +49,9 @@ def test_a_worker_is_drained_for_good_and_the_run_stops_in_order(tmp_path: Path)
     assert end["exit_code"] == 143
     done = trained_iterations(directory)
     said = f"stopped at iteration {done} of 2000, and saved; `"
-    assert said in stopped.stdout and "prefixrl launch" in stopped.stdout
+    assert f"{said}prefixrl resume {directory}` resumes it" in stopped.stdout
     seen, _ = watching.communicate(timeout=60)
-    assert watching.returncode == 0 and said in seen and "iteration " in seen.splitlines()[0]
+    assert watching.returncode == 0 and said in seen and "/2000 " in seen.splitlines()[0]
     assert prefixrl("status", directory).stdout.startswith(said)
     assert (directory / f"checkpoints/step_{done:08d}").is_dir()
     assert f"stopped as asked after {done} iterations" in prefixrl("logs", directory, "learner").stdout
