@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
-from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.process import printable
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
@@ -52,6 +52,7 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
     Raises:
         ConfigError: the run does not run.
         PeerLost: it has not ended within `timeout_s`; the message names who holds it up.
+        TrainingFault: it ended without saving; the message says how.
     """
     began_s = told_s = time.monotonic()
     with closing(operator(directory)) as asking:
@@ -72,7 +73,10 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
             asked_s = now_s
             _ask_again(directory)
         time.sleep(TICK_S)
-    tell(printable(statement(state_of(directory))))
+    found = state_of(directory)
+    if found.state in ("failed", "killed"):
+        raise TrainingFault(f"the run did not stop in order: {statement(found)}")
+    tell(printable(statement(found)))
 
 
 def _has_ended(directory: Path) -> bool:
@@ -109,9 +113,9 @@ def _culprit(directory: Path) -> str:
     found = _document(directory)
     if found is None:
         return "its broker does not answer, and its learner has not ended"
-    if not found.workers and not newest_line(directory):
-        return "the learner loads its models"
     newest = newest_line(directory)
+    if not found.workers and not newest:
+        return "the learner loads its models"
     lately = f" (the newest one took {newest.trained_s:.0f} s)" if newest else ""
     if found.iteration < found.total_iterations:
         return f"the learner trains iteration {found.iteration + 1} of {found.total_iterations}{lately}, or saves"

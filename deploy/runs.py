@@ -52,10 +52,13 @@ def state_of(run: Path) -> RunFiles:
     summary = _read(run / SUMMARY_FILE, Summary)
     is_running = is_locked(run)
     end = None if is_running else _read(run / END_FILE, RunEnd)
+    total = config.algorithm.iterations or _iterations_by_epochs(run, config)
+    # A run that was extended has the summary of its first end until it reaches its second.
+    is_complete = summary is not None and summary.versions >= (total or 0)
     state: State = "failed"
     if is_running:
         state = "running"
-    elif summary and (end is None or end.exit_code == 0):
+    elif summary and (is_complete if end is None else end.exit_code == 0):
         state = "finished"
     elif end is None:
         state = "killed"
@@ -65,9 +68,9 @@ def state_of(run: Path) -> RunFiles:
         directory=str(run),
         state=state,
         iterations=newest.iteration + 1 if newest else 0,
-        total_iterations=config.algorithm.iterations or _iterations_by_epochs(run, config),
+        total_iterations=total,
         reward=newest.figures.get("reward") if newest else None,
-        accuracy=summary.accuracy if summary else {},
+        accuracy=summary.accuracy if summary and state == "finished" else {},
         exit_code=end.exit_code if end else None,
         reason=end.reason if end else "",
     )

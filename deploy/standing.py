@@ -44,7 +44,11 @@ def show(directory: Path, as_json: bool) -> None:
 
 def is_over(directory: Path) -> bool:
     """Return True if the files alone prove that no learner works for the run, on any host."""
-    return any((directory / name).exists() for name in (END_FILE, SUMMARY_FILE)) and not is_locked(directory)
+    if is_locked(directory):
+        return False
+    return (directory / END_FILE).exists() or (
+        (directory / SUMMARY_FILE).exists() and state_of(directory).state == "finished"
+    )
 
 
 def watch(directory: Path, stopped: Callable[[], bool]) -> None:

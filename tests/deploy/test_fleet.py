@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.process import own
 from prefixrl.common.wire.messages import GetBatch, Halt, HaltRun
 from prefixrl.deploy import fleet
@@ -130,6 +130,19 @@ def test_a_broker_that_starts_anew_is_asked_again(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(broker.batches, "halt", halted)
         fleet.stop(directory, 60.0, tell)
     assert len(asked) > 1 and HaltRun(asked[0])
+
+
+def test_a_stop_that_could_not_save_is_no_success(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path)
+    directory = Path(config.directory)
+    with serving(config), own(directory) as lock:
+
+        def tell(_: str) -> None:
+            lock.close()
+            write_end(directory, 5, "the disk is full")
+
+        with pytest.raises(TrainingFault, match=r"not stop in order: failed at .* exit code 5, the disk is full"):
+            fleet.stop(directory, 60.0, tell)
 
 
 @pytest.mark.parametrize("command", ["stop", "workers"])

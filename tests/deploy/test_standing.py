@@ -11,6 +11,7 @@ from prefixrl.common.errors import Halted, TrainingFault
 from prefixrl.common.run.documents import END_FILE, RunEnd
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.runs import state_of
+from prefixrl.deploy.standing import is_over
 from prefixrl.learner.run.directory import RunDirectory
 from support.fakes import run_on_disk
 from support.runs_on_disk import finish, held, made, write_end
@@ -52,6 +53,19 @@ def test_a_finished_run_names_its_report_and_accuracies(tmp_path: Path, adapter:
     assert said(run).startswith(f"finished: 10 of 10 iterations; `prefixrl report {run}` writes its report")
     (run / "report.html").touch()
     assert f"report: {run}/report.html" in said(run) and "trained_adapter 0.750" in said(run)
+
+
+def test_an_extended_run_is_not_finished_by_the_summary_of_its_first_end(tmp_path: Path, adapter: Path) -> None:
+    run = made(tmp_path / "run", adapter, 10)
+    finish(run, 0.75)
+    assert said(run).startswith("finished") and is_over(run)
+    (run / END_FILE).unlink()  # the learner of the extension was killed, or works on another host
+    assert said(run).startswith("finished") and is_over(run), "as a release left it that noted no end"
+    config = json.loads((run / "config.json").read_text())
+    config["algorithm"]["iterations"] = 20
+    (run / "config.json").write_text(json.dumps(config))
+    found = state_of(run)
+    assert (found.state, found.total_iterations, found.accuracy) == ("killed", 20, {}) and not is_over(run)
 
 
 def test_a_failed_run_names_exit_code_and_cause_without_control_characters(tmp_path: Path, adapter: Path) -> None:

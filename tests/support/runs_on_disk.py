@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.run.documents import END_FILE, SUMMARY_FILE, RunEnd
+from prefixrl.common.run.documents import END_FILE, METRICS_FILE, SUMMARY_FILE, RunEnd
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.summary import EvaluationOutcome
 from support.fakes import document
@@ -43,6 +43,7 @@ def finish(run: Path, accuracy: float) -> None:
     found = summary.summarise(document(), EvaluationOutcome(), [], 1, 1.0)
     content = json.loads(msgspec.json.encode(found))
     content["accuracy"] = {"trained_adapter": accuracy}
+    content["versions"] = len((run / METRICS_FILE).read_bytes().splitlines())
     (run / SUMMARY_FILE).write_text(json.dumps(content))
     write_end(run, 0, "finished")
 
