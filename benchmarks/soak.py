@@ -309,7 +309,7 @@ def _trained(directory: Path) -> int:
 def _checked(config: RunConfig, outcome: Outcome) -> Outcome:
     """Check the journal's history, and the learner's own against it."""
     directory = Path(config.directory)
-    found = outcome.history = history(journal.read(directory / "journal.msgpack"), STALENESS)
+    found = outcome.history = history(journal.read(directory / journal.FOLDER), STALENESS)
     faults = found.finished_faults()
     trained: Counter[int] = Counter()
     for text in (directory / TRAINED).read_text().splitlines():

@@ -71,8 +71,7 @@ def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool)
 def _published(run: Path) -> dict[int, tuple[str, ...]]:
     """Return the digests of each version; a long journal is read once for all checkpoints."""
     found: dict[int, tuple[str, ...]] = {}
-    path = run / "journal.msgpack"
-    for each in journal.read(path) if path.exists() else ():
+    for each in journal.read(run / journal.FOLDER):
         if isinstance(each, VersionPublished):
             found[each.note.version] = (*found.get(each.note.version, ()), each.note.digest)
     return found

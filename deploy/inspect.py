@@ -73,9 +73,7 @@ def inspect(directory: Path, as_json: bool) -> Iterator[str]:
 def checked(directory: Path) -> str:
     """Return the counts of all groups; raise DataError for faults, else as `inspect`."""
     check_format(directory)
-    config, path = config_of(directory, ()), directory / "journal.msgpack"
-    if not path.exists():
-        raise ConfigError(f"{directory} holds no run (no file {path})")
+    config, path = config_of(directory, ()), _journal_of(directory)
     found = history(journal.read(path), config.algorithm.max_staleness)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
     told = (
@@ -85,6 +83,13 @@ def checked(directory: Path) -> str:
     if found.faults:
         raise DataError("\n".join([f"the history in {path} has faults; {told}", *found.faults]))
     return f"{told}; no fault"
+
+
+def _journal_of(directory: Path) -> Path:
+    path = directory / journal.FOLDER
+    if not journal.exists(path):
+        raise ConfigError(f"{directory} holds no run (no journal in {path})")
+    return path
 
 
 def _versions(group: TrainedGroup) -> str:
@@ -98,7 +103,7 @@ def _losses(directory: Path) -> dict[str, Counter[str]]:
     """Count groups that ended untrained and texts without a verdict, by cause."""
     ended: Counter[str] = Counter()
     errors: Counter[str] = Counter()
-    for record in journal.read(directory / "journal.msgpack"):
+    for record in journal.read(directory / journal.FOLDER):
         if isinstance(record, GroupScored):
             errors.update(record.group.faults)
         elif isinstance(record, GroupEnded):
@@ -109,9 +114,7 @@ def _losses(directory: Path) -> dict[str, Counter[str]]:
 
 def trained_groups(directory: Path) -> Iterator[TrainedGroup]:
     """Yield every group that was batched for training, in training order."""
-    path = directory / "journal.msgpack"
-    if not path.exists():
-        raise ConfigError(f"{directory} holds no run (no file {path})")
+    path = _journal_of(directory)
     advantages = {line.seq: line.advantages for line in json_lines.read(directory / ADVANTAGES_FILE, AdvantageLine)}
     waiting: dict[int, ScoredGroup] = {}
     for record in journal.read(path):

@@ -2,7 +2,7 @@
 
 directory_format.py   the format of the directory, checked before anything in it is read
 records.py            the records of the journal
-journal.py            the journal file
+journal.py            the journal; `segments.py`: one of its files
 json_lines.py         files of JSON lines
 history.py            the history of a run, checked from its journal; pure
 disk.py               a full disk: recognised, told, waited for

@@ -8,7 +8,7 @@ import msgspec
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import write_atomically
 
-FORMAT = 2
+FORMAT = 3
 """The only format that this release reads and writes. Format 1 had no file that names it."""
 FORMAT_FILE = "format.json"
 

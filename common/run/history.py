@@ -8,8 +8,18 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, JournalRecord
+from prefixrl.common.run.records import (
+    BatchFormed,
+    GroupEnded,
+    GroupIssued,
+    GroupScored,
+    JournalRecord,
+    LedgerState,
+    SegmentStart,
+)
 
+_STATES = {"queued": "issued", "scored": "scored", "spare": "scored", "batched": "trained"}
+"""State here by that of a live group."""
 MOST_FAULTS = 100
 """Faults that are worded; a broken history breaks its rules again and again."""
 
@@ -48,6 +58,23 @@ class History:
                 self._versions.pop(seq, None)
             case BatchFormed(iteration, seqs):
                 self._batch(iteration, seqs)
+            case SegmentStart(ledger=ledger):
+                self._compare(ledger)
+
+    def _compare(self, ledger: LedgerState) -> None:
+        """Note where the start of a segment tells another story than the records before it."""
+        counts, totals = self.counts, ledger.totals
+        told = {name: getattr(totals, name) for name in ("filtered", "failed", "expired")}
+        told |= Counter(_STATES[each.state] for each in ledger.live)
+        told["trained"] = told.get("trained", 0) + totals.trained
+        for name in sorted(told.keys() | counts.keys()):
+            if (number := told.get(name, 0)) != counts[name]:
+                self._fault(f"a segment begins with {number} groups {name}, the records before it have {counts[name]}")
+        for each in ledger.live:
+            if self.state.get(each.seq) != _STATES[each.state]:
+                self._fault(
+                    f"a segment begins with group {each.seq} {each.state}, but it is {self.state.get(each.seq)}"
+                )
 
     def _batch(self, iteration: int, seqs: tuple[int, ...]) -> None:
         if iteration != len(self.batches):

@@ -1,115 +1,188 @@
-"""The journal: an append-only MessagePack stream of [checksum, record].
+"""The journal: MessagePack streams of [checksum, record], one after another in a folder.
 
-The writer syncs before a result is acknowledged. A torn last record (the machine died while it was written) is cut off
-at the next start. A damaged record before the end is an error: skipping it silently would lose accepted work.
+    000000.msgpack.zst   000001.msgpack.zst   000002.msgpack
+    closed, compressed   closed, compressed   open: records are appended here
+
+The writer syncs before a result is acknowledged. A segment that has grown long is closed: the next one begins with all
+that a ledger is rebuilt from, and appears whole, by a rename. So a restart reads the last segment or two; who wants the
+whole history reads all of them.
+
+A torn last record (the machine died while it was written) is cut off at the next start. A damaged record before the
+end, a closed segment that ends early and one that is missing are errors: skipping them silently would lose accepted
+work.
 """
 
+import logging
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgpack
-import msgspec
-import xxhash
-
 from prefixrl.common.errors import DataError
-from prefixrl.common.run.records import JournalRecord
+from prefixrl.common.run import segments
+from prefixrl.common.run.records import JournalRecord, SegmentStart
+from prefixrl.common.run.segments import PARTIAL, closed_path, open_path, pack, private, scan, sync_folder
 
-MAX_RECORD_BYTES = 1 << 30
-_RECORD_START = b"\x92\xcf"
-"""An array of two whose first element is a 64-bit checksum."""
-_REMEDY = "restore the file or start a new run"
+log = logging.getLogger(__name__)
+
+FOLDER = "journal"
+SEGMENT_BYTES = 64 << 20
+"""Length at which a segment is closed: read again within seconds."""
+START_SHARE = 4
+"""A segment is at least so many times as long as its start, or large live groups would be written again and again."""
 
 
 class Journal:
-    """An open journal. The next record goes to `offset_bytes`."""
+    """An open journal; one process writes it at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-        path.touch(mode=0o600)  # it holds gold answers, and the secret that proves who held a task
-        self._file = path.open("ab", buffering=0)
-        self.offset_bytes = self._file.tell()
+    def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
+        """Open the newest segment of a folder, which is made if it is missing."""
+        self._folder, self._segment_bytes = folder, segment_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"*{PARTIAL}"):
+            left.unlink()
+        self._number = max(segments.numbers(folder), default=0)
+        self._before_bytes = self._start_bytes = 0
+        self._open()
+        first, end = next(scan(folder, self._number, is_last=True), (None, 0))
+        if isinstance(first, SegmentStart):
+            self._before_bytes, self._start_bytes = first.before_bytes, end
+        self._compressor = self._compress()
+
+    def _open(self) -> None:
+        self._file = private(str(open_path(self._folder, self._number)), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._offset_bytes = os.fstat(self._file).st_size
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of all segments, uncompressed."""
+        return self._before_bytes + self._offset_bytes
+
+    @property
+    def is_long(self) -> bool:
+        """True when the open segment is to be closed."""
+        return self._offset_bytes > max(self._segment_bytes, START_SHARE * self._start_bytes)
 
     def append(self, records: Sequence[JournalRecord]) -> None:
         """Write records and sync them to disk: all, or none where it raises OSError."""
         if not records:
             return
-        bodies = [self._encoder.encode(record) for record in records]
-        whole = b"".join(msgpack.packb([xxhash.xxh3_64_intdigest(body), body]) for body in bodies)
+        whole = b"".join(map(pack, records))
         rest = memoryview(whole)
         try:
             while rest:
-                rest = rest[self._file.write(rest) :]
-            os.fdatasync(self._file.fileno())
+                rest = rest[os.write(self._file, rest) :]
+            os.fdatasync(self._file)
         except OSError:
             # What the next append brings would stand behind half a record, and nobody could read on.
-            os.ftruncate(self._file.fileno(), self.offset_bytes)
+            os.ftruncate(self._file, self._offset_bytes)
             raise
-        self.offset_bytes += len(whole)
+        self._offset_bytes += len(whole)
+
+    def begin_segment(self, start: SegmentStart) -> None:
+        """Close the open segment and begin the next; OSError: the open one stays open."""
+        assert start.before_bytes == self.size_bytes
+        path, whole = open_path(self._folder, self._number + 1), pack(start)
+        partial = path.with_name(path.name + PARTIAL)
+        try:
+            with open(partial, "xb", opener=private) as file:
+                file.write(whole)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        sync_folder(self._folder)
+        os.close(self._file)
+        self._number += 1
+        self._before_bytes, self._start_bytes = start.before_bytes, len(whole)
+        self._open()
+        if not self._compressor.is_alive():
+            self._compressor = self._compress()
+
+    def _compress(self) -> threading.Thread:
+        """Compress closed segments beside the writer, whose turn would wait for seconds."""
+        thread = threading.Thread(target=_compress_closed, args=(self._folder, self._number), daemon=True)
+        thread.start()
+        return thread
 
     def close(self) -> None:
         """Close the file; everything appended is already on disk."""
-        self._file.close()
+        self._compressor.join()
+        os.close(self._file)
 
 
-def read(path: Path) -> Iterator[JournalRecord]:
-    """Yield every intact record; raise DataError where one before the last is damaged."""
-    for record, _ in _scan(path):
+def _compress_closed(folder: Path, last: int) -> None:
+    try:
+        segments.compress_closed(folder, last)
+    except OSError as error:
+        log.warning("closed segments of %s stay uncompressed until the next is closed: %s", folder, error)
+
+
+def exists(folder: Path) -> bool:
+    """Return True if a folder holds a journal."""
+    return bool(segments.numbers(folder))
+
+
+def read(folder: Path) -> Iterator[JournalRecord]:
+    """Yield every record of all segments but a torn last one.
+
+    Raises:
+        DataError: anything else is damaged or missing.
+    """
+    found = segments.numbers(folder)
+    if found and found[0] != 0:
+        raise DataError(f"{closed_path(folder, 0)} is missing: restore it; the run itself goes on without it")
+    for record, _ in _records(folder, found):
         yield record
 
 
-def recover(path: Path) -> Iterator[JournalRecord]:
-    """Yield as `read`, then cut off an incomplete last record, to append more."""
+def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
+    """Yield what rebuilds a ledger at an iteration; then cut off a torn last record.
+
+    The first record is a SegmentStart unless the journal is read from its beginning; later ones tell nothing new.
+    """
+    found = segments.numbers(folder)
+    begin = next((at for at in reversed(range(len(found))) if _begins_by(folder, found[at], iteration)), 0)
     end = 0
-    for record, after in _scan(path):
+    for record, after in _records(folder, found[begin:]):
         yield record
         end = after
+    path = open_path(folder, found[-1])
     if end < path.stat().st_size:
         with path.open("r+b") as file:
             file.truncate(end)
             os.fsync(file.fileno())
 
 
-def _scan(path: Path) -> Iterator[tuple[JournalRecord, int]]:
-    """Yield every intact record with the offset behind it; end before a torn last record."""
-    decoder = msgspec.msgpack.Decoder(JournalRecord)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        unpacker = msgpack.Unpacker(file, max_buffer_size=MAX_RECORD_BYTES, max_bin_len=MAX_RECORD_BYTES)
-        while True:
-            start = unpacker.tell()
-            try:
-                checksum, body = unpacker.unpack()
-            except msgpack.OutOfData:
-                _check_nothing_follows(path, start, "its length runs past the end of the file")
-                return
-            except (ValueError, TypeError) as error:
-                raise DataError(f"{path} is damaged at byte {start}: {error}; {_REMEDY}") from None
-            if not isinstance(body, bytes) or xxhash.xxh3_64_intdigest(body) != checksum:
-                if unpacker.tell() != size:
-                    raise DataError(f"{path} is damaged at byte {start}: checksum differs; {_REMEDY}")
-                _check_nothing_follows(path, start, "checksum differs")
-                return
-            try:
-                record = decoder.decode(body)
-            except ValueError as error:
-                reason = f"holds a record at byte {start} that this release cannot read: {error}"
-                raise DataError(f"{path} {reason}") from None
-            yield record, unpacker.tell()
+def _begins_by(folder: Path, number: int, iteration: int) -> bool:
+    first, _ = next(scan(folder, number, is_last=False), (None, 0))
+    return isinstance(first, SegmentStart) and first.ledger.completed <= iteration
 
 
-def _check_nothing_follows(path: Path, start: int, reason: str) -> None:
-    """Raise DataError where an intact record follows an unreadable one: its length is damaged."""
-    with path.open("rb") as file:
-        file.seek(start)
-        rest = file.read()
-    at = 0
-    while (at := rest.find(_RECORD_START, at + 1)) > 0:
-        unpacker = msgpack.Unpacker(max_buffer_size=MAX_RECORD_BYTES, max_bin_len=MAX_RECORD_BYTES)
-        unpacker.feed(memoryview(rest)[at:])
-        try:
-            checksum, body = unpacker.unpack()
-        except (msgpack.OutOfData, ValueError, TypeError):
-            continue
-        if isinstance(body, bytes) and xxhash.xxh3_64_intdigest(body) == checksum:
-            raise DataError(f"{path} is damaged at byte {start}: {reason}; {_REMEDY}")
+def _records(folder: Path, found: Sequence[int]) -> Iterator[tuple[JournalRecord, int]]:
+    """Yield the records of successive segments with the offset behind each in its segment."""
+    length = None
+    for number in found:
+        before_bytes, end = 0, 0
+        for record, after in scan(folder, number, is_last=number == found[-1]):
+            if end == 0 and number > 0:
+                before_bytes = _before_bytes(folder, number, record, length)
+            end = after
+            yield record, end
+        if end == 0 and number > 0:
+            raise DataError(f"{open_path(folder, number)} is empty; restore the file or start a new run")
+        length = before_bytes + end
+
+
+def _before_bytes(folder: Path, number: int, first: JournalRecord, length: int | None) -> int:
+    """Return the length of all earlier segments; DataError if it is not `length`."""
+    if not isinstance(first, SegmentStart):
+        raise DataError(f"{open_path(folder, number)} does not begin with the state of the run; restore the file")
+    if length is not None and first.before_bytes != length:
+        raise DataError(
+            f"the segments before {open_path(folder, number)} have {length:,} bytes of {first.before_bytes:,}: the end "
+            "of one is lost; restore it or start a new run"
+        )
+    return first.before_bytes

@@ -12,7 +12,7 @@ class RunHeader(msgspec.Struct, frozen=True, tag=True):
 
     run_id: str
     protocol: int
-    task_key: bytes = b""
+    task_key: bytes
     """Secret key of `broker/task_names.py`: results of tasks that an earlier broker gave out are known by it."""
 
 
@@ -54,6 +54,65 @@ class GroupEnded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Texts of its rows without a verdict, by the kind of failure."""
 
 
+class LiveGroup(msgspec.Struct, frozen=True):
+    """One live group at the start of a segment; what was under way is `queued` again."""
+
+    seq: int
+    prompt: int
+    requeues: int
+    state: Literal["queued", "spare", "scored", "batched"] = "queued"
+    result: ScoredGroup | None = None
+
+
+class GroupTotals(msgspec.Struct, frozen=True):
+    """Counts of issued and ended groups, as `learner/broker/groups.py` has them."""
+
+    issued: int
+    trained: int
+    filtered: int
+    failed: int
+    expired: int
+    duplicates_ignored: int
+    causes: dict[str, int]
+    passed_by_source: dict[str, int]
+    filtered_by_source: dict[str, int]
+    row_errors: dict[str, int]
+    rows_left_out: dict[str, int]
+    age_histogram: dict[int, int]
+    token_age_histogram: dict[int, int]
+    rows: int
+    rows_crossed: int
+
+
+class LedgerState(msgspec.Struct, frozen=True):
+    """All that earlier records say: a ledger is rebuilt from it as from them."""
+
+    completed: int
+    next_seq: int
+    next_prompt: int
+    requeued: tuple[tuple[int, int], ...]
+    """Prompts to issue again, with their requeues, in their order."""
+    batches: dict[int, tuple[int, ...]]
+    live: tuple[LiveGroup, ...]
+    totals: GroupTotals
+    failures: tuple[float, ...]
+    """Share of failed rows of the newest groups."""
+    passed: tuple[bool, ...]
+    """The newest verdicts of the filter."""
+
+
+class SegmentStart(msgspec.Struct, frozen=True, tag=True):
+    """First record of every segment but the first: who resumes here needs no earlier one."""
+
+    before_bytes: int
+    """Length of all earlier segments, uncompressed: where one of them is cut short, it shows."""
+    run: RunHeader
+    ledger: LedgerState
+    digests: dict[int, tuple[str, ...]]
+    """Digests of the versions that live groups may name."""
+    newest: WeightsNote | None
+
+
 Record = GroupIssued | GroupScored | BatchFormed | GroupEnded
 """Records that the ledger itself writes and replays."""
-JournalRecord = RunHeader | VersionPublished | Record
+JournalRecord = RunHeader | VersionPublished | SegmentStart | Record

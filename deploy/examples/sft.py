@@ -43,9 +43,9 @@ class Lesson:
 
 def lessons(run: Path, min_reward: float, until_version: int | None) -> list[Lesson]:
     """Return the good prefixes of a run, each once; raise ConfigError where there are none."""
-    path = run / "journal.msgpack"
-    if not path.exists():
-        raise ConfigError(f"{run} holds no run (no file {path})")
+    path = run / journal.FOLDER
+    if not journal.exists(path):
+        raise ConfigError(f"{run} holds no run (no journal in {path})")
     found: dict[Lesson, None] = {}
     for record in journal.read(path):
         if not isinstance(record, GroupScored):

@@ -4,6 +4,7 @@ Rollouts, scorers, learner ranks and operators all talk to its one socket. It de
 trained next, and writes to its journal what must survive a crash before it acknowledges anything.
 
     ledger.py        state and next steps of every group; over `groups.py`, its plain values
+    journaled.py     the part of the ledger that the journal rebuilds
     window.py        admission, deadline and choice: the age of samples
     admission.py     how much of what the window allows is begun: just in time
     filtering.py     the prompt filter, and the shares of groups that end a run

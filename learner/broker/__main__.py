@@ -23,7 +23,7 @@ from prefixrl.common.process import (
 )
 from prefixrl.common.run import journal as journals
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.records import Record, RunHeader, VersionPublished
+from prefixrl.common.run.records import LedgerState, Record, RunHeader, SegmentStart, VersionPublished
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, advertised, beside, bindable, bound_within
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import PROTOCOL, FromBroker, ToBroker, WeightsNote
@@ -143,19 +143,16 @@ def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBro
     loaded = problems.training(config)
     order = prompt_order(config, loaded)
     ledger = make_ledger(config, order, start.trains)
-    path = directory / "journal.msgpack"
+    folder = directory / journals.FOLDER
     identity = IdentityCheck(config, directory, inputs(directory))
-    header, newest = _replay(path, ledger, identity, start.iteration) if path.exists() else (None, None)
-    journal = journals.Journal(path)
+    header, newest = _replay(folder, ledger, identity, start.iteration) if journals.exists(folder) else (None, None)
+    journal = journals.Journal(folder)
     if header is None:
         header = RunHeader(secrets.token_hex(6), PROTOCOL, secrets.token_bytes(32))
         journal.append([header])
     resumed_at = start.iteration if start.is_restart else -1
-    state = RunState(
-        header.run_id, start.weights_endpoint, start.weights_door, len(loaded), identity, start.ranks, resumed_at
-    )
-    # An earlier release wrote no key: what its workers still hold is done again.
-    names = TaskNames(secrets.token_hex(3), header.task_key or secrets.token_bytes(32))
+    state = RunState(header, start.weights_endpoint, start.weights_door, len(loaded), identity, start.ranks, resumed_at)
+    names = TaskNames(secrets.token_hex(3), header.task_key)
     broker = Broker(config, state, Dispatcher(config, ledger, order, names), journal, server)
     # Only a broker that died alone announces the newest version again; a learner that resumed publishes it anew.
     if newest is not None and newest.version == start.iteration:
@@ -164,31 +161,39 @@ def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBro
 
 
 def _replay(
-    path: Path, ledger: Ledger, identity: IdentityCheck, iteration: int
+    folder: Path, ledger: Ledger, identity: IdentityCheck, iteration: int
 ) -> tuple[RunHeader | None, WeightsNote | None]:
     """Rebuild the ledger from the journal; return its header, if any, and the newest note."""
-    log.info("replaying %s, %.0f MiB", path, path.stat().st_size / 2**20)
-    header, newest = None, None
+    log.info("replaying %s", folder)
+    header, newest, is_first = None, None, True
 
-    def events() -> Iterator[Record]:
+    def events() -> Iterator[Record | LedgerState]:
         # One record at a time: a journal may be larger than the memory.
-        nonlocal header, newest
-        for record in journals.recover(path):
-            if isinstance(record, RunHeader):
-                header = record
-            elif isinstance(record, VersionPublished):
-                newest = record.note
-                identity.publish(newest.version, newest.digest)
-            else:
-                yield record
+        nonlocal header, newest, is_first
+        for record in journals.recover(folder, iteration):
+            match record:
+                case RunHeader():
+                    header = record
+                case SegmentStart() if is_first:
+                    header, newest = record.run, record.newest
+                    identity.restore(record.digests)
+                    yield record.ledger
+                case SegmentStart():
+                    pass  # all that it says was read already
+                case VersionPublished(note):
+                    newest = note
+                    identity.publish(note.version, note.digest)
+                case _:
+                    yield record
+            is_first = False
 
     ledger.replay(events(), iteration)
     ledger.check()
     if ledger.completed != iteration:
         raise DataError(
-            f"{path} ends at iteration {ledger.completed}, the learner's checkpoint is of iteration {iteration}: the "
+            f"{folder} ends at iteration {ledger.completed}, the learner's checkpoint is of iteration {iteration}: the "
             f"end of the journal is lost; restore it, remove the checkpoints after iteration {ledger.completed} "
-            f"({path.parent / 'checkpoints'}), or start a new run"
+            f"({folder.parent / 'checkpoints'}), or start a new run"
         )
     return header, newest
 

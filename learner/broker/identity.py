@@ -4,18 +4,22 @@ A target that an endpoint serves is checked by its name there: the run file's, e
 for a resumed run.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import function_digest, model_digests, name_digest, process_digest, scorer_digests
 from prefixrl.common.process import write_atomically
+from prefixrl.common.run.records import RunHeader
 from prefixrl.common.wire.messages import ModelDigests
 from prefixrl.learner.run.directory import Inputs
 
 _LOADED = ("model", "tokenizer", "chat_template")
 SERVED_FILE = "served_model.txt"
 """File in the run directory with the digest of the name of the model that the endpoint serves."""
+VERSIONS_KEPT = 1024
+"""Versions whose digests are known: more than any window, evaluation or sleeping worker spans."""
 
 
 class IdentityCheck:
@@ -87,9 +91,25 @@ class IdentityCheck:
     def publish(self, version: int, digest: str) -> None:
         """Note a digest of a version; after a resume from a checkpoint a version may have several."""
         self._versions.setdefault(version, set()).add(digest)
+        for old in [each for each in self._versions if each <= version - VERSIONS_KEPT]:
+            del self._versions[old]
+
+    @property
+    def digests(self) -> dict[int, tuple[str, ...]]:
+        """Digests of the newest versions."""
+        return {version: tuple(sorted(known)) for version, known in self._versions.items()}
+
+    def restore(self, digests: Mapping[int, Sequence[str]]) -> None:
+        """Take over the digests that another broker of the run knew."""
+        self._versions = {version: set(known) for version, known in digests.items()}
 
     def check_version(self, version: int, digest: str) -> None:
-        """Raise ValueError unless these weights were published, or are the initial adapter's."""
+        """Raise ValueError unless these weights were published, or are the initial adapter's.
+
+        Of versions that are forgotten anything passes: no window takes a result of theirs.
+        """
+        if version <= max(self._versions, default=0) - VERSIONS_KEPT:
+            return
         if version == 0 and 0 not in self._versions:
             self._initial = self._initial or digest
             if digest == self._initial:
@@ -102,7 +122,7 @@ class IdentityCheck:
 class RunState:
     """Facts about the run besides the ledger."""
 
-    run_id: str
+    header: RunHeader
     weights_endpoint: str
     weights_door: str
     problems: int

@@ -16,18 +16,16 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, Record
+from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, LedgerState, Record
 from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.admission import Admission
-from prefixrl.learner.broker.filtering import AccuracyFilter, FailureShare, PassRate, Starved, objection, spare_cause
-from prefixrl.learner.broker.groups import Group, GroupStates, LedgerLimits, PromptSource, SampleItem, ScoreItem, State
+from prefixrl.learner.broker.filtering import AccuracyFilter, Starved, objection, spare_cause
+from prefixrl.learner.broker.groups import Group, LedgerLimits, PromptSource, SampleItem, ScoreItem, State
+from prefixrl.learner.broker.journaled import SURPLUS, JournaledState
 from prefixrl.learner.broker.window import Choice, NotYetChosen, Window, choose
 
-SURPLUS = "surplus"
-"""Cause of a group that over-sampling had too many of; its prompt is requeued without counting a failure."""
 
-
-class Ledger:
+class Ledger(JournaledState):
     """Live groups of a run; see the module's picture."""
 
     def __init__(
@@ -41,27 +39,14 @@ class Ledger:
         """Begin groups as early as `window` allows unless `admission` says otherwise."""
         assert window.iterations is not None or prompts.total is not None, "a run must end"
         assert window.over_sampling == 1 or accuracy_filter, "over-sampling is for what a filter takes"
-        self.window = window
+        super().__init__(window, limits, prompts, accuracy_filter)
         self.admission = admission or Admission(window)
         self.limits = limits
-        self.counts = GroupStates()
         self.records: list[Record] = []
-        self.completed = 0
-        """Number of iterations that every rank has finished; also the newest version."""
-        self.batches: dict[int, tuple[int, ...]] = {}
-        """Recorded iterations that are not trained yet."""
-        self.pass_rate = PassRate(accuracy_filter) if accuracy_filter else None
-        self.failures = FailureShare.over_batches(window.batch_groups, limits.max_failure_share)
         self.newest_error = ""
         """Error of the newest row that could not be sampled or judged."""
-        self._filter = accuracy_filter
-        self._prompts = prompts
-        self._live: dict[int, Group] = {}
         self._resample: deque[tuple[int, ...]] = deque()
         self._unscored_items: list[ScoreItem] = []
-        self._requeued: deque[tuple[int, int]] = deque()
-        self._next_seq = 0
-        self._next_prompt = 0
 
     # --- sampling ----------------------------------------------------------------------------------------------------
 
@@ -296,19 +281,6 @@ class Ledger:
         assert len(found) == len(seqs)
         return found
 
-    def trained(self, iteration: int) -> None:
-        """Note that every rank finished `iteration`; ValueError if no batch of it was handed out."""
-        if iteration < self.completed:
-            return
-        if iteration != self.completed or iteration not in self.batches:
-            raise ValueError(f"iteration {iteration} cannot be trained: no batch of it was handed out")
-        for seq in self.batches.pop(iteration):
-            group = self._live.pop(seq)
-            assert group.result is not None and group.version is not None, "what is trained was scored"
-            assert iteration - group.version <= self.window.max_staleness
-            self.counts.note_trained(group.result, iteration - group.version, iteration)
-        self.completed += 1
-
     # --- views -------------------------------------------------------------------------------------------------------
 
     @property
@@ -347,51 +319,23 @@ class Ledger:
     # --- records -----------------------------------------------------------------------------------------------------
 
     def _append(self, record: Record) -> None:
-        self._apply(record)
+        self.apply(record)
         self.records.append(record)
 
-    def _apply(self, record: Record) -> None:
-        match record:
-            case GroupIssued(seq, prompt, requeues):
-                if prompt < self._next_prompt:
-                    self._requeued.remove((prompt, requeues))
-                self._live[seq] = Group(seq, prompt, requeues)
-                self._next_seq = max(self._next_seq, seq + 1)
-                self._next_prompt = max(self._next_prompt, prompt + 1)
-                self.counts.issued += 1
-            case GroupScored(scored):
-                group = self._live[scored.prefixes.seq]
-                is_spare = spare_cause(scored, self._filter) is not None
-                group.state, group.version, group.result = "spare" if is_spare else "scored", scored.version, scored
-                self.counts.note_scored(scored)
-                self.failures.newest.append(sum(scored.faults.values()) / len(scored.texts))
-                if self.pass_rate:
-                    self.pass_rate.newest.append(not is_spare)
-                    self.counts.passed_by_source[self._prompts.source(group.prompt)] += not is_spare
-            case BatchFormed(iteration, seqs):
-                self.batches[iteration] = seqs
-                for seq in seqs:
-                    self._live[seq].state = "batched"
-            case GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults):
-                group = self._live.pop(seq)
-                self.counts.note_ended(state, cause, faults)
-                if requeued:
-                    self._requeued.append((group.prompt, group.requeues + (cause != SURPLUS)))
-                if is_new := cause != SURPLUS and group.state != "spare":
-                    self.failures.newest.append(float(state != "filtered"))
-                if self.pass_rate and state == "filtered":
-                    self.pass_rate.newest.extend([False] * is_new)
-                    self.counts.filtered_by_source[self._prompts.source(group.prompt)] += 1
-
-    def replay(self, records: Iterable[Record], completed: int) -> None:
+    def replay(self, records: Iterable[Record | LedgerState], completed: int) -> None:
         """Rebuild the ledger from its records for a learner that has completed some iterations.
+
+        The first may be the state that earlier ones led to.
 
         Batches before `completed` are trained, later ones handed out again, same groups, same order. Groups that were
         sampling or scoring are queued again; workers that still hold them deliver as usual. Where the records end
         early, fewer iterations than `completed` are completed afterwards.
         """
         for record in records:
-            self._apply(record)
+            if isinstance(record, LedgerState):
+                self.restore(record)
+            else:
+                self.apply(record)
             while self.completed < completed and self.completed in self.batches:
                 self.trained(self.completed)
         waiting = [group.seq for group in self._live.values() if group.state == "queued"]

@@ -19,7 +19,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.disk import FullDisk
 from prefixrl.common.run.journal import Journal
-from prefixrl.common.run.records import JournalRecord, VersionPublished
+from prefixrl.common.run.records import JournalRecord, SegmentStart, VersionPublished
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, Undeliverable, Unlisted
 from prefixrl.learner.broker.batches import BatchDesk
@@ -63,7 +63,7 @@ class Broker:
         self.usage_file = UsageFile(Path(config.directory), config.scorer.openai)
         self._server = server
         self._status = StatusSources(
-            run.run_id, config.directory, dispatcher, self.batches, self.usage_file, journal, time.monotonic()
+            run.header.run_id, config.directory, dispatcher, self.batches, self.usage_file, journal, time.monotonic()
         )
         self._disk = FullDisk(Path(config.directory), "the journal")
         self._malformed = MalformedMessages()
@@ -88,6 +88,8 @@ class Broker:
                 self.dispatcher.dispatch(now_s)
             if self._write_down(now_s):
                 self._send_all(self.dispatcher.outgoing)
+                if self.journal.is_long:
+                    self._begin_segment(now_s)
             elif not obstacle:
                 self.batches.withhold()
                 answers = {}  # the ranks ask again
@@ -163,6 +165,12 @@ class Broker:
         self.ledger.records = []
         self._send_all(self._acks)
         return True
+
+    def _begin_segment(self, now_s: float) -> None:
+        """Close a long segment of the journal; the next one begins with what all have led to."""
+        run, newest, before_bytes = self.run, self.versions.latest, self.journal.size_bytes
+        start = SegmentStart(before_bytes, run.header, self.ledger.state(), run.identity.digests, newest)
+        self._disk.takes(lambda: self.journal.begin_segment(start), now_s)
 
     def _send_all(self, outgoing: list[tuple[bytes, messages.FromBroker]]) -> None:
         for peer, message in outgoing:
@@ -258,7 +266,7 @@ class Broker:
             name = self._enrol(received, hello, now_s).name
         welcome = messages.Welcome(
             protocol=messages.PROTOCOL,
-            run_id=self.run.run_id,
+            run_id=self.run.header.run_id,
             worker=name,
             config_json=self.config.model_dump_json(),
             weights_endpoint=self.run.weights_endpoint,

@@ -71,7 +71,7 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         learner_phase="" if trains_nothing else batches.phase,
         learner_waits_s=batches.waits_s(now_s),
         malformed_messages=malformed,
-        journal_bytes=sources.journal.offset_bytes,
+        journal_bytes=sources.journal.size_bytes,
         up_s=now_s - sources.started_s,
         evaluations=dispatcher.evaluations.counts(),
         endpoint=sources.usage_file.total(),

@@ -22,9 +22,9 @@ def test_what_peers_wrote_cannot_move_a_terminal(tmp_path: Path) -> None:
     )
     scored = ScoredGroup(prefixes=prefixes, version=0, weights_digest="d", verdicts=(verdict,), scorer="s")
     write_format(tmp_path)
-    journal = Journal(tmp_path / "journal.msgpack")
+    journal = Journal(tmp_path / "journal")
     ended = GroupEnded(seq=1, state="failed", cause=OWNED)
-    journal.append([RunHeader("r", 7), GroupScored(scored), ended, BatchFormed(0, (0,))])
+    journal.append([RunHeader("r", 7, b"key"), GroupScored(scored), ended, BatchFormed(0, (0,))])
     journal.close()
     for flags in ([], ["--json"]):
         shown = CliRunner().invoke(main, ["inspect", str(tmp_path), *flags], catch_exceptions=False).output

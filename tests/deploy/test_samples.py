@@ -1,6 +1,7 @@
 """`prefixrl samples`: rows of a journal as texts, by the adapter's tokenizer."""
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -49,8 +50,8 @@ def run(tmp_path: Path) -> Path:
     write_format(directory)
     config = {"adapter": {"model": str(tmp_path / "adapter")}, "rollout": {"engine": "auto"}}
     (directory / "config.json").write_text(json.dumps(config))
-    journal = Journal(directory / "journal.msgpack")
-    records: list[JournalRecord] = [RunHeader("r", 7)]
+    journal = Journal(directory / "journal")
+    records: list[JournalRecord] = [RunHeader("r", 7, b"key")]
     lines = []
     for iteration in range(ITERATIONS):
         # From the middle on every prompt gets the same first row.
@@ -103,9 +104,9 @@ def test_what_a_model_wrote_cannot_move_a_terminal(run: Path) -> None:
 def test_an_iteration_that_is_not_there_and_a_run_without_any_are_refused(run: Path) -> None:
     late = shown(run, "--iteration", "99")
     assert late.exit_code == 2 and "--iteration 99: trained are 0 to 15" in late.output
-    (run / "journal.msgpack").unlink()
-    journal = Journal(run / "journal.msgpack")
-    journal.append([RunHeader("r", 7)])
+    shutil.rmtree(run / "journal")
+    journal = Journal(run / "journal")
+    journal.append([RunHeader("r", 7, b"key")])
     journal.close()
     empty = shown(run)
     assert empty.exit_code == 2 and "nothing is trained yet" in empty.output

@@ -211,7 +211,7 @@ def test_the_same_search_finds_what_is_sent_without_encryption(
         json.dumps(json.loads((outcome.run.directory / "config.json").read_text()), separators=(",", ":"))
     )
     weights = outcome.run.kept / "v00000001-weights.bin"
-    sent = [outcome.run.directory / "journal.msgpack", compact, outcome.run.folder / "train.jsonl", weights]
+    sent = [outcome.run.directory / "journal" / "000000.msgpack", compact, outcome.run.folder / "train.jsonl", weights]
     recorder = Recorder(three_hosts.switch, tmp_path / "plain.pcap")
     first, second = three_hosts.hosts[:2]
     sender = first.start([sys.executable, "-c", SEND_PLAIN, first.address, *map(str, sent)], tmp_path / "send.log")

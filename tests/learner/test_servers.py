@@ -77,7 +77,7 @@ def test_killed_children_come_back_on_their_addresses_with_their_books(config: R
     client.close()
     assert newest(servers.weights_endpoint) == -1
     assert servers.failure is None
-    journal = Path(config.directory) / "journal.msgpack"
+    journal = Path(config.directory) / "journal" / "000000.msgpack"
     assert journal.read_bytes().count(b"VersionPublished") == 1
 
 

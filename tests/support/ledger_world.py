@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+import msgspec
+
 from prefixrl.common.config.algorithm import AdmissionRule
-from prefixrl.common.run.records import Record
+from prefixrl.common.run.records import LedgerState, Record
 from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.admission import Admission
@@ -66,6 +68,8 @@ class World:
     scoring: list[ScoreItem] = field(default_factory=list)
     ghosts: list[tuple[GroupPrefixes, ...]] = field(default_factory=list)
     """Prefixes whose lease was given up: they may still arrive, scored or not."""
+    segments: list[tuple[int, LedgerState]] = field(default_factory=list)
+    """Starts of segments, each with the number of records before it."""
     trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
     draws: int = 0
     over: bool = False
@@ -192,9 +196,28 @@ class World:
         self.scoring.clear()
         self.ledger = self._new()
         self.ledger.replay(self.records, completed)
+        self._compare_with_the_newest_segment(completed)
         self.completed = completed
         self.over = False
         self.starved = None
+
+    def begin_segment(self) -> None:
+        """The journal's next segment begins, as bytes on a disk."""
+        assert not self.ledger.records
+        state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.ledger.state()), type=LedgerState)
+        self.segments.append((len(self.records), state))
+
+    def _compare_with_the_newest_segment(self, completed: int) -> None:
+        """A ledger that begins at a segment holds what the whole journal tells."""
+        for before, state in reversed(self.segments):
+            if state.completed <= completed:
+                short = self._new()
+                short.replay([state, *self.records[before:]], completed)
+                short.counts.duplicates_ignored = 0  # no record tells them
+                short.check()
+                assert short.state() == self.ledger.state()
+                assert short.states() == self.ledger.states()
+                return
 
     def _sync(self) -> None:
         """Written down before anybody is told, as the server does."""

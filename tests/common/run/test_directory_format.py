@@ -22,11 +22,11 @@ from support.fakes import run_on_disk
 from support.paths import EXAMPLE
 
 OTHERS = {
-    "an earlier release": (None, r"of format 1, of release 0\.1; .*reads format 2 only; finish .* release 0\.1,"),
-    "a later release": (b'{"format":3,"release":"0.9"}', r"of format 3, of release 0\.9; .*reads format 2 only;"),
+    "an earlier release": (None, r"of format 1, of release 0\.1; .*reads format 3 only; finish .* release 0\.1,"),
+    "a later release": (b'{"format":4,"release":"0.9"}', r"of format 4, of release 0\.9; .*reads format 3 only;"),
     "nobody knows which release": (b'{"form', r"format\.json cannot be read: .*restore it"),
 }
-LEFT = ("journal.msgpack", "metrics.jsonl", "summary.json", "advantages.jsonl", "endpoint", "lock")
+LEFT = ("journal", "metrics.jsonl", "summary.json", "advantages.jsonl", "endpoint", "lock")
 """Other files of such a run; nothing in them can be read."""
 
 

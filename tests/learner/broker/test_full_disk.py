@@ -48,7 +48,7 @@ def run_of_long_questions(folder: Path) -> RunConfig:
 def test_what_arrives_while_the_disk_is_full_is_acknowledged_once_there_is_room(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4 << 20) as small:
         config = run_of_long_questions(small.path / "run")
-        path = Path(config.directory) / "journal.msgpack"
+        path = Path(config.directory) / "journal"
         with serving(config), peers(endpoint_of(config), "rank", "rollout", "scorer") as (rank, rollout, scorer):
             learner(rank)
             rollout.ready(config, "rollout")
@@ -57,13 +57,13 @@ def test_what_arrives_while_the_disk_is_full_is_acknowledged_once_there_is_room(
                 rollout.say(sampled(rollout.hear(PrefixTask)))
                 rollout.hear(Ack)
             small.fill()
-            written = path.read_bytes()
+            written = (path / "000000.msgpack").read_bytes()
             for _ in range(2):
                 scorer.say(scored(scorer.hear(ScoreTask)))
             wait_until(lambda: "the journal cannot be written" in status(rank)["waiting_for"], "the reason")
             rank.say(GetBatch(0, 0, 1))
             assert str(small.path) in rank.hear(NotYet).waiting_for
-            assert path.read_bytes() == written, "no half record is left behind"
+            assert (path / "000000.msgpack").read_bytes() == written, "no half record is left behind"
             small.make_room()
             for _ in range(2):
                 scorer.hear(Ack)
@@ -101,7 +101,7 @@ def test_no_work_is_given_and_no_version_announced_while_the_disk_is_full(tmp_pa
             rank.hear(Accepted)
         versions = [
             each.note.version
-            for each in journal.read(Path(config.directory) / "journal.msgpack")
+            for each in journal.read(Path(config.directory) / "journal")
             if isinstance(each, VersionPublished)
         ]
         assert versions == [0, 1]

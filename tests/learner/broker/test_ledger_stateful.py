@@ -126,6 +126,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def a_batch_is_handed_out(self) -> None:
         self.world.batch_only()
 
+    @rule()
+    def a_segment_of_the_journal_begins(self) -> None:
+        self.world.begin_segment()
+
     @rule(data=st.data())
     def everything_restarts_from_a_checkpoint(self, data: st.DataObject) -> None:
         self.world.restart(data.draw(st.integers(0, self.world.completed)))

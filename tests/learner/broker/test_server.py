@@ -73,7 +73,7 @@ def test_the_welcome_carries_the_run_its_config_and_the_weight_server(config: Ru
     with peers(endpoint_of(config), "one") as (one,):
         welcome = one.join("rollout")
     assert RunConfig.model_validate_json(welcome.config_json) == config
-    assert (welcome.protocol, welcome.run_id) == (PROTOCOL, broker.run.run_id)
+    assert (welcome.protocol, welcome.run_id) == (PROTOCOL, broker.run.header.run_id)
     assert welcome.weights_endpoint == broker.run.weights_endpoint
 
 
@@ -263,7 +263,7 @@ class HeldJournal(Journal):
 
 
 def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunConfig) -> None:
-    path = Path(config.directory) / "journal.msgpack"
+    path = Path(config.directory) / "journal"
     held: list[HeldJournal] = []
 
     def hold(broker: Broker) -> None:

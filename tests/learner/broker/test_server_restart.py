@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.run import journal
+from prefixrl.common.run.history import history
+from prefixrl.common.run.records import SegmentStart
 from prefixrl.common.wire.messages import (
     Accepted,
     Ack,
@@ -27,6 +30,7 @@ from prefixrl.common.wire.messages import (
     Unknown,
     WeightsNote,
 )
+from prefixrl.learner.broker.server import Broker
 from support.fakes import (
     NOTE,
     end,
@@ -107,6 +111,41 @@ def test_the_counters_of_a_killed_broker_are_equal_after_its_restart(config: Run
         assert not {g.seq for g in again.groups} & {g.seq for g in trained.groups}
         rollout.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
         rollout.hear(Unknown)
+
+
+def test_a_broker_that_begins_at_a_segment_of_the_journal_knows_all_that_came_before(
+    config: RunConfig, start: Start
+) -> None:
+    folder = Path(config.directory) / journal.FOLDER
+
+    def with_short_segments(broker: Broker) -> None:
+        broker.journal.close()
+        broker.journal = journal.Journal(folder, segment_bytes=1)
+
+    with serving(config, with_short_segments), peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        for _ in range(6):
+            score_one_item(rollout, scorer)
+        train(rank, 0)
+        rank.say(IterationDone(0, 1))
+        rank.hear(Accepted)
+        recorded = train(rank, 1)
+        before = status(rank)
+    starts = [each for each in journal.read(folder) if isinstance(each, SegmentStart)]
+    assert starts and starts[-1].newest == NOTE
+    assert history(journal.read(folder), config.algorithm.max_staleness).faults == []
+    for number in range(len(starts)):
+        (folder / f"{number:06d}.msgpack.zst").unlink(missing_ok=True)
+        (folder / f"{number:06d}.msgpack").unlink(missing_ok=True)
+    start(1)
+    with peers(endpoint_of(config), "rank") as (rank,):
+        learner(rank)
+        after = status(rank)
+        for part in ("run_id", "iteration", "groups", "causes", "queues", "age_histogram"):
+            assert after[part] == before[part], part
+        assert trained_on(train(rank, 1)) == trained_on(recorded)
 
 
 def test_what_was_under_way_when_the_broker_was_killed_is_delivered_or_sampled_again(

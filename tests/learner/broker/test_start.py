@@ -67,9 +67,9 @@ def write_journal(config: RunConfig) -> Path:
         spans=(VersionSpan(0, "d0", TOKENS),),
     )
     verdicts = (Verdict(reward=1.0, status="ok", extracted="1", finish="eos", completion_tokens=3, elapsed_ms=5),) * 2
-    path = Path(config.directory) / "journal.msgpack"
-    journal = Journal(path)
-    journal.append([RunHeader("known", PROTOCOL), VersionPublished(NOTE)])
+    folder = Path(config.directory) / "journal"
+    journal = Journal(folder)
+    journal.append([RunHeader("known", PROTOCOL, b"key"), VersionPublished(NOTE)])
     for seq in range(4 * ITERATIONS + 1):
         prefixes = GroupPrefixes(
             seq=seq, prompt=order.prompt(seq), seed=1, prompt_tokens=pack_tokens([1]), rows=(row, row)
@@ -81,7 +81,7 @@ def write_journal(config: RunConfig) -> Path:
         if seq % 4 == 3:
             journal.append([BatchFormed(seq // 4, tuple(range(seq - 3, seq + 1)))])
     journal.close()
-    return path
+    return folder / "000000.msgpack"
 
 
 def test_a_replay_holds_what_is_live_and_never_the_journal(config: RunConfig) -> None:
@@ -97,7 +97,7 @@ def test_a_replay_holds_what_is_live_and_never_the_journal(config: RunConfig) ->
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert broker.run.run_id == "known"
+    assert broker.run.header.run_id == "known"
     assert (broker.ledger.counts.trained, broker.ledger.outstanding) == (4 * ITERATIONS, 1)
     assert path.stat().st_size == size, "the torn end is gone"
     assert peak < size / 2, f"{peak} bytes for a journal of {size}"
