@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -85,6 +86,11 @@ def allow_many_files() -> None:
     """Raise the limit of open files: each connection is one, strangers' too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(MOST_FILES, hard) if soft < MOST_FILES else soft, hard))
+
+
+def is_gone(host: str, pid: int) -> bool:
+    """Return True if a process of this host has ended; of another host nothing is known."""
+    return host == socket.gethostname() and not Path(f"/proc/{pid}").exists()
 
 
 def stop_event(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> threading.Event:

@@ -226,7 +226,8 @@ class Launcher:
         for role, count in (("rollout", launch.rollouts), ("scorer", launch.scorers)):
             allowed = allowances(self._config) if role == "scorer" else []
             for index in range(count):
-                self.workers.append(self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *allowed]))
+                number = ["--number", str(index)]
+                self.workers.append(self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed]))
         if self._placed:
             self._view.announce(described(self._placed))
 

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from prefixrl.common.errors import DataError
+from prefixrl.common.process import sync
 from prefixrl.common.run import segments
 from prefixrl.common.run.records import JournalRecord, SegmentStart
-from prefixrl.common.run.segments import PARTIAL, closed_path, open_path, pack, private, scan, sync_folder
+from prefixrl.common.run.segments import PARTIAL, closed_path, open_path, pack, private, scan
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Journal:
         except OSError:
             partial.unlink(missing_ok=True)
             raise
-        sync_folder(self._folder)
+        sync(self._folder)
         os.close(self._file)
         self._number += 1
         self._before_bytes, self._start_bytes = start.before_bytes, len(whole)

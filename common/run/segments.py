@@ -12,6 +12,7 @@ import xxhash
 import zstandard
 
 from prefixrl.common.errors import DataError
+from prefixrl.common.process import sync
 from prefixrl.common.run.records import JournalRecord
 
 PARTIAL = ".partial"
@@ -148,7 +149,7 @@ def _compress(raw: Path, closed: Path) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-    sync_folder(closed.parent)
+    sync(closed.parent)
     raw.unlink()
 
 
@@ -158,12 +159,3 @@ def private(name: str, flags: int) -> int:
     A journal holds gold answers, and the secret that proves who held a task.
     """
     return os.open(name, flags, 0o600)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the disk know the folder's names before anyone relies on them."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -390,6 +390,8 @@ class Hello(_Message, frozen=True, kw_only=True):
     """Random per process: a restarted worker is another worker."""
     host: Name
     pid: Count
+    number: Count | None = None
+    """The number that a worker wants in its name: that of its starter, or of an earlier Welcome. None: any."""
 
 
 class Ready(_Message, frozen=True, kw_only=True):

@@ -53,9 +53,10 @@ class WaitLog:
             log.info("waiting for %s, %.0f s so far", self._awaited, waited_s)
 
 
-def hello(role: Role, incarnation: str) -> Hello:
+def hello(role: Role, incarnation: str, number: int | None = None) -> Hello:
     """Return the first message of this process."""
-    return Hello(protocol=PROTOCOL, role=role, incarnation=incarnation, host=socket.gethostname(), pid=os.getpid())
+    host, pid = socket.gethostname(), os.getpid()
+    return Hello(protocol=PROTOCOL, role=role, incarnation=incarnation, host=host, pid=pid, number=number)
 
 
 class Requester:

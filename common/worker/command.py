@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., None])
 PATH = click.Path(path_type=Path)
+MOST_NUMBER = 999_999
 ALLOW_FUNCTION = "Let the run's reward.function be executed here if it is this one; may be repeated."
 SECRET = "Let the run send this environment variable to its endpoint, as its key; may be repeated."
 settings_option = click.option(
@@ -47,6 +48,11 @@ def worker_command(
     )
     @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device on this host.")
     @click.option(
+        "--number",
+        type=click.IntRange(0, MOST_NUMBER),
+        help=f"This worker is {role}-NUMBER in logs and status, unless another has that name.  [default: the next]",
+    )
+    @click.option(
         "--grace-s",
         type=click.FloatRange(0),
         default=GRACE_S,
@@ -63,6 +69,7 @@ def worker_command(
         model: str | None,
         engine: str | None,
         device: str | None,
+        number: int | None,
         functions: tuple[str, ...] = (),
         secrets: tuple[str, ...] = (),
     ) -> None:
@@ -82,7 +89,7 @@ def worker_command(
             # The file in the directory may be of an earlier start, while a learner reads its data and its journal.
             patience_s = FIRST_CONTACT_S if directory is None else ORPHAN_S
             allowed = Allowed(tuple(map(_absolute, functions)), secrets)
-            session = join(find, role, Overrides(model, engine, device, allowed), stop.is_set, patience_s)
+            session = join(find, role, Overrides(model, engine, device, allowed, number), stop.is_set, patience_s)
             work(session.link, lambda: _exposed(session, lambda: _run(session, load, stop, service, grace_s)))
 
     return command

@@ -34,6 +34,7 @@ class Overrides:
     engine: str | None = None
     device: str | None = None
     allowed: Allowed = NOTHING_ALLOWED
+    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def join(
     patience_s: float = FIRST_CONTACT_S,
 ) -> WorkerSession:
     """Connect and enrol within `patience_s`; raises a PrefixRLError that tells why it cannot."""
-    link = Link(find, role)
+    link = Link(find, role, number=overrides.number)
     welcome = link.welcome(patience_s, stopping)
     link.name = welcome.worker
     config = from_json(welcome.config_json)

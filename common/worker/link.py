@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal, RunIsOver
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address, Find
@@ -36,6 +38,12 @@ TURN_S = 2.0
 """Longest turn of the network thread while its process runs."""
 
 
+def number_of(name: str) -> int | None:
+    """Return the number in a worker's name, None where there is none."""
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else None
+
+
 @dataclass
 class Vitals:
     """Figures that the work loop writes and the network thread sends."""
@@ -52,7 +60,7 @@ class Vitals:
 class Link:
     """One worker's connection; the work loop writes its `vitals`."""
 
-    def __init__(self, find: Find, role: messages.Role, heartbeat_s: float = 1.0) -> None:
+    def __init__(self, find: Find, role: messages.Role, heartbeat_s: float = 1.0, number: int | None = None) -> None:
         self._find, self._address = find, find()
         self.name: str = role
         self.vitals = Vitals()
@@ -60,7 +68,7 @@ class Link:
         """True once the operator wants this worker to leave."""
         self.inbox: queue.SimpleQueue[messages.FromBroker] = queue.SimpleQueue()
         self._incarnation = secrets.token_hex(8)
-        self._hello = hello(role, self._incarnation)
+        self._hello = hello(role, self._incarnation, number)
         self._client = self._connected()
         self._outgoing: queue.SimpleQueue[messages.ToBroker] = queue.SimpleQueue()
         self._unacknowledged: dict[str, tuple[Result, float]] = {}
@@ -263,10 +271,12 @@ class Link:
 
     def _take(self, message: messages.FromBroker) -> None:
         match message:
-            case messages.Welcome(run_id=run_id):
+            case messages.Welcome(run_id=run_id, worker=name):
                 if self._run_id not in ("", run_id):
                     raise PeerLost(f"at {self.endpoint} is another run now, {run_id}; this worker is of {self._run_id}")
                 self._run_id = run_id
+                # The next broker of the run is to know it under the same name.
+                self._hello = msgspec.structs.replace(self._hello, number=number_of(name))
                 first, self._known = not self._greeted, True
                 self._greeted = True
                 # The work loop answers a later Welcome with Ready.

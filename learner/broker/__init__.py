@@ -11,7 +11,7 @@ trained next, and writes to its journal what must survive a crash before it ackn
     dispatch.py      tasks for workers; the effect of results and losses
     task_names.py    names that prove which worker held which task
     limits.py        most tokens and text that a result may hold
-    workers.py       workers, leases, free rows
+    workers.py       workers, leases, free rows; `registry.py`: who is connected, under which name
     evaluations.py   work pinned to one version, apart from the ledger
     versions.py      the weights each worker holds, proved or not; the other half is `rollout/swap.py`
     proofs.py        whether logprobs and checksums show that an engine holds a version

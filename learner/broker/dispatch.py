@@ -16,8 +16,9 @@ from prefixrl.learner.broker.evaluations import EvaluationQueue
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.limits import RunLimits
+from prefixrl.learner.broker.registry import Registry
 from prefixrl.learner.broker.task_names import TaskNames, content, version_of
-from prefixrl.learner.broker.workers import Lease, Registry, Worker
+from prefixrl.learner.broker.workers import Lease, Worker
 from prefixrl.learner.data.order import PromptOrder
 
 EVALUATION_SHARE = 4

@@ -12,7 +12,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import function_digest, model_digests, name_digest, process_digest, scorer_digests
 from prefixrl.common.process import write_atomically
 from prefixrl.common.run.records import RunHeader
-from prefixrl.common.wire.messages import ModelDigests
+from prefixrl.common.wire.messages import PROTOCOL, ModelDigests, Welcome
 from prefixrl.learner.run.directory import Inputs
 
 _LOADED = ("model", "tokenizer", "chat_template")
@@ -131,3 +131,14 @@ class RunState:
     """Number of learner ranks."""
     resumed_at: int = -1
     """Iteration at which an earlier broker of the present ranks died; -1 where ranks begin with this one."""
+
+    def welcome(self, worker: str, config: RunConfig) -> Welcome:
+        """Return the answer to the Hello of a peer."""
+        return Welcome(
+            protocol=PROTOCOL,
+            run_id=self.header.run_id,
+            worker=worker,
+            config_json=config.model_dump_json(),
+            weights_endpoint=self.weights_endpoint,
+            weights_door=self.weights_door,
+        )

@@ -17,6 +17,7 @@ import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.process import is_gone
 from prefixrl.common.run.disk import FullDisk
 from prefixrl.common.run.journal import Journal
 from prefixrl.common.run.records import JournalRecord, SegmentStart, VersionPublished
@@ -168,8 +169,8 @@ class Broker:
 
     def _begin_segment(self, now_s: float) -> None:
         """Close a long segment of the journal; the next one begins with what all have led to."""
-        run, newest, before_bytes = self.run, self.versions.latest, self.journal.size_bytes
-        start = SegmentStart(before_bytes, run.header, self.ledger.state(), run.identity.digests, newest)
+        run, state, newest = self.run, self.ledger.state(), self.versions.latest
+        start = SegmentStart(self.journal.size_bytes, run.header, state, run.identity.digests, newest)
         self._disk.takes(lambda: self.journal.begin_segment(start), now_s)
 
     def _send_all(self, outgoing: list[tuple[bytes, messages.FromBroker]]) -> None:
@@ -193,9 +194,12 @@ class Broker:
 
     def _give_up_lost(self, now_s: float) -> None:
         for worker, reason in self.dispatcher.registry.lost(now_s):
-            held = self.dispatcher.lose(worker, reason, died=True)
-            log.warning("gave up %s: %s; it held %s", worker.label, reason, held or "nothing")
-            self._send(worker.identity, messages.Unknown())
+            self._give_up(worker, reason)
+
+    def _give_up(self, worker: Worker, reason: str) -> None:
+        held = self.dispatcher.lose(worker, reason, died=True)
+        log.warning("gave up %s: %s; it held %s", worker.label, reason, held or "nothing")
+        self._send(worker.identity, messages.Unknown())
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -264,15 +268,7 @@ class Broker:
             name: str = hello.role
         else:
             name = self._enrol(received, hello, now_s).name
-        welcome = messages.Welcome(
-            protocol=messages.PROTOCOL,
-            run_id=self.run.header.run_id,
-            worker=name,
-            config_json=self.config.model_dump_json(),
-            weights_endpoint=self.run.weights_endpoint,
-            weights_door=self.run.weights_door,
-        )
-        self._send(peer, welcome)
+        self._send(peer, self.run.welcome(name, self.config))
 
     def _enrol(self, received: Received[messages.ToBroker], hello: messages.Hello, now_s: float) -> Worker:
         """Register a worker; one that sends Hello again keeps its name and loses its leases."""
@@ -281,8 +277,10 @@ class Broker:
             self.dispatcher.return_leases(known)
             known.join_again(now_s)
             return known
-        assert hello.role == "rollout" or hello.role == "scorer"
-        worker = self.dispatcher.registry.add(received.peer, hello.role, hello.host, hello.pid, now_s)
+        predecessor = self.dispatcher.registry.predecessor(hello, now_s)
+        if predecessor and is_gone(predecessor.host, predecessor.pid):
+            self._give_up(predecessor, "its process is gone")
+        worker = self.dispatcher.registry.add(received.peer, hello, now_s)
         worker.key = received.client.name if received.client else ""
         log.info("%s joined from %s pid %d", worker.name, hello.host, hello.pid)
         return worker

@@ -118,15 +118,26 @@ def test_a_killed_scorer_is_made_good_and_newcomers_get_work(
     check_metrics(directory)
 
 
+def pids_by_name(directory: Path) -> dict[str, int]:
+    return {each["name"]: each["pid"] for each in status(directory)["workers"]}
+
+
 @pytest.mark.slow
 def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    with launched(directory, *SMALL, "algorithm.iterations=16") as process:
+    with launched(directory, *SMALL, *TWO_SCORERS, "algorithm.iterations=40") as process:
         wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
+        before = pids_by_name(directory)
+        psutil.Process(before["scorer-0"]).kill()
+        wait_for(lambda: pids_by_name(directory).get("scorer-0") not in (None, before["scorer-0"]), "its successor")
+        known = pids_by_name(directory)
+        assert known.keys() == {"rollout-0", "scorer-0", "scorer-1"}
         wait_for(lambda: child(process, "prefixrl-broker"), "the broker").kill()
+        # Launch, its logs and every broker know a worker by one name.
+        wait_for(lambda: pids_by_name(directory) == known, "the same names")
         summary = finish(process, directory)
     check_books(summary, directory)
-    assert summary["groups"]["trained"] == 16 * 16
+    assert summary["groups"]["trained"] == 40 * 16
     assert "starting it again" in (directory / "logs/learner.log").read_text()
 
 

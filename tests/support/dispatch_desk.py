@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import Evaluate, FromBroker, PrefixTask, Prompt, Sampling
+from prefixrl.common.wire.messages import PROTOCOL, Evaluate, FromBroker, Hello, PrefixTask, Prompt, Role, Sampling
 from prefixrl.learner.broker.__main__ import make_ledger
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.task_names import TaskNames
@@ -14,6 +14,11 @@ from prefixrl.learner.data.order import PromptOrder
 from support.fakes import sampled
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
+
+
+def hello(role: Role) -> Hello:
+    """The first message of some worker."""
+    return Hello(protocol=PROTOCOL, role=role, incarnation="i", host="h", pid=1)
 
 
 @dataclass
@@ -34,7 +39,7 @@ class Desk:
     def worker(self, role: Literal["rollout", "scorer"], slots: int = 1, version: int = 0) -> Worker:
         registry = self.dispatcher.registry
         identity = f"{role}{len(self.inboxes)}".encode()
-        worker = registry.add(identity, role, "h", 1, self.now_s)
+        worker = registry.add(identity, hello(role), self.now_s)
         worker.phase, worker.seats, worker.room, worker.version = "ready", 1, slots, version
         self.inboxes[worker.name] = []
         return worker

@@ -2,9 +2,13 @@
 
 from typing import Literal
 
-from prefixrl.common.wire.messages import Heartbeat
+import msgspec
+
+from prefixrl.common.wire.messages import Heartbeat, Hello
 from prefixrl.learner.broker.ledger import ScoreItem
-from prefixrl.learner.broker.workers import READY_S, Lease, Registry, Worker
+from prefixrl.learner.broker.registry import Registry
+from prefixrl.learner.broker.workers import READY_S, Lease, Worker
+from support.dispatch_desk import hello
 
 ITEM = ScoreItem((), 0, "", 0.0)
 
@@ -16,7 +20,7 @@ def lease(task: str, since_s: float = 0.0) -> Lease:
 def registry_of(*slots: int, role: Literal["rollout", "scorer"] = "scorer") -> Registry:
     registry = Registry(silence_s=10.0, stall_s=100.0)
     for number, count in enumerate(slots):
-        worker = registry.add(bytes([number]), role, "host", 1, 0.0)
+        worker = registry.add(bytes([number]), hello(role), 0.0)
         worker.phase, worker.seats, worker.room = "ready", 1, count
     return registry
 
@@ -37,10 +41,35 @@ def test_names_count_per_role_and_are_never_used_again() -> None:
     registry = Registry(1.0, 1.0)
     roles: tuple[Literal["rollout", "scorer"], ...] = ("rollout", "scorer", "rollout")
     for number, role in enumerate(roles):
-        registry.add(bytes([number]), role, "h", 1, 0.0)
+        registry.add(bytes([number]), hello(role), 0.0)
     del registry.by_identity[bytes([2])]
-    registry.add(b"later", "rollout", "h", 1, 0.0)
+    registry.add(b"later", hello("rollout"), 0.0)
     assert [each.name for each in workers(registry)] == ["rollout-0", "scorer-0", "rollout-2"]
+
+
+def numbered(number: int, pid: int = 1, host: str = "h") -> Hello:
+    return msgspec.structs.replace(hello("scorer"), number=number, pid=pid, host=host)
+
+
+def test_a_worker_has_the_number_that_it_wants_and_nobody_else_is_given_it() -> None:
+    registry = Registry(1.0, 1.0)
+    for identity, each in ((b"a", numbered(1)), (b"b", hello("scorer")), (b"c", hello("scorer")), (b"d", numbered(1))):
+        registry.add(identity, each, 0.0)
+    assert [each.name for each in workers(registry)] == ["scorer-1", "scorer-0", "scorer-2", "scorer-3"]
+    del registry.by_identity[b"a"]
+    registry.add(b"e", hello("scorer"), 0.0)
+    registry.add(b"f", numbered(1), 0.0)
+    assert [each.name for each in workers(registry)][-2:] == ["scorer-4", "scorer-1"]
+
+
+def test_only_a_silent_process_of_the_same_host_has_a_successor() -> None:
+    registry = Registry(10.0, 10.0, beat_s=1.0)
+    first = registry.add(b"a", numbered(0), 0.0)
+    assert registry.predecessor(numbered(0, pid=2), 0.9) is None, "it may live"
+    assert registry.predecessor(numbered(0, pid=2, host="other"), 5.0) is None
+    assert registry.predecessor(numbered(0, pid=1), 5.0) is None, "it is the same"
+    assert registry.predecessor(numbered(1, pid=2), 5.0) is None
+    assert registry.predecessor(numbered(0, pid=2), 5.0) is first
 
 
 def test_the_task_goes_to_the_worker_with_most_free_rows() -> None:
@@ -83,7 +112,7 @@ def test_the_youngest_prefetched_lease_is_named_once() -> None:
     for number, worker in enumerate(workers(registry)):
         worker.add(lease(f"running-{number}", 5.0), 5.0)
         worker.add(lease(f"ahead-{number}", 6.0 + number), 6.0)
-    idle = registry.add(b"idle", "scorer", "host", 1, 0.0)
+    idle = registry.add(b"idle", hello("scorer"), 0.0)
     idle.phase, idle.seats, idle.room = "ready", 1, 1
     found = registry.revocable("scorer")
     assert found is not None and found.task == "ahead-1"
@@ -158,7 +187,7 @@ def test_the_busy_share_counts_from_the_first_lease() -> None:
 
 
 def test_a_worker_that_works_without_a_ready_is_asked_again_and_one_that_loads_is_not() -> None:
-    worker = Registry(1e9, 1e9).add(b"w", "scorer", "host", 1, 0.0)
+    worker = Registry(1e9, 1e9).add(b"w", hello("scorer"), 0.0)
 
     def asked(state: str, now_s: float) -> bool:
         beat(worker, 0, 0.0, state, now_s)
