@@ -91,7 +91,7 @@ class Outcome:
 # --- processes ------------------------------------------------------------------------------------------------------
 
 
-def worker(role: str, directory: str) -> None:
+def worker(role: str, number: str, directory: str) -> None:
     """A rollout or scorer as its command starts it."""
     _own_log(Path(directory), role)
     sys.argv = [f"prefixrl-{role}"]
@@ -99,7 +99,7 @@ def worker(role: str, directory: str) -> None:
         from prefixrl.rollout.__main__ import main
     else:
         from prefixrl.scorer.__main__ import main
-    main(["--run", directory, "--grace-s", "0"], standalone_mode=False)
+    main(["--run", directory, "--number", number, "--grace-s", "0"], standalone_mode=False)
 
 
 def learner(directory: str) -> None:
@@ -173,9 +173,9 @@ class Soak:
 
     def start(self, name: str) -> None:
         """Start a process of this name, in place of one that was killed."""
-        role = name.split("-")[0]
+        role, number = name.split("-")
         target: Callable[..., None] = learner if role == "learner" else worker
-        arguments = (str(self.directory),) if role == "learner" else (role, str(self.directory))
+        arguments = (str(self.directory),) if role == "learner" else (role, number, str(self.directory))
         self.processes[name] = _CONTEXT.Process(target=target, args=arguments, name=name, daemon=False)
         self.processes[name].start()
 
