@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import psutil
 import torch
 
 from benchmarks.results import Figure, Report, commit, options
@@ -39,11 +38,11 @@ class Reading:
 def read(iteration: int) -> Reading:
     """Read the memory of this process and of its children."""
     found = {"learner": _anonymous_mib(os.getpid())}
-    for child in psutil.Process().children(recursive=True):
-        title = (child.cmdline() or [""])[0]
+    for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()):
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode()
         if title.startswith("prefixrl-"):
             name = title.removeprefix("prefixrl-")
-            found[name if name not in found else f"{name} {child.pid}"] = _anonymous_mib(child.pid)
+            found[name if name not in found else f"{name} {pid}"] = _anonymous_mib(pid)
     return Reading(iteration, found)
 
 

@@ -151,7 +151,9 @@ def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
         yield record
         end = after
     path = open_path(folder, found[-1])
-    if end < path.stat().st_size:
+    if (torn_bytes := path.stat().st_size - end) > 0:
+        # A machine that died left it, or the disk damaged it. Nothing in it is trained; its groups are asked again.
+        log.warning("%s ends in an incomplete record: %d bytes are cut off", path, torn_bytes)
         with path.open("r+b") as file:
             file.truncate(end)
             os.fsync(file.fileno())

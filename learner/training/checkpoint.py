@@ -251,6 +251,8 @@ def read_manifest(folder: Path) -> CheckpointManifest:
     # Damaged bytes may be no text (UnicodeDecodeError, a ValueError) or nest too deeply.
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise DataError(f"{folder} has no readable manifest: {error}") from error
+    if manifest is None and not _has_its_digest(body):
+        raise DataError(f"{folder} has a manifest with another digest than when it was written")
     if manifest is None:
         raise ConfigError(
             f"{folder} has checkpoint format {written}, this release reads {FORMAT}; continue with the release that "
@@ -259,6 +261,13 @@ def read_manifest(folder: Path) -> CheckpointManifest:
     if manifest.digest and manifest != manifest.sealed():
         raise DataError(f"{folder} has a manifest with another digest than when it was written")
     return manifest
+
+
+def _has_its_digest(body: bytes) -> bool:
+    """Return False if a manifest of any release is damaged: it is then no sign of another release."""
+    fields = msgspec.json.decode(body)
+    digest, bare = fields.get("digest", ""), {**fields, "digest": ""}
+    return not digest or digest == xxhash.xxh3_128_hexdigest(msgspec.json.encode(bare))
 
 
 def damage(folder: Path) -> str:
