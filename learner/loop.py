@@ -20,6 +20,7 @@ from torch import Tensor
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain, NotSaved
+from prefixrl.common.run.crash_points import crash_point
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.service import Service
 from prefixrl.common.weights.low_rank import published_name
@@ -33,6 +34,7 @@ from prefixrl.learner.servers import Servers
 from prefixrl.learner.training import checkpoint, lora
 from prefixrl.learner.training.batch import iteration_data
 from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.weights.publish import Publisher
 
@@ -142,11 +144,14 @@ class Learner:
             worth = None
             if old_ess is not None and math.isfinite(old_ess):
                 worth = old_ess / max(self.fresh_ess, 1e-9)
+            crash_point("iteration.trained")
             self.client.iteration_done(self.iteration - 1, self.models.optimizer_steps, worth)
+            crash_point("iteration.told")
             now_s = time.monotonic()
             times = Times(self.waited_s, trained_s, now_s - self.started_s, self.busy_fraction(now_s), self.publish_s)
             self.rank_zero.service.status(f"iteration {self.iteration}")
             self.rank_zero.metrics.write(batch, metrics, self.models.optimizer_steps, times, self.client.status())
+            crash_point("iteration.noted")
 
     def publish(self) -> None:
         """Hand the current version to the publisher; a collective, so every rank calls it."""
@@ -205,7 +210,7 @@ class Learner:
         """Write a checkpoint of this iteration unless it is there already; a collective."""
         if self.saved == self.iteration:
             return
-        state = checkpoint.TrainerState(
+        state = TrainerState(
             iteration=self.iteration, optimizer_steps=self.models.optimizer_steps, world_size=self.models.world_size
         )
         with self.patience():

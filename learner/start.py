@@ -24,6 +24,7 @@ from prefixrl.learner.run.disk_room import check_room
 from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking, check_packages
 from prefixrl.learner.servers import CLOSE_S, Servers
+from prefixrl.learner.training.manifest import read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ def _completed(directory: Path) -> int:
     from prefixrl.learner.training import checkpoint
 
     newest = checkpoint.latest(directory / "checkpoints")
-    return checkpoint.read_manifest(newest).state.iteration if newest else 0
+    return read_manifest(newest).state.iteration if newest else 0
 
 
 def _run(

@@ -18,6 +18,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import model_digests
 from prefixrl.common.engines.base import AdapterEngine, Continuation, Job, JobResult, TokenIds, ready_of
 from prefixrl.common.engines.rendering import ByteRenderer, Renderer
+from prefixrl.common.run.crash_points import crash_point
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.weights.snapshot import Snapshot, describe
 from prefixrl.common.wire import messages
@@ -202,6 +203,7 @@ class Rollout:
         message = messages.Prefixes(
             task=name, kind=kind, version=oldest, weights_digest=digest, groups=done, elapsed_s=took_s
         )
+        crash_point("prefixes.sampled")
         self._link.send(message)
 
     def _packed(self, row: Continuation) -> messages.Row:
@@ -223,6 +225,7 @@ class Rollout:
             self._hand_back_waiting()
         if (snapshot := self.swap.due(self._tasks())) is not None:
             self._install(snapshot)
+            crash_point("swap.installed")
         if (proof := self.swap.proof(time.monotonic())) is not None:
             self._link.send(proof)
 

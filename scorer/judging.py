@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from prefixrl.common.config.worker_sections import ScorerConfig
 from prefixrl.common.engines.extract import extract_answer
+from prefixrl.common.run.crash_points import crash_point
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.worker.drain import Drain, handed_back
@@ -238,6 +239,7 @@ class Judging:
             )
             for group in task.groups
         )
+        crash_point("scores.judged")
         self._link.send(messages.Scores(task.task, task.kind, groups))
 
 

@@ -48,6 +48,8 @@ class BrokerConfig(Section):
     """New groups one prompt may get before it fails."""
     max_failure_share: Fraction = 0.5
     """Largest share of the newest rows that may fail; above it the run ends and reports the causes. 1 never ends it."""
+    journal_segment_mib: PositiveFloat = 64.0
+    """Size in MiB at which a file of the journal is closed and compressed. A restart reads the newest one or two."""
 
     @model_validator(mode="after")
     def _beats(self) -> "BrokerConfig":

@@ -4,6 +4,7 @@ directory_format.py   the format of the directory, checked before anything in it
 records.py            the records of the journal
 journal.py            the journal; `segments.py`: one of its files
 json_lines.py         files of JSON lines
+crash_points.py       places at which a test has a process killed
 history.py            the history of a run, checked from its journal; pure
 disk.py               a full disk: recognised, told, waited for
 status.py             the status document

@@ -21,6 +21,7 @@ from pathlib import Path
 from prefixrl.common.errors import DataError
 from prefixrl.common.process import sync
 from prefixrl.common.run import segments
+from prefixrl.common.run.crash_points import crash_point
 from prefixrl.common.run.records import JournalRecord, SegmentStart
 from prefixrl.common.run.segments import PARTIAL, closed_path, open_path, pack, private, scan
 
@@ -70,15 +71,18 @@ class Journal:
             return
         whole = b"".join(map(pack, records))
         rest = memoryview(whole)
+        crash_point("journal.begun")
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
+            crash_point("journal.written")
             os.fdatasync(self._file)
         except OSError:
             # What the next append brings would stand behind half a record, and nobody could read on.
             os.ftruncate(self._file, self._offset_bytes)
             raise
         self._offset_bytes += len(whole)
+        crash_point("journal.synced")
 
     def begin_segment(self, start: SegmentStart) -> None:
         """Close the open segment and begin the next; OSError: the open one stays open."""
@@ -95,6 +99,7 @@ class Journal:
             partial.unlink(missing_ok=True)
             raise
         sync(self._folder)
+        crash_point("journal.segment")
         os.close(self._file)
         self._number += 1
         self._before_bytes, self._start_bytes = start.before_bytes, len(whole)

@@ -29,6 +29,8 @@ from msgspec import Meta
 PROTOCOL = 11
 """Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
 
+VERSIONS_KEPT = 1024
+"""Newest versions whose digests are known: more than any window, evaluation or sleeping worker spans."""
 UNPROVED = -1
 """Value in place of a version while no version may be claimed."""
 

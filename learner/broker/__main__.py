@@ -146,7 +146,7 @@ def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBro
     folder = directory / journals.FOLDER
     identity = IdentityCheck(config, directory, inputs(directory))
     header, newest = _replay(folder, ledger, identity, start.iteration) if journals.exists(folder) else (None, None)
-    journal = journals.Journal(folder)
+    journal = journals.Journal(folder, int(config.broker.journal_segment_mib * 2**20))
     if header is None:
         header = RunHeader(secrets.token_hex(6), PROTOCOL, secrets.token_bytes(32))
         journal.append([header])

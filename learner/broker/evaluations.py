@@ -140,6 +140,9 @@ class EvaluationQueue:
 
     def published(self, version: int, digest: str) -> None:
         """Note the digest of a version; a resumed run may train a version anew, with another digest."""
+        asked = {run.request.version for run in self.runs.values()}
+        for old in [each for each in self._published if each <= version - messages.VERSIONS_KEPT and each not in asked]:
+            del self._published[old]
         self._published[version] = digest
 
     def needs_version(self, version: int, digest: str) -> bool:

@@ -12,14 +12,12 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import function_digest, model_digests, name_digest, process_digest, scorer_digests
 from prefixrl.common.process import write_atomically
 from prefixrl.common.run.records import RunHeader
-from prefixrl.common.wire.messages import PROTOCOL, ModelDigests, Welcome
+from prefixrl.common.wire.messages import PROTOCOL, VERSIONS_KEPT, ModelDigests, Welcome
 from prefixrl.learner.run.directory import Inputs
 
 _LOADED = ("model", "tokenizer", "chat_template")
 SERVED_FILE = "served_model.txt"
 """File in the run directory with the digest of the name of the model that the endpoint serves."""
-VERSIONS_KEPT = 1024
-"""Versions whose digests are known: more than any window, evaluation or sleeping worker spans."""
 
 
 class IdentityCheck:

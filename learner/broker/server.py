@@ -18,6 +18,7 @@ import msgspec
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.process import is_gone
+from prefixrl.common.run.crash_points import crash_point
 from prefixrl.common.run.disk import FullDisk
 from prefixrl.common.run.journal import Journal
 from prefixrl.common.run.records import JournalRecord, SegmentStart, VersionPublished
@@ -164,7 +165,9 @@ class Broker:
         if not self._disk.takes(lambda: self.journal.append([*self.ledger.records, *more]), now_s):
             return False
         self.ledger.records = []
-        self._send_all(self._acks)
+        if self._acks:
+            self._send_all(self._acks)
+            crash_point("journal.acknowledged")
         return True
 
     def _begin_segment(self, now_s: float) -> None:

@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.errors import PeerLost, PrefixRLError, TrainingFault
+from prefixrl.common.run.crash_points import crash_point
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import prune, versions
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.address import Address
-from prefixrl.common.wire.messages import WeightsNote
+from prefixrl.common.wire.messages import VERSIONS_KEPT, WeightsNote
 from prefixrl.common.wire.packing import ProbeRow, pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.weights.copies import HostCopies, HostCopy, not_finite
@@ -70,7 +71,7 @@ class Publisher:
         """Time at which the run ended."""
         self.newest = -1
         self.digests: dict[int, str] = {}
-        """Digests of published versions."""
+        """Digests of the newest published versions and the pinned ones."""
         self.pinned: frozenset[int] = frozenset()
         """Versions that must stay, besides the newest."""
         self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
@@ -163,8 +164,12 @@ class Publisher:
         handed.copied.release()
         if self._deltas and version - 1 in versions(self._directory):
             self._write(lambda: write_delta(self._directory, version - 1, version), f"the delta to version {version}")
+        crash_point("version.written")
         client.published(weights_note(version, manifest.digest, self._probe, handed.probe_logprobs))
+        crash_point("version.announced")
         log.info("version %d: %d bytes in %d tensors", version, manifest.size_bytes, len(manifest.tensors))
+        forgotten = self.digests.keys() - self.pinned - set(range(version - VERSIONS_KEPT, version))
+        self.digests = {each: known for each, known in self.digests.items() if each not in forgotten}
         self.digests[version] = manifest.digest
         self.newest = version
         prune(self._directory, {version - back for back in range(KEPT)} | self.pinned)

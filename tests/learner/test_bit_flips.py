@@ -12,7 +12,7 @@ from prefixrl.common.errors import DataError
 from prefixrl.common.run import journal
 from prefixrl.common.run.records import GroupIssued, GroupTotals, JournalRecord, LedgerState, RunHeader, SegmentStart
 from prefixrl.learner.training import checkpoint
-from prefixrl.learner.training.checkpoint import TrainerState
+from prefixrl.learner.training.manifest import TrainerState, read_manifest
 from prefixrl.learner.training.model import Models
 from support.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model, with_tokenizer
 
@@ -41,7 +41,7 @@ def test_a_run_falls_back_by_name_from_a_checkpoint_with_any_bit_flipped(
     for iteration in (1, 2):
         newest = checkpoint.save(folder, models, TrainerState(iteration, iteration, world_size=1), keep=2)
     files = sorted(path for path in newest.rglob("*") if path.is_file())
-    manifest, seen = checkpoint.read_manifest(newest), Counter[str]()
+    manifest, seen = read_manifest(newest), Counter[str]()
     for _ in range(FLIPS):
         # Small files as often as large ones: they hold what is hardest to replace.
         path = random_.choice(files)
@@ -49,7 +49,7 @@ def test_a_run_falls_back_by_name_from_a_checkpoint_with_any_bit_flipped(
         caplog.clear()
         found = checkpoint.latest(folder)
         if found == newest:
-            assert path.name == "manifest.json" and checkpoint.read_manifest(newest) == manifest, path
+            assert path.name == "manifest.json" and read_manifest(newest) == manifest, path
             seen["a space of the manifest"] += 1
         else:
             assert found is not None and found.name == "step_00000001"

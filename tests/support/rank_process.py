@@ -17,6 +17,7 @@ from prefixrl.learner.training import checkpoint, distributed, head
 from prefixrl.learner.training.batch import IterationData
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
 from support.tiny_model import random_iteration, run_config, whole
@@ -49,7 +50,7 @@ def one_stage(rank: int, folder: Path, stage: int) -> dict[str, object]:
     config = run_config(folder / "adapter", learner=learner(stage))
     models = Models.load(config, rank, RANKS, config.adapter.model)
     steps = [train(models, config, iteration) for iteration in range(ITERATIONS)]
-    state = checkpoint.TrainerState(ITERATIONS, models.optimizer_steps, RANKS)
+    state = TrainerState(ITERATIONS, models.optimizer_steps, RANKS)
     checkpoint.save(folder / f"stage_{stage}", models, state, keep=1)
     went_on = train(models, config, ITERATIONS)
     poisoned = train(models, config, ITERATIONS + 1, poisoned_row=0)

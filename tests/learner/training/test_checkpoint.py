@@ -16,9 +16,9 @@ from prefixrl.common.errors import ConfigError, DataError, NotSaved
 from prefixrl.learner.run.budget import rank_plan
 from prefixrl.learner.run.disk_room import checkpoint_bytes
 from prefixrl.learner.training import checkpoint
-from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.manifest import TrainerState, damage, read_manifest, write_manifest
 from prefixrl.learner.training.model import Models
 from support.small_disk import small_disk
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, with_tokenizer
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_nothing_and_the_older_one_whole(
         ):
             checkpoint.save(disk.path, models, state(2), keep=1)
         assert [path.name for path in disk.path.glob("*step*")] == [older.name]
-        assert not checkpoint.damage(older)
+        assert not damage(older)
         disk.make_room()
         assert checkpoint.save(disk.path, models, state(2), keep=1).name == "step_00000002"
 
@@ -177,9 +177,9 @@ def test_another_zero_stage_is_refused_with_the_way_out(adapter: Path, models: M
 
 def test_another_number_of_ranks_is_refused(models: Models, tmp_path: Path) -> None:
     folder = checkpoint.save(tmp_path, models, state(1), keep=1)
-    manifest = checkpoint.read_manifest(folder)
+    manifest = read_manifest(folder)
     four = msgspec.structs.replace(manifest, state=msgspec.structs.replace(manifest.state, world_size=4))
-    checkpoint.write_manifest(folder, four)
+    write_manifest(folder, four)
     with pytest.raises(DataError, match="learner ranks = 4, this run has 1"):
         checkpoint.load(tmp_path, models)
 

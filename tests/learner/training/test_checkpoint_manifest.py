@@ -9,7 +9,14 @@ import xxhash
 
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.learner.training import checkpoint
-from prefixrl.learner.training.checkpoint import CheckpointManifest, FileEntry, TrainerState
+from prefixrl.learner.training.manifest import (
+    FORMAT,
+    CheckpointManifest,
+    FileEntry,
+    TrainerState,
+    read_manifest,
+    write_manifest,
+)
 
 CONTENT = b"weights"
 
@@ -21,9 +28,9 @@ def write(directory: Path, iteration: int) -> CheckpointManifest:
     (folder / "actor.safetensors").write_bytes(CONTENT)
     entry = FileEntry("actor.safetensors", len(CONTENT), xxhash.xxh3_128_hexdigest(CONTENT))
     state = TrainerState(iteration, optimizer_steps=iteration * 4, world_size=1)
-    manifest = CheckpointManifest(checkpoint.FORMAT, state, 1, "float32", (entry,))
-    checkpoint.write_manifest(folder, manifest)
-    return checkpoint.read_manifest(folder)
+    manifest = CheckpointManifest(FORMAT, state, 1, "float32", (entry,))
+    write_manifest(folder, manifest)
+    return read_manifest(folder)
 
 
 def test_no_changed_bit_of_a_manifest_goes_unnoticed(tmp_path: Path) -> None:
@@ -41,7 +48,7 @@ def test_no_changed_bit_of_a_manifest_goes_unnoticed(tmp_path: Path) -> None:
             assert found is not None
             if found.name == "step_00000002":
                 # Only what stands between the values of JSON may differ.
-                assert checkpoint.read_manifest(found) == manifest
+                assert read_manifest(found) == manifest
                 seen["a space"] += 1
             else:
                 seen["older"] += 1
@@ -51,7 +58,7 @@ def test_no_changed_bit_of_a_manifest_goes_unnoticed(tmp_path: Path) -> None:
 def test_a_whole_manifest_of_a_later_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
     manifest = write(tmp_path, 1)
     path = tmp_path / "step_00000001" / "manifest.json"
-    later = msgspec.structs.replace(manifest, format=checkpoint.FORMAT + 1).sealed()
+    later = msgspec.structs.replace(manifest, format=FORMAT + 1).sealed()
     path.write_bytes(msgspec.json.encode({**msgspec.to_builtins(later)}))
     with pytest.raises(ConfigError, match="has checkpoint format 3, this release reads 2"):
         checkpoint.latest(tmp_path)
@@ -63,7 +70,7 @@ def test_a_manifest_that_is_none_is_a_message(body: bytes, tmp_path: Path) -> No
     path = tmp_path / "step_00000001" / "manifest.json"
     path.write_bytes(body)
     with pytest.raises(DataError, match="has no readable manifest"):
-        checkpoint.read_manifest(path.parent)
+        read_manifest(path.parent)
     assert checkpoint.latest(tmp_path) is None
 
 
@@ -74,4 +81,4 @@ def test_a_checkpoint_of_the_release_without_digests_can_be_resumed(tmp_path: Pa
     del fields["digest"]
     path.write_bytes(msgspec.json.encode(fields))
     assert checkpoint.latest(tmp_path) == path.parent
-    assert checkpoint.read_manifest(path.parent).state == manifest.state
+    assert read_manifest(path.parent).state == manifest.state

@@ -14,6 +14,7 @@ from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.batch import IterationData, pad
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.training.model import Models
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
 from support.training import same, trained
@@ -249,7 +250,7 @@ def test_the_actors_learning_rate_warms_up_once_it_learns_also_after_a_resume(ad
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in range(2):
         train_iteration(models, random_iteration(iteration), config, 20)
-    checkpoint.save(tmp_path, models, checkpoint.TrainerState(2, models.optimizer_steps, 1), keep=1)
+    checkpoint.save(tmp_path, models, TrainerState(2, models.optimizer_steps, 1), keep=1)
     resumed = Models.load(config, 0, 1, config.adapter.model)
     checkpoint.load(tmp_path, resumed)
     for each in (models, resumed):
@@ -284,7 +285,7 @@ def test_a_checkpoint_of_an_objective_without_a_critic_resumes_bitwise(adapter: 
     config = run_config(adapter, algorithm={"name": "rloo"})
     models = Models.load(config, 0, 1, config.adapter.model)
     train_iteration(models, random_iteration(0), config, 20)
-    state = checkpoint.TrainerState(1, models.optimizer_steps, 1)
+    state = TrainerState(1, models.optimizer_steps, 1)
     checkpoint.save(tmp_path, models, state, keep=1)
     expected = train_iteration(models, random_iteration(1), config, 20)
     resumed = Models.load(config, 0, 1, config.adapter.model)

@@ -7,6 +7,7 @@ import pytest
 
 from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.training.model import Models
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
@@ -38,7 +39,7 @@ def test_offloading_changes_no_step_and_resumes_bitwise(zero: dict[str, Any], dt
         steps = train_iteration(offloaded, data, config, 20).steps
         for mine, theirs in zip(steps, expected, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-5, rel=NEAR[dtype])
-    state = checkpoint.TrainerState(2, offloaded.optimizer_steps, 1)
+    state = TrainerState(2, offloaded.optimizer_steps, 1)
     checkpoint.save(tmp_path / "checkpoints", offloaded, state, keep=1)
     resumed, _ = load(adapter, zero, dtype)
     checkpoint.load(tmp_path / "checkpoints", resumed)

@@ -10,6 +10,7 @@ from torch import nn
 from prefixrl.common.config.learner import LearnerConfig
 from prefixrl.learner.training import checkpoint, distributed, optimizers
 from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.optimizers import make_adam, make_cpu_adam, restored, saved_state
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
@@ -94,7 +95,7 @@ def test_deepspeeds_adam_takes_the_same_steps_and_resumes(tmp_path: Path, compil
     config = run_config(adapter, learner={"deepspeed": {"zero_optimization": zero}})
     models = Models.load(config, 0, 1, config.adapter.model)
     train_iteration(models, random_iteration(0), config, 20)
-    checkpoint.save(tmp_path / "saved", models, checkpoint.TrainerState(1, models.optimizer_steps, 1), keep=1)
+    checkpoint.save(tmp_path / "saved", models, TrainerState(1, models.optimizer_steps, 1), keep=1)
     resumed = Models.load(config, 0, 1, config.adapter.model)
     checkpoint.load(tmp_path / "saved", resumed)
     went_on, again = (train_iteration(each, random_iteration(1), config, 20).steps for each in (models, resumed))

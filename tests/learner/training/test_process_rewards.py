@@ -13,6 +13,7 @@ from prefixrl.common.errors import DataError, TrainingFault
 from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.batch import IterationData
 from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.training.model import Models
 from support.tiny_model import DEEPSPEED_WARNINGS, VOCABULARY, random_iteration, run_config, save_model, with_tokenizer
 from support.training import same
@@ -191,7 +192,7 @@ def test_a_resumed_run_goes_on_bitwise_and_the_model_is_exported(adapter: Path, 
     )
     models = Models.load(config, 0, 1, str(adapter))
     train_iteration(models, random_iteration(0), config, 20)
-    folder = checkpoint.save(tmp_path, models, checkpoint.TrainerState(1, models.optimizer_steps, 1), keep=1)
+    folder = checkpoint.save(tmp_path, models, TrainerState(1, models.optimizer_steps, 1), keep=1)
     assert sorted(path.name for path in folder.glob("hf*")) == ["hf", "hf_ema", "hf_reward", "hf_reward_ema"]
     resumed = Models.load(config, 0, 1, str(adapter))
     checkpoint.load(tmp_path, resumed)

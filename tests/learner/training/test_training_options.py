@@ -17,6 +17,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.learner.training import checkpoint, lora
 from prefixrl.learner.training.batch import pad
 from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.training.model import Models
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, whole
 
@@ -109,7 +110,7 @@ def test_the_moving_average_is_that_of_the_weights_after_each_step(stage: int, a
         for name, weights in models.state_dict_for_publication().items():
             average[name] = decay * average[name] + (1 - decay) * weights
     trained = models.state_dict_for_publication()
-    state = checkpoint.TrainerState(3, models.optimizer_steps, 1)
+    state = TrainerState(3, models.optimizer_steps, 1)
     folder = checkpoint.save(tmp_path, models, state, keep=1)
     exported = load_file(folder / "hf_ema" / "model.safetensors")
     for name, weights in average.items():
@@ -123,7 +124,7 @@ def test_the_moving_average_is_that_of_the_weights_after_each_step(stage: int, a
 
 def test_without_a_decay_nothing_is_averaged_and_exported(adapter: Path, tmp_path: Path) -> None:
     models, _ = loaded(adapter)
-    folder = checkpoint.save(tmp_path, models, checkpoint.TrainerState(0, 0, 1), keep=1)
+    folder = checkpoint.save(tmp_path, models, TrainerState(0, 0, 1), keep=1)
     assert not models.actor.ema and not (folder / "hf_ema").exists()
 
 
@@ -220,7 +221,7 @@ def test_a_heads_low_rank_matrices_are_trained_and_off_in_the_reference(tmp_path
 def test_low_rank_training_resumes_bitwise(adapter: Path, tmp_path: Path) -> None:
     models, config = loaded(adapter, 2, lora=LORA)
     steps(models, config)
-    state = checkpoint.TrainerState(2, models.optimizer_steps, 1)
+    state = TrainerState(2, models.optimizer_steps, 1)
     checkpoint.save(tmp_path, models, state, keep=1)
     resumed, _ = loaded(adapter, 2, lora=LORA)
     checkpoint.load(tmp_path, resumed)
