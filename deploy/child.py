@@ -14,10 +14,12 @@ import re
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefixrl.common.process import RestartBudget, printable
+from prefixrl.deploy.watchdog import Watched
 
 WORKER_RESTARTS = 10
 TAIL_LINES = 12
@@ -108,3 +110,27 @@ class Child:
                 for each in lines:
                     if (found := _ERROR.match(each)) and not self._news.full():
                         self._news.put(printable(found[1].decode(errors="replace")))
+
+
+def family(children: Sequence[Child]) -> list[Watched]:
+    """Return the running children, and the servers that they have started themselves."""
+    found = []
+    for child in children:
+        if child.process is None or child.code is not None:
+            continue
+        pid = child.process.pid
+        found.append(Watched(child.name, pid, _is_stopped(pid)))
+        with contextlib.suppress(OSError, ValueError):
+            for each in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()):
+                title = Path(f"/proc/{each}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+                if title.startswith("prefixrl-"):
+                    found.append(Watched(title.removeprefix("prefixrl-"), each, _is_stopped(each)))
+    return found
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return True for a process that a signal stopped; one that ends meanwhile is not."""
+    with contextlib.suppress(OSError):
+        # The name in brackets may hold anything.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] == b"T"
+    return False

@@ -11,6 +11,7 @@ from rich.text import Text
 from prefixrl.common.process import printable
 from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
+from prefixrl.deploy.watchdog import stall_of
 
 NAMED_WAIT_S = 10.0
 """Shorter waits are not named: every iteration has some."""
@@ -18,6 +19,8 @@ FIXED_LINES = 16
 """Lines of a picture besides a line per worker, mostly; workers that do not fit are summed up by role."""
 NAMED_WORKERS = 3
 """Most workers whose trouble is told in full."""
+STANDS_STILL_S = 60.0
+"""Time without an event after which it is said what is waited for, whatever `launch.stall_s` says."""
 BAR_CHARS = 20
 RECENT = 20
 """Iterations that the time of one is measured over."""
@@ -106,6 +109,8 @@ def held_up(document: StatusDocument) -> list[str]:
     stuck = [each for each in document.workers if each.state.startswith(("waiting for ", "reward.function "))]
     more = len(stuck) - NAMED_WORKERS
     named = [f"{worker.name}: {worker.state}" for worker in stuck[:NAMED_WORKERS]]
+    if document.idle_s >= STANDS_STILL_S and document.total_iterations:
+        named.insert(0, stall_of(document))
     return [*named, *([f"and {more} more workers that wait or fail"] if more > 0 else [])]
 
 

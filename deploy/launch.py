@@ -25,16 +25,17 @@ import msgspec
 
 from prefixrl.common.config.load import import_functions, load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, Halted, PeerLost, UserError
+from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError
 from prefixrl.common.process import PARENT_VARIABLE, end_children, own, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.placement import LEARNER, described, gpus_here, place, processes_of, visible
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
-from prefixrl.deploy.child import Child
+from prefixrl.deploy.child import Child, family
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.status import View, fetch
+from prefixrl.deploy.watchdog import Watchdog
 
 LEARNER_RESTARTS = 3
 STOPPED_BY_BROKER_S = 20.0
@@ -131,6 +132,7 @@ class Launcher:
         self.learner.budget.most = restarts
         self.workers: list[Child] = []
         self._view = View(self._directory, uses_stderr)
+        self._watchdog = Watchdog(config.launch.stall_s)
 
     def _child(self, name: str, module: str, arguments: list[str]) -> Child:
         environment = {
@@ -208,8 +210,18 @@ class Launcher:
                 for line in self.learner.news():
                     self._view.announce(line)
                 self._view.refresh()
+                self._look_for_stalls()
                 time.sleep(TICK_S)
         return STOPPED
+
+    def _look_for_stalls(self) -> None:
+        """Name who holds the run up; TrainingFault where a stall is to end it."""
+        processes = family([self.learner, *self.workers])
+        if any(each.name == LEARNER for each in processes):
+            for text in self._watchdog.look(time.monotonic(), self._view.document, processes):
+                self._view.announce(text)
+        if self._watchdog.stall and self._config.launch.on_stall == "end":
+            raise TrainingFault(f"{self._watchdog.stall} (launch.on_stall)")
 
     def _start_workers(self) -> None:
         """Start those that do not run: a broker has opened its socket."""

@@ -96,6 +96,8 @@ class View:
         stream = sys.stderr if is_on_stderr else sys.stdout
         self._live = Live(console=self._console, auto_refresh=False) if stream.isatty() else None
         self._requester: Requester | None = None
+        self.document: StatusDocument | None = None
+        """The newest answer of the broker; None where the last look brought none."""
         self._next_s = 0.0
         self._metrics = MetricsFile(directory / METRICS_FILE)
         self._recent: deque[MetricsLine] = deque(maxlen=RECENT)
@@ -124,7 +126,8 @@ class View:
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + LOOK_EVERY_S
-        if (document := self._document()) is None:
+        document = self.document = self._document()
+        if document is None:
             return
         for text in self._read_metrics():
             self.announce(f"ALARM {text}")

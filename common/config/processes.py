@@ -1,6 +1,6 @@
 """The `[launch]` section: how many processes run on one machine, and where."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -38,4 +38,9 @@ class LaunchConfig(Section):
     """Scorers that `prefixrl launch` starts."""
     stop_s: PositiveFloat | None = None
     """Seconds for the learner to save after Ctrl-C. Absent: 60, and more for large checkpoints."""
+    stall_s: PositiveFloat = 600.0
+    """Time without any result, trained iteration or published version after which the console names who holds the run
+    up. Longer than one iteration trains."""
+    on_stall: Literal["warn", "end"] = "warn"
+    """Effect of such a stall: only words, or the end of the launch with exit code 5."""
     devices: DevicesConfig = DevicesConfig()

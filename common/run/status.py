@@ -167,6 +167,10 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The present work of the learner's rank 0."""
     learner_waits_s: float = 0.0
     """Time that it has waited for its batch; 0 where it does not wait."""
+    last_event: str = ""
+    """The newest result, trained iteration or published version; "" before the first since the broker started."""
+    idle_s: float = 0.0
+    """Time since that event."""
     malformed_messages: int
     journal_bytes: int
     up_s: float

@@ -154,6 +154,7 @@ class BatchDesk:
         ledger.trained(done.iteration)
         if not is_new:
             return  # told twice
+        self._dispatcher.note(f"iteration {done.iteration} was trained", now_s)
         self.phase = "publishes"
         # Before the first one workers load, which no lead makes shorter.
         iteration_s = 0.0 if self._done_s is None else now_s - self._done_s

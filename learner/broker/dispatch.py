@@ -3,6 +3,7 @@
 Pure: time is passed in, messages to send are collected in `outgoing`, records in the ledger.
 """
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
@@ -59,6 +60,7 @@ class Dispatcher:
         self.outgoing: list[tuple[bytes, messages.FromBroker]] = []
         self.losses: Counter[str] = Counter()
         self.completions: Counter[str] = Counter(judged=0, cached=0)
+        self.last_event, self.event_s = "", -math.inf
         self.stages = StageClock()
 
     # --- giving work -------------------------------------------------------------------------------------------------
@@ -177,6 +179,7 @@ class Dispatcher:
         elif lease and isinstance(lease.item, SampleItem):
             self.evaluations.take_prefixes(lease.item, result.groups, result.weights_digest, result.elapsed_s)
         worker.finish(result.task)
+        self.note(f"{worker.name} sampled {len(result.groups)} groups", now_s)
 
     def take_scores(self, worker: Worker, result: messages.Scores, now_s: float) -> None:
         """Accept a scorer's result; ValueError, changing nothing, when it may not send this one."""
@@ -193,6 +196,11 @@ class Dispatcher:
         else:
             self.evaluations.take_scores(result.groups)
         worker.finish(result.task)
+        self.note(f"{worker.name} judged {len(result.groups)} groups", now_s)
+
+    def note(self, event: str, now_s: float) -> None:
+        """Note that the run has got further, for who asks why it stands still."""
+        self.last_event, self.event_s = event, now_s
 
     def _lease_of(self, worker: Worker, result: messages.Prefixes | messages.Scores) -> Lease | None:
         """Return a result's lease, None for a late one; ValueError unless its worker held that task.

@@ -201,7 +201,7 @@ class Broker:
 
     def _give_up(self, worker: Worker, reason: str) -> None:
         held = self.dispatcher.lose(worker, reason, died=True)
-        log.warning("gave up %s: %s; it held %s", worker.label, reason, held or "nothing")
+        log.error("gave up %s: %s; it held %s", worker.label, reason, held or "nothing")
         self._send(worker.identity, messages.Unknown())
 
     # --- messages ----------------------------------------------------------------------------------------------------
@@ -391,6 +391,7 @@ class Broker:
         if not self._write_down(now_s, VersionPublished(note)):
             return False
         self.versions.publish(note)
+        self.dispatcher.note(f"version {note.version} was published", now_s)
         for worker in list(self.dispatcher.registry.of("rollout")):
             if objection := self.versions.objection(worker):
                 self._reject(worker, objection)

@@ -70,6 +70,8 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         waiting_for=batches.waiting_for,
         learner_phase="" if trains_nothing else batches.phase,
         learner_waits_s=batches.waits_s(now_s),
+        last_event=dispatcher.last_event,
+        idle_s=now_s - max(dispatcher.event_s, sources.started_s),
         malformed_messages=malformed,
         journal_bytes=sources.journal.size_bytes,
         up_s=now_s - sources.started_s,

@@ -1,0 +1,111 @@
+"""The watchdog of a launch names who holds the run up when nothing happens. Pure.
+
+    looks ─▶ a process that a signal stopped | a broker that does not answer | no event for launch.stall_s ─▶ a sentence
+
+An event is a result of a worker, a trained iteration or a published version. A finding is told once, again each time
+that it has lasted twice as long, and when it is over.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prefixrl.common.run.status import StatusDocument
+
+NOTICED_S = 10.0
+"""A stopped process or a silent broker of a shorter time is no news."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A process on this machine; `is_stopped`: by a signal, as SIGSTOP."""
+
+    name: str
+    pid: int
+    is_stopped: bool
+
+    @property
+    def label(self) -> str:
+        """Name and process."""
+        return f"{self.name} (pid {self.pid})"
+
+
+@dataclass
+class _Finding:
+    since_s: float
+    told_s: float = 0.0
+    """Its age when it was told last, 0 before."""
+
+
+BROKER, RUN = "broker", "the run"
+
+
+@dataclass
+class Watchdog:
+    """Findings that last, by what they are about."""
+
+    stall_s: float
+    stall: str = ""
+    """The present stall in words, "" while the run goes on."""
+    _findings: dict[str, _Finding] = field(default_factory=dict)
+    _broker_pid: int = 0
+    _answered_s: float | None = None
+    """Time of that broker's last answer, None before its first."""
+
+    def look(self, now_s: float, document: StatusDocument | None, processes: Sequence[Watched]) -> list[str]:
+        """Return what is to be told now.
+
+        Args:
+            now_s: any clock that goes on steadily.
+            document: what the broker says, None where it does not answer.
+            processes: those of this machine.
+        """
+        found = {
+            each.label: f"was stopped by a signal; `kill -CONT {each.pid}` lets it go on, {{}} so far"
+            for each in processes
+            if each.is_stopped
+        }
+        since_s = dict.fromkeys(found, now_s)
+        broker = next((each for each in processes if each.name == BROKER), None)
+        if broker and self._is_silent(now_s, document is not None, broker) and self._answered_s is not None:
+            found.setdefault(broker.label, "has not answered for {}; without it nothing goes on")
+            since_s.setdefault(broker.label, self._answered_s)
+        idle_s = document.idle_s if document is not None and document.total_iterations else 0.0
+        self.stall = stall_of(document) if document is not None and idle_s >= self.stall_s else ""
+        if self.stall:
+            found[RUN], since_s[RUN] = f"makes {self.stall}", now_s - idle_s
+        return [*self._over(found, now_s), *self._lasting(found, since_s, now_s)]
+
+    def _is_silent(self, now_s: float, answers: bool, broker: Watched) -> bool:
+        """Return True if this broker has answered before, and does not now."""
+        if answers or broker.pid != self._broker_pid:
+            self._broker_pid, self._answered_s = broker.pid, now_s if answers else None
+        return not answers and self._answered_s is not None
+
+    def _over(self, found: Mapping[str, str], now_s: float) -> list[str]:
+        over = {name: each for name, each in self._findings.items() if name not in found}
+        for name in over:
+            del self._findings[name]
+        return [f"{name} goes on after {now_s - each.since_s:.0f} s" for name, each in over.items() if each.told_s]
+
+    def _lasting(self, found: Mapping[str, str], since_s: Mapping[str, float], now_s: float) -> list[str]:
+        told = []
+        for name, sentence in found.items():
+            finding = self._findings.setdefault(name, _Finding(since_s[name]))
+            age_s = now_s - finding.since_s
+            if age_s >= max(NOTICED_S, 2 * finding.told_s):
+                finding.told_s = age_s
+                told.append(f"STALL {name} {sentence.replace('{}', f'{age_s:.0f} s')}")
+        return told
+
+
+def stall_of(document: StatusDocument) -> str:
+    """Return in words that nothing happens, who is waited for, and what happened last."""
+    match document.learner_phase:
+        case "waits":
+            culprit = f"the learner waits for {document.waiting_for}"
+        case "":
+            culprit = "no learner has asked for a batch yet"
+        case phase:
+            culprit = f"the learner {phase}, and has not ended that"
+    last = document.last_event or "none since the broker started"
+    return f"no progress for {document.idle_s:.0f} s: {culprit}; the last event: {last}"
