@@ -69,7 +69,7 @@ class Watchdog:
         if broker and self._is_silent(now_s, document is not None, broker) and self._answered_s is not None:
             found.setdefault(broker.label, "has not answered for {}; without it nothing goes on")
             since_s.setdefault(broker.label, self._answered_s)
-        idle_s = document.idle_s if document is not None and document.total_iterations else 0.0
+        idle_s = document.idle_s if document is not None and _works(document) else 0.0
         self.stall = stall_of(document) if document is not None and idle_s >= self.stall_s else ""
         if self.stall:
             found[RUN], since_s[RUN] = f"makes {self.stall}", now_s - idle_s
@@ -96,6 +96,12 @@ class Watchdog:
                 finding.told_s = age_s
                 told.append(f"STALL {name} {sentence.replace('{}', f'{age_s:.0f} s')}")
         return told
+
+
+def _works(document: StatusDocument) -> bool:
+    """Return False while models are loaded, which has limits of its own, and for a run that trains nothing."""
+    is_loading = document.learner_phase == "loads" or any(each.phase == "loading" for each in document.workers)
+    return bool(document.total_iterations) and not is_loading
 
 
 def stall_of(document: StatusDocument) -> str:

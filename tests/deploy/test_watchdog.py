@@ -3,6 +3,7 @@
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.deploy.watchdog import Watchdog, Watched, stall_of
 from support.fakes import document as fake_document
+from support.fakes import worker_status
 
 LEARNER, BROKER = Watched("learner", 10, False), Watched("broker", 11, False)
 
@@ -53,6 +54,12 @@ def test_a_run_without_an_event_is_named_with_who_is_waited_for_and_what_came_la
     (text,) = dog.look(61, document(120.0, "waits"), [LEARNER, BROKER])
     assert "the learner waits for groups;" in text
     assert dog.look(62, document(0.2), [LEARNER, BROKER]) == ["the run goes on after 121 s"] and not dog.stall
+
+
+def test_models_that_are_loaded_for_long_are_no_stall() -> None:
+    loading = worker_status("scorer", "vllm", phase="loading")
+    for each in (document(1000.0, "loads"), fake_document(loading, total_iterations=9, idle_s=1000.0)):
+        assert Watchdog(60.0).look(0, each, [LEARNER, BROKER]) == []
 
 
 def test_a_run_that_only_judges_has_no_stall() -> None:
