@@ -144,8 +144,10 @@ def main(path: Path, quick: bool, seed: int) -> None:
             disturbed(folder / f"points-{number}", 0, f"crash points {points}", points)
             for number, points in enumerate(point_sets(quick))
         ]
-        for number in range(0, kills, KILLS_PER_RUN):
-            most, where = min(KILLS_PER_RUN, kills - number), folder / f"kills-{number}"
+        # A run may end before its last kill.
+        while (left := kills - sum(each.kills[role] for each in outcomes for role in ROLES)) > 0:
+            most, number = min(KILLS_PER_RUN, left), len(outcomes)
+            where = folder / f"kills-{number}"
             outcomes.append(disturbed(where, 0, f"{most} kills at S = 0", kills=most, seed=seed + number))
         late = [] if quick else [disturbed(folder / "late", 2, "kills at S = 2", kills=KILLS_PER_RUN, seed=seed)]
     equal = [each for each in outcomes if each.digest == alone.digest]

@@ -70,7 +70,7 @@ class Size:
         return -(-self.samples // (GROUPS * ROWS))
 
 
-FULL = Size(scorers=500, rollouts=100, learners=60, samples=300_000, mean_gap_s=1.0)
+FULL = Size(scorers=500, rollouts=100, learners=60, samples=300_000, mean_gap_s=0.5)
 QUICK = Size(scorers=8, rollouts=3, learners=4, samples=12_000, mean_gap_s=0.7)
 
 

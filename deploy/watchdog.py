@@ -99,7 +99,7 @@ class Watchdog:
 
 
 def _works(document: StatusDocument) -> bool:
-    """Return False while models are loaded, which has limits of its own, and for a run that trains nothing."""
+    """Return False while models are loaded, and for a run that trains nothing."""
     is_loading = document.learner_phase == "loads" or any(each.phase == "loading" for each in document.workers)
     return bool(document.total_iterations) and not is_loading
 

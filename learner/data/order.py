@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages import Prompt
 
+PERMUTATIONS_KEPT = 256
+"""Live groups are of two or three epochs, each with as many sources; any other permutation is made again."""
+
 
 class PromptOrder:
     """Prompts by `prompt_index`: i is position i mod N of the permutation of epoch i // N."""
@@ -51,6 +54,8 @@ class PromptOrder:
     def _permutation(self, of: str, turn: int, size: int) -> NDArray[np.int64]:
         key = (turn, size, of)
         if key not in self._permutations:
+            while len(self._permutations) >= PERMUTATIONS_KEPT:
+                del self._permutations[next(iter(self._permutations))]
             generator = np.random.Generator(np.random.PCG64(derive(self._seed, of, turn)))
             self._permutations[key] = generator.permutation(size)
         return self._permutations[key]

@@ -1,4 +1,4 @@
-"""The watchdog names stopped processes, a silent broker and a run without events: at doubling times, and their end."""
+"""The watchdog names stopped processes, a silent broker and a run without events."""
 
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.deploy.watchdog import Watchdog, Watched, stall_of

@@ -1,4 +1,4 @@
-"""Processes of a launch that a signal stopped are named; the run goes on without them, or after them."""
+"""Processes of a launch that a signal stopped are named, and the run goes on."""
 
 import signal
 import subprocess

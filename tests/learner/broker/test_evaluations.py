@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from prefixrl.common.wire.messages import (
+    VERSIONS_KEPT,
     Evaluate,
     GroupPrefixes,
     Prompt,
@@ -233,3 +234,12 @@ def test_what_is_forgotten_stays_counted_and_its_numbers_are_not_given_again() -
 
 def test_an_unknown_evaluation_is_none() -> None:
     assert with_request().runs.get("v9") is None
+
+
+def test_a_version_that_is_to_be_judged_is_known_however_many_came_after_it() -> None:
+    evaluations = with_request(request(version=3))
+    for version in range(4, VERSIONS_KEPT + 50):
+        evaluations.published(version, f"d{version}")
+    assert evaluations.needs_version(3, "d3")
+    evaluations.add(request("forgotten", 5))
+    assert not evaluations.needs_version(5, "d5")

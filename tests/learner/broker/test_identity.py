@@ -7,7 +7,7 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import name_digest, scorer_digests
-from prefixrl.common.wire.messages import ModelDigests
+from prefixrl.common.wire.messages import VERSIONS_KEPT, ModelDigests
 from prefixrl.learner.broker.identity import IdentityCheck
 from support.fakes import run_on_disk
 
@@ -41,3 +41,18 @@ def test_a_name_in_the_run_file_holds_from_the_first_scorer_on(tmp_path: Path) -
     with pytest.raises(ValueError, match="serves another target"):
         check_of(config).check("scorer", served(config, "b"))
     check_of(config).check("scorer", served(config, "a"))
+
+
+def test_digests_of_the_newest_versions_are_known_and_the_others_are_forgotten(tmp_path: Path) -> None:
+    check = check_of(run_on_disk(tmp_path))
+    for version in range(VERSIONS_KEPT + 500):
+        check.publish(version, f"d{version}")
+    assert len(check.digests) == VERSIONS_KEPT
+    newest = VERSIONS_KEPT + 499
+    check.check_version(newest, f"d{newest}")
+    with pytest.raises(ValueError, match=f"never published as version {newest}"):
+        check.check_version(newest, "another")
+    check.check_version(3, "of a worker that slept for a thousand versions")
+    again = check_of(run_on_disk(tmp_path / "again"))
+    again.restore(check.digests)
+    assert again.digests == check.digests

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from prefixrl.common.wire.messages import Prompt
-from prefixrl.learner.data.order import Mixture, PromptOrder
+from prefixrl.learner.data.order import PERMUTATIONS_KEPT, Mixture, PromptOrder
 
 
 def problems(count: int) -> list[Prompt]:
@@ -94,3 +94,11 @@ def test_a_mixture_is_the_same_whoever_asks_and_in_whatever_order() -> None:
 def test_a_weight_that_gives_a_source_no_place_is_refused() -> None:
     with pytest.raises(ValueError, match=r"none of the 10 prompts of an epoch \(they get \[10, 0\]\)"):
         Mixture([5, 5], [1000.0, 1.0])
+
+
+def test_an_epoch_long_ago_has_the_order_that_it_had() -> None:
+    order = PromptOrder(problems(9), 5, None)
+    first = [order.prompt(index) for index in range(9)]
+    for epoch in range(1, 2 * PERMUTATIONS_KEPT):
+        order.prompt(9 * epoch)
+    assert [order.prompt(index) for index in range(9)] == first
