@@ -119,7 +119,7 @@ def runs_below(folder: Path) -> list[Path]:
 def listing(folder: Path) -> Table:
     """Return a table of the runs in a folder; a run that cannot be read is a row with its fault."""
     # A name that is cut names no run; a long fault is folded instead.
-    table = Table(Column("run", no_wrap=True), "state", "iterations", "reward", "trained adapter", box=box.SIMPLE_HEAD)
+    table = Table(Column("run", no_wrap=True), "state", "iterations", "reward", "adapter, trained", box=box.SIMPLE_HEAD)
     for run in runs_below(folder):
         name = str(run.relative_to(folder))
         try:
@@ -145,7 +145,8 @@ def comparison(runs: list[Path]) -> Table:
     table.add_row("iterations", *(str(state.iterations) for state in states))
     table.add_row("reward of the newest iteration", *(_shown(state.reward) for state in states))
     for arm in dict.fromkeys(arm for state in states for arm in state.accuracy):
-        table.add_row(f"accuracy, {arm}", *(_shown(state.accuracy.get(arm)) for state in states))
+        name = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}.get(arm, arm)
+        table.add_row(f"accuracy, {name}", *(_shown(state.accuracy.get(arm)) for state in states))
     differing = [
         key
         for key in dict.fromkeys(key for each in settings for key in each)

@@ -41,7 +41,7 @@ def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
         if (directory / SUMMARY_FILE).exists():
             remedy = f"its result is in summary.json (prefixrl report {directory})"
             raise ConfigError("\n".join([f"the run in {directory} is over; {remedy}", *rung(directory)])) from None
-        remedy = "is the learner running? (prefixrl launch resumes the run)"
+        remedy = f"is the learner running? (prefixrl resume {directory} goes on with the run)"
         raise PeerLost("\n".join([f"{error}; {remedy}", *rung(directory)])) from None
     try:
         return requester.ask(GetStatus(), Status)[0].document
