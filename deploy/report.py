@@ -56,14 +56,17 @@ def print_table(directory: Path) -> None:
     if summary is None:
         console.print(f"{len(lines)} iterations trained, not finished; {directory}", highlight=False)
         return
-    for columns, rows in _tables(summary):
+    if not summary.accuracy and not summary.evaluations_incomplete:
+        console.print("nothing was judged: the run has no held-out problems (data.eval)", highlight=False)
+    for columns, rows in _tables(summary) if summary.accuracy else ():
         table = Table(*(Column(name, no_wrap=True) for name in columns), box=box.SIMPLE_HEAD)
         for row in rows:
             table.add_row(*row)
         console.print(table)
     for name, value in _facts(summary):
         console.print(printable(f"{name}: {value}"), highlight=False, markup=False)
-    console.print(f"everything is in {directory}", highlight=False, markup=False)
+    told = f"everything is in {directory}; `prefixrl samples {directory}` shows what the adapter wrote"
+    console.print(told, highlight=False, markup=False, soft_wrap=True)
 
 
 def _tables(summary: Summary) -> list[Cells]:

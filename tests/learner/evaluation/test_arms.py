@@ -109,6 +109,12 @@ def test_a_run_of_which_nothing_could_be_judged_has_a_summary_without_figures(
     assert found.eval_problems == 0
     print_table(tmp_path / "run")
     assert "candidate-0" in capsys.readouterr().out
+    summary.write(
+        msgspec.structs.replace(found, evaluations_incomplete=type(found.evaluations_incomplete)()), tmp_path / "run"
+    )
+    print_table(tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.startswith("nothing was judged: the run has no held-out problems (data.eval)") and "arm" not in said
 
 
 @pytest.mark.parametrize(("best", "chosen"), [("", b""), ("candidate-0", b""), ("candidate-1", b"so ")])
