@@ -35,7 +35,8 @@ WELL_S = 3600.0
 """A process that ran this long before it ended has all its restarts again: ends in a long run do not add up."""
 
 
-_HIDDEN = (*range(32), *range(127, 160), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_HIDDEN = (*range(32), *range(127, 160), 0x2028, 0x2029, *_DIRECTIONS)
 """Characters that move a cursor, colour text, end a line or turn its direction."""
 _ESCAPES = {code: f"\\u{code:04x}" for code in _HIDDEN if chr(code) not in "\n\t"}
 

@@ -104,8 +104,7 @@ def page(content: PageContent) -> str:
 
 def escaped(text: str) -> str:
     """Return a text for a page: no markup, control character or change of direction in it."""
-    marks = {0x200E: "\\u200e", 0x200F: "\\u200f", 0x061C: "\\u061c"}
-    return html.escape(printable(text).translate(marks))
+    return html.escape(printable(text))
 
 
 def table(cells: Cells, texts: Collection[int] = ()) -> str:

@@ -9,9 +9,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from rich import box
 from rich.table import Column, Table
+from rich.text import Text
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, UserError
+from prefixrl.common.process import printable
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.documents import END_FILE, SUMMARY_FILE, RunEnd, Summary
 from prefixrl.deploy.checkpoints import config_of
@@ -121,11 +123,11 @@ def listing(folder: Path) -> Table:
     # A name that is cut names no run; a long fault is folded instead.
     table = Table(Column("run", no_wrap=True), "state", "iterations", "reward", "adapter, trained", box=box.SIMPLE_HEAD)
     for run in runs_below(folder):
-        name = str(run.relative_to(folder))
+        name = Text(printable(str(run.relative_to(folder))))
         try:
             state = state_of(run)
         except UserError as fault:
-            table.add_row(name, f"unreadable: {fault}", "", "", "")
+            table.add_row(name, Text(printable(f"unreadable: {fault}")), "", "", "")
             continue
         total = f"/{state.total_iterations}" if state.total_iterations else ""
         reward = "" if state.reward is None else f"{state.reward:.3f}"
@@ -140,7 +142,8 @@ def comparison(runs: list[Path]) -> Table:
         check_format(run)
     states = [state_of(run) for run in runs]
     settings = [dict(_flat(config_of(run, ()).model_dump(mode="json"), "")) for run in runs]
-    table = Table("", *(state.directory for state in states), box=box.SIMPLE_HEAD)
+    # Rich would read markup in settings and names; a run of somebody else's may hold control characters.
+    table = Table("", *(Column(Text(printable(state.directory))) for state in states), box=box.SIMPLE_HEAD)
     table.add_row("state", *(state.state for state in states))
     table.add_row("iterations", *(str(state.iterations) for state in states))
     table.add_row("reward of the newest iteration", *(_shown(state.reward) for state in states))
@@ -153,7 +156,7 @@ def comparison(runs: list[Path]) -> Table:
         if key.split(".")[0] not in PLACE and len({each.get(key) for each in settings}) > 1
     ]
     for key in differing:
-        table.add_row(key, *(each.get(key, "") for each in settings))
+        table.add_row(Text(printable(key)), *(Text(printable(each.get(key, ""))) for each in settings))
     return table
 
 

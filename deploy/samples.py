@@ -20,6 +20,8 @@ COMMONEST = 5
 TRENDS = 8
 """Spans of iterations in the table of the commonest texts."""
 FOLLOW_S = 2.0
+TEXT_COLUMN = 14
+"""Column at which the texts of a sample begin."""
 
 
 class SampleText(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,9 +172,14 @@ def lines_of(sample: SampleText) -> Iterator[str]:
     parts = {"question": sample.question, "prefix": sample.prefix, "completion": sample.completion}
     for name, text in parts.items():
         if text:
-            yield f"  {name:>10}: {text}"
-    yield f"  {'gold':>10}: {sample.gold}   found: {sample.extracted or 'nothing'}"
+            yield f"  {name:>{TEXT_COLUMN - 4}}: {_indented(text)}"
+    yield f"  {'gold':>{TEXT_COLUMN - 4}}: {_indented(sample.gold)}   found: {_indented(sample.extracted or 'nothing')}"
     yield ""
+
+
+def _indented(text: str) -> str:
+    """Return a text with its further lines below its first, so that none poses as another."""
+    return text.replace("\n", f"\n{' ' * TEXT_COLUMN}")
 
 
 def decoder(directory: Path) -> Callable[[list[int]], str]:

@@ -114,7 +114,15 @@ def _lines(path: Path, name: str) -> Iterator[FileRow]:
                 try:
                     yield FileRow(name, number, decoder.decode(line))
                 except (ValueError, msgspec.MsgspecError) as error:
-                    yield FileRow(name, number, None, str(error))
+                    yield FileRow(name, number, None, f"{error}{_encoding_of(line)}")
+
+
+def _encoding_of(line: bytes) -> str:
+    """Return a question about the encoding of a bad line, "" where it is UTF-8."""
+    try:
+        return "; is the file UTF-8?" if b"\0" in line else line.decode()[:0]
+    except UnicodeDecodeError:
+        return "; is the file UTF-8?"
 
 
 def _json(path: Path, name: str) -> Iterator[FileRow]:

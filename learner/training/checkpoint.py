@@ -194,12 +194,23 @@ def load(directory: Path, models: Models) -> TrainerState | None:
 
 
 def latest(directory: Path) -> Path | None:
-    """Return the newest whole checkpoint; damaged ones are skipped with a warning."""
-    for folder in _folders(directory):
+    """Return the newest whole checkpoint, None where there is none at all.
+
+    Damaged ones are skipped with a warning.
+
+    Raises:
+        DataError: every checkpoint is damaged.
+    """
+    for folder in (found := _folders(directory)):
         problem = damage(folder)
         if not problem:
             return folder
         log.warning("skipping the checkpoint %s: %s", folder, problem)
+    if found:
+        raise DataError(
+            f"every checkpoint in {directory} is damaged; the newest: {damage(found[0])}; restore one, or remove them "
+            "to begin again at iteration 0"
+        )
     return None
 
 

@@ -25,7 +25,9 @@ def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytes
     assert [each.name for each in tmp_path.iterdir()] == ["config.json"]
 
 
-HOSTILE = "node7\x1b]0;owned\x07\x9b31m\r\u202e\n2026-11-22 00:00:00 ERROR   prefixrl-broker the run is over"
+HOSTILE = (
+    "node7\x1b]0;owned\x07\x9b31m\r\u202e\u200f\u061c\n2026-11-22 00:00:00 ERROR   prefixrl-broker the run is over"
+)
 
 
 def test_a_peers_text_reaches_neither_terminal_nor_log_raw() -> None:
@@ -42,7 +44,7 @@ def test_a_peers_text_reaches_neither_terminal_nor_log_raw() -> None:
         check=False,
     )
     text = child.stderr.decode()
-    assert not set(text) & set("\x1b\x07\x9b\r\u202e")
+    assert not set(text) & set("\x1b\x07\x9b\r\u202e\u200f\u061c")
     log, _, error = text.partition("error: ")
     assert "gave up node7\\u001b]0;owned\\u0007\\u009b31m\\u000d\\u202e" in log
     assert len([line for line in log.splitlines() if not line.startswith(" ")]) == 1, "no forged record"

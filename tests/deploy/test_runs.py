@@ -18,7 +18,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cli(*arguments: str | Path) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(main, list(map(str, arguments)), catch_exceptions=False)
+    return CliRunner(env={"COLUMNS": "400"}).invoke(main, list(map(str, arguments)), catch_exceptions=False)
 
 
 def test_runs_that_run_stopped_ended_or_cannot_be_read_are_listed(tmp_path: Path, adapter: Path) -> None:
@@ -51,6 +51,13 @@ def test_a_comparison_shows_the_settings_that_differ_and_no_others(tmp_path: Pat
     assert ["algorithm.clip", "0.2", "0.3"] in lines
     assert ["iterations", "1", "2"] in lines
     assert not [line for line in lines if line and line[0] in ("algorithm.gamma", "directory", "seed")]
+
+
+def test_names_of_runs_cannot_move_a_terminal_and_are_no_markup(tmp_path: Path, adapter: Path) -> None:
+    for name in ("one", "two"):
+        made(tmp_path / f"{name}[bold]\x1b[2J\u202e", adapter, 1)
+    for shown in (cli("list", tmp_path).output, cli("compare", *tmp_path.iterdir()).output):
+        assert "one[bold]\\u001b[2J" in shown and not set(shown) & set("\x1b\u202e")
 
 
 def test_folders_without_a_run_are_one_message(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from prefixrl.deploy.__main__ import main
 from support.tiny_model import with_tokenizer
 
 ITERATIONS = 16
-HOSTILE = "\x1b]0;owned\x07"
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\u202e\u200f\niteration 15, group 99, p99: reward 1 (ok)"
 
 
 def group(seq: int, iteration: int, tokens: tuple[int, ...]) -> ScoredGroup:
@@ -98,7 +98,10 @@ def test_best_and_worst_order_by_advantage_and_json_has_every_field(run: Path) -
 def test_what_a_model_wrote_cannot_move_a_terminal(run: Path) -> None:
     for flags in ((), ("--json",)):
         output = shown(run, *flags).output
-        assert "\\u001b]0;owned" in output and not set(output) & {"\x1b", "\x07"}
+        assert "\\u001b]0;owned" in output and not set(output) & set("\x1b\x07\r\u202e\u200f")
+        assert not [line for line in output.splitlines() if line.startswith("iteration 15, group 99")], (
+            "no forged sample"
+        )
 
 
 def test_an_iteration_that_is_not_there_and_a_run_without_any_are_refused(run: Path) -> None:

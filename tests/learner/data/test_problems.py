@@ -59,7 +59,8 @@ def test_columns_have_the_names_of_the_config(tmp_path: Path) -> None:
     [
         (b"{", "row 2: "),
         (b"[1, 2]", "row 2: Expected `object`, got `array`"),
-        (b'{"id": "\xff"}', "row 2: "),
+        (b'{"id": "\xff"}', r"row 2: .*; is the file UTF-8\?"),
+        (b'{\x00"\x00', r"row 2: .*; is the file UTF-8\?"),
         (b'{"id": NaN}', "row 2: JSON is malformed"),
         ({"id": "b", "answer": "2"}, "row 2: no column 'question'; the row has answer, id"),
         ({**GOOD, "id": None}, "row 2: column 'id' is None"),

@@ -71,7 +71,8 @@ def test_a_manifest_that_is_none_is_a_message(body: bytes, tmp_path: Path) -> No
     path.write_bytes(body)
     with pytest.raises(DataError, match="has no readable manifest"):
         read_manifest(path.parent)
-    assert checkpoint.latest(tmp_path) is None
+    with pytest.raises(DataError, match=r"every checkpoint in .* is damaged; .* or remove them to begin again"):
+        checkpoint.latest(tmp_path)
 
 
 def test_a_checkpoint_of_the_release_without_digests_can_be_resumed(tmp_path: Path) -> None:
