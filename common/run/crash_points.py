@@ -2,16 +2,19 @@
 
 `PREFIXRL_CRASH_AT=checkpoint.written,journal.synced:3` and `PREFIXRL_CRASH_FOLDER=DIR`: the process that first comes to
 `checkpoint.written`, and the one that comes to `journal.synced` for its third time, kill themselves; a file in DIR says
-so, and nobody does it again. Without the variable a crash point does nothing.
+so, and nobody does it again. `scores.judged:3:hang` hangs there instead, for ever, as an engine may: only the thread
+that works, so that heartbeats go on. Without the variable a crash point does nothing.
 """
 
 import os
 import signal
+import time
+from collections import Counter
 from pathlib import Path
 
 from prefixrl.common.errors import ConfigError
 
-VARIABLE, FOLDER_VARIABLE = "PREFIXRL_CRASH_AT", "PREFIXRL_CRASH_FOLDER"
+VARIABLE, FOLDER_VARIABLE, HANG = "PREFIXRL_CRASH_AT", "PREFIXRL_CRASH_FOLDER", "hang"
 POINTS = (
     "journal.begun",  # before records are written
     "journal.written",  # written, not synced
@@ -34,32 +37,40 @@ POINTS = (
 """All of them, in the order of one group's way."""
 
 
-def wanted() -> dict[str, int]:
-    """Return the points that the environment names, each with the passage that is the last.
+def wanted() -> dict[str, tuple[int, bool]]:
+    """Return the points that the environment names, with the passage that counts.
+
+    The second value is True where the process hangs there.
 
     Raises:
         ConfigError: there is no point of that name.
     """
     found = {}
     for text in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        name, _, passage = text.partition(":")
-        if name not in POINTS or not (passage or "1").isdecimal():
+        name, passage, effect = (text + "::").split(":")[:3]
+        passage = passage or "1"
+        if name not in POINTS or not passage.isdecimal() or effect not in ("", HANG):
             points = ", ".join(POINTS)
-            raise ConfigError(f"{VARIABLE} names {text!r}; the points are {points}, with :N for the N-th time")
-        found[name] = int(passage or "1")
+            raise ConfigError(f"{VARIABLE} names {text!r}; the points are {points}, with :N or :N:{HANG}")
+        found[name] = int(passage), effect == HANG
     return found
 
 
-_left = wanted()
+_wanted = wanted()
+_passages: Counter[str] = Counter()
 
 
 def crash_point(name: str) -> None:
-    """Kill this process if a test wants it dead here."""
-    if name not in _left:
+    """Kill this process, or hang, if a test wants it here."""
+    if name not in _wanted:
         return
-    _left[name] -= 1
-    if _left[name] <= 0 and _is_first(name):
-        os.kill(os.getpid(), signal.SIGKILL)
+    passage, hangs = _wanted[name]
+    _passages[name] += 1
+    if _passages[name] < passage or not _is_first(name):
+        return
+    while hangs:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _is_first(name: str) -> bool:

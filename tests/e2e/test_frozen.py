@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from prefixrl.common.run.crash_points import FOLDER_VARIABLE, VARIABLE
 from support.run_helper import SMALL, launched, status, trained_iterations, wait_for
 
 pytestmark = pytest.mark.timeout(900)
@@ -52,6 +53,23 @@ def test_a_process_that_is_stopped_for_long_is_named_and_the_run_goes_on(name: s
         wait_for(lambda: trained_iterations(directory) > before + 10, "more iterations")
         wait_for(lambda: len(status(directory)["workers"]) == workers, "all workers")
         assert victim.is_running()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("point", "name"), [("scores.judged:3:hang", "scorer"), ("prefixes.sampled:3:hang", "rollout")]
+)
+def test_a_worker_that_hangs_while_its_heart_beats_is_named_and_another_does_its_work(
+    point: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "run"
+    monkeypatch.setenv(VARIABLE, point)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with launched(directory, *ENDLESS, "broker.stall_s=6", "launch.rollouts=2") as launch:
+        line = console(launch, "gave up")
+        assert f"gave up {name}-" in line and "no progress for " in line
+        before = trained_iterations(directory)
+        wait_for(lambda: trained_iterations(directory) > before + 5, "training without it")
 
 
 @pytest.mark.chaos

@@ -181,7 +181,7 @@ def test_starting_the_target_trains_and_every_unit_says_what_it_does(manager: Ma
     for unit in ALL:
         wait_for(lambda unit=unit: is_active(manager, unit, 0), unit, timeout_s=START_S)  # type: ignore[misc]
     wait_for(lambda: "iteration" in manager.show(ALL[0])["StatusText"], "the learner's status")
-    assert "rollout-0 of run" in manager.show(ALL[1])["StatusText"]
+    assert "rollout-1 of run" in manager.show(ALL[1])["StatusText"]
     assert all(manager.show(unit)["UMask"] == "0077" for unit in ALL)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from prefixrl.common.run.crash_points import FOLDER_VARIABLE, POINTS, VARIABLE
+from support.fakes import wait_until
 from support.paths import ROOT
 
 PROGRAM = "from prefixrl.common.run.crash_points import crash_point\nfor _ in range(3): crash_point('journal.synced')"
@@ -23,6 +24,15 @@ def test_a_process_is_killed_at_the_passage_that_is_asked_for_and_no_other_after
     assert [path.name for path in tmp_path.iterdir()] == ["journal.synced"]
     assert run("journal.synced:3", tmp_path).returncode == 0
     assert run("", tmp_path).returncode == 0
+
+
+def test_a_process_hangs_where_it_is_to_hang(tmp_path: Path) -> None:
+    environment = {"PATH": "", VARIABLE: "journal.synced:2:hang", FOLDER_VARIABLE: str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment)
+    wait_until(lambda: (tmp_path / "journal.synced").exists(), "the point")
+    assert process.poll() is None
+    process.kill()
+    process.wait()
 
 
 def test_a_point_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
