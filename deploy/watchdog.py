@@ -6,11 +6,14 @@ An event is a result of a worker, a trained iteration or a published version. A 
 that it has lasted twice as long, and when it is over.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prefixrl.common.run.status import StatusDocument
 
+AWAY_S = 60.0
+"""A longer time between two looks: the whole job was suspended, and what did not happen meanwhile is no stall."""
 NOTICED_S = 10.0
 """A stopped process or a silent broker of a shorter time is no news."""
 
@@ -47,6 +50,9 @@ class Watchdog:
     stall: str = ""
     """The present stall in words, "" while the run goes on."""
     _findings: dict[str, _Finding] = field(default_factory=dict)
+    _looked_s: float = math.inf
+    _back_s: float = -math.inf
+    """Time since which it looks without a pause."""
     _broker_pid: int = 0
     _answered_s: float | None = None
     """Time of that broker's last answer, None before its first."""
@@ -69,7 +75,10 @@ class Watchdog:
         if broker and self._is_silent(now_s, document is not None, broker) and self._answered_s is not None:
             found.setdefault(broker.label, "has not answered for {}; without it nothing goes on")
             since_s.setdefault(broker.label, self._answered_s)
-        idle_s = document.idle_s if document is not None and _works(document) else 0.0
+        if now_s - self._looked_s > AWAY_S:
+            self._back_s = now_s
+        self._looked_s = now_s
+        idle_s = min(document.idle_s, now_s - self._back_s) if document is not None and _works(document) else 0.0
         self.stall = stall_of(document) if document is not None and idle_s >= self.stall_s else ""
         if self.stall:
             found[RUN], since_s[RUN] = f"makes {self.stall}", now_s - idle_s

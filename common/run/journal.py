@@ -165,6 +165,8 @@ def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
 
 
 def _begins_by(folder: Path, number: int, iteration: int) -> bool:
+    if number == 0:
+        return False  # it begins with the run, and its first record may be torn
     first, _ = next(scan(folder, number, is_last=False), (None, 0))
     return isinstance(first, SegmentStart) and first.ledger.completed <= iteration
 

@@ -56,6 +56,15 @@ def test_a_run_without_an_event_is_named_with_who_is_waited_for_and_what_came_la
     assert dog.look(62, document(0.2), [LEARNER, BROKER]) == ["the run goes on after 121 s"] and not dog.stall
 
 
+def test_a_job_that_was_suspended_as_a_whole_has_no_stall() -> None:
+    dog = Watchdog(60.0)
+    assert dog.look(0, document(), [LEARNER, BROKER]) == []
+    assert dog.look(3600, document(3600.0), [LEARNER, BROKER]) == [] and not dog.stall
+    assert dog.look(3650, document(3650.0), [LEARNER, BROKER]) == [] and not dog.stall
+    (text,) = dog.look(3660, document(3660.0), [LEARNER, BROKER])
+    assert "makes no progress" in text and dog.stall
+
+
 def test_models_that_are_loaded_for_long_are_no_stall() -> None:
     loading = worker_status("scorer", "vllm", phase="loading")
     for each in (document(1000.0, "loads"), fake_document(loading, total_iterations=9, idle_s=1000.0)):

@@ -163,6 +163,15 @@ def test_a_last_record_with_a_wrong_checksum_counts_as_torn(tmp_path: Path) -> N
     assert first_of(path).stat().st_size == starts[-2]
 
 
+def test_a_first_record_that_is_torn_leaves_an_empty_journal(tmp_path: Path) -> None:
+    write(tmp_path / "journal", RECORDS[:1])
+    data = bytearray(first_of(tmp_path / "journal").read_bytes())
+    data[-1] ^= 1
+    first_of(tmp_path / "journal").write_bytes(data)
+    assert recovered(tmp_path / "journal") == []
+    assert first_of(tmp_path / "journal").stat().st_size == 0
+
+
 def test_damage_to_any_byte_before_the_last_record_is_an_error_naming_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     starts = write(path, RECORDS)
