@@ -148,9 +148,17 @@ def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
     """Yield what rebuilds a ledger at an iteration; then cut off a torn last record.
 
     The first record is a SegmentStart unless the journal is read from its beginning; later ones tell nothing new.
+
+    Raises:
+        DataError: anything else is damaged or missing.
     """
     found = segments.numbers(folder)
-    begin = next((at for at in reversed(range(len(found))) if _begins_by(folder, found[at], iteration)), 0)
+    begin = next((at for at in reversed(range(len(found))) if _begins_by(folder, found[at], iteration)), None)
+    if begin is None:
+        raise DataError(
+            f"{closed_path(folder, found[0] - 1)} is missing: every segment that is there begins after iteration "
+            f"{iteration}, that of the learner's checkpoint; restore it or start a new run"
+        )
     end = 0
     for record, after in _records(folder, found[begin:]):
         yield record
@@ -166,7 +174,7 @@ def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
 
 def _begins_by(folder: Path, number: int, iteration: int) -> bool:
     if number == 0:
-        return False  # it begins with the run, and its first record may be torn
+        return True  # it begins with the run; its first record may be torn
     first, _ = next(scan(folder, number, is_last=False), (None, 0))
     return isinstance(first, SegmentStart) and first.ledger.completed <= iteration
 

@@ -257,6 +257,8 @@ def test_a_restart_goes_on_without_old_segments_and_only_the_history_names_them(
     assert list(recover(tmp_path / "journal", 20)) == written[7:]
     with pytest.raises(DataError, match=r"000000\.msgpack\.zst is missing"):
         list(read(tmp_path / "journal"))
+    with pytest.raises(DataError, match=r"000000\.msgpack\.zst is missing: every segment .* begins after iteration 9,"):
+        list(recover(tmp_path / "journal", 9))
 
 
 def test_a_segment_that_is_missing_between_others_or_at_the_end_is_named(tmp_path: Path) -> None:
