@@ -5,7 +5,7 @@ What wrote a token stands in the token, and the spans say the same.
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -86,30 +86,30 @@ def test_nothing_of_the_old_weights_is_left_in_what_follows_a_swap(here: Here, r
     assert max(gaps) < 1e-3
 
 
-@dataclass
-class Course:
-    """The progress of the first answers of a rollout, in tokens."""
+WRITTEN_TOKENS = 64
+"""More than what may still be under way of the version before: less than STREAM_TOKENS of each of the two rows."""
 
-    engine: "Held"
-    begun: int
 
-    def until_written(self, iteration: int) -> None:
-        """Until a token of this version is there and the answers stand still: they go on with the next version."""
-        engine, wanted = self.engine, self.begun + 64 * (iteration + 1)
-        wait_until(
-            lambda: not engine.is_first or (engine.newest >= iteration and engine.progress >= wanted),
-            "more tokens",
-            120.0,
-        )
-        if engine.is_first and iteration < in_flight_run.STALENESS:
-            engine.stand_still()
+def until_written(engine: "Held", iteration: int) -> None:
+    """Wait for tokens of this version in the first answers, then let these stand still until the next one."""
+    wait_until(
+        lambda: (
+            not engine.is_first or (engine.newest >= iteration and engine.progress >= engine.begun + WRITTEN_TOKENS)
+        ),
+        "more tokens",
+        120.0,
+    )
+    if engine.is_first and iteration < in_flight_run.STALENESS:
+        engine.stand_still()
 
 
 class Held(VllmEngine):
     """Its first answers can be made to stand still until new weights are installed."""
 
     is_first = True
-    newest = 0
+    installed = newest = 0
+    begun = 0
+    """Progress when the newest version was there and its probe scored, in tokens."""
 
     def offer(self, seats: int) -> None:
         """Offer no room behind the seats: a group that waits there could not be trained while the first stand still."""
@@ -121,9 +121,12 @@ class Held(VllmEngine):
 
     def install(self, snapshot: Snapshot) -> None:
         super().install(snapshot)
-        self.newest = snapshot.version
+        self.installed = snapshot.version
 
     def step(self, timeout_s: float) -> list[JobResult]:
+        if self.newest < self.installed:
+            # Not in `install`: the probe comes after it, and would wait for ever for an engine that stands still.
+            self.begun, self.newest = self.progress, self.installed
         done = super().step(timeout_s)
         self.is_first = self.is_first and not done
         if not self._open:
@@ -137,7 +140,7 @@ def test_a_run_records_what_vllm_wrote_across_updates_and_keeps_the_window(
     here = in_flight_run.world(tmp_path, TOKENS, iterations=6)
     engine = Held(resolve(str(here.model), "rollout", here.config))
     try:
-        trained = in_flight_run.run(here, engine, Course(engine, engine.progress).until_written)
+        trained = in_flight_run.run(here, engine, partial(until_written, engine))
         gap = in_flight_run.largest_gap(here)
     finally:
         engine.close()
