@@ -35,7 +35,7 @@ def figures(directory: Path) -> list[dict[str, Any]]:
 
 def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path, model: Path) -> None:
     directory = tmp_path / "run"
-    # Synchronous, at the example's learning rate: at 1e-3 the policy soon finds answers that please the tiny model alone.
+    # Synchronous, at the example's learning rate: at 1e-3 the policy soon finds answers that please the model alone.
     settings = ("algorithm.name=grpo", "algorithm.iterations=24", "algorithm.kl=0", "algorithm.max_staleness=0")
     with launched(directory, *SMALL, *settings, *process(model), run_file=RUN_FILE) as run:
         summary = finish(run, directory)
