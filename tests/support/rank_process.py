@@ -28,7 +28,18 @@ HEAD = {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "lm_head"]}
 MICRO_BATCH_TOKENS = 16
 """Few enough that ranks would often run different numbers of forwards."""
 ITERATIONS = 10
-PRIME: dict[str, dict[str, Any]] = {
+PRIME: dict[str, Any] = {
+    "mode": "direct",
+    "target": None,
+    "scorer": {
+        "prm": {
+            "model": "unused",
+            "format": "step_tag",
+            "placement": "step",
+            "outcome_coefficient": 0.5,
+            "coefficient": 0.5,
+        }
+    },
     "algorithm": {"name": "prime", "kl": 0.01, "kl_placement": "loss", "kl_estimator": "k3"},
     "implicit_reward": {"lr": 3e-3, "baseline": "code", "gamma": 0.9},
 }
