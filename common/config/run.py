@@ -206,6 +206,11 @@ class RunConfig(Section):
             )
         if settings is None:
             return self
+        if prm is not None and settings.outcome_coefficient == 0:
+            raise ValueError(
+                "implicit_reward.outcome_coefficient = 0 with scorer.prm: its scores would have no weight; leave "
+                "[scorer.prm] out, or give outcome_coefficient a value above 0"
+            )
         name, useless = f"algorithm.name = {algorithm.name!r}", []
         for key in ("gamma", "outcome_gamma"):
             if algorithm.has_critic and settings.is_given(key, info):

@@ -94,11 +94,11 @@ def with_step_rewards(measured: MicroBatches, data: IterationData, objective: Ob
     Args:
         measured: [minibatch][micro-batch] of this rank.
     """
-    own = [row for minibatch in measured for each in minibatch for row in each.rows]
-    found = torch.zeros(len(data.rewards), 3, dtype=torch.float64, device=measured[0][0].batch.mask.device)
-    for row in own:
-        found[row] = found.new_tensor(step_moments(row_steps(data.samples[row])))
-    moments = [StepMoments(int(count), *rest) for count, *rest in sum_over_ranks(found).tolist()]
+    found = torch.zeros(len(data.rewards), 3, dtype=torch.float64)
+    for row in (row for minibatch in measured for each in minibatch for row in each.rows):
+        found[row] = torch.tensor(step_moments(row_steps(data.samples[row])), dtype=torch.float64)
+    sums = sum_over_ranks(found.to(measured[0][0].batch.mask.device)).tolist()
+    moments = [StepMoments(int(count), *rest) for count, *rest in sums]
     groups = [0] * len(data.groups) if objective.is_one_group else data.groups
     baselines = step_baselines(moments, groups, objective.process_baseline, objective.std_floor or 0.0)
     return [
@@ -109,12 +109,12 @@ def with_step_rewards(measured: MicroBatches, data: IterationData, objective: Ob
 def _placed(
     micro_batch: PreparedMicroBatch, data: IterationData, objective: Objective, baselines: RowBaselines
 ) -> Tensor:
-    rewards = torch.zeros_like(micro_batch.batch.behaviour)
+    rewards = torch.zeros(micro_batch.batch.mask.shape)  # filled on the host: a device takes each entry as a call
     for index, row in enumerate(micro_batch.rows):
         weight = objective.step_coefficient * baselines.scales[row]
         for end, score in row_steps(data.samples[row]):
             rewards[index, end - 1] += weight * (score - baselines.offsets[row])
-    return rewards
+    return rewards.to(micro_batch.batch.behaviour)
 
 
 def _check_outcomes(data: IterationData) -> None:

@@ -116,13 +116,10 @@ class StepScoring:
         settings, outcome = self._settings, text.verdict.reward
         found = StepScores(outcome, tuple(scores), _ends(text, ends))
         if settings.placement == "step":  # the learner adds the scores, each at its token
+            if len(found.ends) == len(scores):
+                return replace(text.verdict, process=found)
             reason = "the tokens of the answer do not tell where its steps end"
-            is_placed = len(found.ends) == len(scores)
-            return (
-                replace(text.verdict, process=found)
-                if is_placed
-                else _failed(text.verdict, reason, "steps without a score")
-            )
+            return _failed(text.verdict, reason, "steps without a score")
         score = aggregated(scores, settings.aggregate)
         reward = combined(outcome, score, settings.outcome_coefficient, settings.coefficient)
         return replace(text.verdict, reward=reward, process=found)

@@ -53,6 +53,11 @@ STEPS = ("scorer.prm.model=x/y", "scorer.prm.format=step_tag", "scorer.prm.place
             ("algorithm.name=rloo", "algorithm.advantage_function=mine.py:advantages"),
             "the function has no baseline for rewards of tokens",
         ),
+        (
+            "arithmetic_direct/run.toml",
+            ("algorithm.name=prime", "implicit_reward.outcome_coefficient=0"),
+            "implicit_reward.outcome_coefficient = 0 with scorer.prm: its scores would have no weight",
+        ),
     ],
 )
 def test_rewards_of_steps_that_nothing_could_train_are_refused(run_file: str, more: tuple[str, ...], said: str) -> None:

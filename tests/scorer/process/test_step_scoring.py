@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from prefixrl.common.config.load import load
 from prefixrl.common.digests import process_digest, scorer_digests
@@ -19,7 +20,7 @@ from prefixrl.common.wire.messages import (
     TextVerdict,
     VersionSpan,
 )
-from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_tokens, token_ids
+from prefixrl.common.wire.packing import check_scores, check_verdicts, pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.batches import _batch_group
 from prefixrl.learner.broker.filtering import AccuracyFilter, objection
 from prefixrl.learner.broker.identity import IdentityCheck
@@ -199,8 +200,6 @@ def test_a_scorer_with_another_process_reward_model_is_refused(
 
 
 def test_scores_that_do_not_fit_their_ends_are_refused_by_the_broker(step_tag_model: Path) -> None:
-    from msgspec.structs import replace
-
     group = scored(step_tag_model, row(RIGHT))
     (verdict,) = group.verdicts
     assert isinstance(verdict, TextVerdict) and verdict.process is not None
@@ -208,3 +207,15 @@ def test_scores_that_do_not_fit_their_ends_are_refused_by_the_broker(step_tag_mo
         forged = replace(verdict, process=replace(verdict.process, ends=ends))
         with pytest.raises(ValueError, match="2 scores of steps with ends"):
             check_scores(replace(group, verdicts=(forged,)), 1)
+
+
+def test_a_score_at_no_token_of_its_row_is_refused_by_the_broker_where_it_is_a_reward(step_tag_model: Path) -> None:
+    group = scored(step_tag_model, row(RIGHT), placement="step", aggregate="last")
+    (verdict,) = group.verdicts
+    tokens = token_ids(group.prefixes.rows[0].tokens).size
+    check_verdicts(group, has_step_rewards=True)
+    for ends in ((), (0, 2), (2, tokens + 1)):
+        forged = replace(verdict, process=replace(verdict.process, ends=ends))
+        check_verdicts(replace(group, verdicts=(forged,)))
+        with pytest.raises(ValueError, match=f"row 0: 2 scores of steps with ends .* in a row of {tokens} tokens"):
+            check_verdicts(replace(group, verdicts=(forged,)), has_step_rewards=True)
