@@ -19,7 +19,7 @@ from prefixrl.learner.run.forecast import forecast
 from support.paths import EXAMPLES
 from support.process_models import loaded, marked
 from support.recipes import recipe
-from support.run_helper import check_books, finish, launched
+from support.run_helper import check_books, finish, inspect, launched
 
 SIZES = {
     "directory", "adapter.model", "data.train", "data.eval", "rollout.max_prompt_tokens", "rollout.answer_tokens",
@@ -134,6 +134,9 @@ def test_openrs_run_becomes_right_by_the_scores_of_its_reward_model_alone(name: 
     check_books(summary, tmp_path)
     found = figures(tmp_path)
     assert {each["steps"] for each in found} == {2.0}
+    for row in (row for line in inspect(tmp_path) for row in line["rows"]):
+        assert row["reward"] == row["process"]["outcome"] and len(row["process"]["scores"]) == 2
+        assert row["process"]["ends"][-1] == len(row["prefix_ids"]) - 1  # the EOS is no part of a step
     assert sum(each["step_score"] for each in found[-4:]) > sum(each["step_score"] for each in found[:4]) + 1.0
     accuracy = summary["accuracy"]
     assert accuracy["trained_adapter"] > accuracy["untrained_adapter"] + 0.2
