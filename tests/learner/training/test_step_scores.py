@@ -93,45 +93,61 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(adapter: Path, name: str, prm: dict[str, Any], **sections: Any) -> RunConfig:
-    algorithm = {"name": name, "kl": 0.0, "minibatches": 1}
+    algorithm = {"name": name, "kl": 0.0, "minibatches": 1} | sections.pop("more", {})
     scorer = {"prm": PRM | prm}
     return run_config(adapter, algorithm=algorithm, mode="direct", target=None, scorer=scorer, **sections)
 
 
-def mean_advantages(data: IterationData, name: str, coefficient: float, outcome_coefficient: float) -> list[float]:
-    """Mean advantage of each row's tokens, without a critic."""
+def mean_advantages(
+    data: IterationData, form: str, weights: tuple[float, float], *, is_one_group: bool = False, gamma: float = 1.0
+) -> list[float]:
+    """Mean advantage of each row's tokens, without a critic; `weights` are those of steps and verdict."""
     steps = [data.samples[row].steps or ((data.lengths[row][1], 0.0),) for row in range(len(data.lengths))]
     scores, groups = [[score for _, score in row] for row in steps], list(data.groups)
-    form = {"rloo": "paper", "grpo": "zscore", "dr_grpo": "mean"}[name]
-    baseline, floor = ("leave_one_out" if name == "rloo" else "mean"), (FLOOR if name == "grpo" else None)
+    groups = [0] * len(groups) if is_one_group else groups
+    baseline = "leave_one_out" if form in ("paper", "code") else "mean"
+    floor = FLOOR if form == "zscore" else None
     outcomes = group_advantages(data.rewards, groups, baseline, floor)  # type: ignore[arg-type]
     found = []
     for row, (of_row, outcome) in enumerate(zip(steps, outcomes, strict=True)):
         tokens = data.lengths[row][1]
         rewards = [0.0] * tokens
-        rewards[-1] += outcome_coefficient * outcome
+        rewards[-1] += weights[1] * outcome
         for end, each in of_row:
-            rewards[end - 1] += coefficient * twin(each, row, scores, groups, form, FLOOR)
-        found.append(sum(sum(rewards[t:]) for t in range(tokens)) / tokens)
+            rewards[end - 1] += weights[0] * twin(each, row, scores, groups, form, FLOOR)
+        returns = [sum(gamma ** (s - t) * rewards[s] for s in range(t, tokens)) for t in range(tokens)]
+        found.append(sum(returns) / tokens)
     return found
 
 
-@pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo"])
-def test_without_a_critic_advantages_are_those_of_plain_loops(adapter: Path, name: str) -> None:
-    config = config_of(adapter, name, {"coefficient": 0.75, "outcome_coefficient": 0.25})
+@pytest.mark.parametrize(
+    ("name", "form", "zscore"),
+    [
+        ("rloo", "paper", "group"),
+        ("grpo", "zscore", "group"),
+        ("grpo", "zscore", "buffer"),
+        ("dr_grpo", "mean", "group"),
+    ],
+)
+def test_without_a_critic_advantages_are_those_of_plain_loops(adapter: Path, name: str, form: str, zscore: str) -> None:
+    more = {"zscore": zscore} if name == "grpo" else {}
+    config = config_of(adapter, name, {"coefficient": 0.75, "outcome_coefficient": 0.25}, more=more)
     data = random_iteration(1)
     assert any(not sample.steps for sample in data.samples.values())
     metrics = train_iteration(Models.load(config, 0, 1, str(adapter)), data, config, 20)
-    assert metrics.row_advantages == pytest.approx(mean_advantages(data, name, 0.75, 0.25), abs=2e-5)
+    expected = mean_advantages(data, form, (0.75, 0.25), is_one_group=zscore == "buffer")
+    assert metrics.row_advantages == pytest.approx(expected, abs=2e-5)
 
 
-def test_scores_of_steps_and_an_implicit_reward_model_add_up(adapter: Path) -> None:
-    implicit = {"lr": 1e-3, "outcome_coefficient": 0.5}
+@pytest.mark.parametrize(("form", "gamma"), [("paper", 1.0), ("code", 0.9)])
+def test_scores_of_steps_and_an_implicit_reward_model_add_up(adapter: Path, form: str, gamma: float) -> None:
+    implicit = {"lr": 1e-3, "outcome_coefficient": 0.5, "baseline": form, "outcome_gamma": gamma}
     config = config_of(adapter, "rloo", {"outcome_coefficient": 0.5, "coefficient": 0.5}, implicit_reward=implicit)
     data = random_iteration(3)
     metrics = train_iteration(Models.load(config, 0, 1, str(adapter)), data, config, 20)
     # The reward model is its own reference at first, so its rewards are 0.
-    assert metrics.row_advantages == pytest.approx(mean_advantages(data, "rloo", 0.25, 0.25), abs=2e-5)
+    expected = mean_advantages(data, form, (0.25, 0.25), gamma=gamma)
+    assert metrics.row_advantages == pytest.approx(expected, abs=2e-5)
 
 
 def test_the_implicit_reward_model_learns_verdicts_and_not_the_scores_in_the_rewards(adapter: Path) -> None:
