@@ -36,7 +36,7 @@ class Weights:
     """Iterations it was trained for; 0 also where no run trained it."""
     model: str
     published: tuple[str, ...] = ()
-    """Digests under which its run published that version; empty where none is known."""
+    """Digests under which its run published that version; empty where none is known, or none of whole weights."""
 
 
 def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
@@ -64,7 +64,10 @@ def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool)
         if not folder.is_dir():
             raise ConfigError(f"--ema: {there[version]} holds no averaged weights (learner.ema_decay)")
         model = str(folder.resolve())
-    return Weights(version, model, () if is_averaged else _published(run).get(version, ()))
+    lora = config.learner.lora
+    # Version 0 goes out whole; a checkpoint holds later ones merged, which have another digest than the matrices.
+    is_of_matrices = version > 0 and lora is not None and lora.publish == "matrices"
+    return Weights(version, model, () if is_averaged or is_of_matrices else _published(run).get(version, ()))
 
 
 @functools.cache

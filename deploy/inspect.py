@@ -12,7 +12,7 @@ from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, AdvantageLine
 from prefixrl.common.run.history import history
 from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupScored
-from prefixrl.common.wire.messages import ScoredGroup, TextVerdict, VersionSpan
+from prefixrl.common.wire.messages import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
 from prefixrl.deploy.checkpoints import config_of
 
@@ -35,6 +35,8 @@ class TrainedRow(msgspec.Struct, frozen=True):
     """The target's text, where the run keeps completions."""
     continuations: list[TextVerdict]
     """With `scorer.continuations` > 1 the verdict on each; `reward` is their mean."""
+    process: StepScores | None = None
+    """With `scorer.prm` and one continuation the verdict, the scores of its steps, and where they end."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +143,7 @@ def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> Tra
                 advantage=next(worth, None) if verdict.is_judged else None,
                 completion=verdict.completion,
                 continuations=list(verdict.continuations),
+                process=verdict.process,
             )
         )
     prompt = group.prefixes.prompt

@@ -191,20 +191,27 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _process_rewards(self, info: ValidationInfo) -> "RunConfig":
-        settings, algorithm = self.implicit_reward, self.algorithm
+        settings, algorithm, prm = self.implicit_reward, self.algorithm, self.scorer.prm
+        has_steps = prm is not None and prm.placement == "step"
+        if has_steps and self.mode == "prefix":
+            raise ValueError(
+                'scorer.prm.placement = "step" with mode = "prefix": most steps are the target\'s, whose tokens are '
+                'not trained; use placement = "row", or mode = "direct"'
+            )
+        if (settings or has_steps) and algorithm.advantage_function is not None:
+            source = "implicit_reward" if settings else 'scorer.prm.placement = "step"'
+            raise ValueError(
+                f"{source} with algorithm.advantage_function = {algorithm.advantage_function!r}: the function has no "
+                f"baseline for rewards of tokens; leave one of the two out"
+            )
         if settings is None:
             return self
-        if self.scorer.prm is not None:
+        if prm is not None and settings.outcome_coefficient == 0:
             raise ValueError(
-                "implicit_reward with scorer.prm: the implicit reward model would learn the scores of the other one as "
-                "outcomes; leave one of the two sections out"
+                "implicit_reward.outcome_coefficient = 0 with scorer.prm: its scores would have no weight; leave "
+                "[scorer.prm] out, or give outcome_coefficient a value above 0"
             )
         name, useless = f"algorithm.name = {algorithm.name!r}", []
-        if algorithm.advantage_function is not None:
-            raise ValueError(
-                f"implicit_reward with algorithm.advantage_function = {algorithm.advantage_function!r}: the function "
-                f"has no baseline for rewards of tokens; leave one of the two out"
-            )
         for key in ("gamma", "outcome_gamma"):
             if algorithm.has_critic and settings.is_given(key, info):
                 useless.append(settings.no_effect(key, name, "the critic's returns are discounted by algorithm.gamma"))

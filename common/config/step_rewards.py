@@ -19,6 +19,7 @@ _ONLY_WITH_FORMAT: OnlyWith = {
     "good_class": (("two_class",), "the score is that of good_token"),
     "system": (("two_class",), "the prompt is no conversation"),
 }
+_ONLY_WITH_PLACEMENT: OnlyWith = {"aggregate": (("row",), "every score is a reward of its own")}
 _SUM_ROUNDING = 1e-9
 USUAL_SHARE = 0.3
 """vLLM's share of the device: the target has most of it."""
@@ -53,10 +54,13 @@ class ProcessModelConfig(Section):
     """Most steps of an answer; what follows belongs to the last one."""
     aggregate: Aggregate = "last"
     """One score from those of all steps; an answer without steps has 0."""
+    placement: Literal["row", "step"] = "row"
+    """row: that one score is a part of the row's reward. step: every score is a reward of the token that ends its step,
+    with a baseline of its own; only in direct mode."""
     coefficient: Fraction = 1.0
-    """Weight of that score in the reward."""
+    """Weight of that score, or of the scores of steps, beside the verdict."""
     outcome_coefficient: Fraction = 0.0
-    """Weight of the verifier's verdict in the reward; both weights together are at most 1, as rewards are."""
+    """Weight of the verifier's verdict; both weights together are at most 1, as rewards are."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """Engine of this model; the target's is another one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -92,7 +96,9 @@ class ProcessModelConfig(Section):
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> "ProcessModelConfig":
-        if useless := self.without_effect(_ONLY_WITH_FORMAT, "format", self.format, info):
+        useless = self.without_effect(_ONLY_WITH_FORMAT, "format", self.format, info)
+        useless += self.without_effect(_ONLY_WITH_PLACEMENT, "placement", self.placement, info)
+        if useless:
             raise ValueError("\n    ".join(useless))
         if self.engine != "vllm" and self.gpu_memory_utilization is not None:
             key, engine = "gpu_memory_utilization", f"engine = {self.engine!r}"

@@ -155,10 +155,17 @@ def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1
     check_verdicts(group, continuations, kind)
 
 
-def check_verdicts(group: ScoredGroup, continuations: int = 1, kind: Kind = "train", most_chars: int = 2**31) -> None:
+def check_verdicts(
+    group: ScoredGroup,
+    continuations: int = 1,
+    kind: Kind = "train",
+    most_chars: int = 2**31,
+    has_step_rewards: bool = False,
+) -> None:
     """Raise ValueError naming the group unless its verdicts are those of its rows.
 
     Only a text of an evaluation may lack a verdict because there is no gold answer. `most_chars`: of a verdict's text.
+    `has_step_rewards`: every score of a step must stand at a token of its row.
     """
     where = f"group {group.prefixes.seq} (prompt {group.prefixes.prompt.prompt_id})"
     if len(group.verdicts) != len(group.prefixes.rows):
@@ -166,6 +173,8 @@ def check_verdicts(group: ScoredGroup, continuations: int = 1, kind: Kind = "tra
     for index, verdict in enumerate(group.verdicts):
         try:
             _check_verdict(verdict, continuations, most_chars)
+            if has_step_rewards and kind == "train" and verdict.process is not None:
+                _check_places(verdict.process, token_ids(group.prefixes.rows[index].tokens).size)
         except ValueError as error:
             raise ValueError(f"{where}, row {index}: {error}") from None
         gold = group.prefixes.prompt.gold
@@ -191,3 +200,9 @@ def _check_verdict(verdict: Verdict, continuations: int, most_chars: int) -> Non
 def _check_ends(found: StepScores) -> None:
     if len(found.ends) != len(found.scores) or list(found.ends) != sorted(found.ends):
         raise ValueError(f"{len(found.scores)} scores of steps with ends {found.ends}, which must rise, one per score")
+
+
+def _check_places(found: StepScores, tokens: int) -> None:
+    ends = found.ends
+    if len(ends) != len(found.scores) or any(not 0 < end <= tokens for end in ends):
+        raise ValueError(f"{len(found.scores)} scores of steps with ends {ends} in a row of {tokens} tokens")

@@ -236,8 +236,10 @@ class Dispatcher:
             request = self.evaluations.run_of(lease.item.seqs[0]).request
             prefix, completion = request.prefix_sampling, request.completion_sampling
         most = self._limits.completion_chars(result.kind, prefix.max_new_tokens, completion.max_new_tokens)
+        texts, prm = self._config.scorer.texts_per_row(result.kind), self._config.scorer.prm
+        has_step_rewards = prm is not None and prm.placement == "step"
         for group in result.groups:
-            check_verdicts(group, self._config.scorer.texts_per_row(result.kind), result.kind, most)
+            check_verdicts(group, texts, result.kind, most, has_step_rewards)
 
     def _may_cross(self, kind: messages.Kind) -> bool:
         """Return True if one answer may be of several versions; an evaluation is always of one."""

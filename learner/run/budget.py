@@ -248,11 +248,11 @@ def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
 
 def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> EngineFootprint | str:
     """Return an engine's bytes, or the sentence for one without."""
+    own = "" if config.scorer.prm else " and needs no device"
     if role == "scorer" and config.target is None:
-        own = "" if config.scorer.prm else " and needs no device"
         return f"no target: a scorer loads the adapter's tokenizer{own}"
     if role == "scorer" and config.scorer.engine == "openai":
-        return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer and needs no device"
+        return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer{own}"
     if section_of(config, role).engine == "simulated":
         return f"a {role}: simulated, it loads no model"
     model = config.model_of("scorer" if role == "scorer" else "rollout")

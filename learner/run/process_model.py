@@ -83,7 +83,7 @@ def process_lines(config: RunConfig, limit_bytes: int | None) -> list[str]:
         return [f"a scorer's process reward model, on the CPU: {text}"]
     if found.text_cache:
         text += f", {found.text_cache / 2**20:.1f} MiB of keys and values per text of full length"
-    beside = ", beside its target" if config.target is not None else ""
+    beside = ", beside its target" if config.target is not None and config.scorer.engine != "openai" else ""
     of = "" if limit_bytes is None else f"; {found.share(limit_bytes):.2f} of a GPU of {limit_bytes / GIB:.1f} GiB"
     return [f"a scorer's process reward model{beside}: {text}{of}"]
 

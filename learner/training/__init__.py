@@ -6,7 +6,8 @@ Read in this order:
     objectives.py     the table of algorithms: which arguments of the pure functions `grpo`, `rloo`, `gae` … stand for
     advantages.py     rewards per token, GAE, group baselines, whitening; pure
     implicit_reward.py  rewards of tokens by an implicit reward model, its loss and baselines; pure
-    process_rewards.py  the same for an iteration: scores, and steps of the reward model
+    step_scores.py    scores of steps at the tokens that end them, and their baselines; pure
+    process_rewards.py  both for an iteration: scores, and steps of the reward model
     ppo.py            policy and value loss, KL estimates; pure
     ratios.py         ratios of the three policies, masks and bounds on them; pure
     drift.py          distance of the engine's policy from the learner's, by age; pure

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prefixrl.common.wire.messages import Batch, ScoredGroup
+from prefixrl.common.wire.messages import Batch, ScoredGroup, StepScores
 from prefixrl.common.wire.packing import logprobs, token_ids, token_versions
 
 
@@ -27,6 +27,8 @@ class Sample:
     """Index of its group in the iteration."""
     versions: NDArray[np.int32]
     """Version of the adapter that sampled each token."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """Tokens up to the end of each step, and its score; empty without a process reward model."""
 
     @property
     def version(self) -> int:
@@ -46,6 +48,13 @@ class IterationData:
     groups: tuple[int, ...]
     samples: Mapping[int, Sample]
     """By row index: at least the rows the plan gives this rank."""
+    verdicts: tuple[float, ...] = ()
+    """The verifier's reward of every row; empty where `rewards` are just these."""
+
+    @property
+    def outcomes(self) -> tuple[float, ...]:
+        """The verifier's reward of every row, without scores of steps."""
+        return self.verdicts or self.rewards
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,8 @@ class PreparedMicroBatch:
     """Versions between the one that sampled a token and the one that is trained."""
     process: Tensor | None = None
     """Process rewards less their baseline, times their coefficient; None without a reward model."""
+    steps: Tensor | None = None
+    """Scores of steps at the tokens that end them, likewise; None where no score is a reward of its own."""
     is_proximal_late: bool = False
     """True before the first optimiser step if its forward is to tell `proximal`; 0 until then."""
     second_moment_limit: float = math.inf
@@ -200,6 +211,7 @@ def iteration_data(batch: Batch, shard: list[ScoredGroup]) -> IterationData:
     """
     lengths = tuple(length for group in batch.groups for length in group.lengths)
     rewards = tuple(reward for group in batch.groups for reward in group.rewards)
+    verdicts = tuple(outcome for group in batch.groups for outcome in group.outcomes or group.rewards)
     groups = tuple(index for index, group in enumerate(batch.groups) for _ in group.lengths)
     first_row = [0]
     for group in batch.groups:
@@ -210,7 +222,7 @@ def iteration_data(batch: Batch, shard: list[ScoredGroup]) -> IterationData:
             raise ValueError(f"payload holds group {scored.prefixes.seq}, the batch names {batch.groups[index].seq}")
         for offset, sample in enumerate(_samples(scored, index)):
             samples[first_row[index] + offset] = sample
-    return IterationData(batch.iteration, batch.seed, lengths, rewards, groups, samples)
+    return IterationData(batch.iteration, batch.seed, lengths, rewards, groups, samples, verdicts)
 
 
 def _samples(scored: ScoredGroup, group: int) -> list[Sample]:
@@ -222,5 +234,10 @@ def _samples(scored: ScoredGroup, group: int) -> list[Sample]:
         tokens = token_ids(row.tokens)
         behaviour = logprobs(row.logprobs, tokens.size)
         versions = token_versions(row)
-        samples.append(Sample(prompt, tokens, behaviour, verdict.reward, group, versions))
+        samples.append(Sample(prompt, tokens, behaviour, verdict.reward, group, versions, _steps(verdict.process)))
     return samples
+
+
+def _steps(process: StepScores | None) -> tuple[tuple[int, float], ...]:
+    # Without ends no score has a token; scorers refuse such a text where one must have.
+    return tuple(zip(process.ends, process.scores, strict=True)) if process and process.ends else ()

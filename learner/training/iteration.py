@@ -30,7 +30,7 @@ from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
 from prefixrl.learner.training.plan import MicroBatch, forward_tokens, plan_iteration
 from prefixrl.learner.training.ppo import PolicyTerms, Sums, ValueTerms, policy_loss, value_loss
-from prefixrl.learner.training.process_rewards import with_process_rewards
+from prefixrl.learner.training.process_rewards import with_process_rewards, with_step_rewards
 from prefixrl.learner.training.ratios import kept_tokens, log_ratios, second_moment_limit, second_moments
 
 PAD_ID = 0
@@ -53,7 +53,7 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
         ValueError: a row of this rank is missing or has other lengths than announced.
     """
     algorithm = config.algorithm
-    objective = resolve(algorithm, config.max_sampled_tokens, config.implicit_reward)
+    objective = resolve(algorithm, config.max_sampled_tokens, config.implicit_reward, config.scorer.prm)
     _check_rows(data, algorithm.max_staleness)
     plan = plan_iteration(
         data.lengths,
@@ -69,6 +69,8 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
         [_measure(models, data, lines, algorithm, is_late and step == 0) for lines in minibatch[models.rank]]
         for step, minibatch in enumerate(plan)
     ]
+    if objective.step_coefficient:
+        measured = with_step_rewards(measured, data, objective)
     figures: Report = {}
     if config.implicit_reward is not None:
         measured, figures = with_process_rewards(models, config.implicit_reward, measured, data, objective)

@@ -16,7 +16,8 @@ baseline in the last four.
 
 Process rewards of an implicit reward model (`[implicit_reward]`) are a second source under every name. With a critic
 they are rewards of tokens beside the outcome; without one each source has a baseline and a discount of its own, and the
-advantage is the sum of their returns.
+advantage is the sum of their returns. Scores of steps (`scorer.prm.placement = "step"`) are rewards of tokens
+under every name, without a critic less a baseline of their own.
 
 Without a critic, values are 0 and gamma = lambda = 1: GAE is then the sum of the token rewards still to come.
 """
@@ -32,6 +33,7 @@ from torch import Tensor
 from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.reward_model import ImplicitRewardConfig
+from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards, vtrace
 from prefixrl.learner.training.batch import PreparedMicroBatch
@@ -68,12 +70,17 @@ class Objective:
     advantage_function: str | None = None
     """`file.py:name` of the user's function; only with the baseline "function"."""
     outcome_coefficient: float = 1.0
+    step_coefficient: float = 0.0
+    """Weight of scores of steps that are rewards of their own; 0: there are none."""
     process_gamma: float = 1.0
     process_baseline: BaselineForm = "none"
 
 
 def resolve(
-    algorithm: AlgorithmConfig, sampled_tokens: int, implicit_reward: ImplicitRewardConfig | None = None
+    algorithm: AlgorithmConfig,
+    sampled_tokens: int,
+    implicit_reward: ImplicitRewardConfig | None = None,
+    prm: ProcessModelConfig | None = None,
 ) -> Objective:
     """Resolve the objective of a run; `sampled_tokens` is the most tokens a row may have."""
     name = algorithm.name
@@ -117,16 +124,37 @@ def resolve(
         second_moment=algorithm.bound_second_moment,
         advantage_function=algorithm.advantage_function,
     )
+    return _with_process_rewards(objective, algorithm, implicit_reward, prm)
+
+
+def _with_process_rewards(
+    objective: Objective,
+    algorithm: AlgorithmConfig,
+    implicit_reward: ImplicitRewardConfig | None,
+    prm: ProcessModelConfig | None,
+) -> Objective:
+    """Return the objective with weights, discounts and baseline of the other sources of reward."""
+    if prm is not None and prm.placement == "step":
+        objective = replace(
+            objective, outcome_coefficient=prm.outcome_coefficient, step_coefficient=prm.coefficient,
+            process_baseline=_process_baseline(objective, "paper"),
+        )  # fmt: skip
     if implicit_reward is None:
         return objective
-    process: dict[str, BaselineForm] = {"critic": "none", "leave_one_out": implicit_reward.baseline, "mean": "mean"}
+    weight = implicit_reward.outcome_coefficient
     return replace(
         objective,
         gamma=algorithm.gamma if algorithm.has_critic else implicit_reward.outcome_gamma,
-        outcome_coefficient=implicit_reward.outcome_coefficient,
+        outcome_coefficient=weight * objective.outcome_coefficient,
+        step_coefficient=weight * objective.step_coefficient,
         process_gamma=implicit_reward.gamma,
-        process_baseline="zscore" if objective.std_floor is not None else process[objective.baseline],
+        process_baseline=_process_baseline(objective, implicit_reward.baseline),
     )
+
+
+def _process_baseline(objective: Objective, leave_one_out: BaselineForm) -> BaselineForm:
+    forms: dict[str, BaselineForm] = {"critic": "none", "leave_one_out": leave_one_out, "mean": "mean"}
+    return "zscore" if objective.std_floor is not None else forms[objective.baseline]
 
 
 def _limit(bound: float | None) -> float:
@@ -183,6 +211,8 @@ def estimate(objective: Objective, micro_batch: PreparedMicroBatch, rewards: Ten
     values = torch.where(value_mask(objective, mask), micro_batch.old_values, 0.0)
     found = token_rewards(objective.outcome_coefficient * rewards, mask, penalty)
     has_own_return = micro_batch.process is not None and objective.baseline != "critic"
+    if micro_batch.steps is not None:
+        found = found + micro_batch.steps
     if micro_batch.process is not None and not has_own_return:
         found = found + micro_batch.process
     if objective.has_vtrace:

@@ -32,6 +32,7 @@ from prefixrl.learner.training.implicit_reward import (
 )
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.objectives import Objective, row_rewards
+from prefixrl.learner.training.step_scores import StepMoments, row_steps, step_baselines, step_moments
 from prefixrl.learner.training.trained_model import StepReport
 
 MicroBatches = list[list[PreparedMicroBatch]]
@@ -54,13 +55,13 @@ def with_process_rewards(
     references = [[models.forward_reward_reference(each.batch) for each in own] for own in measured]
     figures: Report = {}
     if settings.update == "before":
-        figures |= _learn(models, settings.beta, measured, references)
+        figures |= _learn(models, settings.beta, measured, references, data.outcomes)
     scored = [
         [_score(models, settings, each, reference) for each, reference in zip(own, theirs, strict=True)]
         for own, theirs in zip(measured, references, strict=True)
     ]
     if settings.update == "after":
-        figures |= _learn(models, settings.beta, measured, references)
+        figures |= _learn(models, settings.beta, measured, references, data.outcomes)
     largest = _largest(scored)
     if not math.isfinite(largest):
         raise TrainingFault(
@@ -71,7 +72,7 @@ def with_process_rewards(
     means, scores = _per_row(scored, measured, len(data.rewards), divisor)
     groups = [0] * len(data.groups) if objective.is_one_group else data.groups
     baselines = row_baselines(means, groups, objective.process_baseline, objective.std_floor or 0.0)
-    if (ranked := pairwise_accuracy(scores, data.rewards, data.groups)) is not None:
+    if (ranked := pairwise_accuracy(scores, data.outcomes, data.groups)) is not None:
         figures["reward_model_accuracy"] = ranked
     figures["process_largest_return"] = largest
     done = [
@@ -85,12 +86,43 @@ def with_process_rewards(
     return done, figures
 
 
+def with_step_rewards(measured: MicroBatches, data: IterationData, objective: Objective) -> MicroBatches:
+    """Return micro-batches with the scores of steps as rewards of tokens, less their baseline.
+
+    A collective over the learner's ranks.
+
+    Args:
+        measured: [minibatch][micro-batch] of this rank.
+    """
+    found = torch.zeros(len(data.rewards), 3, dtype=torch.float64)
+    for row in (row for minibatch in measured for each in minibatch for row in each.rows):
+        found[row] = torch.tensor(step_moments(row_steps(data.samples[row])), dtype=torch.float64)
+    sums = sum_over_ranks(found.to(measured[0][0].batch.mask.device)).tolist()
+    moments = [StepMoments(int(count), *rest) for count, *rest in sums]
+    groups = [0] * len(data.groups) if objective.is_one_group else data.groups
+    baselines = step_baselines(moments, groups, objective.process_baseline, objective.std_floor or 0.0)
+    return [
+        [replace(each, steps=_placed(each, data, objective, baselines)) for each in minibatch] for minibatch in measured
+    ]
+
+
+def _placed(
+    micro_batch: PreparedMicroBatch, data: IterationData, objective: Objective, baselines: RowBaselines
+) -> Tensor:
+    rewards = torch.zeros(micro_batch.batch.mask.shape)  # filled on the host: a device takes each entry as a call
+    for index, row in enumerate(micro_batch.rows):
+        weight = objective.step_coefficient * baselines.scales[row]
+        for end, score in row_steps(data.samples[row]):
+            rewards[index, end - 1] += weight * (score - baselines.offsets[row])
+    return rewards.to(micro_batch.batch.behaviour)
+
+
 def _check_outcomes(data: IterationData) -> None:
-    for row, reward in enumerate(data.rewards):
-        if not 0.0 <= reward <= 1.0:
+    for row, outcome in enumerate(data.outcomes):
+        if not 0.0 <= outcome <= 1.0:
             raise TrainingFault(
-                f"iteration {data.iteration}: row {row} has reward {reward}; the implicit reward model learns outcomes "
-                f"in [0, 1]: let reward.function return such, or leave [implicit_reward] out"
+                f"iteration {data.iteration}: row {row} has reward {outcome}; the implicit reward model learns "
+                f"outcomes in [0, 1]: let reward.function return such, or leave [implicit_reward] out"
             )
 
 
@@ -102,7 +134,9 @@ def _score(
     return process_rewards(log_ratio, micro_batch.batch.mask, settings.beta, settings.granularity)
 
 
-def _learn(models: Models, beta: float, measured: MicroBatches, references: list[list[Tensor]]) -> Report:
+def _learn(
+    models: Models, beta: float, measured: MicroBatches, references: list[list[Tensor]], outcomes: Sequence[float]
+) -> Report:
     """Take one step per minibatch; return losses and norms, means over the steps. A collective."""
     assert models.reward is not None and models.reward.trained is not None, "a model that learns"
     trained = models.reward.trained
@@ -112,7 +146,8 @@ def _learn(models: Models, beta: float, measured: MicroBatches, references: list
         total = torch.zeros((), dtype=torch.float64, device=models.device)
         for index, (each, reference) in enumerate(zip(own, theirs, strict=True)):
             log_ratio = models.forward_reward(each.batch) - reference
-            loss = outcome_loss(log_ratio, each.batch.mask, each.batch.rewards, beta, max(rows, 1.0))
+            labels = reference.new_tensor([outcomes[row] for row in each.rows] or [0.0])
+            loss = outcome_loss(log_ratio, each.batch.mask, labels, beta, max(rows, 1.0))
             trained.backward(loss, index == len(own) - 1)
             total += loss.detach().double()
         losses.append(total)
@@ -168,6 +203,7 @@ def _advantage_ratio(micro_batches: MicroBatches, data: IterationData, objective
         mask, zeros = each.batch.mask, torch.zeros_like(each.process)
         own = token_rewards(zeros.new_tensor([outcomes[row] for row in each.rows] or [0.0]), mask)
         own = objective.outcome_coefficient * own
+        own = own if each.steps is None else own + each.steps
         for index, (rewards, gamma) in enumerate(((each.process, objective.process_gamma), (own, objective.gamma))):
             sums[index] += gae(rewards, zeros, mask, gamma, 1.0)[0].abs().sum().double()
     of_process, of_outcome = sum_over_ranks(sums).tolist()

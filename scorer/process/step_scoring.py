@@ -114,9 +114,14 @@ class StepScoring:
         if not all(math.isfinite(score) for score in scores):
             return _failed(text.verdict, f"scores of steps are {scores}", "steps without a score")
         settings, outcome = self._settings, text.verdict.reward
+        found = StepScores(outcome, tuple(scores), _ends(text, ends))
+        if settings.placement == "step":  # the learner adds the scores, each at its token
+            if len(found.ends) == len(scores):
+                return replace(text.verdict, process=found)
+            reason = "the tokens of the answer do not tell where its steps end"
+            return _failed(text.verdict, reason, "steps without a score")
         score = aggregated(scores, settings.aggregate)
         reward = combined(outcome, score, settings.outcome_coefficient, settings.coefficient)
-        found = StepScores(outcome, tuple(scores), _ends(text, ends))
         return replace(text.verdict, reward=reward, process=found)
 
 

@@ -1,5 +1,7 @@
 """A run with low-rank matrices, from prompts to its summary."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ LOW_RANK = ("learner.lora={rank=4}", "learner.actor_lr=5e-4")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     "engine", ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
 )
@@ -24,4 +26,8 @@ def test_rollouts_get_matrices_and_prove_every_version(engine: str, tmp_path: Pa
     assert summary["engine"]["rollout"] == engine and not summary["losses"]
     learner = (directory / "logs/learner.log").read_text()
     assert "failed the proof" not in learner
+    if engine == "transformers":
+        command = [sys.executable, "-m", "prefixrl.deploy", "eval", str(directory), "--arm", "adapter"]
+        judged = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert judged.returncode == 0, judged.stdout + judged.stderr
     assert "version 0: 535808 bytes in 20 tensors" in learner and "version 8: 47104 bytes in 28 tensors" in learner

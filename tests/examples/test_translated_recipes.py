@@ -1,6 +1,8 @@
 """PRIME's and OpenR's documented runs, translated: the files hold their settings, and the tiny forms run on a CPU."""
 
+import itertools
 import json
+import random
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,19 @@ import torch
 from safetensors.torch import load_file
 
 from prefixrl.common.config.load import load
+from prefixrl.deploy.examples.openr_math import build as openr
 from prefixrl.deploy.examples.prime_eurus2 import build
 from prefixrl.learner.run import budget
 from prefixrl.learner.run.forecast import forecast
 from support.paths import EXAMPLES
+from support.process_models import loaded, marked
 from support.recipes import recipe
-from support.run_helper import check_books, finish, launched
+from support.run_helper import check_books, finish, inspect, launched
 
 SIZES = {
     "directory", "adapter.model", "data.train", "data.eval", "rollout.max_prompt_tokens", "rollout.answer_tokens",
-    "scorer.verifier_children", "algorithm.groups_per_iteration", "algorithm.iterations", "algorithm.minibatches",
+    "scorer.verifier_children", "scorer.prm.model", "scorer.prm.separator", "scorer.prm.max_tokens",
+    "algorithm.groups_per_iteration", "algorithm.iterations", "algorithm.minibatches",
     "implicit_reward.lr", "learner.dtype", "learner.actor_lr", "learner.critic_lr", "learner.gradient_checkpointing",
     "learner.device_memory_gib", "learner.deepspeed.zero_optimization.stage", "broker.heartbeat_s", "broker.silence_s",
     "checkpoint.every", "launch.learner_ranks", "launch.rollouts", "launch.scorers",
@@ -35,16 +40,34 @@ def flat(table: dict[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["prime_eurus2", "openr_math"])
-def test_the_tiny_form_computes_what_the_real_one_does(name: str) -> None:
-    real, tiny = (flat(tomllib.loads((EXAMPLES / name / f"{form}.toml").read_text())) for form in ("run", "tiny"))
+def keys_of(name: str) -> dict[str, Any]:
+    return flat(tomllib.loads((EXAMPLES / f"{name}.toml").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("run_file", "small"),
+    [
+        ("prime_eurus2/run", "prime_eurus2/tiny"),
+        ("openr_math/run", "openr_math/tiny"),
+        ("openr_math/grpo", "openr_math/tiny_grpo"),
+    ],
+)
+def test_the_tiny_form_computes_what_the_real_one_does(run_file: str, small: str) -> None:
+    real, tiny = keys_of(run_file), keys_of(small)
     differing = {key for key in real.keys() | tiny.keys() if real.get(key) != tiny.get(key)}
     assert differing <= SIZES
     assert {"directory", "adapter.model"} < differing
 
 
+def test_openrs_grpo_is_its_run_without_a_critic() -> None:
+    run, grpo = keys_of("openr_math/run"), keys_of("openr_math/grpo")
+    differing = {key for key in run.keys() | grpo.keys() if run.get(key) != grpo.get(key)}
+    critic = {"algorithm.value_clip", "learner.critic_lr"}
+    assert differing == {"directory", "algorithm.name", "algorithm.zscore", *critic}
+
+
 def test_the_real_files_hold_the_settings_of_the_documented_runs() -> None:
-    prime, openr = (load(EXAMPLES / name / "run.toml", ("data.paths.math=.", "data.paths.math500=.",
+    prime, theirs = (load(EXAMPLES / name / "run.toml", ("data.paths.math=.", "data.paths.math500=.",
         "data.paths.eurus2_rl=.")) for name in ("prime_eurus2", "openr_math"))  # fmt: skip
     algorithm, reward = prime.algorithm, prime.implicit_reward
     assert reward and prime.filter.accuracy == (0.2, 0.8)
@@ -56,10 +79,11 @@ def test_the_real_files_hold_the_settings_of_the_documented_runs() -> None:
         "after", "freeze", "token", "batch_norm",
     )  # fmt: skip
     assert prime.data.train[0].keep_system and prime.data.eval[0].split == "validation"
-    actions = openr.algorithm.groups_per_iteration * openr.algorithm.samples_per_prompt
-    assert actions == 8 * 4 and openr.algorithm.iterations == 50_000 // actions
-    assert (openr.algorithm.name, openr.algorithm.kl_limit, openr.algorithm.entropy) == ("appo", 0.02, 0.01)
-    assert (openr.learner.actor_lr, openr.learner.critic_lr, openr.learner.grad_clip) == (1e-6, 5e-5, 0.5)
+    actions = theirs.algorithm.groups_per_iteration * theirs.algorithm.samples_per_prompt
+    assert actions == 8 * 4 and theirs.algorithm.iterations == 50_000 // actions
+    assert (theirs.algorithm.name, theirs.algorithm.kl_limit, theirs.algorithm.entropy) == ("appo", 0.02, 0.01)
+    assert theirs.scorer.prm and theirs.scorer.prm.placement == "step" and theirs.scorer.prm.outcome_coefficient == 0
+    assert (theirs.learner.actor_lr, theirs.learner.critic_lr, theirs.learner.grad_clip) == (1e-6, 5e-5, 0.5)
 
 
 def figures(directory: Path) -> list[dict[str, Any]]:
@@ -103,9 +127,25 @@ def test_primes_run_trains_on_maths_and_code_of_its_format(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["appo", "tppo"])
-def test_openrs_run_trains_on_a_file_of_its_columns(name: str, tmp_path: Path) -> None:
-    settings = ("algorithm.iterations=4", f"algorithm.name={name}")
+@pytest.mark.parametrize("name", ["tiny", "tiny_grpo"])
+def test_openrs_run_becomes_right_by_the_scores_of_its_reward_model_alone(name: str, tmp_path: Path) -> None:
+    with launched(tmp_path, run_file=EXAMPLES / f"openr_math/{name}.toml") as process:
+        summary = finish(process, tmp_path)
+    check_books(summary, tmp_path)
+    found = figures(tmp_path)
+    assert {each["steps"] for each in found} == {2.0}
+    for row in (row for line in inspect(tmp_path) for row in line["rows"]):
+        assert row["reward"] == row["process"]["outcome"] and len(row["process"]["scores"]) == 2
+        assert row["process"]["ends"][-1] == len(row["prefix_ids"]) - 1  # the EOS is no part of a step
+    assert sum(each["step_score"] for each in found[-4:]) > sum(each["step_score"] for each in found[:4]) + 1.0
+    accuracy = summary["accuracy"]
+    assert accuracy["trained_adapter"] > accuracy["untrained_adapter"] + 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_openrs_tppo_runs_on_the_same_file(tmp_path: Path) -> None:
+    settings = ("algorithm.iterations=4", "algorithm.name=tppo")
     with launched(tmp_path, *settings, run_file=EXAMPLES / "openr_math/tiny.toml") as process:
         check_books(finish(process, tmp_path), tmp_path)
     assert len(figures(tmp_path)) == 4
@@ -123,6 +163,24 @@ def test_the_build_makes_the_shipped_data_and_a_policy_of_the_shipped_shape(tmp_
     assert {name: tensor.shape for name, tensor in own.items()} == {
         name: tensor.shape for name, tensor in theirs.items()
     }
+
+
+@pytest.mark.slow
+def test_the_build_makes_a_reward_model_of_the_shipped_shape(tmp_path: Path) -> None:
+    openr.build(tmp_path, 2, 0)
+    shipped = EXAMPLES / "openr_math"
+    assert (tmp_path / "prm/tokenizer.json").read_bytes() == (shipped / "prm/tokenizer.json").read_bytes()
+    own, theirs = (load_file(folder / "prm/model.safetensors") for folder in (tmp_path, shipped))
+    assert {name: tensor.shape for name, tensor in own.items()} == {
+        name: tensor.shape for name, tensor in theirs.items()
+    }
+
+
+def test_the_shipped_reward_model_scores_right_answers_above_corrupted_ones() -> None:
+    form, model = loaded(EXAMPLES / "openr_math/prm", "step_tag")
+    pairs = list(itertools.islice(openr.lessons(random.Random("held out")), 64))
+    scores = model.scores([marked(form, question, answer) for pair in pairs for question, answer, _ in pair])
+    assert sum(min(right) > min(wrong) for right, wrong in zip(scores[::2], scores[1::2], strict=True)) >= 0.9 * 64
 
 
 def test_the_problems_of_openrs_tiny_form_are_those_of_the_arithmetic_example() -> None:

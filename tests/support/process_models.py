@@ -1,6 +1,7 @@
 """Tiny process reward models, trained here, that judge answers of the arithmetic example."""
 
 import functools
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -14,12 +15,12 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.deploy.examples.arithmetic.build import make_tokenizer
-from prefixrl.deploy.examples.arithmetic.problems import FAMILIES, Problem, stream
+from prefixrl.deploy.examples.openr_math import build as example
 from prefixrl.scorer.process.formats import Marked, StepForm
 from prefixrl.scorer.process.steps import split
 from prefixrl.scorer.process.torch_model import TorchStepModel
 
-SEPARATOR = " so "
+SEPARATOR = example.SEPARATOR
 ROWS = 32
 """Rows of a training step."""
 STEP_TAG = {"format": "step_tag", "separator": SEPARATOR}
@@ -61,22 +62,8 @@ def byte_tokenizer(special: Sequence[str] = ("<extra_0>",)) -> PreTrainedTokeniz
 
 def lessons(seed: str, pairs: int) -> list[tuple[str, str, str, list[int]]]:
     """Questions with a good answer, a corrupted one, and the labels of the latter's two steps."""
-    rng, found = random.Random(seed), []
-    problems = stream(rng, set())
-    for _ in range(pairs):
-        problem = next(problems)
-        right = FAMILIES.index(problem.family)
-        good = problem.worked(right)
-        wrong, labels = _corrupted(problem, right, rng)
-        found.append((problem.question, good, wrong, labels))
-    return found
-
-
-def _corrupted(problem: Problem, right: int, rng: random.Random) -> tuple[str, list[int]]:
-    if rng.random() < 0.5:  # another procedure, carried out without a fault
-        return problem.worked(rng.choice([each for each in range(len(FAMILIES)) if each != right])), [0, 0]
-    head, _, _ = problem.worked(right).rpartition("{")
-    return f"{head}{{}}", [1, 0]  # nothing in the box
+    drawn = itertools.islice(example.lessons(random.Random(seed)), pairs)
+    return [(question, good, wrong, labels) for (question, good, _), (_, wrong, labels) in drawn]
 
 
 def trained_step_tag(folder: Path, steps: int = 120) -> Path:

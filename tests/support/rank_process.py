@@ -28,7 +28,14 @@ HEAD = {"lora": {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "lm_head"]}
 MICRO_BATCH_TOKENS = 16
 """Few enough that ranks would often run different numbers of forwards."""
 ITERATIONS = 10
-PRIME: dict[str, dict[str, Any]] = {
+PRM = {"model": "unused", "format": "step_tag", "placement": "step", "outcome_coefficient": 0.5, "coefficient": 0.5}
+STEPS: dict[str, Any] = {
+    "mode": "direct",
+    "target": None,
+    "scorer": {"prm": PRM},
+    "algorithm": {"name": "grpo", "zscore": "buffer", "kl": 0.0},
+}
+PRIME: dict[str, Any] = STEPS | {
     "algorithm": {"name": "prime", "kl": 0.01, "kl_placement": "loss", "kl_estimator": "k3"},
     "implicit_reward": {"lr": 3e-3, "baseline": "code", "gamma": 0.9},
 }
@@ -42,6 +49,7 @@ def main(rank: int, folder: Path, stages: list[int]) -> None:
         told[stage]["low rank"] = grouped(rank, folder, stage, **LOW_RANK)
         told[stage]["low rank head"] = grouped(rank, folder, stage, name="untied", **HEAD)
         told[stage]["prime"] = with_process_rewards(rank, folder, stage)
+        told[stage]["step rewards"] = with_step_rewards(rank, folder, stage)
     (folder / f"rank_{rank}.json").write_text(json.dumps(told))
     distributed.stop()
 
@@ -94,6 +102,12 @@ def with_process_rewards(rank: int, folder: Path, stage: int) -> dict[str, objec
     told = [figures(models, config, iteration) for iteration in range(3)]
     reward = models.reward.trained if models.reward else None
     return {"figures": told, "exported": len(models.state_dict_for_publication(reward))}
+
+
+def with_step_rewards(rank: int, folder: Path, stage: int) -> list[list[float]]:
+    config = run_config(folder / "adapter", learner=learner(stage), **STEPS)
+    models = Models.load(config, rank, RANKS, config.adapter.model)
+    return [list(iterated(models, config, iteration).row_advantages) for iteration in range(2)]
 
 
 def figures(models: Models, config: RunConfig, iteration: int) -> list[dict[str, float]]:

@@ -86,7 +86,8 @@ def run_config(model: Path, **sections: dict[str, Any]) -> RunConfig:
 
 
 def random_iteration(iteration: int, *, groups: int = 4, samples: int = 3) -> IterationData:
-    """Ragged rows with random tokens, 0/1 rewards and behaviour logprobs of no particular policy."""
+    """Ragged rows with random tokens, steps, 0/1 rewards and behaviour logprobs of no particular policy."""
+    of_steps = np.random.Generator(np.random.PCG64(5000 + iteration))
     random = np.random.Generator(np.random.PCG64(1000 + iteration))
     rows: dict[int, Sample] = {}
     for group in range(groups):
@@ -96,7 +97,9 @@ def random_iteration(iteration: int, *, groups: int = 4, samples: int = 3) -> It
             logprobs = random.normal(-4.0, 0.6, len(tokens)).clip(max=-0.1).astype(np.float32)
             reward = float(random.integers(0, 2))
             versions = np.full(len(tokens), iteration, dtype=np.int32)
-            rows[len(rows)] = Sample(prompt, tokens, logprobs, reward, group, versions)
+            ends = np.flatnonzero(of_steps.random(len(tokens)) < 0.4) + 1
+            steps = tuple((int(end), round(float(of_steps.random()), 3)) for end in ends)
+            rows[len(rows)] = Sample(prompt, tokens, logprobs, reward, group, versions, steps)
     return IterationData(
         iteration=iteration,
         seed=77 + iteration,

@@ -26,6 +26,8 @@ from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages import Sampling
 from prefixrl.scorer.served.engine import OpenAIEngine
 from support import vllm_world as world
+from support.paths import EXAMPLES
+from support.process_models import SEPARATOR, loaded, marked
 from support.run_helper import (
     RUN_FILE,
     SMALL,
@@ -192,6 +194,27 @@ def test_seeds_repeat_a_row_and_tell_rows_apart(served: Served) -> None:
         engine.close()
     assert first == again
     assert len({tuple(row) for row in first}) > 4
+
+
+def test_scorers_that_hold_the_process_reward_model_alone_judge_what_the_served_target_writes(
+    served: Served, tmp_path: Path
+) -> None:
+    """Target and process reward model are processes of their own, each as many as one likes."""
+    folder = EXAMPLES / "openr_math/prm"
+    keys = (f"model={folder}", "format=step_tag", f"separator='{SEPARATOR}'", "aggregate=min", "max_tokens=128")
+    settings = (*SMALL, "algorithm.iterations=3", "scorer.keep_completions=true", "launch.scorers=2")
+    settings += ("scorer.engine=openai", f"scorer.openai.url={served.url}", "scorer.prm.device=cpu")
+    with launched(tmp_path, *settings, *(f"scorer.prm.{key}" for key in keys)) as run:
+        summary = finish(run, tmp_path, timeout_s=400)
+    check_books(summary, tmp_path)
+    assert summary["engine"]["scorer"] == "openai" and summary["endpoint"]["requests"] > 0
+    form, model = loaded(folder, "step_tag")
+    rows = [(line["question"], row) for line in inspect(tmp_path) for row in line["rows"]]
+    assert {each["scorer"] for each in inspect(tmp_path)} <= {"scorer-0", "scorer-1"}
+    for question, row in rows[:64]:
+        scores = model.scores([marked(form, question, row["completion"])])[0]
+        assert row["process"]["scores"] == pytest.approx(scores, abs=1e-5)
+        assert row["reward"] == pytest.approx(min(scores), abs=1e-5)
 
 
 def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(served: Served, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.run.placement import VARIABLE
+from prefixrl.common.run.placement import VARIABLE, place, processes_of
 from prefixrl.learner.__main__ import _placed, main
 from prefixrl.learner.run.budget import check_fit
 from prefixrl.learner.run.footprint import CONTEXT_BYTES, GIB
@@ -132,6 +132,35 @@ def test_a_share_given_to_the_target_that_leaves_too_little_for_the_model_is_ref
     )
     with pytest.raises(ConfigError, match=message):
         with_shares(config, {}, 110)
+
+
+def placed_lines(config: RunConfig, gpus: int) -> list[str]:
+    return with_shares(config, place(processes_of(config), gpus), 110)[1]
+
+
+def test_in_direct_mode_each_scorer_has_a_gpu_for_the_model_and_several_on_one_are_all_counted(tmp_path: Path) -> None:
+    config = recipe("openr_math", tmp_path, "adapter.model=Qwen/Qwen2.5-1.5B", "launch.scorers=2")
+    share = process_footprint(config).needed / LIMIT  # type: ignore[union-attr]
+    assert 0.18 < share < 0.25
+    assert placed_lines(config, 4)[2:] == [f"GPU {2 + n}: scorer-{n}, process reward model {share:.2f}" for n in (0, 1)]
+    (line,) = placed_lines(config, 1)
+    assert line.endswith(f"scorer-0, scorer-1, process reward model {2 * share:.2f}")
+    crowded = recipe("openr_math", tmp_path, "adapter.model=Qwen/Qwen2.5-1.5B", "launch.scorers=5")
+    with pytest.raises(ConfigError, match=rf"GPU 0 .*scorer-4 0\.00, process reward model {5 * share:.2f}"):
+        placed_lines(crowded, 1)
+
+
+def test_beside_a_target_served_elsewhere_the_model_has_the_scorers_gpu_to_itself(tmp_path: Path) -> None:
+    served = ("scorer.engine=openai", "scorer.openai.url=http://there:1/v1", "launch.scorers=2")
+    config = planned(tmp_path, *served)
+    assert config.gpus_of("scorer") == 1 and planned(tmp_path, *served, device="cpu").gpus_of("scorer") == 0
+    found = process_footprint(config)
+    assert found is not None and found.context == CONTEXT_BYTES
+    assert placed_lines(config, 4)[2:] == [
+        f"GPU {2 + n}: scorer-{n}, process reward model {found.needed / LIMIT:.2f}" for n in (0, 1)
+    ]
+    (line,) = process_lines(config, LIMIT)
+    assert line.startswith("a scorer's process reward model: 14.19 GiB of weights")
 
 
 def test_a_model_that_its_share_is_too_small_for_is_refused_with_both_numbers(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig, Name
 from prefixrl.common.config.reward_model import ImplicitRewardConfig
+from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.training.advantages import moments, whiten
 from prefixrl.learner.training.batch import PreparedMicroBatch, Sample, pad
@@ -170,6 +171,27 @@ def test_each_source_is_discounted_and_weighed_on_its_own(seed: int, name: str) 
             twin = 0.8 ** (size - 1 - t) * 3.0 * outcomes[i]
             twin += sum(0.9 ** (s - t) * process[i, s].item() for s in range(t, size))
             assert found.advantages[i, t].item() == pytest.approx(twin, abs=1e-4)
+
+
+@given(seeds, st.sampled_from(["gae", "tppo", "appo"]))
+def test_with_a_critic_scores_of_steps_are_rewards_of_tokens_beside_the_outcome(seed: int, name: str) -> None:
+    prm = ProcessModelConfig(model="m", format="step_tag", placement="step", coefficient=0.75, outcome_coefficient=0.25)
+    keys = {"kl": 0.0, "gamma": 0.9} if name == "gae" else {"kl": 0.0}
+    objective = resolve(AlgorithmConfig.model_validate({"name": name} | keys), K, None, prm)
+    plain = objective_of(name, **keys)
+    rows = random_rows(seed)
+    steps = torch.where(rows.piece.batch.mask, 0.75 * rows.piece.proximal, 0.0)
+    found = estimated(objective, replace(rows, piece=replace(rows.piece, reference=None, steps=steps)))
+    without = estimated(
+        plain, replace(rows, piece=replace(rows.piece, reference=None), rewards=[0.0] * len(rows.sizes))
+    )
+    decay = plain.gamma * plain.lambda_
+    for i, size in enumerate(rows.sizes):
+        for t in range(size if name != "appo" else 1):
+            twin = decay ** (size - 1 - t) * 0.25 * rows.rewards[i]
+            twin += sum(decay ** (s - t) * steps[i, s].item() for s in range(t, size))
+            assert (found.advantages - without.advantages)[i, t].item() == pytest.approx(twin, abs=1e-4)
+            assert (found.returns - without.returns)[i, t].item() == pytest.approx(twin, abs=1e-4)
 
 
 def test_only_the_names_that_say_so_whiten() -> None:

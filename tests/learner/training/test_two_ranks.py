@@ -15,7 +15,7 @@ from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.plan import plan_iteration
 from support.paths import ROOT
-from support.rank_process import MICRO_BATCH_TOKENS, PRIME, figures
+from support.rank_process import MICRO_BATCH_TOKENS, PRIME, STEPS, figures
 from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 pytestmark = [pytest.mark.slow, *DEEPSPEED_WARNINGS]
@@ -127,8 +127,19 @@ def test_two_ranks_train_a_reward_model_as_one_does(told: Told, stage: int, tmp_
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_reward_steps_as_one_does(told: Told, stage: int, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "adapter", is_tied=True)
+    config = run_config(model, learner={"shared_prompts": False}, **STEPS)
+    models = Models.load(config, 0, 1, config.adapter.model)
+    for iteration, theirs in enumerate(told(stage)[0]["step rewards"]):
+        alone = train_iteration(models, random_iteration(iteration), config, 20).row_advantages
+        assert theirs == pytest.approx(alone, abs=1e-5)
+        assert max(map(abs, alone)) > 0.1
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_all_ranks_see_the_same_figures(told: Told, stage: int) -> None:
-    for name in ("steps", "went_on", "resumed", "poisoned", "probe", "grouped"):
+    for name in ("steps", "went_on", "resumed", "poisoned", "probe", "grouped", "step rewards"):
         assert told(stage)[0][name] == told(stage)[1][name]
     assert told(stage)[0]["prime"]["figures"] == told(stage)[1]["prime"]["figures"]
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from prefixrl.common.config.load import load
 from prefixrl.common.digests import process_digest, scorer_digests
@@ -19,13 +20,13 @@ from prefixrl.common.wire.messages import (
     TextVerdict,
     VersionSpan,
 )
-from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_tokens, token_ids
+from prefixrl.common.wire.packing import check_scores, check_verdicts, pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.batches import _batch_group
 from prefixrl.learner.broker.filtering import AccuracyFilter, objection
 from prefixrl.learner.broker.identity import IdentityCheck
 from prefixrl.learner.run.batch_fractions import batch_fractions
 from prefixrl.scorer.direct import Decoder, DirectScorer
-from prefixrl.scorer.process.step_scoring import StepScoring
+from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
 from prefixrl.scorer.process.steps import split
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.paths import EXAMPLES
@@ -91,6 +92,30 @@ def test_a_row_has_the_reward_of_both_sources_and_the_scores_with_their_ends(
         for end, step in zip(verdict.process.ends, split(answer, SEPARATOR, 9), strict=True):
             assert decoder.text(ids[:end]) == answer[: step.end]
     assert right.reward > other.reward
+
+
+def test_with_scores_placed_at_steps_the_reward_is_the_verdict(step_tag_model: Path) -> None:
+    right, other, cut = scored(
+        step_tag_model, row(RIGHT), row(OTHER), row(RIGHT, "length"), placement="step", aggregate="last"
+    ).verdicts
+    for verdict, answer, outcome in ((right, RIGHT, 1.0), (other, OTHER, 0.0)):
+        assert verdict.process is not None and verdict.reward == outcome
+        assert list(verdict.process.scores) == pytest.approx(plain_scores(step_tag_model, answer), abs=1e-6)
+        assert len(verdict.process.ends) == 2
+    assert (cut.reward, cut.process) == (0.0, None)
+
+
+@pytest.mark.parametrize("placement", ["row", "step"])
+def test_a_score_without_a_place_is_refused_only_where_it_needs_one(step_tag_model: Path, placement: str) -> None:
+    keys = {"placement": placement} | ({"aggregate": "last"} if placement == "step" else {})
+    scoring = StepScoring(settings_of(step_tag_model, **STEP_TAG | keys), *loaded(step_tag_model, "step_tag"))
+    verdict = TextVerdict(reward=1.0, status="ok", extracted="4", finish="eos", completion_tokens=0, elapsed_ms=0)
+    (found,) = scoring.judged([JudgedText(QUESTION, RIGHT, lambda: ["another text"], verdict)])
+    if placement == "row":
+        assert found.status == "ok" and found.process is not None and found.process.ends == ()
+    else:
+        assert (found.status, found.fault) == ("error", "steps without a score")
+        assert found.extracted == "the tokens of the answer do not tell where its steps end"
 
 
 def test_in_an_evaluation_several_answers_have_scores_and_the_verdict_alone_as_reward(step_tag_model: Path) -> None:
@@ -175,8 +200,6 @@ def test_a_scorer_with_another_process_reward_model_is_refused(
 
 
 def test_scores_that_do_not_fit_their_ends_are_refused_by_the_broker(step_tag_model: Path) -> None:
-    from msgspec.structs import replace
-
     group = scored(step_tag_model, row(RIGHT))
     (verdict,) = group.verdicts
     assert isinstance(verdict, TextVerdict) and verdict.process is not None
@@ -184,3 +207,15 @@ def test_scores_that_do_not_fit_their_ends_are_refused_by_the_broker(step_tag_mo
         forged = replace(verdict, process=replace(verdict.process, ends=ends))
         with pytest.raises(ValueError, match="2 scores of steps with ends"):
             check_scores(replace(group, verdicts=(forged,)), 1)
+
+
+def test_a_score_at_no_token_of_its_row_is_refused_by_the_broker_where_it_is_a_reward(step_tag_model: Path) -> None:
+    group = scored(step_tag_model, row(RIGHT), placement="step", aggregate="last")
+    (verdict,) = group.verdicts
+    tokens = token_ids(group.prefixes.rows[0].tokens).size
+    check_verdicts(group, has_step_rewards=True)
+    for ends in ((), (0, 2), (2, tokens + 1)):
+        forged = replace(verdict, process=replace(verdict.process, ends=ends))
+        check_verdicts(replace(group, verdicts=(forged,)))
+        with pytest.raises(ValueError, match=f"row 0: 2 scores of steps with ends .* in a row of {tokens} tokens"):
+            check_verdicts(replace(group, verdicts=(forged,)), has_step_rewards=True)

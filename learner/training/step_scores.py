@@ -1,0 +1,77 @@
+"""Scores of steps as rewards of the tokens that end them, and their baselines: pure.
+
+    row            step 1      step 2          A_t = sum_{s >= t} gamma^(s-t) (reward of s), beside the outcome's
+    tokens         . . . .|. . . . . .|        reward of s: scale x (score - offset) at the token that ends a step
+    rewards              r_1         r_2
+
+A row's mean score is mu_j. Baselines are those of `implicit_reward.py` with these means, but for "zscore": that is
+group normalisation with process supervision (Shao et al. 2024, section 4.1.3), over all steps of the group.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefixrl.learner.training.batch import Sample
+from prefixrl.learner.training.implicit_reward import BaselineForm, RowBaselines, row_baselines
+
+
+@dataclass(frozen=True)
+class StepMoments:
+    """The scores of one row: their number, mean, and sum of squared deviations from it."""
+
+    count: int
+    mean: float
+    deviations: float
+
+
+def row_steps(sample: Sample) -> tuple[tuple[int, float], ...]:
+    """Return where a row's steps end, and their scores; without steps score 0 at its last token.
+
+    Raises:
+        ValueError: a step ends outside the row.
+    """
+    for end, _ in sample.steps:
+        if not 0 < end <= len(sample.tokens):
+            raise ValueError(
+                f"a step of group {sample.group} ends after {end} tokens; its row has {len(sample.tokens)}"
+            )
+    return sample.steps or ((len(sample.tokens), 0.0),)
+
+
+def step_moments(steps: Sequence[tuple[int, float]]) -> tuple[int, float, float]:
+    """Return the fields of `StepMoments` for a row's steps."""
+    scores = [score for _, score in steps]
+    mean = math.fsum(scores) / len(scores)
+    return len(scores), mean, math.fsum((score - mean) ** 2 for score in scores)
+
+
+def step_baselines(
+    moments: Sequence[StepMoments], groups: Sequence[int], form: BaselineForm, floor: float
+) -> RowBaselines:
+    """Return the baselines of the scores of every row.
+
+    Args:
+        moments: of all rows of the iteration.
+        groups: the group of each.
+        form: "zscore": a score less the mean of the group's scores, divided by their unbiased deviation and `floor`;
+            the others as in `row_baselines`.
+        floor: added to the deviation.
+    """
+    if form != "zscore":
+        return row_baselines([each.mean for each in moments], groups, form)
+    members: dict[int, list[StepMoments]] = {}
+    for each, group in zip(moments, groups, strict=True):
+        members.setdefault(group, []).append(each)
+    found = {group: _zscore(own, floor) for group, own in members.items()}
+    return RowBaselines([found[group][0] for group in groups], [found[group][1] for group in groups])
+
+
+def _zscore(rows: Sequence[StepMoments], floor: float) -> tuple[float, float]:
+    """Return offset and scale of a group; scale 0 where a row is alone or all scores are equal."""
+    count = sum(each.count for each in rows)
+    mean = math.fsum(each.count * each.mean for each in rows) / count
+    deviations = math.fsum(each.deviations + each.count * (each.mean - mean) ** 2 for each in rows)
+    if len(rows) == 1 or deviations == 0.0:
+        return mean, 0.0
+    return mean, 1.0 / (math.sqrt(deviations / (count - 1)) + floor)
