@@ -18,6 +18,8 @@ fleet.py         `prefixrl stop` and `prefixrl workers`
 advice.py        `prefixrl advise`
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
+handle.py        a run from Python
+python/          `import prefixrl`: installed as the module of the whole package
 report.py        `prefixrl report`
 page.py          its page
 curves.py        the curves of the page

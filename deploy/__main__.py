@@ -35,6 +35,7 @@ def _samples_option(text: str) -> Callable[[Command], Command]:
 
 
 @click.group()
+@click.version_option(package_name="prefixrl", message="prefixrl %(version)s")
 def main() -> None:
     """Train small adapters that write the first tokens of a large frozen model's answers."""
 
