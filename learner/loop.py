@@ -35,6 +35,7 @@ from prefixrl.learner.training import checkpoint, lora
 from prefixrl.learner.training.batch import iteration_data
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.manifest import TrainerState
+from prefixrl.learner.training.milestones import is_milestone
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.weights.publish import Publisher
 
@@ -191,8 +192,9 @@ class Learner:
 
     def save_if_due(self) -> None:
         """Checkpoint on the configured iterations; one that failed is tried after 1, 2, 4, ... more."""
-        every = self.config.checkpoint.every
-        is_due = every and (self.iteration % every == 0 or self.unsaved)
+        every, growth = self.config.checkpoint.every, self.config.checkpoint.growth
+        is_regular = every and self.iteration % every == 0
+        is_due = is_regular or self.unsaved or is_milestone(self.iteration, growth)
         if not is_due or self.iteration < self.save_next:
             return
         try:
@@ -200,7 +202,8 @@ class Learner:
         except NotSaved as fault:
             if self.config.checkpoint.on_failure == "stop":
                 raise
-            self.save_next = self.iteration + min(every, 2**self.unsaved)
+            pause = 2**self.unsaved
+            self.save_next = self.iteration + (min(every, pause) if every else pause)
             self.unsaved += 1
             log.error("%s; the run goes on and tries again after iteration %d", fault, self.save_next)
         else:
@@ -213,8 +216,9 @@ class Learner:
         state = TrainerState(
             iteration=self.iteration, optimizer_steps=self.models.optimizer_steps, world_size=self.models.world_size
         )
+        kept = self.config.checkpoint
         with self.patience():
-            checkpoint.save(self.directory / "checkpoints", self.models, state, self.config.checkpoint.keep)
+            checkpoint.save(self.directory / "checkpoints", self.models, state, kept.keep, kept.growth)
         self.saved = self.iteration
 
     def patience(self) -> AbstractContextManager[None]:

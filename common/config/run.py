@@ -68,6 +68,9 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints; 0 writes only the last one of the run."""
     keep: Positive = 2
     """Number of checkpoints that stay; older ones are removed."""
+    growth: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Factor between geometric steps whose checkpoints are written and stay besides: with 2 those of iterations 1, 2,
+    4, 8 and so on. Absent: none."""
     on_failure: Literal["go_on", "stop"] = "go_on"
     """Effect of a checkpoint that cannot be written in mid-run: an error on the console and a new attempt at later
     iterations, or the end of the run. The last one of a run, or of a stop, must be written."""

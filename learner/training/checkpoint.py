@@ -42,6 +42,7 @@ from prefixrl.learner.training.manifest import (
     read_manifest,
     write_manifest,
 )
+from prefixrl.learner.training.milestones import removable
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.optimizers import restored, saved_state
 from prefixrl.learner.training.trained_model import TrainedModel
@@ -61,8 +62,8 @@ CARRIED_FILES = (
 log = logging.getLogger(__name__)
 
 
-def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Path:
-    """Write a checkpoint, keep the newest `keep`, return its folder. A collective.
+def save(directory: Path, models: Models, state: TrainerState, keep: int, growth: float | None = None) -> Path:
+    """Write a checkpoint, keep the newest and milestones, return its folder. A collective.
 
     Raises:
         NotSaved: some rank could not write its part, on every rank; nothing of it is left, and older ones are.
@@ -85,8 +86,8 @@ def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Pat
         written.part(lambda: _finish(beside, final, state, models))
     written.together()
     if models.rank == 0:
-        for old in _folders(directory)[keep:]:
-            shutil.rmtree(old)
+        for old in removable((int(folder.name[5:]) for folder in _folders(directory)), keep, growth):
+            shutil.rmtree(directory / f"step_{old:08d}")
         crash_point("checkpoint.pruned")
     return final
 

@@ -110,6 +110,13 @@ def test_only_the_newest_are_kept_and_unfinished_ones_do_not_count(models: Model
     assert checkpoint.latest(tmp_path) == tmp_path / "step_00000012"
 
 
+def test_geometric_steps_stay_beside_the_newest(models: Models, tmp_path: Path) -> None:
+    for iteration in range(1, 8):
+        checkpoint.save(tmp_path, models, state(iteration), keep=1, growth=2)
+    kept = sorted(int(path.name[5:]) for path in tmp_path.glob("step_*"))
+    assert kept == [1, 2, 4, 7] and all(not checkpoint.damage(path) for path in tmp_path.glob("step_*"))
+
+
 def test_a_checkpoint_that_finds_no_room_leaves_nothing_and_the_older_one_whole(models: Models, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         older = checkpoint.save(disk.path, models, state(1), keep=1)
