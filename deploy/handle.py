@@ -23,7 +23,6 @@ from prefixrl.deploy.status import fetch
 
 USER_ERROR = 2
 STOPPED = 130
-JOURNAL = "journal.msgpack"
 LAST_LINES = 10
 """Lines of a launch that an error repeats."""
 
@@ -74,9 +73,11 @@ class Run:
 
     def samples(self, iteration: int | None = None) -> list[dict[str, Any]]:
         """Return a flat dict per trained row: of one iteration, or of all of them."""
-        if not (self.directory / JOURNAL).exists():
-            return []  # killed before its broker opened one
-        found = [each for each in trained_groups(self.directory) if iteration in (None, each.version_trained)]
+        try:
+            groups = list(trained_groups(self.directory))
+        except ConfigError:
+            return []  # it has no journal: it ended before its broker opened one
+        found = [each for each in groups if iteration in (None, each.version_trained)]
         if not found:
             return []
         decode = decoder(self.directory)
