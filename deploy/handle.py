@@ -12,7 +12,7 @@ import msgspec
 
 from prefixrl.common.config.load import CONFIG_FILE, load
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
-from prefixrl.common.run import json_lines
+from prefixrl.common.run import journal, json_lines
 from prefixrl.common.run.columns import columns
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary
@@ -73,11 +73,9 @@ class Run:
 
     def samples(self, iteration: int | None = None) -> list[dict[str, Any]]:
         """Return a flat dict per trained row: of one iteration, or of all of them."""
-        try:
-            groups = list(trained_groups(self.directory))
-        except ConfigError:
-            return []  # it has no journal: it ended before its broker opened one
-        found = [each for each in groups if iteration in (None, each.version_trained)]
+        if not journal.exists(self.directory / journal.FOLDER):
+            return []  # it ended before its broker opened one
+        found = [each for each in trained_groups(self.directory) if iteration in (None, each.version_trained)]
         if not found:
             return []
         decode = decoder(self.directory)
