@@ -17,7 +17,7 @@ PATH = click.Path(path_type=Path)
 run_file_argument = click.argument("run_file", type=PATH)
 run_directory_argument = click.argument("run_directory", type=PATH)
 ema_option = click.option("--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights.")
-CHECKPOINT = "Iterations trained, 0 for none, or latest (default)."
+CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
 ARMS = "no_prefix, fixed_prefix, prefix_clustering, adapter; default: all but clustering."
 OPENING = "Length of an opening in prefix clustering."
 TEMPERATURE = "Temperature of adapter and target when sampling; default: those of the run."

@@ -23,6 +23,7 @@ from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
 from prefixrl.learner.run.disk_room import check_room
 from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking, check_packages
+from prefixrl.learner.run.uploads import Uploads, check_command
 from prefixrl.learner.servers import CLOSE_S, Servers
 from prefixrl.learner.training.manifest import read_manifest
 
@@ -43,6 +44,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
     check_format(Path(config.directory))
     if rank == 0:
         check_packages(config.log)
+        check_command(config.checkpoint)
         read = problems.read_all(config)
         check_room(config)
         run_directory = RunDirectory(config)
@@ -145,7 +147,8 @@ def _run(
         )
         assert service, "rank 0 speaks for the learner"
         metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped))
-        rank_zero = RankZeroParts(servers, publisher, arms, metrics, service)
+        uploads = Uploads(directory, config.checkpoint)
+        rank_zero = RankZeroParts(servers, publisher, arms, metrics, service, uploads)
         tracking = Tracking(directory) if config.log.tensorboard or config.log.wandb else None
         models.on_forward = service.progressed
     learner = Learner(config, directory, client, models, rank_zero, len(training), stopped, probe, iteration)
@@ -155,6 +158,7 @@ def _run(
     finally:
         if rank_zero:
             with rank_zero.service.patience(FLUSH_S + TRACKING_FLUSH_S):
+                rank_zero.uploads.close()
                 rank_zero.publisher.close()
                 if tracking:
                     tracking.close()

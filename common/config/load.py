@@ -174,6 +174,9 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         return None if function_ref is None else user_function.resolve(key, function_ref, base)
 
     advantage_function = function("algorithm.advantage_function", config.algorithm.advantage_function)
+    upload = config.checkpoint.upload
+    if upload and "/" in upload[0]:
+        upload = (str((base / os.path.expanduser(upload[0])).resolve()), *upload[1:])
     scorer, prm = config.scorer, config.scorer.prm
     if prm is not None:
         prm = prm.model_copy(update={"model": folder("scorer.prm", prm.model)})
@@ -184,6 +187,7 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         "target": config.target and model("target", config.target),
         "data": resolve(config.data, base),
         "scorer": scorer,
+        "checkpoint": config.checkpoint.model_copy(update={"upload": upload}),
         "reward": RewardConfig(function=function("reward.function", config.reward.function)),
         "algorithm": config.algorithm.model_copy(update={"advantage_function": advantage_function}),
     }

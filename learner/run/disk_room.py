@@ -10,7 +10,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.disk import free_bytes, in_mib
 from prefixrl.learner.run.budget import rank_plan
 from prefixrl.learner.run.footprint import ADAM, FP32, RankPlan
-from prefixrl.learner.training.milestones import milestones
+from prefixrl.learner.run.retention import milestones
 
 VERSIONS = 4
 """Two that stay, one that is written, and the deltas between them."""
@@ -37,7 +37,10 @@ def most_bytes(plan: RankPlan, kept: int) -> int:
 def most_kept(config: RunConfig) -> int:
     """Return the most checkpoints that stay; how far epochs reach is not known before the data."""
     last = config.algorithm.iterations or UNKNOWN_ITERATIONS
-    return config.checkpoint.keep + len(milestones(last, config.checkpoint.growth))
+    kept = config.checkpoint
+    # The version that is judged, and the one that is uploaded, stay so long.
+    awaited = int(kept.keep_best > 0) + int(bool(kept.upload))
+    return kept.keep + kept.keep_best + awaited + len(milestones(last, kept.growth))
 
 
 def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:

@@ -22,6 +22,5 @@ Read in this order:
     optimizers.py     AdamW as it is fastest where its moments lie
     lora.py           low-rank adaptation
     distributed.py    the process group and its collectives
-    milestones.py     checkpoints that stay; pure
     checkpoint.py     saving and resuming; `manifest.py`: its state and digests
 """

@@ -11,7 +11,7 @@
         manifest.json                   the trainer's state, and size and digest of every other file; written last
 
 A checkpoint is written beside its final name, synced and renamed: a folder called step_* is complete, or was damaged
-later, which its digests show. Old checkpoints are deleted only after the new one was read back.
+later, which its digests show. Old checkpoints are removed (`run/retention.py`) only after the new one was read back.
 """
 
 import errno
@@ -42,7 +42,6 @@ from prefixrl.learner.training.manifest import (
     read_manifest,
     write_manifest,
 )
-from prefixrl.learner.training.milestones import removable
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.optimizers import restored, saved_state
 from prefixrl.learner.training.trained_model import TrainedModel
@@ -62,8 +61,8 @@ CARRIED_FILES = (
 log = logging.getLogger(__name__)
 
 
-def save(directory: Path, models: Models, state: TrainerState, keep: int, growth: float | None = None) -> Path:
-    """Write a checkpoint, keep the newest and milestones, return its folder. A collective.
+def save(directory: Path, models: Models, state: TrainerState) -> Path:
+    """Write a checkpoint, return its folder. A collective.
 
     Raises:
         NotSaved: some rank could not write its part, on every rank; nothing of it is left, and older ones are.
@@ -85,10 +84,6 @@ def save(directory: Path, models: Models, state: TrainerState, keep: int, growth
     if models.rank == 0:
         written.part(lambda: _finish(beside, final, state, models))
     written.together()
-    if models.rank == 0:
-        for old in removable((int(folder.name[5:]) for folder in _folders(directory)), keep, growth):
-            shutil.rmtree(directory / f"step_{old:08d}")
-        crash_point("checkpoint.pruned")
     return final
 
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from prefixrl.deploy.checkpoints import config_of, weights_of
 from support.run_helper import ROOT, SMALL, finish, launched, wait_for
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
-SETTINGS = ("evaluation.every=2", "algorithm.iterations=6", "checkpoint.keep=9")
+SETTINGS = ("evaluation.every=2", "algorithm.iterations=6", "checkpoint.keep=9", "checkpoint.keep_best=1")
 EXAMPLE = ROOT / "deploy/examples/arithmetic"
 ALL_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")
 
@@ -67,6 +68,13 @@ def test_every_second_version_was_judged_in_training_and_each_is_of_one_digest(r
         found = rows(run / f"evaluations/adapter@{version}.greedy.jsonl")
         assert {row["version"] for row in found} == {version} and len(found) == 64
         assert len({row["weights_digest"] for row in found}) == 1
+
+
+def test_the_best_checkpoint_is_the_one_with_the_highest_greedy_accuracy(run: Path) -> None:
+    judged = {point["version"]: point["accuracy"] for point in summary(run)["accuracy_by_version"][1:]}
+    best = max(judged, key=lambda version: judged[version])  # of equals the first
+    assert (run / "checkpoints/best").resolve().name == f"step_{best:08d}"
+    assert weights_of(run, config_of(run, ()), "best", False).version == best
 
 
 def test_offline_the_same_checkpoints_give_the_same_answers(run: Path) -> None:
@@ -185,7 +193,7 @@ def test_a_checkpoint_that_holds_other_weights_than_were_published_is_refused(ru
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--checkpoint", "5"), "keeps 0, 2, 4, 6 and latest"),
+        (("--checkpoint", "5"), "keeps 0, 2, 4, 6, best and latest"),
         (("--arm", "adapter_"), "there is no such arm; known: no_prefix"),
         (("--data", "nowhere.jsonl"), "there is no such file"),
         (("--set", "scorer.max_new_token=3"), "did you mean 'max_new_tokens'"),
@@ -203,7 +211,7 @@ def test_what_cannot_be_judged_is_said_at_once(run: Path, flags: tuple[str, ...]
     [
         ((), "nothing to answer with: give a RUN"),
         (("nowhere",), "nowhere holds no run"),
-        (("RUN", "--checkpoint", "5"), "keeps 0, 2, 4, 6 and latest"),
+        (("RUN", "--checkpoint", "5"), "keeps 0, 2, 4, 6, best and latest"),
         (("RUN", "--adapter", "mine"), "--adapter and --target are for models without a run"),
         (("RUN", "--data", "nowhere.jsonl"), "there is no such file"),
         (("RUN", "--data", "-", "--data", "-"), "stdin can be read once only"),

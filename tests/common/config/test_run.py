@@ -261,6 +261,11 @@ ONE_LINE: dict[str, tuple[str, str]] = {
         "learner.batch_timeout_s = 600 with broker.stall_s = 600 and broker.silence_s = 10: the learner would end "
         "before a stuck worker's groups are given to another; batch_timeout_s must exceed both",
     ),
+    "a best checkpoint that nothing judges": (
+        "checkpoint.keep_best=2",
+        "checkpoint.keep_best = 2 with evaluation.every = 0: no version is judged in training, so none is known to be "
+        "the best; give evaluation.every, or leave keep_best out",
+    ),
     "a silence shorter than the heartbeat allows": (
         "broker.silence_s=2.5",
         "broker: silence_s = 2.5 must be at least three times heartbeat_s = 1, or one late heartbeat would end a "
