@@ -51,7 +51,7 @@ def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
 def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> Weights:
     """Return the weights of a checkpoint: iterations, `latest`, `best`; raise ConfigError."""
     if checkpoint == "0":
-        version, model = 0, config.adapter.model
+        version, model = 0, config.adapter.start
     else:
         there = {int(path.name[5:]): path for path in (run / "checkpoints").glob("step_????????")}
         if not there:

@@ -11,7 +11,7 @@ from prefixrl.common.config.filter import FilterConfig
 from prefixrl.common.config.learner import LearnerConfig
 from prefixrl.common.config.log import LogConfig
 from prefixrl.common.config.processes import LaunchConfig
-from prefixrl.common.config.prompting import ModelConfig
+from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
 from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
 from prefixrl.common.config.slurm import SlurmConfig
@@ -126,7 +126,7 @@ class RunConfig(Section):
     """Seed of every draw of the run: order of problems, samples, new weights."""
     directory: str
     """Folder of everything the run writes; relative to the folder in which the command is started."""
-    adapter: ModelConfig
+    adapter: AdapterConfig
     target: ModelConfig | None = None
     """The frozen model; required in prefix mode, refused in direct mode."""
     data: DataConfig
@@ -334,7 +334,7 @@ class RunConfig(Section):
 
     def model_of(self, role: Literal["rollout", "scorer"]) -> str:
         """Return the model a worker loads; in direct mode a scorer reads only its tokenizer."""
-        return self.asked(role).model
+        return self.adapter.start if self.asked(role) is self.adapter else self.asked(role).model
 
     def gpus_of(self, role: str) -> int:
         """Return the GPUs of each process of a role, or of a learner rank; 0 where it needs none."""

@@ -189,6 +189,28 @@ def load(directory: Path, models: Models) -> TrainerState | None:
     return manifest.state
 
 
+def take_critic(folder: Path, models: Models) -> None:
+    """Begin with the critic of another run's checkpoint if it fits; else tell why not."""
+    manifest = read_manifest(folder)
+    begins = f"the run begins with the adapter of {folder} (iteration {manifest.state.iteration})"
+    if models.critic is None:
+        log.info("%s", begins)
+        return
+    share = folder / f"rank_{models.rank:05d}/critic.safetensors"
+    there, here = (manifest.state.world_size, manifest.zero_stage), (models.world_size, models.critic.stage)
+    tensors = load_file(share) if there == here and share.exists() and not models.lora else {}
+    masters = models.critic.masters()
+    if {name.rpartition("/")[0] for name in tensors} != set(masters):
+        why = "it fits this run only with the same learner ranks and ZeRO stage, and without low-rank matrices"
+        log.warning("%s and a new critic: %s", begins, why if share.exists() else "it has none")
+        return
+    with torch.no_grad():
+        for name, weights in masters.items():
+            weights.copy_(tensors[f"{name}/weights"])
+    models.critic.masters_changed()
+    log.info("%s and its critic", begins)
+
+
 def latest(directory: Path) -> Path | None:
     """Return the newest whole checkpoint, None where there is none at all.
 

@@ -77,6 +77,20 @@ def test_the_best_checkpoint_is_the_one_with_the_highest_greedy_accuracy(run: Pa
     assert weights_of(run, config_of(run, ()), "best", False).version == best
 
 
+def test_another_run_begins_with_what_this_one_has_learnt(run: Path, tmp_path: Path) -> None:
+    settings = (f"adapter.init_from={run}", "adapter.reference=model", "algorithm.iterations=1")
+    with launched(tmp_path / "run", *SMALL, *settings) as process:
+        finish(process, tmp_path / "run")
+    begun = {row["prompt_id"]: row for row in rows(tmp_path / "run/evaluations/untrained_adapter.greedy.jsonl")}
+    for row in rows(run / "evaluations/trained_adapter.greedy.jsonl"):
+        other = begun.pop(row["prompt_id"])
+        assert (other["prefix"], other["completion"]) == (row["prefix"], row["completion"]) and other["version"] == 0
+    assert not begun
+    log = (tmp_path / "run/logs/learner.log").read_text()
+    assert f"begins with the adapter of {run}/checkpoints/step_00000006 (iteration 6) and its critic" in log
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text())["figures"]["reference_kl"] > 0
+
+
 def test_offline_the_same_checkpoints_give_the_same_answers(run: Path) -> None:
     finished = evaluate(
         *(run, "--checkpoint", "4", "--checkpoint", "0", "--samples", "2", "--out", run / "t.md"),

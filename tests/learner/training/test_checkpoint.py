@@ -17,6 +17,7 @@ from prefixrl.learner.run.budget import rank_plan
 from prefixrl.learner.run.disk_room import checkpoint_bytes
 from prefixrl.learner.run.retention import prune
 from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.batch import pad
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.manifest import TrainerState, damage, read_manifest, write_manifest
@@ -85,6 +86,30 @@ def test_a_resumed_run_is_bitwise_the_run_that_never_stopped(
     for trainee, twin in ((resumed.actor, whole.actor), (resumed.critic, whole.critic)):
         for (name, mine), (_, theirs) in zip(trainee.full_tensors(), twin.full_tensors(), strict=True):
             assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}])
+def test_another_run_begins_with_adapter_and_critic_and_may_keep_the_reference(
+    adapter: Path, tmp_path: Path, lora: dict[str, int] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, learner = loaded(run_config(adapter)), {"lora": lora}
+    train(first, run_config(adapter), 0, 2)
+    folder = checkpoint.save(tmp_path, first, state(2, first.optimizer_steps))
+    rows = pad(list(random_iteration(0).samples.values()), 0)
+    before, after = loaded(run_config(adapter)).forward_actor(rows)[0], first.forward_actor(rows)[0]
+    for reference, expected in (("model", before), ("start", after)):
+        section = {"model": str(adapter), "init_from": str(folder), "reference": reference}
+        config = run_config(adapter, adapter=section, learner=learner)
+        second = Models.load(config, 0, 1, config.adapter.start)
+        checkpoint.take_critic(folder, second)
+        assert second.optimizer_steps == 0 and not any(second.actor.adam.state.values())
+        assert torch.allclose(second.forward_actor(rows)[0], after, atol=1e-6)
+        assert torch.allclose(second.forward_reference(rows), expected, atol=1e-6)
+        is_same = torch.allclose(second.forward_critic(rows), first.forward_critic(rows), atol=1e-6)
+        assert is_same == (lora is None)
+        train(second, config, 0, 1)
+        assert torch.allclose(second.forward_reference(rows), expected, atol=1e-6)
+    assert ("and a new critic: it fits this run only" in caplog.text) == (lora is not None)
 
 
 def test_a_checkpoint_before_the_first_step_can_be_resumed(config: RunConfig, tmp_path: Path) -> None:
