@@ -38,4 +38,5 @@ systemd/         templates of its units
 examples/        complete small runs
 docs             the pages of `prefixrl docs`, a link to those of the repository
 slurm/           `prefixrl slurm`, `prefixrl scale`: a run as jobs of SLURM
+sweep/           `prefixrl sweep`: many runs from one file
 """
