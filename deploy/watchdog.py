@@ -108,7 +108,7 @@ class Watchdog:
 
 
 def _works(document: StatusDocument) -> bool:
-    """Return False while models are loaded, when all is trained and judged, and if nothing is to be trained."""
+    """Return False while models are loaded, when all is judged, and if nothing is trained."""
     is_loading = document.learner_phase == "loads" or any(each.phase == "loading" for each in document.workers)
     judged = document.evaluations
     is_judged = judged.get("asked", 0) <= judged.get("judged", 0) + judged.get("failed", 0)
