@@ -75,7 +75,7 @@ check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+	PYTHONPATH=.types $(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 
 clean:  ## remove everything that make made

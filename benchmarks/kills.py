@@ -1,10 +1,11 @@
 """A real training run whose processes are killed ends with the parameters of the run that was left alone, bit by bit.
 
-The arithmetic example's models, transformers engines, DeepSpeed, S = 0. First an undisturbed run; then runs in which
-every named crash point kills its process once (`common/run/crash_points.py`), and runs in which processes of all roles,
-`prefixrl launch` among them, get SIGKILL at random times. A launch that gives up or is killed is started again, as its
-user would. Compared are the files of the last checkpoint: weights and moments of actor and critic. At S = 2, where the
-order of arrival decides, every group must be trained once (`prefixrl inspect --check`).
+The arithmetic example's models, transformers engines, DeepSpeed, S = 0; checkpoints at geometric steps, the best one
+kept, every one uploaded. First an undisturbed run; then runs in which every named crash point kills its process once
+(`common/run/crash_points.py`), and runs in which processes of all roles, `prefixrl launch` among them, get SIGKILL at
+random times. A launch that gives up or is killed is started again, as its user would. Compared are the files of the
+last checkpoint: weights and moments of actor and critic. At S = 2, where the order of arrival decides, every group must
+be trained once (`prefixrl inspect --check`).
 
     python -m benchmarks.kills --json benchmarks/results/kills.json
 """
@@ -27,6 +28,8 @@ import xxhash
 from benchmarks.results import ROOT, Figure, Report, commit, options
 from prefixrl.common.run.crash_points import FOLDER_VARIABLE, POINTS, VARIABLE
 from prefixrl.deploy.inspect import checked
+from prefixrl.learner.run.retention import BEST, checkpoints, milestones
+from prefixrl.learner.training.manifest import damage
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
 ITERATIONS, KILLS, KILLS_PER_RUN, POINTS_PER_RUN, GAP_S = 10, 40, 8, 4, 5.0
@@ -35,6 +38,11 @@ SETTINGS = (
     f"algorithm.iterations={ITERATIONS}",
     "algorithm.groups_per_iteration=8",
     "checkpoint.every=3",
+    "checkpoint.keep=1",
+    "checkpoint.growth=2",
+    "checkpoint.keep_best=1",
+    "checkpoint.upload=['ls']",
+    "evaluation.every=2",
     "evaluation.problems=8",
     "evaluation.selection_problems=8",
     "evaluation.sampled_candidates=1",
@@ -45,6 +53,8 @@ SETTINGS = (
     "broker.journal_segment_mib=0.05",
     "launch.scorers=2",
 )
+RARE = ("checkpoint.removing",)
+"""Points that a process that was started late passes once."""
 ROLES = ("learner", "broker", "weights", "rollout", "scorer", "launch")
 
 
@@ -111,6 +121,7 @@ def disturbed(directory: Path, staleness: int, what: str, points: str = "", kill
     if points:
         outcome.kills.update(path.name for path in crashed.iterdir())
     outcome.digest, outcome.history = digest_of(directory), checked(directory)
+    check_checkpoints(directory / "checkpoints")
     print(f"{what}: {dict(outcome.kills)}, {outcome.starts} starts, {outcome.digest}; {outcome.history}", flush=True)
     return outcome
 
@@ -124,11 +135,21 @@ def digest_of(directory: Path) -> str:
     return found.hexdigest()
 
 
+def check_checkpoints(folder: Path) -> None:
+    """Assert that the newest, geometric and best checkpoints are there, whole, and no others."""
+    there = checkpoints(folder)
+    assert not any(map(damage, there.values())), f"damaged checkpoints in {folder}"
+    best = int((folder / BEST).resolve().name[5:])
+    assert set(there) == {*milestones(ITERATIONS, 2), ITERATIONS, best}, f"{sorted(there)}, the best is {best}"
+
+
 def point_sets(quick: bool) -> list[str]:
-    """Return the crash points, a few per run, each at its second or third passage."""
-    wanted = ["checkpoint.written", "scores.judged"] if quick else list(POINTS)
+    """Return the crash points, a few per run, each at its second or third passage, rare ones earlier."""
+    wanted = ["checkpoint.written", "checkpoint.removing", "upload.begun", "scores.judged"] if quick else list(POINTS)
     sets = [wanted[start :: -(-len(wanted) // POINTS_PER_RUN)] for start in range(-(-len(wanted) // POINTS_PER_RUN))]
-    return [",".join(f"{name}:{2 + number % 2}" for number, name in enumerate(each)) for each in sets]
+    return [
+        ",".join(f"{name}:{1 if name in RARE else 2 + number % 2}" for number, name in enumerate(each)) for each in sets
+    ]
 
 
 @click.command()

@@ -18,6 +18,8 @@ fleet.py         `prefixrl stop` and `prefixrl workers`
 advice.py        `prefixrl advise`
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
+handle.py        a run from Python
+python/          `import prefixrl`: installed as the module of the whole package
 report.py        `prefixrl report`
 page.py          its page
 curves.py        the curves of the page
@@ -36,4 +38,5 @@ systemd/         templates of its units
 examples/        complete small runs
 docs             the pages of `prefixrl docs`, a link to those of the repository
 slurm/           `prefixrl slurm`, `prefixrl scale`: a run as jobs of SLURM
+sweep/           `prefixrl sweep`: many runs from one file
 """

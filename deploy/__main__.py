@@ -17,7 +17,7 @@ PATH = click.Path(path_type=Path)
 run_file_argument = click.argument("run_file", type=PATH)
 run_directory_argument = click.argument("run_directory", type=PATH)
 ema_option = click.option("--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights.")
-CHECKPOINT = "Iterations trained, 0 for none, or latest (default)."
+CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
 ARMS = "no_prefix, fixed_prefix, prefix_clustering, adapter; default: all but clustering."
 OPENING = "Length of an opening in prefix clustering."
 TEMPERATURE = "Temperature of adapter and target when sampling; default: those of the run."
@@ -35,6 +35,7 @@ def _samples_option(text: str) -> Callable[[Command], Command]:
 
 
 @click.group()
+@click.version_option(package_name="prefixrl", message="prefixrl %(version)s")
 def main() -> None:
     """Train small adapters that write the first tokens of a large frozen model's answers."""
 

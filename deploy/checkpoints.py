@@ -11,7 +11,7 @@ from prefixrl.common.run import journal
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.records import VersionPublished
 
-LATEST = "latest"
+LATEST, BEST = "latest", "best"
 INCOMPLETE = 6
 """Exit code of a command that ended well, but some of whose answers or verdicts are missing."""
 
@@ -49,17 +49,20 @@ def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
 
 
 def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> Weights:
-    """Return the weights of a checkpoint: iterations or `latest`; raise ConfigError without it."""
+    """Return the weights of a checkpoint: iterations, `latest`, `best`; raise ConfigError."""
     if checkpoint == "0":
-        version, model = 0, config.adapter.model
+        version, model = 0, config.adapter.start
     else:
         there = {int(path.name[5:]): path for path in (run / "checkpoints").glob("step_????????")}
         if not there:
             raise ConfigError(f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with")
-        version = max(there) if checkpoint == LATEST else int(checkpoint) if checkpoint.isdecimal() else -1
-        if version not in there:
-            kept = ", ".join(map(str, sorted(there)))
-            raise ConfigError(f"--checkpoint {checkpoint}: {run} keeps 0, {kept} and {LATEST} (checkpoint.keep)")
+        named = {LATEST: max(there)} | {str(version): version for version in there}
+        if (best := run / "checkpoints" / BEST).is_dir():
+            named[BEST] = int(best.resolve().name[5:])
+        if checkpoint not in named:
+            kept = ", ".join(["0", *map(str, sorted(there)), *([BEST] if BEST in named else [])])
+            raise ConfigError(f"--checkpoint {checkpoint}: {run} keeps {kept} and {LATEST} (checkpoint.keep)")
+        version = named[checkpoint]
         folder = there[version] / ("hf_ema" if is_averaged else "hf")
         if not folder.is_dir():
             raise ConfigError(f"--ema: {there[version]} holds no averaged weights (learner.ema_decay)")

@@ -84,7 +84,7 @@ def _plan(
     weights = weights_of(run, config, checkpoint, options.is_averaged)
     arms = [arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS)]
     name = f"step_{weights.version:08d}" + ("_ema" if options.is_averaged else "")
-    adapter = config.adapter.model_copy(update={"model": weights.model})
+    adapter = config.adapter.model_copy(update={"model": weights.model, "init_from": None})
     changes = {"adapter": adapter, "data": _data(run, config.data, options.sets)}
     config = config.model_copy(update={"directory": str((run / "eval" / name).resolve()), **changes})
     plan = EvaluationPlan(

@@ -233,7 +233,7 @@ def _of_run(options: GenerateOptions, directory: Path) -> tuple[Weights, RunConf
     weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
     given = DataConfig.model_validate({"train": _paths(options, directory)})
     data = resolve(_to_answer(config.data, given, options.suffix), Path.cwd())
-    adapter = config.adapter.model_copy(update={"model": weights.model})
+    adapter = config.adapter.model_copy(update={"model": weights.model, "init_from": None})
     return weights, config.model_copy(update={"adapter": adapter, "data": data})
 
 

@@ -101,7 +101,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     fixed = [("best fixed prefix", repr(summary.fixed_prefix))]
     means = [arm_name(arm, summary.versions) for arm in ARMS if summary.accuracy_interval.get(arm) == "bootstrap"]
     missing = summary.evaluations_incomplete
-    crossed = f"{_by_age(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
+    crossed = f"{_counted(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
     return [
         *([("mean reward, with a bootstrap interval", ", ".join(means))] if means else []),
         *([("evaluations that are incomplete", ", ".join(missing))] if missing else []),
@@ -111,11 +111,12 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
         ("groups", groups),
         (
             "trained groups by age in versions",
-            f"{_by_age(ages.histogram)} (mean {ages.mean_trained:.2f}, window {ages.window}, "
+            f"{_counted(ages.histogram)} (mean {ages.mean_trained:.2f}, window {ages.window}, "
             f"admission {ages.admission})",
         ),
         *([("trained tokens by age in versions", crossed)] if ages.crossed_fraction else []),
         ("versions", f"{summary.versions}, {summary.optimizer_steps} optimiser steps"),
+        *([("uploads", _counted(summary.uploads))] if summary.uploads else []),
         ("busy", busy),
         ("engines", engines),
         *([("the target's endpoint", str(summary.endpoint))] if summary.endpoint else []),
@@ -123,7 +124,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _by_age(histogram: dict[str, int]) -> str:
+def _counted(histogram: dict[str, int]) -> str:
     return ", ".join(f"{age}: {count}" for age, count in histogram.items())
 
 

@@ -56,7 +56,7 @@ def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
         if not separator or key not in CHANGEABLE:
             raise ConfigError(
                 f"--change {change!r}: in a run that has begun only {', '.join(CHANGEABLE)} may change, as KEY=VALUE; "
-                f"for anything else start another run from its adapter"
+                f"for anything else start another run from its adapter (adapter.init_from)"
             )
     new = changed(config, (*moved, *changes), "--change")
     with own(directory):

@@ -141,7 +141,7 @@ def comparison(runs: list[Path]) -> Table:
     for run in runs:
         check_format(run)
     states = [state_of(run) for run in runs]
-    settings = [dict(_flat(config_of(run, ()).model_dump(mode="json"), "")) for run in runs]
+    settings = [dict(flat_settings(config_of(run, ()).model_dump(mode="json"))) for run in runs]
     # Rich would read markup in settings and names; a run of somebody else's may hold control characters.
     table = Table("", *(Column(Text(printable(state.directory))) for state in states), box=box.SIMPLE_HEAD)
     table.add_row("state", *(state.state for state in states))
@@ -164,9 +164,10 @@ def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+def flat_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the keys of a config with dots, and their values as JSON."""
     if isinstance(value, dict) and value:
         for key, each in value.items():
-            yield from _flat(each, f"{name}.{key}" if name else key)
+            yield from flat_settings(each, f"{name}.{key}" if name else key)
     else:
         yield name, msgspec.json.encode(value).decode()

@@ -1,11 +1,14 @@
 """The commands for who begins: a run file, the docs, completion in a shell."""
 
+from pathlib import Path
+
 import click
 
-from prefixrl.common.process import exit_codes
+from prefixrl.common.process import exit_codes, printable
 
 SIZE = "By the adapter's parameters: below 0.25, 4, or above 4 billion.  [default: by its files]"
 MODEL = "A Hugging Face folder or hub name."
+PATH = click.Path(path_type=Path)
 DATA = "A problem set, file, folder or hf:OWNER/NAME."
 
 
@@ -26,6 +29,40 @@ def init(size: str | None, adapter: str, target: str, data: str, held_out: str |
         from prefixrl.deploy.recipe import Size, run_file
 
         click.echo(run_file(cast("Size | None", size), adapter, target, data, held_out), nl=False)
+
+
+@click.command()
+@click.argument("sweep_file", type=PATH)
+@click.option("--index", type=int, help="Launch or resume this run alone.")
+@click.option("--list", "action", flag_value="list", help="Print index, directory and settings of every run.")
+@click.option("--table", "action", flag_value="table", help="Print the table of all runs, and means over seeds.")
+@click.option("--print", "action", flag_value="print", help="Print the job script of a SLURM array.")
+@click.option("--submit", "action", flag_value="submit", help="Submit the runs that are not finished as an array.")
+def sweep(sweep_file: Path, index: int | None, action: str | None) -> None:
+    """Run every combination of settings in SWEEP_FILE, one after another, and print their table.
+
+    The same command goes on with a sweep that was stopped: what is finished is not run again.
+    """
+    with exit_codes():
+        from prefixrl.common.errors import ConfigError
+        from prefixrl.deploy.sweep import array, conduct, grid, outcome
+
+        found = grid.read(sweep_file)
+        if index is not None and action:
+            raise ConfigError(f"--index {index} with --{action}: give one of them")
+        if index is not None:
+            raise SystemExit(conduct.one(found, found.at(index)))
+        if action == "list":
+            for line in conduct.listing(found):
+                click.echo(printable(line))
+        elif action == "print":
+            click.echo(array.script(found))
+        elif action == "submit":
+            array.submit(found)
+        else:
+            code = 0 if action == "table" else conduct.conduct(found)
+            outcome.print_tables(found)
+            raise SystemExit(code)
 
 
 @click.command()
@@ -56,4 +93,4 @@ def completion(context: click.Context, shell: str) -> None:
         click.echo(completion_script(context.find_root().command, shell))
 
 
-COMMANDS = (init, docs, completion)
+COMMANDS = (init, sweep, docs, completion)

@@ -108,9 +108,13 @@ class Watchdog:
 
 
 def _works(document: StatusDocument) -> bool:
-    """Return False while models are loaded, and for a run that trains nothing."""
+    """Return False while models are loaded, when all is judged, and if nothing is trained."""
     is_loading = document.learner_phase == "loads" or any(each.phase == "loading" for each in document.workers)
-    return bool(document.total_iterations) and not is_loading
+    judged = document.evaluations
+    is_judged = judged.get("asked", 0) <= judged.get("judged", 0) + judged.get("failed", 0)
+    # Only an upload of the last checkpoint may go on then, and it has a deadline of its own.
+    is_over = document.learner_phase == "ends" and is_judged
+    return bool(document.total_iterations) and not is_loading and not is_over
 
 
 def stall_of(document: StatusDocument) -> str:

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from torch import Tensor
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain, NotSaved
+from prefixrl.common.run.accuracy import Point
 from prefixrl.common.run.crash_points import crash_point
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.service import Service
@@ -30,6 +32,8 @@ from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation.arms import Arms
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
+from prefixrl.learner.run.retention import is_milestone, prune
+from prefixrl.learner.run.uploads import Uploads, counts
 from prefixrl.learner.servers import Servers
 from prefixrl.learner.training import checkpoint, lora
 from prefixrl.learner.training.batch import iteration_data
@@ -46,13 +50,14 @@ WRITE_S = 3600.0
 
 @dataclass
 class RankZeroParts:
-    """Parts of rank 0 alone: child processes, publisher, evaluations, log of metrics, systemd."""
+    """Parts of rank 0 alone: child processes, publisher, evaluations, metrics, systemd, uploads."""
 
     servers: Servers
     publisher: Publisher
     arms: Arms
     metrics: MetricsLog
     service: Service
+    uploads: Uploads
 
 
 @dataclass
@@ -191,8 +196,10 @@ class Learner:
 
     def save_if_due(self) -> None:
         """Checkpoint on the configured iterations; one that failed is tried after 1, 2, 4, ... more."""
-        every = self.config.checkpoint.every
-        is_due = every and (self.iteration % every == 0 or self.unsaved)
+        kept, every = self.config.checkpoint, self.config.checkpoint.every
+        is_regular = every and self.iteration % every == 0
+        is_judged = kept.keep_best and self.iteration % self.config.evaluation.every == 0
+        is_due = is_regular or is_judged or self.unsaved or is_milestone(self.iteration, kept.growth)
         if not is_due or self.iteration < self.save_next:
             return
         try:
@@ -200,7 +207,8 @@ class Learner:
         except NotSaved as fault:
             if self.config.checkpoint.on_failure == "stop":
                 raise
-            self.save_next = self.iteration + min(every, 2**self.unsaved)
+            pause = 2**self.unsaved
+            self.save_next = self.iteration + (min(every, pause) if every else pause)
             self.unsaved += 1
             log.error("%s; the run goes on and tries again after iteration %d", fault, self.save_next)
         else:
@@ -214,8 +222,20 @@ class Learner:
             iteration=self.iteration, optimizer_steps=self.models.optimizer_steps, world_size=self.models.world_size
         )
         with self.patience():
-            checkpoint.save(self.directory / "checkpoints", self.models, state, self.config.checkpoint.keep)
+            checkpoint.save(self.directory / "checkpoints", self.models, state)
         self.saved = self.iteration
+        if self.rank_zero:
+            self.remove_old(self.rank_zero)
+            self.rank_zero.uploads.look()
+
+    def remove_old(self, zero: RankZeroParts) -> None:
+        """Remove the checkpoints that nothing keeps."""
+        kept, awaited, curve = self.config.checkpoint, frozenset[int](), list[Point]()
+        if kept.keep_best:
+            awaited, curve = zero.arms.awaited, zero.arms.curve()
+        with zero.uploads.paused() as uploading:
+            gone = prune(self.directory / "checkpoints", kept, curve, awaited | uploading)
+        zero.uploads.tell_removed(gone)
 
     def patience(self) -> AbstractContextManager[None]:
         """Return the time in which rank 0 writes, and shows no sign of life."""
@@ -225,7 +245,10 @@ class Learner:
         """Collect finished evaluations; raise if a child process cannot be restarted."""
         if self.rank_zero:
             self.rank_zero.publisher.check()
+            awaited = self.rank_zero.arms.awaited
             self.rank_zero.arms.gather(dict(self.rank_zero.publisher.digests))
+            if self.config.checkpoint.keep_best and self.rank_zero.arms.awaited != awaited:
+                self.remove_old(self.rank_zero)
             self.rank_zero.servers.check()
 
     def give_up(self, fault: NothingToTrain) -> None:
@@ -254,6 +277,8 @@ class Learner:
         with self.patience():
             self.rank_zero.publisher.flush(self.iteration)
         self.rank_zero.arms.finish(self.raise_if_hopeless)
+        self.remove_old(self.rank_zero)
+        self.rank_zero.uploads.wait(self.raise_if_hopeless)
         metrics, up_s = self.rank_zero.metrics, time.monotonic() - self.started_s
         result = summary.summarise(
             self.client.status(),
@@ -262,7 +287,7 @@ class Learner:
             self.models.optimizer_steps,
             metrics.since_run_began_s(up_s),
         )
-        merged = summary.merged(result, self.directory)
+        merged = summary.merged(msgspec.structs.replace(result, uploads=counts(self.directory)), self.directory)
         write = partial(summary.write, merged, self.directory)
         when_there_is_room(write, self.directory, "the summary", self.raise_if_hopeless)
         log.info("finished after %d iterations", self.iteration)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import PeerLost, TrainingFault
+from prefixrl.common.errors import DataError, PeerLost, TrainingFault
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.prometheus import exposed, numbers_of_run
@@ -23,8 +23,9 @@ from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
 from prefixrl.learner.run.disk_room import check_room
 from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking, check_packages
+from prefixrl.learner.run.uploads import Uploads, check_command
 from prefixrl.learner.servers import CLOSE_S, Servers
-from prefixrl.learner.training.manifest import read_manifest
+from prefixrl.learner.training.manifest import damage, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
     check_format(Path(config.directory))
     if rank == 0:
         check_packages(config.log)
+        check_command(config.checkpoint)
         read = problems.read_all(config)
         check_room(config)
         run_directory = RunDirectory(config)
@@ -63,6 +65,9 @@ def _lead(
     is_resumed = (directory / ENDPOINT_FILE).exists()
     check_ports_are_free(config.broker.listen, REBIND_S if is_resumed else 0.0)
     training = problems.keep(directory, *read)
+    init_from = config.adapter.init_from
+    if init_from and not is_resumed and (fault := damage(Path(init_from))):
+        raise DataError(f"adapter.init_from = {init_from!r} is a damaged checkpoint: {fault}; choose another one")
     completed, service = _completed(directory), Service(stopped=stopped)
     servers, golds = Servers(config, directory, completed, ranks=ranks), None
     try:
@@ -132,10 +137,12 @@ def _run(
     arms = Arms(config, client, directory, servers.completed, partial(_raise_if, stopped)) if servers else None
     if servers and arms:
         arms.ask_before_training()
-    models = Models.load(config, *rank_and_count, model_folder(config.adapter.model))
+    models = Models.load(config, *rank_and_count, model_folder(config.adapter.start))
     probe = make_probe(config, [each.question for each in training], models.source, models.device)
     state = checkpoint.load(directory / "checkpoints", models)
     iteration = state.iteration if state else 0
+    if config.adapter.init_from and state is None:
+        checkpoint.take_critic(Path(config.adapter.init_from), models)
     log.info("models are loaded at iteration %d", iteration)
     rank_zero = tracking = None
     if servers and arms:
@@ -145,7 +152,8 @@ def _run(
         )
         assert service, "rank 0 speaks for the learner"
         metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped))
-        rank_zero = RankZeroParts(servers, publisher, arms, metrics, service)
+        uploads = Uploads(directory, config.checkpoint)
+        rank_zero = RankZeroParts(servers, publisher, arms, metrics, service, uploads)
         tracking = Tracking(directory) if config.log.tensorboard or config.log.wandb else None
         models.on_forward = service.progressed
     learner = Learner(config, directory, client, models, rank_zero, len(training), stopped, probe, iteration)
@@ -155,6 +163,7 @@ def _run(
     finally:
         if rank_zero:
             with rank_zero.service.patience(FLUSH_S + TRACKING_FLUSH_S):
+                rank_zero.uploads.close()
                 rank_zero.publisher.close()
                 if tracking:
                     tracking.close()

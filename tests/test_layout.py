@@ -15,6 +15,8 @@ import pytest
 from support.paths import ROOT
 
 ROOTS = ("common", "deploy", "learner", "rollout", "scorer")
+TOP = "deploy/python"
+"""The folder that is installed as `prefixrl` itself."""
 PICKLING = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 PURE = (
     "learner/training/advantages.py",
@@ -66,9 +68,9 @@ def test_every_package_folder_is_listed_in_pyproject() -> None:
     folders = {
         init.parent.relative_to(ROOT).as_posix() for root in ROOTS for init in (ROOT / root).rglob("__init__.py")
     }
-    names = {f"prefixrl.{folder.replace('/', '.')}" for folder in folders}
+    names = {"prefixrl" if folder == TOP else f"prefixrl.{folder.replace('/', '.')}" for folder in folders}
     assert sorted(setuptools_table()["packages"]) == sorted(names)
-    assert setuptools_table()["package-dir"] == {f"prefixrl.{root}": root for root in ROOTS}
+    assert setuptools_table()["package-dir"] == {"prefixrl": TOP} | {f"prefixrl.{root}": root for root in ROOTS}
 
 
 def test_every_source_file_lies_in_a_package() -> None:
@@ -85,6 +87,7 @@ def test_type_checkers_see_every_package_through_a_link() -> None:
         link = ROOT / ".types" / "prefixrl" / root
         assert link.is_symlink(), f"{link} is not a symlink"
         assert link.resolve() == ROOT / root
+    assert (ROOT / ".types/prefixrl/__init__.py").resolve() == ROOT / TOP / "__init__.py"
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +115,7 @@ def test_the_wheel_holds_every_source_file_the_examples_and_the_docs(wheel: Path
     shell = list((ROOT / "deploy/slurm").glob("*.sh"))
     pages = {f"prefixrl/deploy/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     expected = {
-        f"prefixrl/{path.relative_to(ROOT).as_posix()}"
+        f"prefixrl/{path.relative_to(ROOT).as_posix()}".replace(f"{TOP}/", "")
         for path in (*source_files(*ROOTS), *examples, *typed, *shell)
         if "__pycache__" not in path.parts
     }
@@ -136,6 +139,22 @@ def test_every_module_of_the_wheel_imports(wheel: Path, tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_top_module_of_a_wheel_is_light_and_names_the_version(wheel: Path, tmp_path: Path) -> None:
+    with ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import prefixrl; print(prefixrl.__version__, prefixrl.__file__)\n"
+        "prefixrl.Run; print(sorted({'torch', 'transformers', 'deepspeed'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    version, file, heavy = done.stdout.split(maxsplit=2)
+    with (ROOT / "pyproject.toml").open("rb") as pyproject:
+        assert version == tomllib.load(pyproject)["project"]["version"]
+    assert Path(file) == tmp_path / "prefixrl" / "__init__.py"
+    assert heavy.strip() == "[]"
 
 
 def test_nothing_imports_a_module_that_unpickles() -> None:

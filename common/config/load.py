@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from prefixrl.common.config import user_function
 from prefixrl.common.config.catalogue import SYNONYMS
 from prefixrl.common.config.data import resolve
-from prefixrl.common.config.prompting import ModelConfig, with_texts
+from prefixrl.common.config.prompting import AnyModel, checkpoint_of, with_texts
 from prefixrl.common.config.run import RewardConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE
 from prefixrl.common.errors import ConfigError
@@ -156,7 +156,7 @@ def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
 def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
     """Make the paths of everything on this host absolute; hub names (org/name) stay unchanged."""
 
-    def model(section: str, asked: ModelConfig) -> ModelConfig:
+    def model(section: str, asked: AnyModel) -> AnyModel:
         return with_texts(asked.model_copy(update={"model": folder(section, asked.model)}), section, base)
 
     def folder(section: str, name: str) -> str:
@@ -174,16 +174,23 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         return None if function_ref is None else user_function.resolve(key, function_ref, base)
 
     advantage_function = function("algorithm.advantage_function", config.algorithm.advantage_function)
+    upload = config.checkpoint.upload
+    if upload and "/" in upload[0]:
+        upload = (str((base / os.path.expanduser(upload[0])).resolve()), *upload[1:])
     scorer, prm = config.scorer, config.scorer.prm
     if prm is not None:
         prm = prm.model_copy(update={"model": folder("scorer.prm", prm.model)})
         scorer = scorer.model_copy(update={"prm": prm})
+    directory, adapter = Path(os.path.expanduser(config.directory)).resolve(), model("adapter", config.adapter)
+    if adapter.init_from is not None:
+        adapter = adapter.model_copy(update={"init_from": checkpoint_of(adapter.init_from, base, directory)})
     resolved = {
-        "directory": str(Path(os.path.expanduser(config.directory)).resolve()),
-        "adapter": model("adapter", config.adapter),
+        "directory": str(directory),
+        "adapter": adapter,
         "target": config.target and model("target", config.target),
         "data": resolve(config.data, base),
         "scorer": scorer,
+        "checkpoint": config.checkpoint.model_copy(update={"upload": upload}),
         "reward": RewardConfig(function=function("reward.function", config.reward.function)),
         "algorithm": config.algorithm.model_copy(update={"advantage_function": advantage_function}),
     }

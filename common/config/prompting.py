@@ -5,7 +5,7 @@ question ──▶ prompt_template (a worked example, an instruction) ──▶ 
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -27,6 +27,9 @@ RESERVED = frozenset(
 _NEEDS_TEMPLATE: OnlyWith = dict.fromkeys(
     ("system", "template_options"), ((None,), "there is no chat template that could use it")
 )
+
+
+AnyModel = TypeVar("AnyModel", bound="ModelConfig")
 
 
 class ModelConfig(Section):
@@ -60,7 +63,44 @@ class ModelConfig(Section):
         return self
 
 
-def with_texts(asked: ModelConfig, section: str, base: Path) -> ModelConfig:
+class AdapterConfig(ModelConfig):
+    """The model that learns, and how it is asked."""
+
+    init_from: str | None = None
+    """A run (its newest checkpoint) or a checkpoint whose adapter and critic a new run begins with; `model` is what it
+    was trained from. Optimisers, schedule, versions and the order of problems begin anew: nothing is resumed."""
+    reference: Literal["start", "model"] = "start"
+    """Reference of the KL. start: the weights that the run begins with. model: `model`, also where `init_from` gives
+    the first weights, so that a continued run keeps its anchor."""
+
+    @property
+    def start(self) -> str:
+        """The folder or hub name of the first weights, version 0."""
+        return self.model if self.init_from is None else f"{self.init_from}/hf"
+
+
+def checkpoint_of(given: str, base: Path, directory: Path) -> str:
+    """Return the checkpoint folder that `adapter.init_from` names; `directory` is the new run's.
+
+    Raises:
+        ConfigError: there is none, or it is one of the run's own.
+    """
+    path = (base / os.path.expanduser(given)).resolve()
+    found = max((path / "checkpoints").glob("step_????????"), default=path)
+    if not (found / "hf").is_dir():
+        raise ConfigError(
+            f"adapter.init_from = {given!r}: {path} is neither a run with a checkpoint nor a checkpoint (a folder with "
+            f"hf in it); for weights without one give adapter.model"
+        )
+    if found.is_relative_to(directory.resolve()):
+        raise ConfigError(
+            f"adapter.init_from = {given!r} lies in the run's own directory {directory}: to begin with it is to begin "
+            f"anew; choose another directory, or go on with `prefixrl resume {directory}`"
+        )
+    return str(found)
+
+
+def with_texts(asked: AnyModel, section: str, base: Path) -> AnyModel:
     """Return the section with its templates read: no file is needed on another host.
 
     Raises:

@@ -11,7 +11,7 @@ from prefixrl.common.config.filter import FilterConfig
 from prefixrl.common.config.learner import LearnerConfig
 from prefixrl.common.config.log import LogConfig
 from prefixrl.common.config.processes import LaunchConfig
-from prefixrl.common.config.prompting import ModelConfig
+from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
 from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
 from prefixrl.common.config.slurm import SlurmConfig
@@ -68,6 +68,19 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints; 0 writes only the last one of the run."""
     keep: Positive = 2
     """Number of checkpoints that stay; older ones are removed."""
+    growth: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Factor between geometric steps whose checkpoints are written and stay besides: with 2 those of iterations 1, 2,
+    4, 8 and so on. Absent: none."""
+    keep_best: NonNegative = 0
+    """Number of checkpoints that stay besides: those whose version had the highest greedy accuracy on the held-out
+    problems. Every version that `evaluation.every` has judged is then saved; the link `checkpoints/best` names the
+    best."""
+    upload: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Program and arguments of a command for every complete checkpoint, whose folder is its last argument. It runs on
+    the learner's host while training goes on, and must bear to be repeated. Empty: none."""
+    upload_s: PositiveFloat = 3600.0
+    """Longest time of one upload; then the command is ended. A failed one is told, counted and tried again with the
+    next checkpoint; the end of the run waits for the last one."""
     on_failure: Literal["go_on", "stop"] = "go_on"
     """Effect of a checkpoint that cannot be written in mid-run: an error on the console and a new attempt at later
     iterations, or the end of the run. The last one of a run, or of a stop, must be written."""
@@ -113,7 +126,7 @@ class RunConfig(Section):
     """Seed of every draw of the run: order of problems, samples, new weights."""
     directory: str
     """Folder of everything the run writes; relative to the folder in which the command is started."""
-    adapter: ModelConfig
+    adapter: AdapterConfig
     target: ModelConfig | None = None
     """The frozen model; required in prefix mode, refused in direct mode."""
     data: DataConfig
@@ -163,6 +176,15 @@ class RunConfig(Section):
         ]
         if useless:
             raise ValueError("\n  ".join(useless))
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_judged(self) -> "RunConfig":
+        if self.checkpoint.keep_best and not self.evaluation.every:
+            raise ValueError(
+                f"checkpoint.keep_best = {self.checkpoint.keep_best} with evaluation.every = 0: no version is judged "
+                f"in training, so none is known to be the best; give evaluation.every, or leave keep_best out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -319,7 +341,7 @@ class RunConfig(Section):
 
     def model_of(self, role: Literal["rollout", "scorer"]) -> str:
         """Return the model a worker loads; in direct mode a scorer reads only its tokenizer."""
-        return self.asked(role).model
+        return self.adapter.start if self.asked(role) is self.adapter else self.asked(role).model
 
     def gpus_of(self, role: str) -> int:
         """Return the GPUs of each process of a role, or of a learner rank; 0 where it needs none."""

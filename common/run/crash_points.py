@@ -24,7 +24,11 @@ POINTS = (
     "checkpoint.begun",  # the folder is empty
     "checkpoint.written",  # every file is written, nothing renamed
     "checkpoint.renamed",  # the new one counts, the oldest is still there
+    "checkpoint.best",  # the link names the best one, nothing is removed
+    "checkpoint.removing",  # one that goes has another name, its files are there
     "checkpoint.pruned",
+    "upload.begun",  # the command runs
+    "upload.done",  # the command has ended, nothing says so
     "version.written",  # the weights are on the disk, nobody knows
     "version.announced",
     "iteration.trained",  # the optimiser has stepped, the broker does not know

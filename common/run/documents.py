@@ -7,6 +7,7 @@ from prefixrl.common.run.status import AdmissionStatus, UsageTotal
 from prefixrl.common.wire.messages import StageTimes
 
 METRICS_FILE, ADVANTAGES_FILE, SUMMARY_FILE = "metrics.jsonl", "advantages.jsonl", "summary.json"
+UPLOADS_FILE = "uploads.jsonl"
 END_FILE = "end.json"
 """`RunEnd` of the learner that worked last; absent while one works, and after one that was killed."""
 ARMS = ("no_prefix", "fixed_prefix", "untrained_adapter", "trained_adapter")
@@ -93,6 +94,21 @@ class AlarmSpan(msgspec.Struct, frozen=True):
     """The words with which it began."""
 
 
+class UploadLine(msgspec.Struct, frozen=True):
+    """One line of `uploads.jsonl`: a checkpoint that a command uploaded, or failed to."""
+
+    time_s: float
+    """Seconds since 1970, at the end of the command."""
+    iteration: int
+    digest: str
+    """Digest of the checkpoint's manifest."""
+    exit_code: int | None
+    """0 where it was uploaded; None where the command was ended after `checkpoint.upload_s`."""
+    took_s: float
+    last_line: str
+    """The last line that the command printed."""
+
+
 class AdvantageLine(msgspec.Struct, frozen=True):
     """One line of `advantages.jsonl`: the mean whitened advantage of each row of a group."""
 
@@ -158,6 +174,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Time that learners ran; of a killed one until the last iteration that it left in the run."""
     publish_s: float = 0.0
     """Mean time in which a publication held the learner up."""
+    uploads: dict[str, int] = {}
+    """Uploads of checkpoints by outcome: done, failed."""
     alarms: list[AlarmSpan] = []
     """Alarms that rang, in the order in which they began."""
     endpoint: UsageTotal | None = None

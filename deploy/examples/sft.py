@@ -126,7 +126,7 @@ def main(run: Path, out: Path, min_reward: float, until_version: int | None, epo
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
     torch.manual_seed(config.seed)
-    folder = model_folder(config.adapter.model)
+    folder = model_folder(config.adapter.start)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     batches = list(epochs_of(rows, BATCH_ROWS, epochs, config.seed))

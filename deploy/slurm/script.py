@@ -8,7 +8,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -21,8 +21,8 @@ from prefixrl.common.worker.allowed import flags as allowances
 
 Role = Literal["learner", "rollout", "scorer"]
 Worker = Literal["rollout", "scorer"]
-Script = Literal["learner", "rollout", "scorer", "run"]
-"""A job script: that of one role, or `run`, the heterogeneous job."""
+Script = Literal["learner", "rollout", "scorer", "run", "sweep"]
+"""A job script: that of one role, `run`, the heterogeneous job, or `sweep`, an array of whole runs."""
 ROLES: tuple[Role, ...] = ("learner", "rollout", "scorer")
 WORKERS: tuple[Worker, ...] = ("rollout", "scorer")
 ANY_INTERFACE = "tcp://0.0.0.0:0"
@@ -99,6 +99,25 @@ def job_name(directory: Path, role: Script) -> str:
 def arrays(run: RunOnSlurm) -> dict[Role, str]:
     """Return one script per role: a job of the learner, an array of each kind of worker."""
     return {role: _own_job(run, role) for role in ROLES}
+
+
+def whole_runs(run: RunOnSlurm, configs: Sequence[RunConfig], command: Sequence[str]) -> str:
+    """Return the script of an array whose every task is a whole run on one node.
+
+    The task's number is the last argument of the command; the largest run decides the resources.
+    """
+    alike = [replace(run, config=config) for config in configs]
+    cpus = max(sum(each.processes(role) * each.section(role).cpus for role in ROLES) for each in alike)
+    gpus = max(sum(each.processes(role) * each.gpus(role) for role in ROLES) for each in alike)
+    memory = max(sum(each.processes(role) * (each.section(role).memory_gib or 0) for role in ROLES) for each in alike)
+    kind = f"{run.section('learner').gpu_type}:" if run.section("learner").gpu_type else ""
+    resources = ["--ntasks=1", "--nodes=1", f"--cpus-per-task={cpus}"]
+    resources += [f"--gpus-per-node={kind}{gpus}"] * bool(gpus) + [f"--mem={memory}G"] * bool(memory)
+    log = run.directory / "slurm" / "%A_%a.log"
+    options = [*_options_of_job(run, "sweep", log), *_site(run, "learner"), *resources]
+    directives = _directives([*options, f"--array=0-{len(configs) - 1}"])
+    step = shlex.join(["step", "learner", *resources, "--", *command])
+    return _script(run, directives, {"learner": f'start_learner() {{\n  {step} "$SLURM_ARRAY_TASK_ID"\n}}'})
 
 
 def heterogeneous(run: RunOnSlurm) -> str:

@@ -59,6 +59,11 @@ class Arms:
         """Versions whose weights rollouts must still be able to fetch."""
         return self.requests.open.pinned
 
+    @property
+    def awaited(self) -> frozenset[int]:
+        """Versions of the training whose evaluation goes on."""
+        return frozenset(_version_of(name) for name in self.requests.open.names if name.startswith(AT))
+
     def advance(self, iteration: int) -> None:
         """Note the current version of the learner."""
         self.requests.open.iteration = iteration

@@ -14,4 +14,6 @@ batch_fractions.py   fractions of a batch
 metrics.py           `metrics.jsonl` and `advantages.jsonl`
 tracking.py          the process that shows metrics elsewhere
 summary.py           `summary.json`
+retention.py         checkpoints that stay, and the link to the best
+uploads.py           a command for every complete checkpoint
 """

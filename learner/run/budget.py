@@ -99,6 +99,7 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
         shape=shape_of(config.adapter.model),
         has_critic=algorithm.has_critic,
         has_reference=algorithm.kl > 0,
+        has_anchor=config.adapter.init_from is not None and config.adapter.reference == "model",
         has_average=learner.ema_decay is not None,
         low_rank=low_rank,
         is_checkpointed=learner.gradient_checkpointing,

@@ -132,7 +132,7 @@ def _inputs(config: RunConfig) -> Inputs:
         data_train=tuple(file_digest(path) for path in input_files(config.data.train)),
         reward_function=function_digest(config.reward.function),
         algorithm_advantage_function=function_digest(config.algorithm.advantage_function),
-        adapter_model=model_digests(model_folder(config.adapter.model)),
+        adapter_model=model_digests(model_folder(config.adapter.start)),
         target_model=model_digests(config.target.model) if config.target else None,
         scorer_prm_model=process_digest(config.scorer.prm.model) if config.scorer.prm else "",
     )

@@ -10,9 +10,12 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.disk import free_bytes, in_mib
 from prefixrl.learner.run.budget import rank_plan
 from prefixrl.learner.run.footprint import ADAM, FP32, RankPlan
+from prefixrl.learner.run.retention import milestones
 
 VERSIONS = 4
 """Two that stay, one that is written, and the deltas between them."""
+UNKNOWN_ITERATIONS = 1000
+"""Iterations whose geometric steps are counted where epochs end the run."""
 FOLDERS = ("checkpoints", "weights")
 
 
@@ -31,9 +34,18 @@ def most_bytes(plan: RankPlan, kept: int) -> int:
     return (kept + 1) * checkpoint_bytes(plan) + VERSIONS * plan.parameters * plan.dtype_bytes
 
 
+def most_kept(config: RunConfig) -> int:
+    """Return the most checkpoints that stay; how far epochs reach is not known before the data."""
+    last = config.algorithm.iterations or UNKNOWN_ITERATIONS
+    kept = config.checkpoint
+    # The version that is judged, and the one that is uploaded, stay so long.
+    awaited = int(kept.keep_best > 0) + int(bool(kept.upload))
+    return kept.keep + kept.keep_best + awaited + len(milestones(last, kept.growth))
+
+
 def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:
     """Return the line of the disk, and a warning where this host's has too little room."""
-    directory, kept = Path(config.directory), config.checkpoint.keep
+    directory, kept = Path(config.directory), most_kept(config)
     fault = room_fault(config, plan)
     return [
         f"disk of {directory}: up to {in_mib(most_bytes(plan, kept))} ({kept} + 1 checkpoints of "
@@ -45,7 +57,7 @@ def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:
 
 def room_fault(config: RunConfig, plan: RankPlan) -> str:
     """Return the refusal of a run that cannot fit the disk; what it holds counts as room."""
-    directory, kept = Path(config.directory), config.checkpoint.keep
+    directory, kept = Path(config.directory), most_kept(config)
     held = sum(path.stat().st_size for name in FOLDERS for path in (directory / name).rglob("*") if path.is_file())
     needed, free = most_bytes(plan, kept), free_bytes(directory)
     if needed <= free + held:

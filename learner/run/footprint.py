@@ -76,6 +76,8 @@ class RankPlan:
     """None: activations and logits are not counted."""
     has_critic: bool
     has_reference: bool
+    has_anchor: bool = False
+    """True if the reference has other weights than the actor began with."""
     has_average: bool = False
     low_rank: tuple[int, int, int] | None = None
     """Rank, and trained parameters of actor and critic, where only low-rank matrices are trained."""
@@ -187,7 +189,7 @@ def _states(plan: RankPlan) -> tuple[int, int]:
     """Return bytes on the device and in the host's memory."""
     width, ranks = plan.dtype_bytes, plan.ranks
     models = 2 if plan.has_critic else 1
-    frozen = (models if plan.low_rank else 0) + (1 if plan.has_reference and not plan.low_rank else 0)
+    frozen = (models if plan.low_rank else 0) + int(plan.has_reference and (plan.has_anchor or not plan.low_rank))
     rewards = plan.reward_copies + (1 if plan.low_rank and plan.is_reward_trained else 0)
     shared = ranks if plan.stage == 3 else 1
     device, host = (frozen * plan.parameters + rewards * plan.reward_parameters) * width // shared, 0

@@ -11,7 +11,7 @@
         manifest.json                   the trainer's state, and size and digest of every other file; written last
 
 A checkpoint is written beside its final name, synced and renamed: a folder called step_* is complete, or was damaged
-later, which its digests show. Old checkpoints are deleted only after the new one was read back.
+later, which its digests show. Old checkpoints are removed (`run/retention.py`) only after the new one was read back.
 """
 
 import errno
@@ -61,8 +61,8 @@ CARRIED_FILES = (
 log = logging.getLogger(__name__)
 
 
-def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Path:
-    """Write a checkpoint, keep the newest `keep`, return its folder. A collective.
+def save(directory: Path, models: Models, state: TrainerState) -> Path:
+    """Write a checkpoint, return its folder. A collective.
 
     Raises:
         NotSaved: some rank could not write its part, on every rank; nothing of it is left, and older ones are.
@@ -84,10 +84,6 @@ def save(directory: Path, models: Models, state: TrainerState, keep: int) -> Pat
     if models.rank == 0:
         written.part(lambda: _finish(beside, final, state, models))
     written.together()
-    if models.rank == 0:
-        for old in _folders(directory)[keep:]:
-            shutil.rmtree(old)
-        crash_point("checkpoint.pruned")
     return final
 
 
@@ -191,6 +187,28 @@ def load(directory: Path, models: Models) -> TrainerState | None:
     _restore_random(load_file(share / "random.safetensors"))
     models.optimizer_steps = manifest.state.optimizer_steps
     return manifest.state
+
+
+def take_critic(folder: Path, models: Models) -> None:
+    """Begin with the critic of another run's checkpoint if it fits; else tell why not."""
+    manifest = read_manifest(folder)
+    begins = f"the run begins with the adapter of {folder} (iteration {manifest.state.iteration})"
+    if models.critic is None:
+        log.info("%s", begins)
+        return
+    share = folder / f"rank_{models.rank:05d}/critic.safetensors"
+    there, here = (manifest.state.world_size, manifest.zero_stage), (models.world_size, models.critic.stage)
+    tensors = load_file(share) if there == here and share.exists() and not models.lora else {}
+    masters = models.critic.masters()
+    if {name.rpartition("/")[0] for name in tensors} != set(masters):
+        why = "it fits this run only with the same learner ranks and ZeRO stage, and without low-rank matrices"
+        log.warning("%s and a new critic: %s", begins, why if share.exists() else "it has none")
+        return
+    with torch.no_grad():
+        for name, weights in masters.items():
+            weights.copy_(tensors[f"{name}/weights"])
+    models.critic.masters_changed()
+    log.info("%s and its critic", begins)
 
 
 def latest(directory: Path) -> Path | None:

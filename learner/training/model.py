@@ -92,7 +92,7 @@ class Models:
     critic: TrainedModel | None
     """None when the objective takes its baseline from the group."""
     reference: Actor | None
-    """None without a reference, and with LoRA: the actor without its low-rank matrices is then the reference."""
+    """None without a reference, and where the actor without its low-rank matrices is the reference."""
     source: str
     """Folder the adapter came from."""
     hf_config: PretrainedConfig
@@ -132,9 +132,11 @@ class Models:
         _check_head(actor.model)
         masked = _mask(masked_tokens(config, initial_path), actor)  # while no rank has only a part of the weights
         is_shared = shares_prompts(learner, device.type, config.mode == "direct") and takes_shared_prompts(actor.model)
+        anchor = folder if config.adapter.reference == "start" else folder.named(config.adapter.model)
         reference = None
-        if config.algorithm.kl > 0.0 and learner.lora is None:
-            reference = folder.frozen(world_size)
+        if config.algorithm.kl > 0.0 and (learner.lora is None or anchor.path != folder.path):
+            _check_tokenizer(folder, anchor)
+            reference = anchor.frozen(world_size)
         critic = None
         if config.algorithm.has_critic:
             values = Critic(folder.trainable("critic"), derive(config.seed, "critic head"), folder.is_packed)
@@ -158,7 +160,7 @@ class Models:
         return logprobs, entropy
 
     def forward_reference(self, batch: PaddedRows) -> Tensor | None:
-        """Return logprobs of the initial adapter, (rows, tokens); None when there is no reference."""
+        """Return logprobs of the KL's reference, (rows, tokens); None when there is none."""
         if not self.has_reference:
             return None
         with torch.no_grad(), lora.disabled(self.actor.engine.module):
@@ -239,7 +241,7 @@ def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:
     config, device = folder.config, folder.device
     learner, settings = config.learner, config.implicit_reward
     assert settings is not None, "called for such runs only"
-    own = replace(folder, path=model_folder(settings.model), key="implicit_reward.model") if settings.model else folder
+    own = folder.named(settings.model, "implicit_reward.model") if settings.model else folder
     _check_tokenizer(folder, own)
     trained = frozen = reference = None
     if settings.update == "none":
@@ -253,7 +255,7 @@ def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:
         )
     other = settings.reference_model
     if settings.reference == "freeze" and (learner.lora is None or other or settings.update == "none"):
-        theirs = replace(folder, path=model_folder(other), key="implicit_reward.reference_model") if other else own
+        theirs = folder.named(other, "implicit_reward.reference_model") if other else own
         _check_tokenizer(folder, theirs)
         reference = theirs.frozen(world_size)
     return RewardModel(trained, frozen, reference, settings.reference == "policy", own.path)
@@ -295,6 +297,10 @@ class _Folder:
     device: torch.device
     key: str = "adapter.model"
     """The key of the run file that names it."""
+
+    def named(self, model: str, key: str = "adapter.model") -> "_Folder":
+        """Return another model, loaded in the same way."""
+        return replace(self, path=model_folder(model), key=key)
 
     @property
     def attention(self) -> str:

@@ -71,6 +71,13 @@ def test_models_that_are_loaded_for_long_are_no_stall() -> None:
         assert Watchdog(60.0).look(0, each, [LEARNER, BROKER]) == []
 
 
+def test_a_run_that_only_uploads_its_last_checkpoint_has_no_stall_and_one_that_still_judges_has() -> None:
+    for judged, is_stall in ((3, False), (2, True)):
+        counts = {"asked": 4, "judged": judged, "failed": 1}
+        each = fake_document(total_iterations=9, idle_s=1000.0, learner_phase="ends", evaluations=counts)
+        assert bool(Watchdog(60.0).look(0, each, [LEARNER, BROKER])) == is_stall
+
+
 def test_a_run_that_only_judges_has_no_stall() -> None:
     assert Watchdog(60.0).look(0, fake_document(idle_s=1000.0), [BROKER]) == []
 

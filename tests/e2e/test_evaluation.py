@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from prefixrl.deploy.checkpoints import config_of, weights_of
 from support.run_helper import ROOT, SMALL, finish, launched, wait_for
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
-SETTINGS = ("evaluation.every=2", "algorithm.iterations=6", "checkpoint.keep=9")
+SETTINGS = ("evaluation.every=2", "algorithm.iterations=6", "checkpoint.keep=9", "checkpoint.keep_best=1")
 EXAMPLE = ROOT / "deploy/examples/arithmetic"
 ALL_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")
 
@@ -67,6 +68,27 @@ def test_every_second_version_was_judged_in_training_and_each_is_of_one_digest(r
         found = rows(run / f"evaluations/adapter@{version}.greedy.jsonl")
         assert {row["version"] for row in found} == {version} and len(found) == 64
         assert len({row["weights_digest"] for row in found}) == 1
+
+
+def test_the_best_checkpoint_is_the_one_with_the_highest_greedy_accuracy(run: Path) -> None:
+    judged = {point["version"]: point["accuracy"] for point in summary(run)["accuracy_by_version"][1:]}
+    best = max(judged, key=lambda version: judged[version])  # of equals the first
+    assert (run / "checkpoints/best").resolve().name == f"step_{best:08d}"
+    assert weights_of(run, config_of(run, ()), "best", False).version == best
+
+
+def test_another_run_begins_with_what_this_one_has_learnt(run: Path, tmp_path: Path) -> None:
+    settings = (f"adapter.init_from={run}", "adapter.reference=model", "algorithm.iterations=1")
+    with launched(tmp_path / "run", *SMALL, *settings) as process:
+        finish(process, tmp_path / "run")
+    begun = {row["prompt_id"]: row for row in rows(tmp_path / "run/evaluations/untrained_adapter.greedy.jsonl")}
+    for row in rows(run / "evaluations/trained_adapter.greedy.jsonl"):
+        other = begun.pop(row["prompt_id"])
+        assert (other["prefix"], other["completion"]) == (row["prefix"], row["completion"]) and other["version"] == 0
+    assert not begun
+    log = (tmp_path / "run/logs/learner.log").read_text()
+    assert f"begins with the adapter of {run}/checkpoints/step_00000006 (iteration 6) and its critic" in log
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text())["figures"]["reference_kl"] > 0
 
 
 def test_offline_the_same_checkpoints_give_the_same_answers(run: Path) -> None:
@@ -185,7 +207,7 @@ def test_a_checkpoint_that_holds_other_weights_than_were_published_is_refused(ru
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--checkpoint", "5"), "keeps 0, 2, 4, 6 and latest"),
+        (("--checkpoint", "5"), "keeps 0, 2, 4, 6, best and latest"),
         (("--arm", "adapter_"), "there is no such arm; known: no_prefix"),
         (("--data", "nowhere.jsonl"), "there is no such file"),
         (("--set", "scorer.max_new_token=3"), "did you mean 'max_new_tokens'"),
@@ -203,7 +225,7 @@ def test_what_cannot_be_judged_is_said_at_once(run: Path, flags: tuple[str, ...]
     [
         ((), "nothing to answer with: give a RUN"),
         (("nowhere",), "nowhere holds no run"),
-        (("RUN", "--checkpoint", "5"), "keeps 0, 2, 4, 6 and latest"),
+        (("RUN", "--checkpoint", "5"), "keeps 0, 2, 4, 6, best and latest"),
         (("RUN", "--adapter", "mine"), "--adapter and --target are for models without a run"),
         (("RUN", "--data", "nowhere.jsonl"), "there is no such file"),
         (("RUN", "--data", "-", "--data", "-"), "stdin can be read once only"),

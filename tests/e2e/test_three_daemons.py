@@ -144,7 +144,7 @@ def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path:
 @pytest.mark.slow
 def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    with launched(directory, *SMALL, "algorithm.iterations=12", "checkpoint.every=4") as process:
+    with launched(directory, *SMALL, "algorithm.iterations=12", "checkpoint.every=4", "checkpoint.growth=2") as process:
         wait_for(lambda: trained_iterations(directory) >= 7, "the seventh iteration")
         learner = wait_for(lambda: child(process, "prefixrl-learner"), "the learner")
         workers = [child(process, f"prefixrl-{role}") for role in ("rollout", "scorer")]
@@ -162,6 +162,8 @@ def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path
     # Iterations 4 to 6 were trained twice over, on the same groups from the same state: bitwise the same figures.
     for before, after in zip(recorded[4:7], lines[4:7], strict=True):
         assert figures(before) == figures(after)
+    kept = sorted(int(path.name[5:]) for path in (directory / "checkpoints").glob("step_*"))
+    assert kept == [1, 2, 4, 8, 12]
 
 
 def figures(line: str) -> str:

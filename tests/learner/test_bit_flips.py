@@ -39,7 +39,7 @@ def test_a_run_falls_back_by_name_from_a_checkpoint_with_any_bit_flipped(
     config, folder, random_ = run_config(adapter), tmp_path / "checkpoints", random.Random(1)
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in (1, 2):
-        newest = checkpoint.save(folder, models, TrainerState(iteration, iteration, world_size=1), keep=2)
+        newest = checkpoint.save(folder, models, TrainerState(iteration, iteration, world_size=1))
     files = sorted(path for path in newest.rglob("*") if path.is_file())
     manifest, seen = read_manifest(newest), Counter[str]()
     for _ in range(FLIPS):

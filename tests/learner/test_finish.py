@@ -19,6 +19,7 @@ from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation.arms import Arms
 from prefixrl.learner.loop import WRITE_S, Learner, RankZeroParts
 from prefixrl.learner.run.metrics import MetricsLog
+from prefixrl.learner.run.uploads import Uploads
 from prefixrl.learner.servers import Servers
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.weights.publish import Publisher
@@ -63,7 +64,8 @@ def learner_of(config: RunConfig, servers: Servers, stopped: Callable[[], bool] 
     client = BrokerClient(servers.address)
     arms = Arms(config, client, directory, 0)
     publisher = cast(Publisher, NoPublisher())
-    zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, 0), Service({}))
+    uploads = Uploads(directory, config.checkpoint)
+    zero = RankZeroParts(servers, publisher, arms, MetricsLog(directory, 0), Service({}), uploads)
     learner = Learner(config, directory, client, cast(Models, NoModels()), zero, 0, stopped, ())
     learner.saved = 0
     try:

@@ -96,7 +96,7 @@ def resumed_and_poisoned(device: str, adapter: Path, folder: Path) -> tuple[floa
     config = run_config(adapter, learner={"device": device, "dtype": "bfloat16"})
     models = Models.load(config, 0, 1, str(adapter))
     train_iteration(models, random_iteration(0), config, 20)
-    checkpoint.save(folder, models, TrainerState(1, models.optimizer_steps, 1), keep=1)
+    checkpoint.save(folder, models, TrainerState(1, models.optimizer_steps, 1))
     resumed = Models.load(config, 0, 1, str(adapter))
     checkpoint.load(folder, resumed)
     for each in (models, resumed):

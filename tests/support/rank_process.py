@@ -59,7 +59,7 @@ def one_stage(rank: int, folder: Path, stage: int) -> dict[str, object]:
     models = Models.load(config, rank, RANKS, config.adapter.model)
     steps = [train(models, config, iteration) for iteration in range(ITERATIONS)]
     state = TrainerState(ITERATIONS, models.optimizer_steps, RANKS)
-    checkpoint.save(folder / f"stage_{stage}", models, state, keep=1)
+    checkpoint.save(folder / f"stage_{stage}", models, state)
     went_on = train(models, config, ITERATIONS)
     poisoned = train(models, config, ITERATIONS + 1, poisoned_row=0)
     resumed = Models.load(config, rank, RANKS, config.adapter.model)

@@ -50,6 +50,21 @@ def refusal(run_file: Path, *settings: str) -> str:
     return str(caught.value)
 
 
+def test_a_run_begins_with_the_newest_checkpoint_of_another_and_never_with_its_own(run_file: Path) -> None:
+    folder, directory = run_file.parent, f"directory={run_file.parent}/run"
+    for run, iteration in (("first", 3), ("first", 12), ("run", 5)):
+        (folder / run / f"checkpoints/step_{iteration:08d}/hf").mkdir(parents=True)
+    (folder / "first/checkpoints/best").symlink_to("step_00000003")
+    for name, iteration in (("first", 12), ("first/checkpoints/best", 3), ("first/checkpoints/step_00000012", 12)):
+        adapter = load(run_file, (directory, f"adapter.init_from={name}")).adapter
+        assert adapter.start == f"{folder}/first/checkpoints/step_{iteration:08d}/hf"
+        assert adapter.model == str(folder / "adapter") and adapter.reference == "start"
+    assert load(run_file).adapter.start == str(folder / "adapter")
+    assert "is neither a run with a checkpoint nor a checkpoint" in refusal(run_file, "adapter.init_from=adapter")
+    own = refusal(run_file, directory, "adapter.init_from=run")
+    assert "lies in the run's own directory" in own and f"prefixrl resume {folder}/run" in own
+
+
 def test_paths_are_relative_to_the_run_file_and_the_directory_to_where_one_stands(
     run_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +275,11 @@ ONE_LINE: dict[str, tuple[str, str]] = {
         "learner.batch_timeout_s=600",
         "learner.batch_timeout_s = 600 with broker.stall_s = 600 and broker.silence_s = 10: the learner would end "
         "before a stuck worker's groups are given to another; batch_timeout_s must exceed both",
+    ),
+    "a best checkpoint that nothing judges": (
+        "checkpoint.keep_best=2",
+        "checkpoint.keep_best = 2 with evaluation.every = 0: no version is judged in training, so none is known to be "
+        "the best; give evaluation.every, or leave keep_best out",
     ),
     "a silence shorter than the heartbeat allows": (
         "broker.silence_s=2.5",

@@ -11,11 +11,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.run import CheckpointConfig, RunConfig
 from prefixrl.common.errors import ConfigError, DataError, NotSaved
 from prefixrl.learner.run.budget import rank_plan
 from prefixrl.learner.run.disk_room import checkpoint_bytes
+from prefixrl.learner.run.retention import prune
 from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.batch import pad
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.manifest import TrainerState, damage, read_manifest, write_manifest
@@ -74,7 +76,7 @@ def test_a_resumed_run_is_bitwise_the_run_that_never_stopped(
     config = run_config(adapter, learner=learner)
     whole = loaded(config)
     train(whole, config, 0, 2)
-    checkpoint.save(tmp_path, whole, state(2, whole.optimizer_steps), keep=2)
+    checkpoint.save(tmp_path, whole, state(2, whole.optimizer_steps))
     expected = train(whole, config, 2, 4)
 
     resumed = loaded(config)
@@ -86,9 +88,33 @@ def test_a_resumed_run_is_bitwise_the_run_that_never_stopped(
             assert torch.equal(mine, theirs), name
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}])
+def test_another_run_begins_with_adapter_and_critic_and_may_keep_the_reference(
+    adapter: Path, tmp_path: Path, lora: dict[str, int] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, learner = loaded(run_config(adapter)), {"lora": lora}
+    train(first, run_config(adapter), 0, 2)
+    folder = checkpoint.save(tmp_path, first, state(2, first.optimizer_steps))
+    rows = pad(list(random_iteration(0).samples.values()), 0)
+    before, after = loaded(run_config(adapter)).forward_actor(rows)[0], first.forward_actor(rows)[0]
+    for reference, expected in (("model", before), ("start", after)):
+        section = {"model": str(adapter), "init_from": str(folder), "reference": reference}
+        config = run_config(adapter, adapter=section, learner=learner)
+        second = Models.load(config, 0, 1, config.adapter.start)
+        checkpoint.take_critic(folder, second)
+        assert second.optimizer_steps == 0 and not any(second.actor.adam.state.values())
+        assert torch.allclose(second.forward_actor(rows)[0], after, atol=1e-6)
+        assert torch.allclose(second.forward_reference(rows), expected, atol=1e-6)
+        is_same = torch.allclose(second.forward_critic(rows), first.forward_critic(rows), atol=1e-6)
+        assert is_same == (lora is None)
+        train(second, config, 0, 1)
+        assert torch.allclose(second.forward_reference(rows), expected, atol=1e-6)
+    assert ("and a new critic: it fits this run only" in caplog.text) == (lora is not None)
+
+
 def test_a_checkpoint_before_the_first_step_can_be_resumed(config: RunConfig, tmp_path: Path) -> None:
     fresh = loaded(config)
-    checkpoint.save(tmp_path, fresh, state(0), keep=1)
+    checkpoint.save(tmp_path, fresh, state(0))
     moved = loaded(config)
     train(moved, config, 0, 1)
     checkpoint.load(tmp_path, moved)
@@ -96,7 +122,7 @@ def test_a_checkpoint_before_the_first_step_can_be_resumed(config: RunConfig, tm
 
 
 def test_the_random_generators_go_on_where_they_were(config: RunConfig, models: Models, tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, models, state(1), keep=1)
+    checkpoint.save(tmp_path, models, state(1))
     expected = (torch.rand(3).tolist(), np.random.rand(), random.random())
     checkpoint.load(tmp_path, models)
     assert (torch.rand(3).tolist(), np.random.rand(), random.random()) == expected
@@ -105,36 +131,45 @@ def test_the_random_generators_go_on_where_they_were(config: RunConfig, models: 
 def test_only_the_newest_are_kept_and_unfinished_ones_do_not_count(models: Models, tmp_path: Path) -> None:
     for iteration in (3, 12, 7):
         (tmp_path / ".step_00000099.partial").mkdir(exist_ok=True)
-        checkpoint.save(tmp_path, models, state(iteration), keep=2)
+        checkpoint.save(tmp_path, models, state(iteration))
+        prune(tmp_path, CheckpointConfig(keep=2))
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_00000007", "step_00000012"]
     assert checkpoint.latest(tmp_path) == tmp_path / "step_00000012"
 
 
+def test_geometric_steps_stay_beside_the_newest(models: Models, tmp_path: Path) -> None:
+    for iteration in range(1, 8):
+        checkpoint.save(tmp_path, models, state(iteration))
+        prune(tmp_path, CheckpointConfig(keep=1, growth=2))
+    kept = sorted(int(path.name[5:]) for path in tmp_path.glob("step_*"))
+    assert kept == [1, 2, 4, 7] and all(not checkpoint.damage(path) for path in tmp_path.glob("step_*"))
+
+
 def test_a_checkpoint_that_finds_no_room_leaves_nothing_and_the_older_one_whole(models: Models, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
-        older = checkpoint.save(disk.path, models, state(1), keep=1)
+        older = checkpoint.save(disk.path, models, state(1))
         disk.fill(64 << 10)
         with pytest.raises(
             NotSaved, match=rf"iteration 2 could not be written: .* free there; the newest one is {older}"
         ):
-            checkpoint.save(disk.path, models, state(2), keep=1)
+            checkpoint.save(disk.path, models, state(2))
         assert [path.name for path in disk.path.glob("*step*")] == [older.name]
         assert not damage(older)
         disk.make_room()
-        assert checkpoint.save(disk.path, models, state(2), keep=1).name == "step_00000002"
+        assert checkpoint.save(disk.path, models, state(2)).name == "step_00000002"
 
 
 def test_a_disk_that_fills_up_in_a_checkpoint_keeps_nothing_of_it(models: Models, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 16 << 20) as disk:
         disk.fill(64 << 10)  # without an older one nobody knows what it takes
         with pytest.raises(NotSaved, match=r"No space left on device.*there is no older one"):
-            checkpoint.save(disk.path, models, state(1), keep=1)
+            checkpoint.save(disk.path, models, state(1))
         assert not list(disk.path.glob("*step*"))
 
 
 def test_the_room_that_a_checkpoint_takes_is_known_before(config: RunConfig, models: Models, tmp_path: Path) -> None:
     train(models, config, 0, 1)
-    folder = checkpoint.save(tmp_path, models, state(1), keep=1)
+    folder = checkpoint.save(tmp_path, models, state(1))
     # Names and counts of steps are most of so small a model's files.
     tensors = [load_file(path) for path in folder.rglob("*.safetensors") if path.name != "random.safetensors"]
     written = sum(each.nbytes for file in tensors for each in file.values())
@@ -151,8 +186,8 @@ def test_nothing_to_resume_is_no_error(models: Models, tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     models: Models, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoint.save(tmp_path, models, state(1), keep=2)
-    newest = checkpoint.save(tmp_path, models, state(2), keep=2)
+    checkpoint.save(tmp_path, models, state(1))
+    newest = checkpoint.save(tmp_path, models, state(2))
     victim = newest / "rank_00000" / "actor.safetensors"
     data = bytearray(victim.read_bytes())
     if harm == "flip a bit":
@@ -169,14 +204,14 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
 
 
 def test_another_zero_stage_is_refused_with_the_way_out(adapter: Path, models: Models, tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, models, state(1), keep=1)
+    checkpoint.save(tmp_path, models, state(1))
     other = loaded(run_config(adapter, learner={"deepspeed": {"zero_optimization": {"stage": 2}}}))
     with pytest.raises(DataError, match=r"ZeRO stage = 0, this run has 2; resume with 0, or .*/hf"):
         checkpoint.load(tmp_path, other)
 
 
 def test_another_number_of_ranks_is_refused(models: Models, tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, models, state(1), keep=1)
+    folder = checkpoint.save(tmp_path, models, state(1))
     manifest = read_manifest(folder)
     four = msgspec.structs.replace(manifest, state=msgspec.structs.replace(manifest.state, world_size=4))
     write_manifest(folder, four)
@@ -187,7 +222,7 @@ def test_another_number_of_ranks_is_refused(models: Models, tmp_path: Path) -> N
 def test_the_export_is_the_adapter_with_its_own_tokenizer(adapter: Path, config: RunConfig, tmp_path: Path) -> None:
     models = loaded(config)
     train(models, config, 0, 1)
-    exported = checkpoint.save(tmp_path, models, state(1), keep=1) / "hf"
+    exported = checkpoint.save(tmp_path, models, state(1)) / "hf"
     model = AutoModelForCausalLM.from_pretrained(exported, dtype="auto")
     for name, tensor in models.state_dict_for_publication().items():
         assert torch.equal(model.state_dict()[name], tensor), name
@@ -198,7 +233,7 @@ def test_the_export_is_the_adapter_with_its_own_tokenizer(adapter: Path, config:
 
 
 def test_no_file_of_a_checkpoint_can_execute_anything(models: Models, tmp_path: Path) -> None:
-    folder = checkpoint.save(tmp_path, models, state(1), keep=1)
+    folder = checkpoint.save(tmp_path, models, state(1))
     kinds = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert kinds == {".json", ".safetensors", ".jinja"}
 

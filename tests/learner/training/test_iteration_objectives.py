@@ -250,7 +250,7 @@ def test_the_actors_learning_rate_warms_up_once_it_learns_also_after_a_resume(ad
     models = Models.load(config, 0, 1, config.adapter.model)
     for iteration in range(2):
         train_iteration(models, random_iteration(iteration), config, 20)
-    checkpoint.save(tmp_path, models, TrainerState(2, models.optimizer_steps, 1), keep=1)
+    checkpoint.save(tmp_path, models, TrainerState(2, models.optimizer_steps, 1))
     resumed = Models.load(config, 0, 1, config.adapter.model)
     checkpoint.load(tmp_path, resumed)
     for each in (models, resumed):
@@ -286,7 +286,7 @@ def test_a_checkpoint_of_an_objective_without_a_critic_resumes_bitwise(adapter: 
     models = Models.load(config, 0, 1, config.adapter.model)
     train_iteration(models, random_iteration(0), config, 20)
     state = TrainerState(1, models.optimizer_steps, 1)
-    checkpoint.save(tmp_path, models, state, keep=1)
+    checkpoint.save(tmp_path, models, state)
     expected = train_iteration(models, random_iteration(1), config, 20)
     resumed = Models.load(config, 0, 1, config.adapter.model)
     checkpoint.load(tmp_path, resumed)

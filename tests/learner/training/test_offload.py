@@ -40,7 +40,7 @@ def test_offloading_changes_no_step_and_resumes_bitwise(zero: dict[str, Any], dt
         for mine, theirs in zip(steps, expected, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-5, rel=NEAR[dtype])
     state = TrainerState(2, offloaded.optimizer_steps, 1)
-    checkpoint.save(tmp_path / "checkpoints", offloaded, state, keep=1)
+    checkpoint.save(tmp_path / "checkpoints", offloaded, state)
     resumed, _ = load(adapter, zero, dtype)
     checkpoint.load(tmp_path / "checkpoints", resumed)
     data = random_iteration(2)

@@ -95,7 +95,7 @@ def test_deepspeeds_adam_takes_the_same_steps_and_resumes(tmp_path: Path, compil
     config = run_config(adapter, learner={"deepspeed": {"zero_optimization": zero}})
     models = Models.load(config, 0, 1, config.adapter.model)
     train_iteration(models, random_iteration(0), config, 20)
-    checkpoint.save(tmp_path / "saved", models, TrainerState(1, models.optimizer_steps, 1), keep=1)
+    checkpoint.save(tmp_path / "saved", models, TrainerState(1, models.optimizer_steps, 1))
     resumed = Models.load(config, 0, 1, config.adapter.model)
     checkpoint.load(tmp_path / "saved", resumed)
     went_on, again = (train_iteration(each, random_iteration(1), config, 20).steps for each in (models, resumed))

@@ -192,7 +192,7 @@ def test_a_resumed_run_goes_on_bitwise_and_the_model_is_exported(adapter: Path, 
     )
     models = Models.load(config, 0, 1, str(adapter))
     train_iteration(models, random_iteration(0), config, 20)
-    folder = checkpoint.save(tmp_path, models, TrainerState(1, models.optimizer_steps, 1), keep=1)
+    folder = checkpoint.save(tmp_path, models, TrainerState(1, models.optimizer_steps, 1))
     assert sorted(path.name for path in folder.glob("hf*")) == ["hf", "hf_ema", "hf_reward", "hf_reward_ema"]
     resumed = Models.load(config, 0, 1, str(adapter))
     checkpoint.load(tmp_path, resumed)

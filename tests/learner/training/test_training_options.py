@@ -111,7 +111,7 @@ def test_the_moving_average_is_that_of_the_weights_after_each_step(stage: int, a
             average[name] = decay * average[name] + (1 - decay) * weights
     trained = models.state_dict_for_publication()
     state = TrainerState(3, models.optimizer_steps, 1)
-    folder = checkpoint.save(tmp_path, models, state, keep=1)
+    folder = checkpoint.save(tmp_path, models, state)
     exported = load_file(folder / "hf_ema" / "model.safetensors")
     for name, weights in average.items():
         assert torch.allclose(exported[name], weights, atol=1e-6)
@@ -124,7 +124,7 @@ def test_the_moving_average_is_that_of_the_weights_after_each_step(stage: int, a
 
 def test_without_a_decay_nothing_is_averaged_and_exported(adapter: Path, tmp_path: Path) -> None:
     models, _ = loaded(adapter)
-    folder = checkpoint.save(tmp_path, models, TrainerState(0, 0, 1), keep=1)
+    folder = checkpoint.save(tmp_path, models, TrainerState(0, 0, 1))
     assert not models.actor.ema and not (folder / "hf_ema").exists()
 
 
@@ -222,7 +222,7 @@ def test_low_rank_training_resumes_bitwise(adapter: Path, tmp_path: Path) -> Non
     models, config = loaded(adapter, 2, lora=LORA)
     steps(models, config)
     state = TrainerState(2, models.optimizer_steps, 1)
-    checkpoint.save(tmp_path, models, state, keep=1)
+    checkpoint.save(tmp_path, models, state)
     resumed, _ = loaded(adapter, 2, lora=LORA)
     checkpoint.load(tmp_path, resumed)
     assert steps(resumed, config, 1) == steps(models, config, 1)

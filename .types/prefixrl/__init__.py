@@ -1,0 +1,1 @@
+../../deploy/python/__init__.py

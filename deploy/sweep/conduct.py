@@ -1,0 +1,81 @@
+"""Runs of a sweep on this machine: one after another, or the one of an index."""
+
+from collections.abc import Iterator
+
+import click
+
+from prefixrl.common.config.load import CONFIG_FILE
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError, Halted, PrefixRLError
+from prefixrl.deploy.checkpoints import config_of
+from prefixrl.deploy.launch import STOPPED, launch
+from prefixrl.deploy.runs import PLACE, flat_settings, is_locked, state_of
+from prefixrl.deploy.sweep.grid import Sweep, SweptRun
+
+SOME_FAILED = 5
+"""Exit code of a sweep that is over, but some of whose runs ended with an error."""
+FREE = (*PLACE, "checkpoint", "evaluation")
+"""Sections that may differ from those with which a run finished."""
+
+
+def conduct(sweep: Sweep) -> int:
+    """Run all that is not finished, in the order of the indices; return the exit code.
+
+    A run that fails is told and left; the same command begins or resumes whatever is not finished.
+    """
+    for run in sweep.runs:
+        sweep.config(run)  # all are right, or none begins
+    failed = []
+    for run in sweep.runs:
+        try:
+            code = one(sweep, run)
+        except PrefixRLError as error:
+            click.echo(f"run {run.index}: {error}", err=True)
+            code = error.exit_code
+        if code == Halted.exit_code:
+            click.echo(f"the sweep is stopped in run {run.index}; the same command goes on with it")
+            return STOPPED
+        if code:
+            failed.append(run.index)
+    if failed:
+        click.echo(f"runs that did not end well: {', '.join(map(str, failed))}; the same command tries them again")
+    return SOME_FAILED if failed else 0
+
+
+def one(sweep: Sweep, run: SweptRun) -> int:
+    """Launch or resume a run unless it is finished; return its exit code, 143 for a stop."""
+    config = sweep.config(run)
+    title = f"run {run.index} of {len(sweep.runs)}, {run.directory}"
+    if (run.directory / CONFIG_FILE).exists() and state_of(run.directory).state == "finished":
+        _check_same(config_of(run.directory, ()), config)
+        click.echo(f"{title}: finished before")
+        return 0
+    if is_locked(run.directory):
+        click.echo(f"{title}: goes on in another process", err=True)
+        return 0
+    click.echo(title)
+    code = launch(sweep.run_file, run.settings, fresh=False)
+    # By this code a batch system knows that the run saved and goes on at its next start.
+    return Halted.exit_code if code == STOPPED else code
+
+
+def _check_same(before: RunConfig, now: RunConfig) -> None:
+    """Raise ConfigError if a run finished with other settings than the sweep has for it now."""
+    was, wanted = (dict(flat_settings(each.model_dump(mode="json"))) for each in (before, now))
+    differing = [
+        f"{key}: {was.get(key)} -> {wanted.get(key)}"
+        for key in sorted(was.keys() | wanted.keys())
+        if was.get(key) != wanted.get(key) and key.split(".")[0] not in FREE
+    ]
+    if differing:
+        raise ConfigError(
+            f"{before.directory} holds a finished run with other settings: {'; '.join(differing)}; restore the sweep "
+            f"file, or give the sweep another directory"
+        )
+
+
+def listing(sweep: Sweep) -> Iterator[str]:
+    """Yield a line per run: index, directory, settings."""
+    for run in sweep.runs:
+        sweep.config(run)
+        yield f"{run.index}\t{run.directory}\t{' '.join(run.settings[:-1])}"

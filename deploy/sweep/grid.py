@@ -1,0 +1,135 @@
+"""The sweep file: shared settings and blocks of values; a block is all their combinations.
+
+    run = "run.toml"             the run file; both are relative to the sweep file,
+    directory = "runs/sweep"     the folder of the runs: an index is the same folder wherever it is started
+    [set]                        settings of every run
+    [[block]]                    a list is tried value by value, anything else is one value
+
+Runs are numbered from 0 through the blocks; in a block the last key changes fastest.
+"""
+
+import itertools
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prefixrl.common.config.load import load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
+
+KEYS = {"run", "directory", "set", "block"}
+MOST_RUNS = 10_000
+Values = dict[str, Any]
+"""Values by the keys of a run file."""
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """One run of a sweep."""
+
+    index: int
+    directory: Path
+    values: Values
+    """Settings by which its block tells it from others."""
+    settings: tuple[str, ...]
+    """All that `--set` would be given, `directory` among it."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of a sweep file."""
+
+    file: Path
+    run_file: Path
+    directory: Path
+    runs: tuple[SweptRun, ...]
+
+    def at(self, index: int) -> SweptRun:
+        """Return a run; raise ConfigError beyond the grid."""
+        if not 0 <= index < len(self.runs):
+            raise ConfigError(
+                f"--index {index}: the sweep {self.file} has {len(self.runs)} runs, 0 to {len(self.runs) - 1}"
+            )
+        return self.runs[index]
+
+    def config(self, run: SweptRun) -> RunConfig:
+        """Return the resolved config of a run; a ConfigError names its index."""
+        try:
+            return load(self.run_file, run.settings)
+        except ConfigError as error:
+            raise ConfigError(f"run {run.index} of {self.file}, {_shown(run.values)}: {error}") from None
+
+
+def read(file: Path) -> Sweep:
+    """Read a sweep file; raise ConfigError for a malformed one, or two runs that are the same."""
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the sweep file {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from None
+    _check(document, file)
+    base = file.resolve().parent
+    run_file, directory = base / document["run"], (base / Path(document["directory"]).expanduser()).resolve()
+    shared = dict(flat(document.get("set", {})))
+    blocks = (dict(flat(block)) for block in document.get("block", [{}]))
+    found: list[Values] = []
+    for values in itertools.chain.from_iterable(map(combinations, blocks)):
+        if values in found:
+            raise ConfigError(f"{file}: the runs {found.index(values)} and {len(found)} are the same, {_shown(values)}")
+        if len(found) == MOST_RUNS:
+            raise ConfigError(f"{file}: more than {MOST_RUNS} runs; give fewer values")
+        found.append(values)
+    runs = []
+    for index, values in enumerate(found):
+        place = directory / f"{index:03d}"
+        settings = {**shared, **values, "directory": str(place)}
+        runs.append(SweptRun(index, place, values, tuple(f"{key}={toml(each)}" for key, each in settings.items())))
+    return Sweep(file.resolve(), run_file, directory, tuple(runs))
+
+
+def _check(document: dict[str, Any], file: Path) -> None:
+    unknown, blocks = sorted(document.keys() - KEYS), document.get("block", [{}])
+    if unknown:
+        raise ConfigError(f"{file}: unknown key {unknown[0]!r}; known: {', '.join(sorted(KEYS))}")
+    for key in ("run", "directory"):
+        if not isinstance(document.get(key), str):
+            raise ConfigError(f"{file}: {key} = {document.get(key)!r}; give a path")
+    is_list = isinstance(blocks, list) and blocks and all(isinstance(each, dict) for each in blocks)
+    if not is_list or not isinstance(document.get("set", {}), dict):
+        raise ConfigError(f"{file}: give shared settings as [set] and each block as [[block]]")
+    given = [document.get("set", {}), *blocks]
+    if any("directory" in each for each in given):
+        raise ConfigError(f"{file}: directory in [set] or a block; each run has a folder of its own in {file.name}'s")
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield keys with dots and their values."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def combinations(block: Values) -> Iterator[Values]:
+    """Yield every combination of a block's values; the last key changes fastest."""
+    for key, value in block.items():
+        if value == []:
+            raise ConfigError(f"{key} = []: no value to try; leave it out, or give [[]] for an empty list")
+    axes = [value if isinstance(value, list) else [value] for value in block.values()]
+    for values in itertools.product(*axes):
+        yield dict(zip(block, values, strict=True))
+
+
+def toml(value: object) -> str:
+    """Return a value as TOML, of which JSON is a part for what a setting may be."""
+    return msgspec.json.encode(value).decode()
+
+
+def _shown(values: Values) -> str:
+    return ", ".join(f"{key} = {toml(value)}" for key, value in values.items()) or "without settings of its own"

@@ -1,0 +1,126 @@
+"""The table of a sweep: every run with its state and accuracy, and means over seeds.
+
+Accuracy is greedy, on the held-out problems. The best evaluation of a run was chosen by those problems and is too high
+for it; means are over the last versions, which nothing chose.
+"""
+
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from prefixrl.common.config.load import CONFIG_FILE
+from prefixrl.common.errors import UserError
+from prefixrl.common.process import printable
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.accuracy import EvaluatedRow, accuracy, over_runs
+from prefixrl.common.run.documents import SUMMARY_FILE, Summary
+from prefixrl.deploy.results import FILE_WIDTH
+from prefixrl.deploy.runs import state_of
+from prefixrl.deploy.sweep.grid import Sweep, SweptRun, Values, toml
+
+TRAINED, SEED = "trained_adapter", "seed"
+
+
+@dataclass(frozen=True)
+class Found:
+    """State and accuracy of a run, as far as they are known."""
+
+    run: SweptRun
+    state: str = "not begun"
+    iterations: str = ""
+    best: tuple[float, int] | None = None
+    """Highest accuracy of a version that was trained, and the version."""
+    last: float | None = None
+    """Accuracy of a finished run's last version."""
+
+
+def found(run: SweptRun) -> Found:
+    """Read a run; one that cannot be read has its fault as state."""
+    if not (run.directory / CONFIG_FILE).exists():
+        return Found(run)
+    try:
+        state = state_of(run.directory)
+        judged = _judged(run.directory)
+    except UserError as fault:
+        return Found(run, f"unreadable: {fault}")
+    total = f"/{state.total_iterations}" if state.total_iterations else ""
+    best = max(((each, -version) for version, each in judged.items()), default=None)
+    return Found(
+        run,
+        state.state,
+        f"{state.iterations}{total}",
+        (best[0], -best[1]) if best else None,
+        state.accuracy.get(TRAINED),
+    )
+
+
+def _judged(directory: Path) -> dict[int, float]:
+    """Return the accuracy by version of the trained adapter, as far as it is judged."""
+    judged: dict[int, float] = {}
+    for path in (directory / "evaluations").glob("adapter@*.greedy.jsonl"):
+        if each := accuracy(json_lines.read(path, EvaluatedRow)):
+            judged[int(path.name.removeprefix("adapter@").partition(".")[0])] = each.accuracy
+    summary = directory / SUMMARY_FILE
+    if summary.exists():
+        points = msgspec.json.decode(summary.read_bytes(), type=Summary).accuracy_by_version
+        judged |= {point.version: point.accuracy for point in points if point.version}
+    return judged
+
+
+def tables(sweep: Sweep) -> list[Table]:
+    """Return the table of the runs, and where seeds differ that of the means over them."""
+    all_found = [found(run) for run in sweep.runs]
+    axes = _axes([run.values for run in sweep.runs])
+    runs = Table("run", *map(_heading, axes), "state", "iterations", "best (version)", "last", box=box.SIMPLE_HEAD)
+    winner = max((each.best for each in all_found if each.best), key=lambda best: best[0], default=None)
+    for each in all_found:
+        best = f"{each.best[0]:.3f} ({each.best[1]}){' *' if each.best == winner else ''}" if each.best else ""
+        last = "" if each.last is None else f"{each.last:.3f}"
+        cells = (Text(printable(text)) for text in (*_cells(each.run.values, axes), each.state))
+        runs.add_row(str(each.run.index), *cells, each.iterations, best, last)
+    seeds = _over_seeds(all_found, [axis for axis in axes if axis != SEED])
+    return [runs, *([seeds] if seeds.row_count else [])]
+
+
+def print_tables(sweep: Sweep) -> None:
+    """Print both tables; a file gets them in a width of its own."""
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+    for table in tables(sweep):
+        console.print(table)
+
+
+def _over_seeds(all_found: list[Found], axes: list[str]) -> Table:
+    """Return a line per setting that several finished runs share, the best mean first."""
+    groups: dict[tuple[str, ...], list[Found]] = defaultdict(list)
+    for each in all_found:
+        others = sorted(f"{key}={toml(value)}" for key, value in each.run.values.items() if key != SEED)
+        if each.last is not None:
+            groups[tuple(others)].append(each)
+    means = Table("runs", *map(_heading, axes), "mean of last", "95% t-interval", box=box.SIMPLE_HEAD)
+    several = [(over_runs([each.last or 0.0 for each in group]), group) for group in groups.values() if len(group) > 1]
+    for (mean, (low, high)), group in sorted(several, key=lambda pair: -pair[0][0]):
+        numbers = ", ".join(str(each.run.index) for each in group)
+        cells = (Text(printable(text)) for text in _cells(group[0].run.values, axes))
+        means.add_row(numbers, *cells, f"{mean:.3f}", f"{low:.3f} to {high:.3f}")
+    return means
+
+
+def _heading(key: str) -> Column:
+    return Column(Text(printable(key)))
+
+
+def _axes(values: list[Values]) -> list[str]:
+    """Return the keys in which runs differ."""
+    keys = dict.fromkeys(key for each in values for key in each)
+    return [key for key in keys if len({toml(each.get(key)) for each in values}) > 1]
+
+
+def _cells(values: Values, axes: list[str]) -> list[str]:
+    return [toml(values[axis]) if axis in values else "" for axis in axes]

@@ -1,0 +1,98 @@
+"""Checkpoints that stay: the newest, geometric steps, the best on held-out problems.
+
+The others go once nobody waits for them any more: no evaluation of their version, no upload. A checkpoint is renamed
+before its files are removed: a folder called step_* is whole, also after a kill.
+"""
+
+import logging
+import math
+import shutil
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from prefixrl.common.config.run import CheckpointConfig
+from prefixrl.common.run.accuracy import Point
+from prefixrl.common.run.crash_points import crash_point
+
+log = logging.getLogger(__name__)
+
+BEST = "best"
+"""Link beside the checkpoints to the best of them."""
+
+
+def milestones(last: int, growth: float | None) -> list[int]:
+    """Return the iterations up to the last whose checkpoints stay for good.
+
+    The first is 1, each other `growth` times the one before, rounded up: with 2 they are 1, 2, 4, 8, with 1.5 they are
+    1, 2, 3, 5, 8. None without a growth.
+    """
+    found: list[int] = []
+    step = 1
+    while growth and step <= last:
+        found.append(step)
+        step = max(step + 1, math.ceil(step * growth))
+    return found
+
+
+def is_milestone(iteration: int, growth: float | None) -> bool:
+    """Return True if the checkpoint of an iteration stays for good."""
+    return iteration in milestones(iteration, growth)[-1:]
+
+
+def ranked(iterations: Collection[int], curve: Iterable[Point]) -> list[int]:
+    """Return the judged ones among the iterations, the best first; of equals the earlier."""
+    judged = {point.version: point.accuracy for point in curve if point.version in iterations}
+    return sorted(judged, key=lambda iteration: (-judged[iteration], iteration))
+
+
+def removable(
+    iterations: Collection[int], kept: CheckpointConfig, best: Sequence[int] = (), awaited: Collection[int] = ()
+) -> list[int]:
+    """Return the iterations that go, oldest first."""
+    stay = {*sorted(iterations)[-kept.keep :], *best[: kept.keep_best], *awaited}
+    return [each for each in sorted(iterations) if each not in stay and not is_milestone(each, kept.growth)]
+
+
+def checkpoints(directory: Path) -> dict[int, Path]:
+    """Return the folders of checkpoints by their iterations."""
+    return {int(path.name[5:]): path for path in directory.glob("step_????????")}
+
+
+def prune(
+    directory: Path, kept: CheckpointConfig, curve: Iterable[Point] = (), awaited: Collection[int] = ()
+) -> list[int]:
+    """Link the best checkpoint, remove those that go, return their iterations.
+
+    What cannot be removed is told, and tried again the next time.
+    """
+    there = checkpoints(directory)
+    best = ranked(there, curve) if kept.keep_best else []
+    gone = []
+    try:
+        _link(directory / BEST, there[best[0]].name if best else "")
+        if best:
+            crash_point("checkpoint.best")
+        for iteration in removable(there, kept, best, awaited):
+            beside = directory / f".{there[iteration].name}.partial"
+            shutil.rmtree(beside, ignore_errors=True)
+            there[iteration].rename(beside)
+            gone.append(iteration)
+            crash_point("checkpoint.removing")
+            shutil.rmtree(beside)
+    except OSError as fault:
+        log.error("an old checkpoint could not be removed: %s", fault)
+    crash_point("checkpoint.pruned")
+    return gone
+
+
+def _link(link: Path, target: str) -> None:
+    """Have a link name a folder beside it, at once; without a target remove it."""
+    if (str(link.readlink()) if link.is_symlink() else "") == target:
+        return
+    if not target:
+        link.unlink()
+        return
+    temporary = link.with_name(f".{link.name}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
