@@ -33,6 +33,7 @@ checkpoints.py   runs and their checkpoints, as commands name them
 evaluate.py      `prefixrl eval`
 results.py       the table of `prefixrl eval`
 generate.py      `prefixrl generate`
+serve/           `prefixrl serve`: the adapter and its target behind OpenAI's HTTP interface
 units.py         `prefixrl systemd`
 systemd/         templates of its units
 examples/        complete small runs

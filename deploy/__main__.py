@@ -11,6 +11,7 @@ import click
 from prefixrl.common.process import exit_codes, printable, stop_event
 from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy import starting, watching
+from prefixrl.deploy.serve.serve_command import serve
 
 Command = TypeVar("Command", bound=Callable[..., object])
 PATH = click.Path(path_type=Path)
@@ -382,7 +383,7 @@ def show(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) 
             click.echo(line)
 
 
-for command in (*starting.COMMANDS, *watching.COMMANDS):
+for command in (*starting.COMMANDS, *watching.COMMANDS, serve):
     main.add_command(command)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import Engine, Job, TokenIds, ready_of
 from prefixrl.common.engines.extract import extract_answer
+from prefixrl.common.engines.handover import continued_prefix
 from prefixrl.common.engines.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire import messages
@@ -170,22 +171,15 @@ class Scorer(ScorerLoop):
 
     def _prefix(self, row: messages.Row) -> tuple[TokenIds, bool]:
         """Return a prefix as the target continues it, and True if it was encoded from its text."""
-        ids = token_ids(row.tokens)
-        bare = self._renderer.without_stop(ids)
-        # If both tokenizers decode the ids to the same text, the ids are the same tokens to both.
-        if row.text is None or row.text in map(self._renderer.decode_with_special, (bare, ids)):
-            return bare, False
-        if row.text == self._renderer.decode_with_special(ids[:-1]):  # ended by a stop of the adapter alone
-            return ids[:-1], False
-        if not self._is_warned:
+        prefix, was_text = continued_prefix(self._renderer, token_ids(row.tokens), row.text)
+        if was_text and not self._is_warned:
             self._is_warned = True
             log.warning(
                 "adapter and target have tokenizers of different families: prefixes reach the target as text (the "
                 "first: %r); metrics.jsonl has their share in prefix_as_text_fraction",
                 row.text,
             )
-        # Another tokenizer cannot encode a part of a character.
-        return self._renderer.encode_literal(row.text.rstrip("\ufffd")), True
+        return prefix, was_text
 
     def _script(self, group: messages.GroupPrefixes, draw: float) -> TokenIds:
         """Return the answer of a simulated target: right with the declared accuracy."""

@@ -25,7 +25,7 @@ PURE = (
     "learner/broker/ledger.py",
     "learner/broker/window.py",
 )
-OPTIONAL = ("vllm", "flash_attn", "pyarrow")
+OPTIONAL = ("vllm", "flash_attn", "pyarrow", "starlette", "uvicorn")
 
 IMPORT_EVERYTHING = """
 import importlib, sys, warnings

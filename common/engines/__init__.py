@@ -5,6 +5,7 @@
 `prompt_form.py`  the text of a prompt: chat template, prompt template, and the token that closes a turn
 `asking.py`       lines that show how both models are asked, and warnings about it
 `pieces.py`       the text that each token adds to an answer
+`handover.py`     a prefix on its way from the adapter's tokenizer to the target's
 `extract.py`      the part of a completion that is the answer
 `make.py`         the choice of an engine
 `hf.py`           the embedded engine, by transformers

@@ -1,0 +1,197 @@
+"""An answer to a problem: prefix and completion, or in direct mode all by the adapter.
+
+    problem ──▶ prompt of the adapter ──▶ prefix ──▶ prompt of the target + prefix ──▶ completion ──▶ text
+
+Greedy answers are those of `prefixrl generate`: the same prompts, limits, stops and treatment of the prefix.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.base import TokenIds
+from prefixrl.common.engines.handover import continued_prefix
+from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.seeds import derive, row_uniforms
+from prefixrl.common.wire.messages import Sampling
+from prefixrl.deploy.serve.api_request import ApiError, Asked
+from prefixrl.deploy.serve.engine_thread import EngineThread, SharedRow
+from prefixrl.deploy.serve.openai_format import AnswerPart, Finish
+from prefixrl.deploy.serve.streamed_text import StreamedText
+
+Emit = Callable[[AnswerPart], Awaitable[None]]
+_NO_TOKENS: TokenIds = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model."""
+
+    engine: EngineThread
+    renderer: Renderer
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A problem as the models read it."""
+
+    adapter: TokenIds
+    target: TokenIds | None
+    """None in direct mode."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the prompt of the model that ends the answer."""
+        return (self.adapter if self.target is None else self.target).size
+
+
+class Answering:
+    """Answers problems with the models of a run."""
+
+    def __init__(self, config: RunConfig, adapter: Model, target: Model | None, suffix: str = "") -> None:
+        """`target`: None in direct mode. `suffix` is put behind every problem."""
+        self._config, self._adapter, self._target, self._suffix = config, adapter, target, suffix
+        scorer = config.scorer
+        limit = config.evaluation.max_new_tokens or scorer.max_new_tokens
+        self._completion_tokens = 0 if target is None else limit + scorer.most_extension_tokens
+        self._masked = adapter.renderer.control_tokens if config.rollout.control_tokens == "mask" else frozenset[int]()
+        # One thread: a tokenizer is not made for several.
+        self._tokenizing = ThreadPoolExecutor(1, "tokenizing")
+
+    @property
+    def most_tokens(self) -> int:
+        """The longest answer."""
+        return self._config.max_sampled_tokens + self._completion_tokens
+
+    @property
+    def models(self) -> list[Model]:
+        """The loaded models."""
+        return [self._adapter] if self._target is None else [self._adapter, self._target]
+
+    async def prompts(self, asked: Asked) -> list[Prompted]:
+        """Render every problem; raises ApiError for one that is too long."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self._prompts, asked)
+
+    def _prompts(self, asked: Asked) -> list[Prompted]:
+        found = []
+        for problem in asked.problems:
+            question = problem + self._suffix
+            try:
+                rendered = [model.renderer.prompt(question, asked.system) for model in self.models]
+            except ValueError as error:
+                remedy = "shorten the problem (rollout.max_prompt_tokens and scorer.max_prompt_tokens are the limits)"
+                name = "messages" if asked.is_chat else "prompt"
+                raise ApiError(400, f"{name}: {error}; {remedy}", name, "context_length_exceeded") from None
+            found.append(Prompted(rendered[0], None if self._target is None else rendered[1]))
+        return found
+
+    async def answer(self, asked: Asked, prompts: list[Prompted], emit: Emit) -> None:
+        """Write all answers, side by side; `emit` gets their parts."""
+        seed = secrets.randbits(63) if asked.seed is None else asked.seed
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, prompt in enumerate(prompts):
+                    own = derive(seed, "problem", number)
+                    for sample in range(asked.choices):
+                        answer = _Answer(asked, prompt, own, sample, number * asked.choices + sample)
+                        group.create_task(self._answer(answer, emit))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _answer(self, answer: "_Answer", emit: Emit) -> None:
+        most, config = self._config.max_sampled_tokens, self._config
+        limit = most if answer.asked.max_tokens is None else min(most, answer.asked.max_tokens)
+        row = SharedRow(
+            answer.prompt.adapter,
+            answer.draws("prefix", limit),
+            answer.sampling(config.rollout_sampling(0.0), limit),
+            self._adapter.renderer.stop_tokens,
+            self._masked,
+        )
+        if self._target is None:
+            await self._finish(answer, self._adapter, row, _NO_TOKENS, emit)
+            return
+        written = [piece.tokens async for piece in self._adapter.engine.pieces(row)]
+        prefix = self._as_target_reads(np.concatenate(written))
+        limit = self._completion_tokens
+        if answer.asked.max_tokens is not None:
+            limit = min(limit, answer.asked.max_tokens - prefix.size)
+        assert answer.prompt.target is not None
+        row = SharedRow(
+            np.concatenate([answer.prompt.target, prefix]),
+            answer.draws("completion", max(0, limit)),
+            answer.sampling(config.scorer_sampling(0.0), max(1, limit)),
+            self._target.renderer.stop_tokens,
+        )
+        await self._finish(answer, self._target, row if limit > 0 else None, prefix, emit)
+
+    def _as_target_reads(self, ids: TokenIds) -> TokenIds:
+        assert self._target is not None
+        reader = self._adapter.renderer
+        text = reader.decode_with_special(reader.without_stop(ids))
+        return continued_prefix(self._target.renderer, ids, text)[0]
+
+    async def _finish(
+        self, answer: "_Answer", model: Model, row: SharedRow | None, begun: TokenIds, emit: Emit
+    ) -> None:
+        """Write the rest of an answer that is `begun`; row None: nothing is left to write."""
+        stops = (*answer.asked.stops, *self._config.scorer.stop_texts)
+        text = StreamedText(model.renderer.text, stops)
+        tokens, index = begun, answer.index
+        first = text.add(tokens, is_last=row is None) if begun.size else ""
+        is_over = row is None or text.is_stopped
+        if begun.size or is_over:
+            cut: Finish = "stop" if text.is_stopped else "length"
+            await emit(AnswerPart(index, first, begun.size, cut if is_over else None))
+        if is_over:
+            return
+        assert row is not None
+        left = row.sampling.max_new_tokens
+        async with aclosing(model.engine.pieces(row)) as pieces:
+            async for piece in pieces:
+                left -= piece.tokens.size
+                tokens = np.concatenate([tokens, piece.tokens])
+                is_ended = piece.finish == "eos"
+                shown = model.renderer.without_stop(tokens) if is_ended else tokens
+                new = text.add(shown, is_last=is_ended or not left)
+                is_stop = is_ended or text.is_stopped
+                finish: Finish | None = "stop" if is_stop else "length" if not left else None
+                await emit(AnswerPart(index, new, piece.tokens.size, finish))
+                if is_stop:
+                    return
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """One answer that is asked for."""
+
+    asked: Asked
+    prompt: Prompted
+    seed: int
+    """Seed of its problem."""
+    sample: int
+    """Its number among the answers to its problem."""
+    index: int
+    """Its number among all of the request."""
+
+    def draws(self, purpose: str, tokens: int) -> NDArray[np.float64]:
+        """Return its draws; greedy answers need none."""
+        if self.asked.temperature == 0.0:
+            return np.zeros(tokens)
+        draws: NDArray[np.float64] = row_uniforms(derive(self.seed, self.sample), purpose, 1, tokens)[0]
+        return draws
+
+    def sampling(self, own: Sampling, tokens: int) -> Sampling:
+        """Return the run's sampling with what the request changes."""
+        top_p = own.top_p if self.asked.top_p is None else self.asked.top_p
+        return msgspec.structs.replace(
+            own, temperature=self.asked.temperature, top_p=top_p, max_new_tokens=max(1, tokens)
+        )

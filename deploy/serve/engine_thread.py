@@ -1,0 +1,197 @@
+"""An engine in a thread of its own, which rows of many clients share.
+
+    coroutine per answer ── a piece of at most PIECE_TOKENS ──▶ thread: jobs of alike pieces ──▶ engine
+                ▲ continuation ───────────────────────────────────────────────────────────────────┘
+
+A row is decoded in pieces, each a job of its own. So new rows join between two pieces, text goes out while it grows,
+and of a client that has gone at most one piece is decoded. vLLM's prefix cache keeps what pieces share; transformers
+computes it again.
+"""
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from itertools import count
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixrl.common.engines.base import Continuation, Engine, Job, TokenIds
+from prefixrl.common.errors import PeerLost, PrefixRLError
+from prefixrl.common.wire.messages import Sampling
+
+PIECE_TOKENS = 16
+"""Few enough to be read as they come."""
+STEP_S = 0.002
+"""Longest wait for the engine: new rows are not seen meanwhile."""
+IDLE_S = 0.1
+END_S = 30.0
+
+
+@dataclass(frozen=True)
+class SharedRow:
+    """A row to continue."""
+
+    tokens: TokenIds
+    uniforms: NDArray[np.float64]
+    """Draws in [0, 1), one per new token."""
+    sampling: Sampling
+    """Its `max_new_tokens` is the limit of the whole row."""
+    stop_tokens: frozenset[int]
+    masked_tokens: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    row: SharedRow
+    future: "asyncio.Future[Continuation]"
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def kind(self) -> tuple[Sampling, frozenset[int], frozenset[int]]:
+        """Pieces of one kind may be one job."""
+        return self.row.sampling, self.row.stop_tokens, self.row.masked_tokens
+
+    def settle(self, outcome: Continuation | Exception) -> None:
+        """Hand the outcome to the coroutine; one that has gone wants none."""
+
+        def set_it() -> None:
+            if self.future.done():
+                return
+            if isinstance(outcome, Exception):
+                self.future.set_exception(outcome)
+            else:
+                self.future.set_result(outcome)
+
+        try:
+            self.loop.call_soon_threadsafe(set_it)
+        except RuntimeError:  # the loop is closed: the server has ended
+            return
+
+
+class EngineThread:
+    """An engine and the rows that wait for it."""
+
+    def __init__(self, engine: Engine, name: str, on_fault: Callable[[], None] = lambda: None) -> None:
+        """Start the thread. `on_fault` is called, in the thread, when the engine has failed."""
+        self._engine, self.name, self.on_fault = engine, name, on_fault
+        self.fault: Exception | None = None
+        """Error that ended the thread."""
+        self._new: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._waiting: deque[_Piece] = deque()
+        self._open: dict[str, list[_Piece]] = {}
+        self._keys = map(str, count())
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name=f"{name}-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that wait or decode."""
+        return self._new.qsize() + len(self._waiting) + sum(map(len, self._open.values()))
+
+    async def pieces(self, row: SharedRow) -> AsyncGenerator[Continuation, None]:
+        """Yield the continuation of a row piece by piece, up to a stop or its limit."""
+        done, limit = 0, row.sampling.max_new_tokens
+        tokens = row.tokens
+        while done < limit:
+            size = min(PIECE_TOKENS, limit - done)
+            sampling = msgspec.structs.replace(row.sampling, max_new_tokens=size)
+            piece = replace(row, tokens=tokens, uniforms=row.uniforms[done : done + size], sampling=sampling)
+            written = await self._decoded(piece)
+            yield written
+            if written.finish == "eos":
+                return
+            done += size
+            tokens = np.concatenate([tokens, written.tokens])
+
+    async def _decoded(self, row: SharedRow) -> Continuation:
+        if self.fault is not None:
+            raise self.fault
+        loop = asyncio.get_running_loop()
+        piece = _Piece(row, loop.create_future(), loop)
+        self._new.put(piece)
+        if self.fault is not None and not self._thread.is_alive():
+            raise self.fault  # the thread ended between the two looks
+        return await piece.future
+
+    def close(self) -> None:
+        """End the thread, whose rows get an error; raises PeerLost if the engine does not return."""
+        self._is_closing = True
+        self._new.put(None)
+        self._thread.join(END_S)
+        if self._thread.is_alive():
+            raise PeerLost(f"the engine of the {self.name} did not return within {END_S:g} s")
+
+    # --- in the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._take_new()
+                self._submit()
+                for result in self._engine.step(STEP_S) if self._open else ():
+                    for piece, written in zip(self._open.pop(result.key), result.rows, strict=True):
+                        piece.settle(written)
+            self.fault = PeerLost("the server ends")
+        except Exception as error:  # noqa: BLE001  an engine may raise anything; every waiting client must hear of it
+            self.fault = error
+            self.on_fault()
+        self._fail_all(self.fault)
+
+    def _fail_all(self, fault: Exception) -> None:
+        while not self._new.empty():
+            if (piece := self._new.get()) is not None:
+                self._waiting.append(piece)
+        for piece in (*self._waiting, *(each for job in self._open.values() for each in job)):
+            piece.settle(fault)
+        self._waiting.clear()
+        self._open.clear()
+
+    def _take_new(self) -> None:
+        """Take what came; wait a moment where there is nothing else to do."""
+        is_idle = not (self._waiting or self._open)
+        while True:
+            try:
+                piece = self._new.get(timeout=IDLE_S) if is_idle else self._new.get_nowait()
+            except queue.Empty:
+                return
+            is_idle = False
+            if piece is not None:
+                self._waiting.append(piece)
+
+    def _submit(self) -> None:
+        """Hand waiting pieces to the engine while it has room; drop those nobody waits for."""
+        while self._waiting and self._has_room():
+            oldest = self._waiting[0]
+            most = self._engine.seats if self._engine.takes_runs else 1
+            taken, left = list[_Piece](), deque[_Piece]()
+            for piece in self._waiting:
+                if piece.future.cancelled():
+                    continue
+                (taken if len(taken) < most and piece.kind == oldest.kind else left).append(piece)
+            self._waiting = left
+            if taken:
+                self._begin(taken)
+
+    def _has_room(self) -> bool:
+        if self._engine.takes_runs:
+            return not self._open  # pieces that come meanwhile share the next job
+        return sum(map(len, self._open.values())) < self._engine.room
+
+    def _begin(self, pieces: list[_Piece]) -> None:
+        row, key = pieces[0].row, next(self._keys)
+        uniforms = np.stack([each.row.uniforms for each in pieces])
+        rows = tuple(each.row.tokens for each in pieces)
+        job = Job(key, rows, uniforms, row.sampling, row.stop_tokens, masked_tokens=row.masked_tokens)
+        try:
+            self._engine.submit(job)
+        except PrefixRLError as error:
+            for piece in pieces:
+                piece.settle(error)
+        else:
+            self._open[key] = pieces

@@ -1,0 +1,41 @@
+"""The command `prefixrl serve`; its imports are late, so that --help is quick."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prefixrl.common.errors import UserError
+from prefixrl.common.process import exit_codes
+from prefixrl.common.worker.command import settings_option
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("run", type=PATH)
+@click.option("--checkpoint", metavar="N", help="Iterations trained, 0, best, or latest (default).")
+@click.option("--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights.")
+@click.option("--suffix", default="", help="Append this to every problem.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need a key.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one.")
+@click.option("--name", help="Name of the model for clients.  [default: that of the run directory]")
+@click.option("--key-variable", metavar="NAME", help="Environment variable with the API key.")
+@click.option("--key-file", type=PATH, help="File with the API key, mode 0600.")
+@click.option("--most-answers", type=click.IntRange(1), default=256, show_default=True, help="Most open at once.")
+@click.option("--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds per request.")
+@settings_option
+def serve(**options: Any) -> None:
+    """Serve the adapter of RUN and its target on OpenAI's HTTP interface.
+
+    Loads both models in this process. SIGTERM or Ctrl-C lets open requests end.
+    """
+    with exit_codes():
+        needed = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+        if needed:
+            raise UserError(f"{' and '.join(needed)}: not installed here; pip install 'prefixrl[serve]'")
+        from prefixrl.deploy.serve.start import ServeOptions
+        from prefixrl.deploy.serve.start import serve as run
+
+        raise SystemExit(run(ServeOptions(**options)))

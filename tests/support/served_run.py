@@ -1,0 +1,103 @@
+"""`prefixrl serve` as its users have it: a process, and the run of an example, untrained, behind it."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+
+from prefixrl.common.config.load import load
+from prefixrl.common.run.directory_format import write_format
+from support.fakes import wait_until
+from support.paths import EXAMPLES
+
+NO_KEY = "none"
+START_S = 240.0
+LONG = ("rollout.own_stops=false", "rollout.stop_tokens=[0]", "rollout.answer_tokens=1500")
+"""Settings of the direct example that make every answer take seconds: its padding is never drawn."""
+
+
+@dataclass
+class ServedRun:
+    """A server that answers."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    url: str
+    name: str
+
+    @property
+    def port(self) -> int:
+        return int(self.url.split(":")[2].partition("/")[0])
+
+    def client(self, key: str = NO_KEY, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url, api_key=key, **{"max_retries": 0, **options})
+
+    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=self.url, api_key=NO_KEY, **{"max_retries": 0, **options})
+
+    @property
+    def health(self) -> dict[str, Any]:
+        found: dict[str, Any] = httpx2.get(self.url.replace("/v1", "/health")).json()
+        return found
+
+    def is_idle(self) -> bool:
+        health = self.health
+        return health["open_answers"] == 0 and not any(health["engine_rows"].values())
+
+    def wait_until_idle(self) -> None:
+        wait_until(self.is_idle, "an empty queue", 20.0)
+
+    def ended(self) -> int:
+        """Ask it to stop; its exit code."""
+        self.process.terminate()
+        return self.process.wait(60)
+
+
+def run_of(example: str, directory: Path) -> Path:
+    """A run directory as a learner leaves it before its first iteration."""
+    directory.mkdir(parents=True)
+    config = load(EXAMPLES / example / "run.toml").model_copy(update={"directory": str(directory)})
+    write_format(directory)
+    (directory / "config.json").write_text(config.model_dump_json())
+    return directory
+
+
+def serve_command(run: Path, *options: str, settings: tuple[str, ...] = ()) -> list[str]:
+    """The command that serves the untrained adapter of a run on a free port."""
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    checkpoint = ("--checkpoint", "0", "--port", "0")
+    return [sys.executable, "-m", "prefixrl.deploy", "serve", str(run), *checkpoint, *options, *flags]
+
+
+@contextmanager
+def served(
+    run: Path, *options: str, settings: tuple[str, ...] = (), environment: dict[str, str] | None = None
+) -> Iterator[ServedRun]:
+    """A server under way; it is gone afterwards."""
+    log = run.parent / f"{run.name}-{time.monotonic_ns()}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            serve_command(run, *options, settings=settings), stderr=file, env=os.environ | (environment or {})
+        )
+    try:
+
+        def url() -> str | None:
+            assert process.poll() is None, log.read_text()
+            found = re.search(r"http://\S+/v1", log.read_text())
+            return found and found.group()
+
+        wait_until(lambda: url() is not None, "a server that listens", START_S)
+        yield ServedRun(process, log, url() or "", run.name)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
