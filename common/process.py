@@ -1,5 +1,6 @@
 """The conduct of every process of a run: logs, signals, end with its parent, exit codes."""
 
+import atexit
 import ctypes
 import faulthandler
 import fcntl
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -167,6 +168,28 @@ def exit_codes() -> Iterator[None]:
         sys.stderr.write(printable(f"error: the disk is full: {error}; make room there and start again\n"))
         sys.stderr.flush()
         raise SystemExit(UserError.exit_code) from None
+
+
+@contextmanager
+def no_teardown() -> Iterator[None]:
+    """End this process with the block and its exit code; the interpreter is not taken apart.
+
+    An exception without an exit code is not held up.
+
+    Gloo's threads may still hold a tensor of a collective that is over. A thread that lets go of one while the
+    interpreter is taken apart aborts the process: a finished rank would look like a killed one.
+    """
+    code: object = 0
+    try:
+        with exit_codes():
+            yield
+    except SystemExit as ended:
+        code = ended.code
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def end_children(

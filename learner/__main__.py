@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prefixrl.common.process import exit_codes, start_logging, stop_event
+from prefixrl.common.process import exit_codes, no_teardown, start_logging, stop_event
 from prefixrl.common.worker.command import settings_option
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
         os.environ.update(missing)
         from prefixrl.learner.start import start
 
-        start(_placed(config), info.rank, info.ranks, stop.is_set)
+        with no_teardown():
+            start(_placed(config), info.rank, info.ranks, stop.is_set)
 
 
 def _placed(config: "RunConfig") -> "RunConfig":

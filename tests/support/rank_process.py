@@ -13,6 +13,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.process import no_teardown
 from prefixrl.learner.training import checkpoint, distributed, head
 from prefixrl.learner.training.batch import IterationData
 from prefixrl.learner.training.figures import IterationMetrics
@@ -142,4 +143,5 @@ def shard(models: Models, config: RunConfig, iteration: int, poisoned_row: int |
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), [int(stage) for stage in sys.argv[3:]])
+    with no_teardown():
+        main(int(sys.argv[1]), Path(sys.argv[2]), [int(stage) for stage in sys.argv[3:]])

@@ -1,6 +1,8 @@
 """The place where ranks meet, and the interface from which they talk."""
 
 import os
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -63,3 +65,34 @@ def test_a_rank_takes_the_only_device_it_sees_or_that_of_its_number(local_rank: 
 def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match="LOCAL_RANK = 4, but this process sees 4 CUDA devices: allowed are 0 to 3"):
         distributed.device_index(4, 4)
+
+
+WITH_A_COLLECTIVE_UNDER_WAY = """
+import os
+import torch
+import torch.distributed as dist
+from prefixrl.common.errors import Halted
+from prefixrl.common.process import no_teardown
+from prefixrl.learner.training import distributed
+
+def rank(groups=[]):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    groups.append(dist.group.WORLD)  # as DeepSpeed does: gloo's threads live as long as it
+    dist.all_reduce(torch.ones(30_000_000), async_op=True)
+    distributed.stop()
+    raise Halted("asked to stop")
+
+torch.set_num_threads(1)
+codes = []
+for _ in range(8):
+    if not (child := os.fork()):
+        with no_teardown():
+            rank()
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(codes == 8 * [Halted.exit_code], codes)
+"""
+
+
+def test_a_rank_ends_with_its_own_code_while_gloo_still_holds_a_tensor() -> None:
+    done = subprocess.run([sys.executable, "-c", WITH_A_COLLECTIVE_UNDER_WAY], capture_output=True, text=True)
+    assert done.stdout.startswith("True"), done.stdout + done.stderr
