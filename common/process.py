@@ -184,7 +184,7 @@ def no_teardown() -> Iterator[None]:
         with exit_codes():
             yield
     except SystemExit as ended:
-        code = ended.code
+        code = ended.code if ended.code is not None else 0
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # nobody reads it any more

@@ -76,3 +76,22 @@ def test_children_are_ended_where_there_are_no_real_time_signals(tmp_path: Path)
     (tmp_path / "parent.py").write_text(WITHOUT_REAL_TIME_SIGNALS)
     done = subprocess.run([sys.executable, str(tmp_path / "parent.py")], capture_output=True, text=True, check=False)
     assert done.stdout == "7\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("pass", 0), ("sys.exit()", 0), ("sys.exit(5)", 5), ("raise Halted('x')", 143)]
+)
+def test_a_process_that_is_not_taken_apart_ends_with_its_code_after_its_exit_functions(end: str, code: int) -> None:
+    program = (
+        "import atexit, sys\nfrom prefixrl.common.errors import Halted\n"
+        "from prefixrl.common.process import no_teardown\n"
+        f"atexit.register(print, 'exit functions ran')\nwith no_teardown(): {end}"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (code, "exit functions ran\n")
+
+
+def test_a_fault_of_a_process_that_is_not_taken_apart_keeps_its_stack_trace() -> None:
+    program = "from prefixrl.common.process import no_teardown\nwith no_teardown(): 1 / 0"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr

@@ -94,5 +94,6 @@ print(codes == 8 * [Halted.exit_code], codes)
 
 
 def test_a_rank_ends_with_its_own_code_while_gloo_still_holds_a_tensor() -> None:
-    done = subprocess.run([sys.executable, "-c", WITH_A_COLLECTIVE_UNDER_WAY], capture_output=True, text=True)
+    command = [sys.executable, "-c", WITH_A_COLLECTIVE_UNDER_WAY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith("True"), done.stdout + done.stderr
