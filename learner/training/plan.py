@@ -8,9 +8,9 @@ ZeRO runs a collective in every backward, so all ranks must run the same number 
 gets empty micro-batches, for which the model runs a row of weight 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from math import ceil, isqrt
+from math import ceil, inf, isqrt
 
 import numpy as np
 
@@ -24,6 +24,12 @@ SQUARE_TOKENS = 8192
 """Tokens of a line from which its attention costs more than its layers: 6 x hidden size, here for 1,365.
 
 Attention over a line is computed as a whole square, also where its rows do not see each other.
+"""
+
+FORWARD_TOKENS = 256
+"""Tokens whose arithmetic takes as long as a forward takes to read the weights, in bfloat16 on H100 to B200.
+
+A forward of fewer tokens is no faster, so one more forward is worth as many tokens of padding.
 """
 
 
@@ -42,8 +48,9 @@ def plan(
 
     Returns:
         `[minibatch][rank][micro-batch]` -> lines, () for a forward of weight 0. Every row exactly once; rows of a
-        minibatch are a contiguous run of the order given. The busiest rank has at most the mean of all and one row,
-        with its prompt, where rows do not share it, and at most one line more than the shortest where they do.
+        minibatch are a contiguous run of the order given. In tokens without padding the busiest rank has at most
+        the mean of all and one row, with its prompt, where rows do not share it, and at most one line more than the
+        shortest where they do. Padded tokens and `FORWARD_TOKENS` for each micro-batch cost the busiest rank least.
 
     Raises:
         ValueError: on no rows or a count below 1.
@@ -56,10 +63,7 @@ def plan(
     planned = []
     for run in _even_runs(len(lengths), min(minibatches, len(lengths))):
         pieces = [list(rows) for _, rows in groupby(run, key=lambda row: groups[row])]
-        shares = _deal(pieces, lengths, ranks, micro_batch_tokens, is_shared)
-        if not is_shared:
-            shares = [[(row,) for line in lines for row in line] for lines in shares]
-        packed = [_pack(lines, lengths, micro_batch_tokens) for lines in shares]
+        packed = _deal(pieces, lengths, ranks, micro_batch_tokens, is_shared)
         forwards = max(len(micros) for micros in packed)
         planned.append(tuple(tuple(micros) + ((),) * (forwards - len(micros)) for micros in packed))
     return tuple(planned)
@@ -145,18 +149,37 @@ def _even_runs(rows: int, parts: int) -> list[range]:
 
 def _deal(
     pieces: Sequence[Sequence[int]], lengths: Lengths, ranks: int, micro_batch_tokens: int, is_shared: bool
-) -> list[list[Line]]:
-    """Give each rank lines; their rows are halved where that makes the busiest load smaller."""
-    found: tuple[int, list[list[Line]]] | None = None
+) -> list[list[MicroBatch]]:
+    """Give each rank micro-batches, those at which the busiest rank is best off.
+
+    Groups are halved again and again, and their lines dealt in two ways.
+    """
+    best: tuple[int, list[list[MicroBatch]]] | None = None
     most = max(map(len, pieces))
+    # Where rows have their own prompts, halving a group costs no tokens: a group stays whole only where that is fair.
+    alone = [sum(lengths[row]) for piece in pieces for row in piece]
+    fair = inf if is_shared else sum(alone) / ranks + max(alone)
     while True:
         lines = [line for piece in pieces for line in _lines(piece, lengths, most, micro_batch_tokens)]
-        busiest, shares = _balance(lines, lengths, ranks, is_shared)
-        if found is None or busiest < found[0]:
-            found = busiest, shares
+        lines.sort(key=lambda line: (-line_tokens(line, lengths, is_shared), line))
+        loads = [line_tokens(line, lengths, is_shared) for line in lines]
+        for deal in (_deal_evenly, _deal_neighbours) if ranks > 1 else (_deal_neighbours,):
+            shares = deal(loads, ranks)
+            if most > 1 and max(sum(loads[place] for place in share) for share in shares) > fair:
+                continue
+            own = [[lines[place] for place in share] for share in shares]
+            packed = [_pack(share if is_shared else _rows_alone(share), lengths, micro_batch_tokens) for share in own]
+            busiest = max(_cost(micros, lengths) for micros in packed)
+            if best is None or busiest < best[0]:
+                best = busiest, packed
         if ranks == 1 or most == 1:
-            return found[1]
+            assert best is not None, "single rows are dealt fairly"
+            return best[1]
         most = ceil(most / 2)
+
+
+def _rows_alone(lines: Iterable[Line]) -> list[Line]:
+    return [(row,) for line in lines for row in line]
 
 
 def _lines(piece: Sequence[int], lengths: Lengths, most: int, micro_batch_tokens: int) -> Iterator[Line]:
@@ -174,27 +197,58 @@ def _lines(piece: Sequence[int], lengths: Lengths, most: int, micro_batch_tokens
     yield tuple(line)
 
 
-def _balance(lines: Sequence[Line], lengths: Lengths, ranks: int, is_shared: bool) -> tuple[int, list[list[Line]]]:
-    """Give the longest line to the shortest rank; return the busiest load and the shares."""
-    shares: list[list[Line]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for line in _longest_first(lines, lengths, is_shared):
-        rank = loads.index(min(loads))
-        shares[rank].append(line)
-        loads[rank] += line_tokens(line, lengths, is_shared)
-    return max(loads), shares
+def _deal_evenly(loads: Sequence[int], ranks: int) -> list[list[int]]:
+    """Give each place of `loads`, largest first, to the rank with the least.
+
+    The loads of ranks differ by one of `loads` at most.
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    given = [0] * ranks
+    for place, load in enumerate(loads):
+        rank = given.index(min(given))
+        shares[rank].append(place)
+        given[rank] += load
+    return shares
+
+
+def _deal_neighbours(loads: Sequence[int], ranks: int) -> list[list[int]]:
+    """Give every rank neighbouring places of `loads`, largest first.
+
+    The loads of ranks differ by one of `loads` at most.
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    dealt, total = 0, sum(loads)
+    for place, load in enumerate(loads):
+        shares[(2 * dealt + load) * ranks // (2 * total)].append(place)
+        dealt += load
+    given = [sum(loads[place] for place in share) for share in shares]
+    while max(given) - min(given) > loads[0]:
+        full, free = given.index(max(given)), given.index(min(given))
+        # The place that is nearest to those of the other rank.
+        place = shares[full].pop(-1 if full < free else 0)
+        shares[free].insert(0 if full < free else len(shares[free]), place)
+        given[full] -= loads[place]
+        given[free] += loads[place]
+    return shares
 
 
 def _pack(lines: Sequence[Line], lengths: Lengths, micro_batch_tokens: int) -> list[MicroBatch]:
-    """Put lines of similar length together: each micro-batch is as wide as its first line."""
-    micros: list[list[Line]] = []
-    for line in _longest_first(lines, lengths):
-        if micros and line_tokens(micros[-1][0], lengths) * (len(micros[-1]) + 1) <= micro_batch_tokens:
-            micros[-1].append(line)
-        else:
-            micros.append([line])
-    return [tuple(micro) for micro in micros]
+    """Cut lines, the longest first, into the micro-batches that cost least together."""
+    ordered = sorted(lines, key=lambda line: (-line_tokens(line, lengths), line))
+    sizes, count = [line_tokens(line, lengths) for line in ordered], len(ordered)
+    # From each place on: the least cost, and the end of the first micro-batch.
+    costs, ends = np.zeros(count + 1, dtype=np.int64), [0] * count
+    for first in reversed(range(count)):
+        most = min(count - first, max(1, micro_batch_tokens // sizes[first]))
+        found = sizes[first] * np.arange(1, most + 1) + FORWARD_TOKENS + costs[first + 1 : first + most + 1]
+        least = int(found.argmin())
+        costs[first], ends[first] = found[least], first + least + 1
+    micros, first = [], 0
+    while first < count:
+        micros.append(tuple(ordered[first : ends[first]]))
+        first = ends[first]
+    return micros
 
 
-def _longest_first(lines: Sequence[Line], lengths: Lengths, is_shared: bool = True) -> list[Line]:
-    return sorted(lines, key=lambda line: (-line_tokens(line, lengths, is_shared), line))
+def _cost(micros: Sequence[MicroBatch], lengths: Lengths) -> int:
+    return sum(line_tokens(micro[0], lengths) * len(micro) + FORWARD_TOKENS for micro in micros)

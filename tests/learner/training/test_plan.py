@@ -1,10 +1,12 @@
 """The plan: every row once, equal counts per rank, within the token budget, balanced; groups stay together."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.learner.training.plan import (
+    FORWARD_TOKENS,
     SQUARE_TOKENS,
     Plan,
     cheapest_rows,
@@ -149,6 +151,41 @@ def test_the_cheapest_number_of_rows_is_the_one_that_a_search_finds(prompt: int,
     best = min(range(1, rows + 1), key=cost)
     # The formula is that of the continuous minimum, rounded down.
     assert abs(found - best) <= 1
+
+
+@given(grouped_rows(), st.integers(1, 2000))
+def test_micro_batches_cost_as_little_as_any_way_to_cut_the_sorted_lines(rows: Rows, budget: int) -> None:
+    def least_cost(sizes: tuple[int, ...]) -> int:
+        if not sizes:
+            return 0
+        fitting = [count for count in range(1, len(sizes) + 1) if count == 1 or sizes[0] * count <= budget]
+        return min(sizes[0] * count + FORWARD_TOKENS + least_cost_of[sizes[count:]] for count in fitting)
+
+    lengths, groups = rows
+    ((share,),) = plan(lengths, groups, 1, 1, budget, True)
+    micros = [[line_tokens(line, lengths) for line in micro] for micro in share]
+    sizes = tuple(sorted((size for micro in micros for size in micro), reverse=True))
+    least_cost_of: dict[tuple[int, ...], int] = {}
+    for first in reversed(range(len(sizes) + 1)):
+        least_cost_of[sizes[first:]] = least_cost(sizes[first:])
+    assert sum(max(micro) * len(micro) + FORWARD_TOKENS for micro in micros) == least_cost_of[sizes]
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("budget", [4096, 16_384])
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_at_most_a_tenth_of_the_computed_tokens_is_padding_in_a_batch_of_true_size(
+    is_direct: bool, is_shared: bool, budget: int, ranks: int
+) -> None:
+    draws = np.random.default_rng(0)
+    prompts = np.exp(draws.normal(np.log(100), 0.5, 512)).astype(int) + 20
+    answers = np.exp(draws.normal(np.log(500), 0.7, 4096)).astype(int).clip(1, 3000) if is_direct else [32] * 4096
+    lengths = [(int(prompts[row // 8]), int(sampled)) for row, sampled in enumerate(answers)]
+    tokens, padded = forward_tokens(
+        plan_iteration(lengths, [row // 8 for row in range(4096)], 1, ranks, 8, budget, is_shared), lengths
+    )
+    assert tokens >= 0.9 * padded
 
 
 def test_a_hand_computed_plan() -> None:
