@@ -27,8 +27,7 @@ from matplotlib import pyplot
 
 from benchmarks.aged_run import Target
 from benchmarks.kept import TRAINING, KeptRuns
-from benchmarks.openings.arms import Outcome, Setting, Size, config_of, run_arm
-from benchmarks.openings.build import made
+from benchmarks.openings.arms import RUN_FILE, Outcome, Setting, Size, config_of, run_arm
 from benchmarks.results import Figure, Report, commit, mean_figure, options, t_interval
 from benchmarks.staleness_arms import FORMS
 from prefixrl.common.config.run import RunConfig
@@ -52,7 +51,7 @@ FULL = Size(tuple(range(1, 9)), iterations=300, heldout=128, evaluate_every=10)
 QUICK = Size((1, 2), iterations=20, heldout=32, evaluate_every=10)
 
 
-PROGRAM = (*TRAINING, "benchmarks/openings/*.py", "benchmarks/plain_grpo.py")
+PROGRAM = (*TRAINING, "benchmarks/openings/*.py", "deploy/examples/letters/*.py", "benchmarks/plain_grpo.py")
 
 
 def run_all(settings: dict[str, Setting], size: Size, run_file: Path, kept: KeptRuns[Outcome]) -> list[Outcome]:
@@ -130,7 +129,7 @@ def markdown(outcomes: Sequence[Outcome], names: Sequence[str], size: Size, repo
     body = "\n".join(lines)
     return f"""# A second task{changes}
 
-`python -m benchmarks.second_task`: the openings task (`benchmarks/openings`), {size.iterations} iterations,
+`python -m benchmarks.second_task`: the letters example (`benchmarks/openings`), {size.iterations} iterations,
 {len(size.seeds)} seeds, every sample at exactly the age S of its setting. Rewards are on {size.heldout} held-out
 questions, one sampled prefix each; *final* is the mean over the last quarter of the versions. In brackets 95 %
 intervals of the mean over seeds (Student's t); "less that of S = 0" is paired by seed. ESS: of the ratios of the
@@ -187,7 +186,7 @@ def main(path: Path, quick: bool, only: tuple[str, ...], seeds: tuple[int, ...],
     settings = {name: each for name, each in SETTINGS.items() if not only or any(part in name for part in only)}
     path.parent.mkdir(parents=True, exist_ok=True)
     measured, kept = commit(), KeptRuns(path, Outcome, PROGRAM)
-    outcomes = run_all(settings, size, made(), kept)
+    outcomes = run_all(settings, size, RUN_FILE, kept)
     figures = figures_of(outcomes, list(settings))
     report = Report("second_task", quick, {"size": size, "settings": settings}, figures, outcomes, measured)
     report.wall_s = round(sum(run.wall_s for run in outcomes), 1)

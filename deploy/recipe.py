@@ -48,8 +48,8 @@ class Recipe:
 
 RECIPES: dict[Size, Recipe] = {
     "tiny": Recipe(
-        meant_for="below 0.25 billion parameters, on a CPU: the values of deploy/examples/arithmetic",
-        prefix_tokens=8, rollout_temperature=1.0, max_new_tokens=64, groups=32, iterations=100, minibatches=1,
+        meant_for="below 0.25 billion parameters, on a CPU: the values of deploy/examples/letters",
+        prefix_tokens=8, rollout_temperature=1.0, max_new_tokens=64, groups=32, iterations=300, minibatches=1,
         entropy=0.03, kl=0.01, actor_lr=2.5e-4, critic_lr=1e-3, dtype="float32", micro_batch_tokens=4096,
         checkpoint_every=20,
     ),

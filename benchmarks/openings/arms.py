@@ -1,4 +1,4 @@
-"""One run of the openings task, by the product at an exact age or by the plain loop.
+"""One run of the letters example, by the product at an exact age or by the plain loop.
 
 *Collapsed*, fixed before any stale run was seen: the policy writes one prefix in at least 99 % of the last iteration's
 rows; or over the last ten iterations its entropy is below 0.05 nats per token and its reward at least 0.1 below the
@@ -23,6 +23,7 @@ from prefixrl.common.wire.messages import Prompt
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.data.problems import load as load_problems
 
+RUN_FILE = Path(__file__).parent / "run.toml"
 SPAN = 10
 """Iterations that are looked at together."""
 ONE_PREFIX_SHARE, LOW_ENTROPY, REWARD_LOSS = 0.99, 0.05, 0.1
@@ -97,7 +98,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def config_of(run_file: Path, setting: Setting, seed: int, size: Size) -> RunConfig:
-    """The task's run file with the settings of one run."""
+    """A run file with the settings of one run."""
     base = load(run_file)
     own = (
         f"seed={seed}",

@@ -7,8 +7,7 @@ import pytest
 from benchmarks import second_task
 from benchmarks.aged_run import Target
 from benchmarks.kept import KeptRuns
-from benchmarks.openings.arms import Iteration, Outcome, Setting, Size
-from benchmarks.openings.build import build
+from benchmarks.openings.arms import RUN_FILE, Iteration, Outcome, Setting, Size
 from benchmarks.results import Report
 from benchmarks.second_task import FRESH, PROGRAM, SETTINGS, draw, figures_of, less_fresh, markdown, run_all
 from prefixrl.common.config.algorithm import AlgorithmConfig
@@ -17,13 +16,6 @@ from prefixrl.common.config.run import RunConfig
 USUAL = AlgorithmConfig()
 DEFAULTS = {"correction": USUAL.correction, "bound_ratio": USUAL.bound_ratio, "ratio": USUAL.ratio_used}
 SIZE = Size((1, 2), iterations=20, heldout=8, evaluate_every=10)
-
-
-@pytest.fixture(scope="module")
-def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("openings")
-    build(out, seed=0, target_steps=1, adapter_steps=1)
-    return out / "run.toml"
 
 
 @pytest.fixture
@@ -46,27 +38,25 @@ def told(setting: str, seed: int, final: float, ess: float = 0.9) -> Outcome:
 
 
 def test_it_goes_on_with_what_is_missing_and_names_of_one_config_share_their_runs(
-    made: list[tuple[str, int]], run_file: Path, tmp_path: Path
+    made: list[tuple[str, int]], tmp_path: Path
 ) -> None:
     kept = KeptRuns(tmp_path / "found.json", Outcome, PROGRAM)
     default = "product, S = 2, default"
     settings = {name: SETTINGS[name] for name in (FRESH, default)}
-    run_all(settings, SIZE, run_file, kept)
+    run_all(settings, SIZE, RUN_FILE, kept)
     assert made == [(FRESH, 1), (default, 1), (FRESH, 2), (default, 2)]
     twin = {**settings, "the same": SETTINGS[default], "plain loop, delay 2": SETTINGS["plain loop, delay 2"]}
-    outcomes = run_all(twin, SIZE, run_file, kept)
+    outcomes = run_all(twin, SIZE, RUN_FILE, kept)
     assert made[4:] == [("plain loop, delay 2", 1), ("plain loop, delay 2", 2)]
     assert [each.setting for each in outcomes] == [*twin] * 2
     assert [each.final for each in outcomes if each.setting == "the same"] == pytest.approx([0.7, 0.7])
 
 
-def test_settings_of_a_default_that_is_named_are_one(
-    run_file: Path, made: list[tuple[str, int]], tmp_path: Path
-) -> None:
+def test_settings_of_a_default_that_is_named_are_one(made: list[tuple[str, int]], tmp_path: Path) -> None:
     names = ("product, S = 8, default", "product, S = 8, the same")
     keys = tuple(f"algorithm.{key}={value}" for key, value in DEFAULTS.items())
     settings = {names[0]: SETTINGS[names[0]], names[1]: Setting(8, keys)}
-    run_all(settings, SIZE, run_file, KeptRuns(tmp_path / "found.json", Outcome, PROGRAM))
+    run_all(settings, SIZE, RUN_FILE, KeptRuns(tmp_path / "found.json", Outcome, PROGRAM))
     assert made == [(names[0], 1), (names[0], 2)]
 
 

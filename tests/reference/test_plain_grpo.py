@@ -9,11 +9,11 @@ import torch
 
 from benchmarks import plain_grpo
 from benchmarks.aged_run import AgedRun, Target
-from benchmarks.openings.arms import Setting, Size, config_of
-from benchmarks.openings.build import build
+from benchmarks.openings.arms import RUN_FILE, Setting, Size, config_of
 from benchmarks.plain_grpo import Batch, PlainLoop, Recipe
 from prefixrl.common.wire.messages import Prompt, Verdict
 from prefixrl.common.wire.packing import token_ids
+from prefixrl.deploy.examples.letters.build import build
 from prefixrl.learner.training.batch import IterationData
 from support.tiny_model import DEEPSPEED_WARNINGS
 
@@ -25,11 +25,11 @@ QUESTIONS = ["flip abcd", "trade efgh", "next abcd", "sort dcba"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The task with models that were hardly taught."""
-    out = tmp_path_factory.mktemp("openings")
-    build(out, seed=0, target_steps=1, adapter_steps=10)
-    return out
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An adapter that was hardly taught: it writes tokens of all kinds."""
+    out = tmp_path_factory.mktemp("letters")
+    build(out, seed=0, steps=12)
+    return str(out / "adapter")
 
 
 class FirstToken(Target):
@@ -53,9 +53,9 @@ def by_first_token(questions: object, prefixes: list[list[int]]) -> list[float]:
     return [(prefix[0] % 4) / 4 for prefix in prefixes]
 
 
-def plain(folder: Path, delay: int = 0) -> PlainLoop:
+def plain(adapter: str, delay: int = 0) -> PlainLoop:
     recipe = Recipe(**{**vars(RECIPE), "delay": delay})
-    return PlainLoop(str(folder / "adapter"), by_first_token, recipe, seed=1)  # type: ignore[arg-type]
+    return PlainLoop(adapter, by_first_token, recipe, seed=1)  # type: ignore[arg-type]
 
 
 def padded(data: IterationData) -> Batch:
@@ -73,9 +73,9 @@ def padded(data: IterationData) -> Batch:
     return Batch(ids, seen, seen[:, most:].bool(), logprobs)
 
 
-def test_steps_on_the_same_batches_give_the_products_weights(folder: Path) -> None:
-    config = config_of(folder / "run.toml", Setting(0), 1, SIZE)
-    run, loop = AgedRun(config, FirstToken(config)), plain(folder)
+def test_steps_on_the_same_batches_give_the_products_weights(adapter: str) -> None:
+    config = config_of(RUN_FILE, Setting(0, (f"adapter.model={adapter}",)), 1, SIZE)
+    run, loop = AgedRun(config, FirstToken(config)), plain(adapter)
     mine = dict(loop.model.named_parameters())
     first = {name: weights.detach().clone() for name, weights in mine.items()}
     is_told = {name: torch.ones_like(weights, dtype=torch.bool) for name, weights in mine.items()}
@@ -95,8 +95,8 @@ def test_steps_on_the_same_batches_give_the_products_weights(folder: Path) -> No
     assert moved.mean() > 1e-4, "weights move by much more than they differ"
 
 
-def test_a_delay_trains_what_an_older_version_wrote(folder: Path) -> None:
-    found = [plain(folder, delay) for delay in (0, 2)]
+def test_a_delay_trains_what_an_older_version_wrote(adapter: str) -> None:
+    found = [plain(adapter, delay) for delay in (0, 2)]
     fresh, late = ([loop.iterate(QUESTIONS * 2)["ess"] for _ in range(4)] for loop in found)
     assert fresh == pytest.approx([1.0] * 4, abs=1e-5)
     assert late[0] == pytest.approx(1.0, abs=1e-5)

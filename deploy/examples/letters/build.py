@@ -1,13 +1,24 @@
-"""Build the openings task: problems, tokenizers, a frozen target and an adapter to train.
+"""Build the letters example: problems, tokenizers, a frozen target and an adapter to train.
 
-    python -m benchmarks.openings.build [--out DIR] [--seed S]       about a minute on one core
+    python deploy/examples/letters/build.py [--out DIR] [--steps N] [--seed S]       less than a minute on one core
 
-The folder is complete: `prefixrl launch DIR/run.toml` trains from it. The result is the same on every run with one
-thread on one type of CPU."""
+    question   "flip cgad"                       one of eight first words, two for each of four operations; four letters
+    prefix     "Read from the end:"              the adapter's, one of four openings if it is a good one
+    answer     "Read from the end: dagc"         the target's: it does what the opening says, whatever the first word
+    reward     0.25 per right letter             the share of the answer's letters that stand where the gold's do
 
-import hashlib
+The task. Nothing here was chosen for the adapter to succeed. It was taught the four openings with equal shares whatever
+the question, so it begins by chance alone and has to find out that the first word matters. A wrong opening may earn
+something, and one of the openings pays best on average: an adapter that learns fast leans to that one first.
+
+How it differs from the arithmetic example: adapter (GPT-2's architecture, byte-level BPE) and target (Llama's, a token
+per character) share no tokenizer, so prefixes reach the target as text; rewards are fractions, and a user's function
+gives them.
+
+The result is the same on every run with one thread on one type of CPU.
+"""
+
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,16 +35,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from benchmarks.openings.problems import ALPHABET, OPERATIONS, Problem, problems, write_jsonl
-from benchmarks.results import ROOT
 from prefixrl.deploy.examples.arithmetic.build import IGNORED, LanguageModel, train
+from prefixrl.deploy.examples.letters.problems import ALPHABET, OPERATIONS, Problem, problems, write_jsonl
 
-HERE = Path(__file__).parent
-FOLDER = ROOT / "runs/openings_task"
 TRAIN_ROWS, HELDOUT_ROWS = 256, 128
-TARGET_STEPS, ADAPTER_STEPS = 500, 400
+TARGET_STEPS, ADAPTER_SHARE = 500, 0.8
+"""Steps that the target is taught, and the adapter's share of them."""
 BATCH_ROWS = 64
-COPIED = ("run.toml", "reward.py")
 PAD, EOS, UNKNOWN, USER, ASSISTANT = ("<pad>", "<end>", "<unknown>", "<user>", "<assistant>")
 SPECIAL = [PAD, EOS, UNKNOWN, USER, ASSISTANT]
 CHAT_TEMPLATE = (
@@ -45,18 +53,8 @@ CHAT_TEMPLATE = (
 Answer = Callable[[Problem, random.Random], str]
 
 
-def made(out: Path = FOLDER, seed: int = 0) -> Path:
-    """The run file of the task in `out`; the task is built unless it is there already."""
-    sources = b"".join((HERE / name).read_bytes() for name in ("build.py", "problems.py", *COPIED))
-    stamp, wanted = out / "built", f"{seed} {hashlib.blake2b(sources, digest_size=8).hexdigest()}"
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
-        build(out, seed)
-        stamp.write_text(wanted, encoding="utf-8")
-    return out / "run.toml"
-
-
-def build(out: Path, seed: int, target_steps: int = TARGET_STEPS, adapter_steps: int = ADAPTER_STEPS) -> None:
-    """Write problems, run file, reward function and both models to `out`."""
+def build(out: Path, seed: int, steps: int) -> None:
+    """Write problems and both models to `out`."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     logging.set_verbosity_error()
@@ -65,10 +63,9 @@ def build(out: Path, seed: int, target_steps: int = TARGET_STEPS, adapter_steps:
     taken: set[str] = set()
     for name, rows in (("heldout", HELDOUT_ROWS), ("train", TRAIN_ROWS)):
         write_jsonl(out / f"{name}.jsonl", name, problems(random.Random(f"{seed} {name}"), rows, taken))
-    for name in COPIED:
-        shutil.copy(HERE / name, out)
     characters, pieces = character_tokenizer(), piece_tokenizer()
-    _teach(out / "target", make_target(characters), characters, _lessons(seed, "target", taken, whole), target_steps)
+    _teach(out / "target", make_target(characters), characters, _lessons(seed, "target", taken, whole), steps)
+    adapter_steps = max(1, round(ADAPTER_SHARE * steps))
     _teach(out / "adapter", make_adapter(pieces), pieces, _lessons(seed, "adapter", taken, opening), adapter_steps)
 
 
@@ -183,11 +180,17 @@ def _batches(
 
 
 @click.command()
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=FOLDER, show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(__file__).parent,
+    help="Folder to write to.  [default: the example itself]",
+)
+@click.option("--steps", type=click.IntRange(min=1), default=TARGET_STEPS, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
-def main(out: Path, seed: int) -> None:
-    """Build the openings task in a folder."""
-    click.echo(made(out, seed))
+def main(out: Path, steps: int, seed: int) -> None:
+    """Build the letters example's problems and models."""
+    build(out, seed, steps)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The problems: operations on letters, words that ask for them, openings that announce them.
 
 Letters of a question differ from each other, so each operation has one right answer; two operations may agree on some
-places, which is what a wrong opening earns."""
+places, which is what a wrong opening earns.
+"""
 
 import itertools
 import json

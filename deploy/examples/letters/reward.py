@@ -1,4 +1,4 @@
-"""The reward of the openings task, a user's function: the share of right letters."""
+"""The reward of the letters example, a user's function: the share of right letters."""
 
 
 def letters_right(question: str, answer: str, gold: str) -> float:
