@@ -81,8 +81,8 @@ class PlainLoop:
         return sum(self._rewards(questions, batch.prefixes())) / len(questions)
 
     @torch.no_grad()
-    def sample(self, model: Any, questions: Sequence[str], draws: torch.Generator) -> Batch:
-        """A prefix per question, at temperature 1."""
+    def sample(self, model: Any, questions: Sequence[str], draws: torch.Generator | None) -> Batch:
+        """A prefix per question, at temperature 1; without draws the greedy one."""
         turns = [[{"role": "user", "content": question}] for question in questions]
         texts = [
             self._tokenizer.apply_chat_template(each, add_generation_prompt=True, tokenize=False) for each in turns
@@ -95,7 +95,7 @@ class PlainLoop:
             places = (seen.cumsum(dim=1) - 1).clamp(min=0)[:, -fed.shape[1] :]
             out = model(fed, attention_mask=seen, position_ids=places, past_key_values=cache, use_cache=True)
             cache, table = out.past_key_values, torch.log_softmax(out.logits[:, -1], dim=-1)
-            drawn = torch.multinomial(table.exp(), 1, generator=draws)
+            drawn = torch.multinomial(table.exp(), 1, generator=draws) if draws else table.argmax(1, keepdim=True)
             mask.append(is_open)
             logprobs.append(table.gather(1, drawn)[:, 0])
             ids, seen = torch.cat([ids, drawn], dim=1), torch.cat([seen, is_open[:, None].long()], dim=1)

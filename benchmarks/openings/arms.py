@@ -160,6 +160,14 @@ def _product(config: RunConfig, heldout: Sequence[Prompt], target: Target) -> Pa
 
 
 def _plain(config: RunConfig, heldout: Sequence[Prompt], target: Target) -> Parts:
+    loop, feed = plain_loop(config, heldout, target)
+    return lambda: Iteration(**loop.iterate(feed())), lambda: loop.mean_reward([each.question for each in heldout], 0)
+
+
+def plain_loop(
+    config: RunConfig, heldout: Sequence[Prompt], target: Target
+) -> tuple[PlainLoop, Callable[[], list[str]]]:
+    """The plain loop with the sizes and rates of a config, and what gives the questions of its next iteration."""
     algorithm, learner = config.algorithm, config.learner
     train = [each.prompt() for each in load_problems(config.data.train, config.data)]
     by_question = {prompt.question: prompt for prompt in (*train, *heldout)}
@@ -182,9 +190,9 @@ def _plain(config: RunConfig, heldout: Sequence[Prompt], target: Target) -> Part
     loop = PlainLoop(config.adapter.model, rewards, recipe, config.seed)
     order, waiting = random.Random(config.seed), list[str]()
 
-    def iterate() -> Iteration:
+    def feed() -> list[str]:
         while len(waiting) < recipe.groups:
             waiting.extend(order.sample([prompt.question for prompt in train], len(train)))
-        return Iteration(**loop.iterate([waiting.pop(0) for _ in range(recipe.groups)]))
+        return [waiting.pop(0) for _ in range(recipe.groups)]
 
-    return iterate, lambda: loop.mean_reward([prompt.question for prompt in heldout], seed=0)
+    return loop, feed
