@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two threads are s
 from transformers import AutoTokenizer
 
 from benchmarks.aged_run import Target
-from benchmarks.kept import KeptRuns
+from benchmarks.kept import TRAINING, KeptRuns
 from benchmarks.openings.arms import plain_loop
 from benchmarks.results import ROOT, Figure, Report, commit, mean_figure, options, t_interval
 from prefixrl.common.config.load import load
@@ -43,13 +43,14 @@ from prefixrl.learner.data.problems import load as load_problems
 
 RUN_FILE = ROOT / "deploy/examples/letters/run.toml"
 RUNS = ROOT / "runs/letters_example"
-PROGRAM = ("learner/**/*.py", "deploy/examples/letters/*.py", "benchmarks/plain_grpo.py", "benchmarks/aged_run.py")
+PROGRAM = (*TRAINING, "deploy/examples/letters/*.py", "benchmarks/plain_grpo.py")
 SPAN, ENOUGH = 10, 0.9
 SYSTEM, PLAIN = "system", "plain loop"
 SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "system, S = 2": (SYSTEM, ()),
     "system, S = 0": (SYSTEM, ("algorithm.max_staleness=0",)),
     "system, S = 2, 100 iterations": (SYSTEM, ("algorithm.iterations=100",)),
+    "system, S = 2, 100 iterations, lr 1e-3": (SYSTEM, ("algorithm.iterations=100", "learner.actor_lr=1e-3")),
     "plain loop, no delay": (PLAIN, ("algorithm.max_staleness=0",)),
     "plain loop, delay 2": (PLAIN, ()),
 }

@@ -1,7 +1,8 @@
 """Alarms about a run that goes wrong while every process is well. Pure.
 
-A policy can collapse onto one text, or move so far from the samples that few of them still count. Nothing fails then:
-the run goes on and learns nothing. Each alarm is given once when it begins, and again only after it had ended.
+A policy can collapse onto one text, move so far from the samples that few of them still count, or never earn a reward.
+Nothing fails then: the run goes on and learns nothing. Each alarm is given once when it begins, and again only after it
+had ended.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ ONE_TEXT = 0.8
 """Share of rows with one text from which the adapter has stopped to look at the question."""
 ONE_TEXT_RISE = 0.2
 """By so much the share must have risen: an adapter may write one text mostly from the beginning."""
+NO_REWARD_ITERATIONS = 3
+"""So many in a row without any reward: one alone may be bad luck on a hard task."""
 FIRST_ITERATIONS = 3
 SMOOTHING = 0.2
 """Weight of the newest iteration in the smoothed reward."""
@@ -31,10 +34,16 @@ class Alarms:
         self.ringing: dict[str, str] = {}
         """Alarms of the newest iteration by kind, in words."""
         self._least_share = 1.0
+        self._without_reward = 0
 
     def look(self, iteration: int, figures: Mapping[str, float]) -> list[str]:
         """Return the sentences of alarms that begin at this iteration."""
-        found = {"ess": _ess(figures), "entropy": self._entropy(figures), "one_text": self._one_text(figures)}
+        found = {
+            "ess": _ess(figures),
+            "entropy": self._entropy(figures),
+            "one_text": self._one_text(figures),
+            "no_reward": self._no_reward(figures),
+        }
         texts = [f"iteration {iteration}: {text}" for name, text in found.items() if text and name not in self.ringing]
         self.ringing = {name: text for name, text in found.items() if text}
         return texts
@@ -70,6 +79,17 @@ class Alarms:
             f"the adapter writes one and the same text in {share:.0%} of the rows, whatever is asked (at the least it "
             f"was {self._least_share:.0%}); `prefixrl samples` shows it. Unless that text is what you look for, resume "
             f"from an older checkpoint with a smaller learning rate or a larger algorithm.entropy"
+        )
+
+    def _no_reward(self, figures: Mapping[str, float]) -> str:
+        """Return the sentence for iterations in which every answer had reward 0, else ""."""
+        self._without_reward = self._without_reward + 1 if figures.get("reward") == 0.0 else 0
+        if self._without_reward < NO_REWARD_ITERATIONS:
+            return ""
+        return (
+            f"every answer of the last {self._without_reward} iterations had reward 0, from which nothing can be "
+            f"learned; `prefixrl samples` shows what was asked, written and found: look at the reward function, at the "
+            f"form of the gold answers, and whether scorer.max_new_tokens cuts the answers (docs/your_own_task.md)"
         )
 
 

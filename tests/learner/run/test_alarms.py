@@ -40,3 +40,11 @@ def test_an_adapter_that_comes_to_write_one_text_is_named_once_and_one_that_alwa
     assert [len(each) for each in said] == [0, 0, 0, 1]
     always = Alarms()
     assert not any(always.look(i, figures(commonest_text_fraction=1.0)) for i in range(5))
+
+
+def test_three_iterations_without_any_reward_are_named_until_one_answer_earns_something() -> None:
+    alarms = Alarms()
+    said = [alarms.look(i, figures(reward=each)) for i, each in enumerate((0.0, 0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1))]
+    assert [len(each) for each in said] == [0, 0, 0, 0, 0, 1, 0, 0]
+    assert said[5][0].startswith("iteration 5: every answer of the last 3 iterations had reward 0")
+    assert not alarms.ringing
