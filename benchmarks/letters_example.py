@@ -54,7 +54,7 @@ SETTINGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "plain loop, no delay": (PLAIN, ("algorithm.max_staleness=0",)),
     "plain loop, delay 2": (PLAIN, ()),
 }
-"""Who trains, and KEY=VALUE over the example's run file, by the name in the table."""
+"""The trainer, and KEY=VALUE over the example's run file, by the name in the table."""
 SEEDS, QUICK = (1, 2, 3), ("algorithm.iterations=10", "algorithm.groups_per_iteration=8")
 
 
