@@ -168,6 +168,7 @@ def test_the_untrained_adapter_writes_the_four_openings_whatever_the_question() 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_three_daemons_train_it_by_the_rule_well_past_every_fixed_prefix(tmp_path: Path) -> None:
     flags = ["--set", f"directory={tmp_path / 'run'}", "--set", "seed=2"]
     command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(SHIPPED / "run.toml"), *flags]
