@@ -56,16 +56,15 @@ class Trained:
 
 
 class Target:
-    """The frozen target and its verifier or reward function.
+    """The frozen target and its verifier or reward function, greedy.
 
-    A greedy verdict is a function of question and prefix, so each is made once.
+    A verdict is a function of question and prefix, so each is made once.
     """
 
     def __init__(self, config: RunConfig) -> None:
+        assert config.scorer.temperature == 0.0, "a sampled completion is no function of its prefix"
         model = config.model_of("scorer")
-        scorer = config.scorer
-        self._sampling = Sampling(temperature=scorer.temperature, max_new_tokens=scorer.max_new_tokens)
-        self._draws = np.random.default_rng(config.seed)
+        self._sampling = Sampling(temperature=0.0, max_new_tokens=config.scorer.max_new_tokens)
         self._engine = TransformersEngine(model, "cpu", "float32", 1)
         self._text = Renderer(model, config.scorer.max_prompt_tokens)
         self._reads = Renderer(config.adapter.model, config.rollout.max_prompt_tokens)
@@ -78,28 +77,22 @@ class Target:
         return [tuple(next(found) for _ in group.rows) for group in groups]
 
     def verdicts(self, asked: Sequence[tuple[Prompt, bytes]]) -> list[Verdict]:
-        """A verdict per prompt and packed prefix; what is not known is completed in one forward."""
-        if self._sampling.temperature > 0.0:
-            return self._made(asked)
+        """A verdict per prompt and packed prefix; new ones are completed in one forward."""
         keys = [(prompt.question, tokens) for prompt, tokens in asked]
-        new = {key: row for key, row in zip(keys, asked, strict=True) if key not in self._verdicts}
+        gold = {prompt.question: prompt.gold for prompt, _ in asked}
+        new = [key for key in dict.fromkeys(keys) if key not in self._verdicts]
         if new:
-            self._verdicts.update(zip(new, self._made(list(new.values())), strict=True))
+            prefixes = [self._prefix(token_ids(tokens)) for _, tokens in new]
+            rows = tuple(
+                np.concatenate([self._text.prompt(question), prefix])
+                for (question, _), prefix in zip(new, prefixes, strict=True)
+            )
+            draws = np.zeros((len(rows), self._sampling.max_new_tokens))
+            job = Job("task", rows, draws, self._sampling, self._text.stop_tokens)
+            for key, prefix, row in zip(new, prefixes, _run(self._engine, job).rows, strict=True):
+                text = self._text.text(np.concatenate([prefix, row.tokens]))
+                self._verdicts[key] = self._verdict(key[0], gold[key[0]], text)
         return [self._verdicts[key] for key in keys]
-
-    def _made(self, asked: Sequence[tuple[Prompt, bytes]]) -> list[Verdict]:
-        """A verdict per prompt and packed prefix, each with a completion of its own."""
-        prefixes = [self._prefix(token_ids(tokens)) for _, tokens in asked]
-        rows = tuple(
-            np.concatenate([self._text.prompt(prompt.question), prefix])
-            for (prompt, _), prefix in zip(asked, prefixes, strict=True)
-        )
-        draws = self._draws.random((len(rows), self._sampling.max_new_tokens))
-        done = _run(self._engine, Job("task", rows, draws, self._sampling, self._text.stop_tokens)).rows
-        return [
-            self._verdict(prompt.question, prompt.gold, self._text.text(np.concatenate([prefix, row.tokens])))
-            for (prompt, _), prefix, row in zip(asked, prefixes, done, strict=True)
-        ]
 
     def _prefix(self, tokens: TokenIds) -> TokenIds:
         """A prefix as the target continues it: ids that read the same to it, else the text."""
