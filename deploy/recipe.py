@@ -195,7 +195,7 @@ keep_completions = true  # `prefixrl samples` shows them
 name = "gae"
 groups_per_iteration = {recipe.groups}  # x 8 prefixes = {rows:,} completions per iteration
 samples_per_prompt = 8
-iterations = {recipe.iterations}  # or data.epochs, passes over the data, in its place
+iterations = {recipe.iterations}  # or data.epochs; too few where the entropy has not fallen at the end
 minibatches = {recipe.minibatches}  # optimiser steps per iteration
 max_staleness = 2  # age of samples in versions; 0 is synchronous
 entropy = {recipe.entropy:g}  # raise it where the adapter collapses onto one prefix
