@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALL := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all chaos systemd vllm slurm hosts gpu check clean
+.PHONY: help setup demo test test-all bench bench-quick chaos systemd vllm slurm hosts gpu check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -70,6 +70,12 @@ gpu: $(GPU_PARTS:%=gpu-%)  ## what needs a CUDA device: learner, probe, a run, p
 
 gpu-%: .venv/.installed-dev
 	timeout 600 $(BIN)/pytest -m gpu tests/gpu/test_$*.py
+
+bench: .venv/.installed-vllm  ## every benchmark at full size, hours; writes benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks
+
+bench-quick: .venv/.installed-vllm  ## small forms of most benchmarks, to runs/benchmarks
+	$(BIN)/python -m benchmarks --quick
 
 check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
 	$(BIN)/ruff check .

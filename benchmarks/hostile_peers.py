@@ -24,7 +24,7 @@ import click
 import msgspec
 import zmq
 
-from benchmarks.results import ROOT, Figure, Report, commit
+from benchmarks.results import ROOT, Figure, Report, commit, options
 from benchmarks.simulated import simulated_run
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import Address, address_in
@@ -51,6 +51,8 @@ KEPT_OPEN = 200
 """Connections that the attackers leave open, so that the broker has to end them."""
 BEAT = Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="loading")
 Answer = TypeVar("Answer", bound=FromBroker)
+QUICK = 2_000, 4.0, 1
+"""Connections, seconds without attack and rounds of the small form."""
 EVERY_S = 0.002
 """Pause between two round trips."""
 
@@ -278,12 +280,14 @@ def figures_of(measured: Measured) -> list[Figure]:
 
 
 @click.command()
+@options
 @click.option("--connections", type=int, default=20_000, show_default=True)
 @click.option("--quiet-s", type=float, default=20.0, show_default=True, help="Time without attack, in all.")
 @click.option("--rounds", type=int, default=5, show_default=True, help="They share connections and quiet time.")
-@click.option("--json", "path", required=True, type=click.Path(dir_okay=False, path_type=Path))
-def main(connections: int, quiet_s: float, rounds: int, path: Path) -> None:
+def main(path: Path, quick: bool, connections: int, quiet_s: float, rounds: int) -> None:
     """Measure and write the figures."""
+    if quick:
+        connections, quiet_s, rounds = QUICK
     at, started_s = commit(), time.monotonic()
     measured = measure(connections, quiet_s, with_other=True, rounds=rounds)
     details = {
@@ -300,7 +304,7 @@ def main(connections: int, quiet_s: float, rounds: int, path: Path) -> None:
         "rounds": rounds,
         "kinds": [each.__name__[1:] for each in KINDS],
     }
-    Report("hostile_peers", False, settings, figures_of(measured), details, at).finish(path, started_s)
+    Report("hostile_peers", quick, settings, figures_of(measured), details, at).finish(path, started_s)
 
 
 if __name__ == "__main__":

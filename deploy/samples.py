@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.errors import ConfigError
 from prefixrl.common.hub import cached_file
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.wire.packing import pack_tokens, token_ids
@@ -197,10 +197,8 @@ def decoder(directory: Path) -> Callable[[list[int]], str]:
 
         tokenizer = Tokenizer.from_file(str(path))
         return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
-    try:
-        from transformers import AutoTokenizer
+    # Late: seconds of imports, which few tokenizers need.
+    from prefixrl.common.engines.tokenizer import load_tokenizer
 
-        slow = AutoTokenizer.from_pretrained(model)
-    except Exception as error:  # the library's errors have no class of their own
-        raise DataError(f"no tokenizer of adapter.model = {model!r} can be read: {error}") from error
+    slow = load_tokenizer(model)
     return lambda ids: str(slow.decode(ids))

@@ -2,6 +2,7 @@
 
 `base.py`         the interface: jobs, continuations, `Engine`, `AdapterEngine`
 `rendering.py`    questions to token ids and back, stops, control tokens
+`tokenizer.py`    a model's tokenizer, as its files have it
 `prompt_form.py`  the text of a prompt: chat template, prompt template, and the token that closes a turn
 `asking.py`       lines that show how both models are asked, and warnings about it
 `pieces.py`       the text that each token adds to an answer

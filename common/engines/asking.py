@@ -69,6 +69,11 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
     """Yield what looks wrong about how one model is asked."""
     asked = config.asked(role)
     section = "target" if asked is config.target else "adapter"
+    if (text := renderer.misread_text()) is not None:
+        yield (
+            f"{section}: transformers reads {text!r} as other tokens than tokenizer.json of {asked.model}; if that "
+            f"file is right, set tokenizer_class in its tokenizer_config.json to PreTrainedTokenizerFast"
+        )
     if not renderer.has_chat_template and asked.chat_template is None:
         yield (
             f"{section}: {asked.model} has no chat template, so that the question itself is the prompt; if that is "

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from transformers import AutoTokenizer
 
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
@@ -14,11 +13,11 @@ from prefixrl.common.engines.base import TokenIds
 from prefixrl.common.engines.extract import THINK_CLOSE
 from prefixrl.common.engines.pieces import pieces_of
 from prefixrl.common.engines.prompt_form import PromptForm
+from prefixrl.common.engines.tokenizer import has_tokenizer, load_tokenizer, misread_text
 from prefixrl.common.errors import ConfigError, DataError
 
 _THOUGHT = frozenset({"<think>", THINK_CLOSE})
 """Tokens of an answer, special or not."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _MOST_NAMED = 12
 
 Role = Literal["rollout", "scorer"]
@@ -62,11 +61,8 @@ class Renderer:
             DataError: no tokenizer can be read, or no token ends a text.
             ConfigError: a template or a stop that the tokenizer cannot have.
         """
-        try:
-            self._tokenizer = AutoTokenizer.from_pretrained(model)
-        except Exception as error:  # the library's errors have no class of their own
-            raise DataError(f"no tokenizer of {model} can be read: {error}") from error
-        self._max_prompt_tokens = max_prompt_tokens
+        self._tokenizer = load_tokenizer(model)
+        self._model, self._max_prompt_tokens = model, max_prompt_tokens
         self._form = PromptForm(self._tokenizer, asked or ModelConfig(model=model), section)
         self.eos_tokens = frozenset(_declared_stops(model, self._tokenizer.eos_token_id))
         """End-of-sequence ids that tokenizer, config and generation config declare."""
@@ -114,6 +110,10 @@ class Renderer:
     def vocabulary(self) -> dict[str, int]:
         """Tokens with their ids, by which tokenizers of one family are known."""
         return dict(self._tokenizer.get_vocab())
+
+    def misread_text(self) -> str | None:
+        """Return a text that is read otherwise than by the model's tokenizer.json, if any."""
+        return misread_text(self._tokenizer, self._model)
 
     def prompt(self, question: str, system: str = "") -> TokenIds:
         """Return the ids of a rendered question; raises ValueError when it is over the limit."""
@@ -184,8 +184,7 @@ def _vocabulary_size(model: str) -> int | None:
 
 def masked_tokens(config: RunConfig, model: str) -> tuple[int, ...]:
     """Return the tokens that the adapter never draws; none without a tokenizer."""
-    has_tokenizer = any((Path(model) / name).is_file() for name in _TOKENIZER_FILES)
-    if config.rollout.control_tokens == "allow" or config.rollout.engine == "simulated" or not has_tokenizer:
+    if config.rollout.control_tokens == "allow" or config.rollout.engine == "simulated" or not has_tokenizer(model):
         return ()
     return tuple(sorted(renderer_of(config, "rollout", model).control_tokens))
 

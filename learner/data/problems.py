@@ -5,6 +5,7 @@ data files ──▶ rows ──▶ problems ──▶ RUN/data/train.jsonl, eva
 """
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 SHOWN_BAD_ROWS = 10
 BAD_ROWS_FILE = "bad_rows.jsonl"
+_IDLE_SPACE = re.compile(r"(?<!\w) | (?!\w)")
 
 
 class BadRow(msgspec.Struct, frozen=True):
@@ -180,8 +182,8 @@ def _questions(sources: Sequence[Source], data: DataConfig, report: SourceReport
 
 
 def _plain(question: str) -> str:
-    """Return a question without its spacing, which differs between copies of a set."""
-    return "".join(question.split())
+    """Return a question with no spaces but between words and numbers: copies of a set differ."""
+    return _IDLE_SPACE.sub("", " ".join(question.split()))
 
 
 def _check(report: SourceReport, data: DataConfig) -> None:

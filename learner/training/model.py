@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.rendering import masked_tokens
+from prefixrl.common.engines.tokenizer import load_tokenizer
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.hub import model_folder
 from prefixrl.common.seeds import derive
@@ -265,7 +266,7 @@ def _check_tokenizer(adapter: "_Folder", other: "_Folder") -> None:
     """Raise DataError unless both read the same text as the same tokens."""
     if other.path == adapter.path:
         return
-    ours, theirs = (AutoTokenizer.from_pretrained(each.path).get_vocab() for each in (adapter, other))
+    ours, theirs = (load_tokenizer(each.path).get_vocab() for each in (adapter, other))
     if ours != theirs:
         differing = len(set(ours.items()) ^ set(theirs.items()))
         raise DataError(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prefixrl.common.config.data import DataConfig, Source
 from prefixrl.common.errors import DataError
-from prefixrl.learner.data.problems import SHOWN_BAD_ROWS, Problem, load
+from prefixrl.learner.data.problems import SHOWN_BAD_ROWS, Problem, load, shared
 
 STOP: dict[str, Any] = {"train": "unused", "on_bad_row": "stop"}
 COLUMNS = DataConfig(**STOP)
@@ -97,3 +97,9 @@ def test_a_file_without_a_problem_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot read .*nowhere.jsonl: No such file"):
         load([Source(path=str(tmp_path / "nowhere.jsonl"))], COLUMNS)
+
+
+def test_copies_of_a_question_are_known_whatever_their_spacing_but_not_by_digits_run_together() -> None:
+    train = [Problem(str(number), text, "1") for number, text in enumerate(("plus 1 11", "Is  x+1\n=2 ?"))]
+    held = [Problem(str(number), text, "1") for number, text in enumerate(("plus 11 1", "plus  1 11", "Is x + 1 = 2?"))]
+    assert shared(train, held) == 2
