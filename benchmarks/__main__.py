@@ -19,7 +19,7 @@ from benchmarks.results import ROOT
 
 FULL_S, QUICK_S = 6 * 3600.0, 180.0
 """Longest time for one benchmark."""
-NOT_QUICK = ("kills", "soak", "fast_motion", "process_rewards", "baselines", "second_task")
+NOT_QUICK = ("kills", "soak", "fast_motion", "process_rewards", "baselines", "second_task", "letters_example")
 """Training and chaos, whose small forms take longer than a minute."""
 
 

@@ -13,8 +13,8 @@ from support.paths import EXAMPLES, ROOT
 
 PAGE = (ROOT / "docs/your_own_task.md").read_text(encoding="utf-8")
 SHORTER = (
-    ("mine/build.py\n", "mine/build.py --steps 20\n"),
-    ("prefixrl launch mine/own.toml\n", "prefixrl launch mine/own.toml --set algorithm.iterations=4\n"),
+    ("python mine/build.py\n", "python mine/build.py --steps 20\n"),
+    ("\nprefixrl launch mine/own.toml\n", "\nprefixrl launch mine/own.toml --set algorithm.iterations=4\n"),
     ("algorithm.iterations=600", "algorithm.iterations=6"),
 )
 """Of the same commands: a little teaching, and few iterations."""
@@ -30,11 +30,12 @@ def script() -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_commands_of_the_page_end_well_and_make_the_run_file_of_the_example(tmp_path: Path) -> None:
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     command = ["bash", "-e", "-u", "-c", script()]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=290)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "prefix, 5 tokens: 'Turn each pair round:'" in done.stdout
     assert "prefix, 26 tokens: 'Turn each pair round: gcda'" in done.stdout
