@@ -89,7 +89,7 @@ class Alarms:
         return (
             f"every answer of the last {self._without_reward} iterations had reward 0, from which nothing can be "
             f"learned; `prefixrl samples` shows what was asked, written and found: look at the reward function, at the "
-            f"form of the gold answers, and whether scorer.max_new_tokens cuts the answers"
+            f"form of the gold answers, and whether scorer.max_new_tokens cuts the answers (docs/your_own_task.md)"
         )
 
 

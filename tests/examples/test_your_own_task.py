@@ -17,7 +17,7 @@ SHORTER = (
     ("\nprefixrl launch mine/own.toml\n", "\nprefixrl launch mine/own.toml --set algorithm.iterations=4\n"),
     ("algorithm.iterations=600", "algorithm.iterations=6"),
 )
-"""Of the same commands: a little teaching, and few iterations."""
+"""The same commands with a little teaching and few iterations."""
 
 
 def script() -> str:
