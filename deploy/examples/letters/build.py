@@ -7,9 +7,10 @@
     answer     "Read from the end: dagc"         the target's: it does what the opening says, whatever the first word
     reward     0.25 per right letter             the share of the answer's letters that stand where the gold's do
 
-The task. Nothing here was chosen for the adapter to succeed. It was taught the four openings with equal shares whatever
-the question, so it begins by chance alone and has to find out that the first word matters. A wrong opening may earn
-something, and one of the openings pays best on average: an adapter that learns fast leans to that one first.
+The task. The adapter was taught the four openings with equal shares whatever the question: it begins by chance alone
+and has to find out that the first word matters. A wrong opening may earn something, and one of the openings pays best
+on average: an adapter that learns fast leans to that one first. One thing was chosen for it to succeed: how widely its
+weights are spread before it is taught (`make_adapter`).
 
 How it differs from the arithmetic example: adapter (GPT-2's architecture, byte-level BPE) and target (Llama's, a token
 per character) share no tokenizer, so prefixes reach the target as text; rewards are fractions, and a user's function
