@@ -42,7 +42,7 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 
 ROWS, TOKENS = 8, 64
-BATCH_GROUPS, STALENESS, RANKS = 512, 4, 2
+BATCH_GROUPS, STALENESS, RANKS = 512, 6, 2
 RATE = 200.0
 """Groups per second of a paced cell."""
 FLEETS = {3: ((1, 2), (16, 8)), 200: ((10, 190), (8, 1)), 1000: ((50, 950), (4, 1))}
@@ -173,7 +173,6 @@ def fleets(
                 tokens=TOKENS,
                 digests=digests,
                 probe_tokens=PROBE_LOGPROBS.size,
-                heartbeat_s=config.broker.heartbeat_s,
             )
             child = subprocess.Popen(
                 command, cwd=ROOT, env=program(checkout), stdin=subprocess.PIPE, stdout=subprocess.PIPE

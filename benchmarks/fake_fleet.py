@@ -8,6 +8,7 @@ JSON from the first line of its input, works until the input ends, and prints a 
 """
 
 import heapq
+import inspect
 import os
 import select
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,7 +28,6 @@ from prefixrl.common.process import allow_many_files
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address, address_in
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
-from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.rows_left import REPORT_EVERY_S, RowsLeftReport
 
 PROMPT_TOKENS, TEXT = 100, "a step of an answer " * 12
@@ -49,7 +49,7 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     slots: tuple[int, int]
     """Groups that a rollout, and a scorer, works on at once."""
     hold_s: tuple[float, float]
-    """Seconds that each takes for one."""
+    """Mean seconds that each takes for one; from half of it to half as much again."""
     rows: int
     tokens: int
     """Per row."""
@@ -57,7 +57,6 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Those of adapter and target."""
     probe_tokens: int
     """Positions of the probe that an installed version is proved with."""
-    heartbeat_s: float
 
 
 def digest_of(version: int) -> str:
@@ -82,12 +81,16 @@ class FakeWorker:
         self._waiting: deque[messages.PrefixTask | messages.ScoreTask] = deque()
         self._open: dict[str, int] = {}
         """Rows left of every task that it holds."""
-        self._busy, self._progress = 0, 0
+        self._busy, self._progress, self._beat_s = 0, 0, 1.0
         self._version, self._staged = 0, -1
         self._sent_s: dict[str, float] = {}
         self._freed_s: float | None = None
         """Time since which the broker could give it another task."""
-        self._rows_left = RowsLeftReport(cast(Link, self), takes_runs=False)
+        seats = self._slots * plan.rows
+        self._room = int(seats * ROOM)
+        arguments: dict[str, Any] = {"link": self, "takes_runs": False, "seats": seats, "room": self._room}
+        known = inspect.signature(RowsLeftReport).parameters  # another checkout's may take less
+        self._rows_left = RowsLeftReport(**{name: arguments[name] for name in known})
         self._is_reporting = False
         self.socket = fleet.context.socket(zmq.DEALER)
         key = address.key
@@ -121,7 +124,7 @@ class FakeWorker:
         )
 
     def _beat(self) -> None:
-        self._fleet.after(self._fleet.plan.heartbeat_s, self._beat)
+        self._fleet.after(self._beat_s, self._beat)
         self.send(
             messages.Heartbeat(
                 progress=self._progress, busy_row_s=float(self._progress), leases=tuple(self._open), state="working"
@@ -132,6 +135,7 @@ class FakeWorker:
         """Do what a worker does with a message."""
         match message:
             case messages.Welcome():
+                self._beat_s = msgspec.json.decode(message.config_json)["broker"]["heartbeat_s"]
                 self._ready()
             case messages.PrefixTask() | messages.ScoreTask():
                 now_s = time.monotonic()
@@ -165,11 +169,11 @@ class FakeWorker:
                 raise AssertionError(f"{self._role} {self._number} got {message}")
 
     def _ready(self) -> None:
-        plan, seats = self._fleet.plan, self._slots * self._fleet.plan.rows
+        plan = self._fleet.plan
         self.send(
             messages.Ready(
-                seats=seats,
-                room=int(seats * ROOM),
+                seats=self._slots * plan.rows,
+                room=self._room,
                 takes_runs=False,
                 digests=self._digests,
                 version=0 if self._role == "rollout" else messages.UNPROVED,
@@ -177,15 +181,16 @@ class FakeWorker:
                 engine="simulated",
             )
         )
-        self._fleet.after(plan.heartbeat_s * (self._number % 64) / 64, self._beat)
+        self._fleet.after(self._beat_s * self._fleet.draw.random(), self._beat)
 
     def _start(self) -> None:
         while self._waiting and self._busy < self._slots:
             task, self._busy = self._waiting.popleft(), self._busy + 1
             if self._hold_s:
-                self._fleet.after(self._hold_s, partial(self._deliver, task))
+                hold_s = self._hold_s * self._fleet.draw.uniform(0.5, 1.5)  # in step they would come in waves
+                self._fleet.after(hold_s, partial(self._deliver, task))
                 for row in range(self._fleet.plan.rows):
-                    ended_s = self._hold_s * (0.5 + 0.5 * row / self._fleet.plan.rows)
+                    ended_s = hold_s * (0.5 + 0.5 * row / self._fleet.plan.rows)
                     self._fleet.after(ended_s, partial(self._row_ended, task.task))
             else:
                 self._fleet.after(0.0, partial(self._deliver, task))
@@ -208,7 +213,7 @@ class FakeWorker:
             self._freed_s = time.monotonic()
 
     def _has_room(self) -> bool:
-        return sum(self._open.values()) < int(ROOM * self._slots * self._fleet.plan.rows)
+        return sum(self._open.values()) < self._room
 
     def _deliver(self, task: messages.PrefixTask | messages.ScoreTask) -> None:
         self._busy, self._progress = self._busy - 1, self._progress + 1
@@ -235,7 +240,7 @@ class Fleet:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self.touched: set[FakeWorker] = set()
-        draw = np.random.default_rng(plan.first)
+        self.draw = draw = np.random.default_rng(plan.first)
         self._tokens = [pack_tokens(draw.integers(0, 128, plan.tokens, dtype=np.int32)) for _ in range(64)]
         self._logprobs = pack_logprobs(-draw.random(plan.tokens, dtype=np.float32))
         self._prompt = pack_tokens(draw.integers(0, 128, PROMPT_TOKENS, dtype=np.int32))

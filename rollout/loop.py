@@ -57,7 +57,7 @@ class Rollout:
         self._masked = renderer.control_tokens if is_masked else frozenset[int]()
         self._digests = model_digests(model)
         self._drain = Drain(lambda: 0, 0.0)
-        self._rows_left = RowsLeftReport(link, engine.takes_runs)
+        self._rows_left = RowsLeftReport(link, engine.takes_runs, engine.seats, engine.room)
         self.swap = WeightSwap(installed_digest(engine), config.rollout.swap)
 
     def say_ready(self) -> None:

@@ -251,7 +251,7 @@ class ScorerLoop(ABC):
         self._judging = judging
         self._ready = ready
         self._drain = Drain(lambda: 0, 0.0)
-        self._rows_left = RowsLeftReport(link, ready.takes_runs)
+        self._rows_left = RowsLeftReport(link, ready.takes_runs, ready.seats, ready.room)
 
     def say_ready(self) -> None:
         """Report to the broker what is loaded."""

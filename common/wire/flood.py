@@ -28,7 +28,7 @@ CHECK_EVERY_S = 0.1
 HURRIED_S = 0.01
 """Time between two checks while more than NEAR_BYTES are held: a fast peer sends 100 MiB in a tenth of a second."""
 NEAR_BYTES = 8 * 2**20
-CHECK_SHARE = 20
+CHECK_SHARE = 50
 """A check is followed by a pause at least so many times as long."""
 FRAME_BYTES, PINGS_BYTES_S = 64, 64
 """A little more than what surrounds a frame, and than the heartbeats of libzmq, on the wire."""
@@ -76,16 +76,17 @@ class FloodGuard:
         pings, self._checked_s = int(PINGS_BYTES_S * (began_s - self._checked_s)) + 1, began_s
         open_now = {}
         for descriptor in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
-                if connection.getsockname()[1:2] == (self._port,) and connection.getpeername():
-                    known = open_now[descriptor] = self._connection(descriptor)
-                    info = connection.getsockopt(*_TCP_INFO, _RECEIVED.size)
-                    if len(info) < _RECEIVED.size:
-                        log.warning("this kernel does not count what connections send: nothing is cut")
-                        self._port = None
-                        return
-                    (known.received,) = _RECEIVED.unpack(info)
-                    known.taken = min(known.taken + pings, known.received)
+            with contextlib.suppress(OSError):
+                info = self._info(descriptor)
+                if info is None:
+                    continue
+                if len(info) < _RECEIVED.size:
+                    log.warning("this kernel does not count what connections send: nothing is cut")
+                    self._port = None
+                    return
+                known = open_now[descriptor] = self._connection(descriptor)
+                (known.received,) = _RECEIVED.unpack(info)
+                known.taken = min(known.taken + pings, known.received)
         self._known = open_now
         self._cut_largest()
         self._cut_silent()
@@ -97,6 +98,20 @@ class FloodGuard:
     def rest_s(self) -> float:
         """Seconds until the next check."""
         return CHECK_EVERY_S if self._port is None else max(0.0, self._next_s - time.monotonic())
+
+    def _info(self, descriptor: int) -> bytes | None:
+        """Return the kernel's figures of a connection; None for another descriptor."""
+        known = self._known.get(descriptor)
+        # One that is known by its inode is a connection; others are asked, which costs more.
+        if known is None or known.inode != os.stat(descriptor).st_ino:
+            with _duplicate(descriptor) as connection:
+                if connection.getsockname()[1:2] != (self._port,) or not connection.getpeername():
+                    return None
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+        try:
+            return connection.getsockopt(*_TCP_INFO, _RECEIVED.size)
+        finally:
+            connection.detach()  # it stays with libzmq
 
     def _connection(self, descriptor: int) -> _Connection:
         inode = os.stat(descriptor).st_ino

@@ -76,6 +76,7 @@ class ClientList:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / KEYS_FOLDER / CLIENTS_FILE
+        self._path_name = str(self._path)
         self._seen: tuple[int, ...] = ()
         self._clients: dict[str, Listed] = {}
         self._lock = threading.Lock()  # the authenticator asks from a thread of its own
@@ -84,7 +85,7 @@ class ClientList:
         """Return the client with this public key, or None where it is not let in (any more)."""
         with self._lock:
             try:
-                state = self._path.stat()
+                state = os.stat(self._path_name)  # for every message: a Path costs twice as much
                 now = state.st_mtime_ns, state.st_size, state.st_ino
                 if now != self._seen:
                     self._seen = now  # a file with a slip is told once

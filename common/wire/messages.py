@@ -269,6 +269,8 @@ class ScoredGroup(_Part, frozen=True, kw_only=True):
     @property
     def texts(self) -> tuple[TextVerdict, ...]:
         """A verdict per text: one per row, or `scorer.continuations` of them."""
+        if not any(row.continuations for row in self.verdicts):
+            return self.verdicts
         return tuple(text for row in self.verdicts for text in row.texts)
 
     @property

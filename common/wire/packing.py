@@ -12,6 +12,10 @@ from prefixrl.common.wire.messages import GroupPrefixes, Kind, Row, ScoredGroup,
 
 ProbeRow = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Tokens given, and tokens scored after them."""
+TOKEN_BYTES = 4
+"""Size of a packed token id, and of a packed logprob."""
+MOST_LOGPROB = 1e-6
+"""Roundings make a probability of 1 a little larger."""
 MOST_CHARS_PER_TOKEN = 1024
 """More than the longest token of any vocabulary: a text that is longer was not written by its tokens."""
 
@@ -72,7 +76,7 @@ def logprobs(packed: bytes, tokens: int) -> NDArray[np.float32]:
     if len(packed) != 4 * tokens:
         raise ValueError(f"packed logprobs hold {len(packed) / 4:g} values for {tokens} tokens")
     values = np.frombuffer(packed, dtype="<f4")
-    if values.size and not (np.isfinite(values).all() and float(values.max()) <= 1e-6):
+    if values.size and not (np.isfinite(values).all() and float(values.max()) <= MOST_LOGPROB):
         raise ValueError("logprobs must be finite and not above 0")
     return values
 
@@ -91,6 +95,33 @@ def check_prefixes(
         return
     if len(group.rows) != rows_per_group:
         raise ValueError(f"{where} holds {len(group.rows)} rows, the task asked for {rows_per_group}")
+    if not _fits(group, is_by_adapter, limits):
+        _tell_fault(group, where, is_by_adapter, limits)
+
+
+def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> bool:
+    """Look at all numbers of a group at once; False: look at each part for the fault, if any."""
+    rows, prompt_bytes = group.rows, len(group.prompt_tokens)
+    sizes = [len(row.tokens) for row in rows]
+    if is_by_adapter and not (prompt_bytes and all(sizes)):
+        return False
+    if prompt_bytes % TOKEN_BYTES or prompt_bytes > TOKEN_BYTES * limits.prompt_tokens:
+        return False
+    for row, size_bytes in zip(rows, sizes, strict=True):
+        if size_bytes % TOKEN_BYTES or size_bytes > TOKEN_BYTES * limits.row_tokens or len(row.logprobs) != size_bytes:
+            return False
+        if row.text and len(row.text) > MOST_CHARS_PER_TOKEN * size_bytes // TOKEN_BYTES:
+            return False
+    ids = np.frombuffer(b"".join([group.prompt_tokens, *(row.tokens for row in rows)]), dtype="<u4")
+    values = np.frombuffer(b"".join([row.logprobs for row in rows]), dtype="<f4")
+    if ids.size and int(ids.max()) >= limits.vocabulary:
+        return False
+    # NaN is neither; what is finite and at most 0 has bounds on both sides.
+    return not values.size or bool(-math.inf < float(values.min()) and float(values.max()) <= MOST_LOGPROB)
+
+
+def _tell_fault(group: GroupPrefixes, where: str, is_by_adapter: bool, limits: GroupLimits) -> None:
+    """Raise ValueError naming the part of a group that does not fit."""
     parts = [("prompt", group.prompt_tokens), *((f"row {index}", row.tokens) for index, row in enumerate(group.rows))]
     for index, (part, tokens) in enumerate(parts, start=-1):
         most = limits.prompt_tokens if index < 0 else limits.row_tokens
@@ -130,7 +161,7 @@ def check_spans(group: GroupPrefixes, version: int, may_cross: bool) -> None:
             if spans:
                 raise ValueError(f"{where}: spans {spans} although no adapter wrote it")
             continue
-        tokens = token_ids(row.tokens).size
+        tokens = len(row.tokens) // TOKEN_BYTES
         if any(size < 1 for _, size in spans) or sum(size for _, size in spans) != tokens:
             raise ValueError(f"{where}: spans {spans} (version, tokens) for {tokens} tokens")
         versions = [each for each, _ in spans]

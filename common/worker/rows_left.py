@@ -9,20 +9,33 @@ REPORT_EVERY_S = 0.05
 """Least time between two reports: rows end one by one, and a message each would cost more than it brings."""
 
 
-class RowsLeftReport:
-    """Tells the broker which tasks have fewer rows left than when it was last told."""
+SHARE_OF_SEATS = 4
+"""A report that decides nothing waits until rows of one seat in so many have ended."""
 
-    def __init__(self, link: Link, takes_runs: bool) -> None:
+
+class RowsLeftReport:
+    """Tells the broker which tasks have fewer rows left than when it was last told.
+
+    While it knows of no room it gives nothing; while it knows of some it gives as much for a row more or less. So it is
+    told when room appears, and in between only coarsely.
+    """
+
+    def __init__(self, link: Link, takes_runs: bool, seats: int, room: int) -> None:
         """Report nothing where a task takes all seats until it ends."""
         self._link, self._takes_runs = link, takes_runs
+        self._room, self._many = room, max(1, seats // SHARE_OF_SEATS)
         self._told: dict[str, int] = {}
         self._told_s = 0.0
 
     def report(self, left: Mapping[str, int], now_s: float) -> None:
-        """Send what has changed among the open tasks, at most every `REPORT_EVERY_S`."""
+        """Send what has changed where it matters, at most every `REPORT_EVERY_S`."""
         if self._takes_runs or now_s - self._told_s < REPORT_EVERY_S:
             return
-        changed = tuple((task, rows) for task, rows in left.items() if self._told.get(task) != rows)
+        # Of a new task the broker knows how many rows it has.
+        self._told = {task: self._told.get(task, rows) for task, rows in left.items()}
+        known, total = sum(self._told.values()), sum(left.values())
+        if known - total < self._many and not total < self._room <= known:
+            return
+        changed = tuple((task, rows) for task, rows in left.items() if self._told[task] != rows)
         self._told, self._told_s = dict(left), now_s
-        if changed:
-            self._link.send(RowsLeft(changed))
+        self._link.send(RowsLeft(changed))

@@ -11,6 +11,7 @@ trained next, and writes to its journal what must survive a crash before it ackn
     dispatch.py      tasks for workers; the effect of results and losses
     task_names.py    names that prove which worker held which task
     limits.py        most tokens and text that a result may hold
+    takers.py        who gets the next task, kept as workers change
     workers.py       workers, leases, free rows; `registry.py`: who is connected, under which name
     evaluations.py   work pinned to one version, apart from the ledger
     versions.py      the weights each worker holds, proved or not; the other half is `rollout/swap.py`
@@ -19,6 +20,7 @@ trained next, and writes to its journal what must survive a crash before it ackn
     identity.py      the check of models, tokenizers and published digests
     batches.py       answers to ranks that ask for a batch; `waiting.py`: the sentences about a missing one
     server.py        socket, clock, enrolment, the handlers of every message; `__main__.py` starts it
+    gathering.py     the messages of a turn
     malformed.py     messages that are none, counted and logged seldom
     status.py        the status document; `spending.py`: usage of an endpoint
     client.py        the ranks' connection to the broker

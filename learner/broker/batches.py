@@ -3,19 +3,21 @@
 import logging
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import xxhash
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.run.records import GroupScored
 from prefixrl.common.run.status import LearnerPhase
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire import messages
-from prefixrl.common.wire.packing import token_ids
+from prefixrl.common.wire.packing import TOKEN_BYTES
 from prefixrl.common.wire.transport import Payload
 from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.filtering import Starved
-from prefixrl.learner.broker.waiting import Awaited, awaited_groups, why_no_batch
+from prefixrl.learner.broker.waiting import Awaited, awaited_groups, groups_in_words, why_no_batch
 from prefixrl.learner.broker.window import Choice, NotYetChosen
 from prefixrl.learner.run.batch_fractions import batch_fractions
 from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 
 NOT_YET_EVERY_S = 1.0
 
+Share = tuple[int, ...]
+"""Indices of groups of a batch, ascending."""
 Answer = tuple[messages.FromBroker, list[Payload]]
 
 
@@ -50,11 +54,17 @@ class BatchDesk:
         """Time that ranks so waited, since the newest iteration was finished."""
         self._newest: tuple[int, tuple[messages.BatchGroup, ...], dict[str, float]] | None = None
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
+        self._facts: dict[int, messages.BatchGroup] = {}
+        """The facts about scored groups that ranks will be told, by sequence number."""
+        self._planned: tuple[tuple[int, bool], list[Share]] | None = None
+        """Iteration, whether ranks share prompts, and the groups of each rank: one plan for all."""
         self._is_new = False
         """True if that batch was formed by the newest answers."""
         self.is_halting = False
         """True once a rank, or the operator, wants all ranks to save and end."""
         self.waiting_for = ""
+        self._worded = -1, -math.inf, ""
+        """Iteration that waits for groups, time at which these were named, the text."""
         self.phase: LearnerPhase = "loads"
         """Rank 0's, as its messages show it."""
         self._waits_from_s: float | None = None
@@ -84,6 +94,7 @@ class BatchDesk:
         """Return the answers that are due; the ledger's new records must be written before they go."""
         answers: dict[bytes, Answer] = {}
         self._is_new = False
+        self._note_scored()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         self._short_s += passed_s * self._is_short
         self._is_short = False
@@ -181,9 +192,17 @@ class BatchDesk:
             return Awaited("report", f"the report that iteration {request.iteration - 1} is done")
         if self._must_halt(request.iteration):
             return messages.Halt(request.iteration), []
+        of, worded_s, text = self._worded
+        is_worded = of == request.iteration and now_s - worded_s <= NOT_YET_EVERY_S
+        if is_worded and not self._no_more and not ledger.may_form(request.iteration):
+            return awaited_groups(ledger, text)
         choice = self._no_more or ledger.batch(request.iteration)
         if isinstance(choice, NotYetChosen):
-            return awaited_groups(self._dispatcher, choice, now_s)
+            if not is_worded:
+                # Only as often as somebody is told: a turn comes with every few messages.
+                text = groups_in_words(self._dispatcher, choice, now_s)
+                self._worded = request.iteration, now_s, text
+            return awaited_groups(ledger, text)
         if isinstance(choice, Starved):
             why = why_no_batch(ledger, self._config.filter, request.iteration, choice)
             choice = self._no_more = messages.CannotGoOn(why)
@@ -206,18 +225,13 @@ class BatchDesk:
         config, iteration, total = self._config, request.iteration, self.total_iterations
         results = self._dispatcher.ledger.results(choice.seqs)
         if self._newest is None or self._newest[0] != iteration:
+            self._planned = None
             self._newest, self._waited_s = (iteration, self._describe(results, now_s), self._waited_s), {}
             self._is_new = True
         _, groups, waited_s = self._newest
         self.truncated_fraction = batch_fractions(groups)["truncated_fraction"]
         seed = derive(config.seed, "iteration", iteration)
-        # The groups of which the rank trains a row, by the plan that the rank makes too.
-        lengths = [length for group in groups for length in group.lengths]
-        owner = [index for index, group in enumerate(groups) for _ in group.lengths]
-        micro_batch_tokens = config.learner.micro_batch_tokens
-        minibatches = config.algorithm.minibatches_of(len(lengths))
-        plan = plan_iteration(lengths, owner, seed, request.ranks, minibatches, micro_batch_tokens, request.is_shared)
-        mine = tuple(sorted({owner[row] for row in rows_of_rank(plan, request.rank)}))
+        mine = self._shares(request, groups, seed)[request.rank]
         batch = messages.Batch(
             iteration=iteration,
             total_iterations=total,
@@ -228,15 +242,43 @@ class BatchDesk:
         )
         return batch, [msgspec.msgpack.encode(results[index]) for index in mine]
 
+    def _shares(self, request: messages.GetBatch, groups: Sequence[messages.BatchGroup], seed: int) -> list[Share]:
+        """Return the groups of which each rank trains a row, by the plan that the ranks make too."""
+        asked = request.iteration, request.is_shared
+        if self._planned is None or self._planned[0] != asked:
+            lengths = [length for group in groups for length in group.lengths]
+            owner = [index for index, group in enumerate(groups) for _ in group.lengths]
+            micro_batch_tokens = self._config.learner.micro_batch_tokens
+            minibatches = self._config.algorithm.minibatches_of(len(lengths))
+            plan = plan_iteration(lengths, owner, seed, self._ranks, minibatches, micro_batch_tokens, request.is_shared)
+            rows = [rows_of_rank(plan, rank) for rank in range(self._ranks)]
+            self._planned = asked, [tuple(sorted({owner[row] for row in each})) for each in rows]
+        return self._planned[1]
+
+    def _note_scored(self) -> None:
+        """Describe the groups scored since the last look: all at once would hold up every answer."""
+        for record in self._dispatcher.ledger.records:
+            if isinstance(record, GroupScored):
+                self._facts[record.group.prefixes.seq] = _batch_group(record.group)
+
     def _describe(self, results: list[messages.ScoredGroup], now_s: float) -> tuple[messages.BatchGroup, ...]:
-        stages = self._dispatcher.stages
-        groups = tuple(_batch_group(each, *stages.waits_s(each.prefixes.seq, now_s)) for each in results)
-        stages.forget_all_but({group.seq for group in self._dispatcher.ledger.live()})
-        return groups
+        stages, live = self._dispatcher.stages, {group.seq for group in self._dispatcher.ledger.live()}
+        groups = []
+        for each in results:
+            # A broker that was started again scored none of them itself.
+            facts = self._facts.pop(each.prefixes.seq, None) or _batch_group(each)
+            queued_s, waiting_s = stages.waits_s(each.prefixes.seq, now_s)
+            times = messages.StageTimes(each.sampled_s, queued_s, each.scoring_s, waiting_s)
+            groups.append(msgspec.structs.replace(facts, stages=times))
+        stages.forget_all_but(live)
+        for seq in self._facts.keys() - live:
+            del self._facts[seq]
+        return tuple(groups)
 
 
-def _batch_group(result: messages.ScoredGroup, queued_s: float, waiting_s: float) -> messages.BatchGroup:
-    prompt = len(token_ids(result.prefixes.prompt_tokens))
+def _batch_group(result: messages.ScoredGroup) -> messages.BatchGroup:
+    """Return what ranks are told of a group, but for the times that it waits."""
+    prompt = len(result.prefixes.prompt_tokens) // TOKEN_BYTES
     rows = zip(result.prefixes.rows, result.verdicts, strict=True)
     trainable = [(row, verdict) for row, verdict in rows if verdict.is_judged]
     judged = [text for text in result.texts if text.is_judged]
@@ -247,12 +289,12 @@ def _batch_group(result: messages.ScoredGroup, queued_s: float, waiting_s: float
         prompt_id=result.prefixes.prompt.prompt_id,
         version=result.version,
         weights_digest=result.weights_digest,
-        lengths=tuple((prompt, len(token_ids(row.tokens))) for row, _ in trainable),
+        lengths=tuple((prompt, len(row.tokens) // TOKEN_BYTES) for row, _ in trainable),
         rewards=tuple(verdict.reward for _, verdict in trainable),
         outcomes=tuple(verdict.outcome for _, verdict in trainable) if has_process else (),
         steps=len(scores),
         step_score_sum=math.fsum(scores),
-        stages=messages.StageTimes(result.sampled_s, queued_s, result.scoring_s, waiting_s),
+        stages=messages.StageTimes(result.sampled_s, 0.0, result.scoring_s, 0.0),
         completion_tokens=sum(verdict.completion_tokens for _, verdict in trainable),
         truncated=sum(text.finish == "length" for text in judged),
         cached=sum(text.was_cached for text in judged),

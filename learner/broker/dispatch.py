@@ -18,6 +18,7 @@ from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 from prefixrl.learner.broker.ledger import Ledger
 from prefixrl.learner.broker.limits import RunLimits
 from prefixrl.learner.broker.registry import Registry
+from prefixrl.learner.broker.takers import Kind, kind_of
 from prefixrl.learner.broker.task_names import TaskNames, content, version_of
 from prefixrl.learner.broker.workers import Lease, Worker
 from prefixrl.learner.data.order import PromptOrder
@@ -67,15 +68,15 @@ class Dispatcher:
 
     def dispatch(self, now_s: float) -> None:
         """Fill every free seat, and the room behind it, that the window and the data allow."""
-        rollouts = list(self.registry.of("rollout"))
         self.ledger.admission.supply = self.registry.supply(self._config.rows_per_job("scorer"))
-        self.evaluations.give_up_stranded((each.version for each in rollouts), now_s)
-        takers = [each for each in rollouts if each.phase in ("ready", "draining") and not each.is_leaving]
-        while takers := [each for each in takers if each.free > 0]:
-            worker = max(takers, key=lambda each: each.want)
-            if not self._give_sampling(worker, now_s):
-                takers.remove(worker)
-        while (scorer := self.registry.pick("scorer", lambda each: True, prefetch=True)) is not None:
+        if self.evaluations.runs:
+            self.evaluations.give_up_stranded((each.version for each in self.registry.of("rollout")), now_s)
+        # One refusal holds for all rollouts of a kind.
+        refused: set[Kind] = set()
+        while (rollout := self.registry.pick("rollout", refused)) is not None:
+            if not self._give_sampling(rollout, now_s):
+                refused.add(kind_of(rollout))
+        while (scorer := self.registry.pick("scorer")) is not None:
             if not self._give_scoring(scorer, now_s):
                 self._revoke()
                 break
@@ -159,10 +160,10 @@ class Dispatcher:
 
     def _revoke(self) -> None:
         """Revoke the youngest task that waits for a seat, if another scorer has empty ones."""
-        lease = self.registry.revocable("scorer")
-        if lease is not None:
+        found = self.registry.revocable("scorer")
+        if found is not None:
+            holder, lease = found
             lease.revoking = True
-            holder = next(each for each in self.registry.of("scorer") if lease.task in each.leases)
             self.outgoing.append((holder.identity, messages.Revoke(lease.task)))
 
     # --- taking results ----------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ class Dispatcher:
 
     def lose(self, worker: Worker, reason: str, died: bool) -> Sequence[str]:
         """Give a worker up and put its leases back; return the names of the tasks it held."""
-        self.registry.by_identity.pop(worker.identity, None)
+        self.registry.remove(worker)
         self.losses[f"{worker.role}: {'lost' if died else 'left'}"] += 1
         return self.return_leases(worker, died)
 

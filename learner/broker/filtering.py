@@ -98,14 +98,17 @@ class PassRate:
     filter: AccuracyFilter
     newest: deque[bool] = field(init=False)
     """True for each group that passed."""
+    passed: int = 0
+    """Number of groups that passed."""
 
     def __post_init__(self) -> None:
         self.newest = deque(maxlen=self.filter.limit_groups)
 
-    @property
-    def passed(self) -> int:
-        """Number of groups that passed."""
-        return sum(self.newest)
+    def note(self, *passed: bool) -> None:
+        """Count judged groups, the oldest first."""
+        for each in passed:
+            self.passed += each - (self.newest[0] if len(self.newest) == self.newest.maxlen else False)
+            self.newest.append(each)
 
     @property
     def judged(self) -> int:
@@ -126,6 +129,13 @@ class FailureShare:
         self.newest: deque[float] = deque(maxlen=groups)
         """Share of failed rows of each group."""
         self.most = most
+        self._is_too_high = False
+
+    def note(self, *shares: float) -> None:
+        """Count groups that ended or were accepted, the oldest first."""
+        self.newest.extend(shares)
+        # Asked for with every task, and a sum over hundreds of groups.
+        self._is_too_high = len(self.newest) == self.newest.maxlen and self.share > self.most
 
     @classmethod
     def over_batches(cls, batch_groups: int, most: float) -> "FailureShare":
@@ -140,7 +150,7 @@ class FailureShare:
     @property
     def is_too_high(self) -> bool:
         """True if enough groups were counted, and more than `most` of them failed."""
-        return len(self.newest) == self.newest.maxlen and self.share > self.most
+        return self._is_too_high
 
 
 @dataclass(frozen=True)

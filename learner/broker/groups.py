@@ -1,13 +1,17 @@
 """Plain values of a ledger: groups, work items, order of prompts, counts of ended groups."""
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from prefixrl.common.wire.messages import GroupPrefixes, Prompt, ScoredGroup
 
 State = Literal["queued", "sampling", "sampled", "scoring", "spare", "scored", "batched"]
+UNVERIFIED: tuple[State, ...] = ("queued", "sampling", "sampled", "scoring")
+"""States before a group is judged."""
+ACCEPTED: tuple[State, ...] = ("scored", "batched")
+"""States of a group that was judged and passed."""
 
 
 class PromptSource(Protocol):
@@ -39,12 +43,69 @@ class Group:
     @property
     def is_accepted(self) -> bool:
         """True if it was judged and passed; in the states before it is *unverified*."""
-        return self.state in ("scored", "batched")
+        return self.state in ACCEPTED
 
-    @property
-    def is_unverified(self) -> bool:
-        """True before it was judged."""
-        return self.state not in ("spare", "scored", "batched")
+
+class LiveGroups:
+    """Live groups by sequence number, counted by state and version as these change.
+
+    Nobody counts groups again: that would cost as much as there are groups, for every message. So state and version of
+    a group change here only.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Group] = {}
+        self.counts: Counter[tuple[State, int | None]] = Counter()
+        """Number of groups by state and version; no entry is 0."""
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._groups.values())
+
+    def __getitem__(self, seq: int) -> Group:
+        return self._groups[seq]
+
+    def get(self, seq: int) -> Group | None:
+        """Return a group, None where it is not live."""
+        return self._groups.get(seq)
+
+    def add(self, group: Group) -> None:
+        """Take a new group."""
+        assert group.seq not in self._groups
+        self._groups[group.seq] = group
+        self._count(group, 1)
+
+    def pop(self, seq: int) -> Group:
+        """Take a group out."""
+        group = self._groups.pop(seq)
+        self._count(group, -1)
+        return group
+
+    def move(self, group: Group, state: State, version: int | None) -> None:
+        """Change state and version of a group."""
+        self._count(group, -1)
+        group.state, group.version = state, version
+        self._count(group, 1)
+
+    def _count(self, group: Group, change: int) -> None:
+        key = group.state, group.version
+        if total := self.counts[key] + change:
+            self.counts[key] = total
+        else:
+            del self.counts[key]
+
+    def states(self) -> Counter[str]:
+        """Return the number of groups by state."""
+        found: Counter[str] = Counter()
+        for (state, _), count in self.counts.items():
+            found[state] += count
+        return found
+
+    def recount(self) -> Counter[tuple[State, int | None]]:
+        """Return `counts` as a look at every group finds them."""
+        return Counter((group.state, group.version) for group in self)
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,10 @@ class RunState:
     resumed_at: int = -1
     """Iteration at which an earlier broker of the present ranks died; -1 where ranks begin with this one."""
 
-    def welcome(self, worker: str, config: RunConfig) -> Welcome:
-        """Return the answer to the Hello of a peer."""
+    def welcome(self, worker: str, config: RunConfig, beat_s: float | None = None) -> Welcome:
+        """Return the answer to a Hello; `beat_s`: time between heartbeats, None for the config's."""
+        if beat_s is not None:
+            config = config.model_copy(update={"broker": config.broker.model_copy(update={"heartbeat_s": beat_s})})
         return Welcome(
             protocol=PROTOCOL,
             run_id=self.header.run_id,

@@ -20,7 +20,7 @@ from prefixrl.common.run.records import (
     Record,
 )
 from prefixrl.learner.broker.filtering import AccuracyFilter, FailureShare, PassRate, spare_cause
-from prefixrl.learner.broker.groups import Group, GroupStates, LedgerLimits, PromptSource
+from prefixrl.learner.broker.groups import Group, GroupStates, LedgerLimits, LiveGroups, PromptSource
 from prefixrl.learner.broker.window import Window
 
 SURPLUS = "surplus"
@@ -43,7 +43,7 @@ class JournaledState:
         self.failures = FailureShare.over_batches(window.batch_groups, limits.max_failure_share)
         self._filter = accuracy_filter
         self._prompts = prompts
-        self._live: dict[int, Group] = {}
+        self._live = LiveGroups()
         self._requeued: deque[tuple[int, int]] = deque()
         self._next_seq = 0
         self._next_prompt = 0
@@ -67,32 +67,33 @@ class JournaledState:
             case GroupIssued(seq, prompt, requeues):
                 if prompt < self._next_prompt:
                     self._requeued.remove((prompt, requeues))
-                self._live[seq] = Group(seq, prompt, requeues)
+                self._live.add(Group(seq, prompt, requeues))
                 self._next_seq = max(self._next_seq, seq + 1)
                 self._next_prompt = max(self._next_prompt, prompt + 1)
                 self.counts.issued += 1
             case GroupScored(scored):
                 group = self._live[scored.prefixes.seq]
                 is_spare = spare_cause(scored, self._filter) is not None
-                group.state, group.version, group.result = "spare" if is_spare else "scored", scored.version, scored
+                self._live.move(group, "spare" if is_spare else "scored", scored.version)
+                group.result = scored
                 self.counts.note_scored(scored)
-                self.failures.newest.append(sum(scored.faults.values()) / len(scored.texts))
+                self.failures.note(sum(scored.faults.values()) / len(scored.texts))
                 if self.pass_rate:
-                    self.pass_rate.newest.append(not is_spare)
+                    self.pass_rate.note(not is_spare)
                     self.counts.passed_by_source[self._prompts.source(group.prompt)] += not is_spare
             case BatchFormed(iteration, seqs):
                 self.batches[iteration] = seqs
                 for seq in seqs:
-                    self._live[seq].state = "batched"
+                    self._live.move(self._live[seq], "batched", self._live[seq].version)
             case GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults):
                 group = self._live.pop(seq)
                 self.counts.note_ended(state, cause, faults)
                 if requeued:
                     self._requeued.append((group.prompt, group.requeues + (cause != SURPLUS)))
                 if is_new := cause != SURPLUS and group.state != "spare":
-                    self.failures.newest.append(float(state != "filtered"))
+                    self.failures.note(float(state != "filtered"))
                 if self.pass_rate and state == "filtered":
-                    self.pass_rate.newest.extend([False] * is_new)
+                    self.pass_rate.note(*[False] * is_new)
                     self.counts.filtered_by_source[self._prompts.source(group.prompt)] += 1
 
     def state(self) -> LedgerState:
@@ -103,7 +104,7 @@ class JournaledState:
             next_prompt=self._next_prompt,
             requeued=tuple(self._requeued),
             batches=dict(self.batches),
-            live=tuple(map(_live_group, self._live.values())),
+            live=tuple(map(_live_group, self._live)),
             totals=GroupTotals(**{each.name: getattr(self.counts, each.name) for each in fields(GroupStates)}),
             failures=tuple(self.failures.newest),
             passed=tuple(self.pass_rate.newest) if self.pass_rate else (),
@@ -118,12 +119,12 @@ class JournaledState:
         for name in GroupTotals.__struct_fields__:
             value = getattr(state.totals, name)
             setattr(self.counts, name, Counter(value) if isinstance(value, dict) else value)
-        self.failures.newest.extend(state.failures)
+        self.failures.note(*state.failures)
         if self.pass_rate:
-            self.pass_rate.newest.extend(state.passed)
+            self.pass_rate.note(*state.passed)
         for each in state.live:
             version = each.result.version if each.result else None
-            self._live[each.seq] = Group(each.seq, each.prompt, each.requeues, each.state, version, result=each.result)
+            self._live.add(Group(each.seq, each.prompt, each.requeues, each.state, version, result=each.result))
 
 
 def _live_group(group: Group) -> LiveGroup:

@@ -12,15 +12,27 @@ came from; it is matched by what it carries (sequence number *and* prompt), neve
 Every change that a restart must know is appended to `records`; the server writes them down before it answers anyone.
 """
 
+import heapq
+import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Literal
 
 from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, LedgerState, Record
 from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.filtering import AccuracyFilter, Starved, objection, spare_cause
-from prefixrl.learner.broker.groups import Group, LedgerLimits, PromptSource, SampleItem, ScoreItem, State
+from prefixrl.learner.broker.groups import (
+    ACCEPTED,
+    UNVERIFIED,
+    Group,
+    LedgerLimits,
+    PromptSource,
+    SampleItem,
+    ScoreItem,
+    State,
+)
 from prefixrl.learner.broker.journaled import SURPLUS, JournaledState
 from prefixrl.learner.broker.window import Choice, NotYetChosen, Window, choose
 
@@ -46,7 +58,9 @@ class Ledger(JournaledState):
         self.newest_error = ""
         """Error of the newest row that could not be sampled or judged."""
         self._resample: deque[tuple[int, ...]] = deque()
-        self._unscored_items: list[ScoreItem] = []
+        self._unscored_items: list[tuple[int, tuple[int, ...], int, ScoreItem]] = []
+        """A heap: by version, then by groups."""
+        self._queued = count()
 
     # --- sampling ----------------------------------------------------------------------------------------------------
 
@@ -69,7 +83,7 @@ class Ledger(JournaledState):
         if not self.admission.may_resample(version, self.completed):
             return None
         # What waits to be sampled again is not under way: counted, such groups could keep each other out for ever.
-        room = self._room(version, [group for group in self.live() if group.state != "queued"])
+        room = self._room(version, {state: count for state, count in self._live.states().items() if state != "queued"})
         if room < len(seqs) and (self.window.over_sampling == 1 or not room):
             return None
         self._resample.popleft()
@@ -82,14 +96,15 @@ class Ledger(JournaledState):
     def _new_item_size(self, version: int, most_groups: int) -> int:
         if self.failures.is_too_high or (self.pass_rate and self.pass_rate.is_too_low):
             return 0  # what is under way decides whether the run can go on
-        room = self._room(version, self.live())
+        states = self._live.states()
+        room = self._room(version, states)
         to_boundary = self.window.batch_groups - self._next_seq % self.window.batch_groups
         size = min(most_groups, to_boundary, room, self._issuable(room))
-        return self.admission.size(size, version, self.completed, self.states())
+        return self.admission.size(size, version, self.completed, states)
 
-    def _room(self, version: int, under_way: Iterable[Group]) -> int:
-        states = Counter(group.is_accepted for group in under_way)
-        return self.window.room(version, self.completed, states[True], states[False])
+    def _room(self, version: int, states: Mapping[str, int]) -> int:
+        accepted = sum(states.get(state, 0) for state in ACCEPTED)
+        return self.window.room(version, self.completed, accepted, sum(states.values()) - accepted)
 
     def _issuable(self, wanted: int) -> int:
         """Return how many of so many groups the data still holds prompts for."""
@@ -104,7 +119,7 @@ class Ledger(JournaledState):
 
     def _begin_sampling(self, seqs: tuple[int, ...], version: int) -> SampleItem:
         for seq in seqs:
-            self._live[seq].state, self._live[seq].version = "sampling", version
+            self._live.move(self._live[seq], "sampling", version)
         return SampleItem(seqs, version)
 
     def take_prefixes(
@@ -118,28 +133,27 @@ class Ledger(JournaledState):
                 self.newest_error = group.error
                 self.end(group.seq, "failed", group.error)
             else:
-                self._live[group.seq].state, self._live[group.seq].version = "sampled", version
+                self._live.move(self._live[group.seq], "sampled", version)
         if good := tuple(group for group in taken if not group.error):
             self.admission.times.note("sampling_s", sampled_s)
             self._queue_scoring(ScoreItem(good, version, weights_digest, sampled_s))
         return [group.seq for group in taken]
 
     def _queue_scoring(self, item: ScoreItem) -> None:
-        self._unscored_items.append(item)
-        self._unscored_items.sort(key=lambda each: (each.version, each.seqs))
+        heapq.heappush(self._unscored_items, (item.version, item.seqs, next(self._queued), item))
 
     # --- scoring -----------------------------------------------------------------------------------------------------
 
     def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
         """Return the sampled groups that are due first, so many at most, or None."""
         while self._unscored_items:
-            item = self._unscored_items.pop(0)
+            item = heapq.heappop(self._unscored_items)[-1]
             if seqs := [seq for seq in item.seqs if self._state(seq) == "sampled"]:
                 seqs, later = seqs[:most_groups], seqs[most_groups or len(seqs) :]
                 if later:
-                    self._unscored_items.insert(0, item.only(later))
+                    self._queue_scoring(item.only(later))
                 for seq in seqs:
-                    self._live[seq].state = "scoring"
+                    self._live.move(self._live[seq], "scoring", item.version)
                 return item.only(seqs)
         return None
 
@@ -176,18 +190,23 @@ class Ledger(JournaledState):
         if live.version == version:
             return True
         # A late result of an earlier lease may be older than the present one: it must fit its own, earlier deadline.
-        deadlines = [*self._binding(besides=live.seq), self.window.deadline(version)]
-        return self.window.overfull(self._next_iteration, deadlines) is None
+        due = self._binding()
+        if live.version is not None and self.window.over_sampling == 1:
+            due[self.window.deadline(live.version)] -= 1
+        due[self.window.deadline(version)] += 1
+        return self.window.overfull(self._next_iteration, due) is None
 
-    def _binding(self, besides: int | None = None) -> list[int]:
-        """Return the deadlines of accepted groups, without over-sampling of all with a version."""
-        return [
-            self.window.deadline(group.version)
-            for group in self.live()
-            if group.version is not None
-            and group.seq != besides
-            and (group.state == "scored" or (self.window.over_sampling == 1 and group.is_unverified))
-        ]
+    def _binding(self) -> Counter[int]:
+        """Return the accepted groups by deadline; without over-sampling all that have a version."""
+        return self._due("scored", *(UNVERIFIED if self.window.over_sampling == 1 else ()))
+
+    def _due(self, *states: State) -> Counter[int]:
+        """Return the number of groups in these states by deadline, of those with a version."""
+        found: Counter[int] = Counter()
+        for (state, version), groups in self._live.counts.items():
+            if version is not None and state in states:
+                found[self.window.deadline(version)] += groups
+        return found
 
     @property
     def _next_iteration(self) -> int:
@@ -209,7 +228,7 @@ class Ledger(JournaledState):
                 self.expire(seq, f"{stage} lost with its worker {group.deaths} times")
                 continue
             survivors.append(seq)
-            group.state, group.version = ("sampled", item.version) if stage == "scoring" else ("queued", None)
+            self._live.move(group, *(("sampled", item.version) if stage == "scoring" else ("queued", None)))
         if survivors and isinstance(item, ScoreItem):
             self._queue_scoring(item.only(survivors))
         elif survivors:
@@ -232,8 +251,12 @@ class Ledger(JournaledState):
         if self.window.over_sampling == 1:
             return  # everything live is binding, so everything live fits
         full = self.window.full_until(self._next_iteration, self._binding())
+        left = self._due(*UNVERIFIED, "spare")
+        # What waits to be sampled again gets a later version: only the end of the run can make it surplus.
+        ends_queued = self.window.deadline(full + 1) <= full
+        if not (is_filled or ends_queued or any(due <= full for due in left)):
+            return
         for group in list(self.live()):
-            # What waits to be sampled again gets a later version: only the end of the run can make it surplus.
             version = full + 1 if group.version is None else group.version
             is_left = is_filled and group.state == "spare"
             if is_left or (not group.is_accepted and self.window.deadline(version) <= full):
@@ -268,6 +291,20 @@ class Ledger(JournaledState):
             return Starved("filter")
         return choice
 
+    def may_form(self, iteration: int) -> bool:
+        """Return False where `batch` can only name groups to wait for; a look at counts alone."""
+        ends = self.failures.is_too_high or (self.pass_rate is not None and self.pass_rate.is_too_low)
+        if iteration in self.batches or not (size := self._batch_size()) or ends:
+            return True
+        scored, spares = self._due("scored"), self._due("spare")
+        missing = size - scored.total()
+        usable = sum(groups for due, groups in spares.items() if due >= iteration)
+        may_come = self.outstanding > scored.total() + spares.total() or self._issuable(1) > 0
+        if missing > 0:
+            return usable >= (math.ceil(self.window.over_sampling * missing) if may_come else missing)
+        unscored = self._due(*UNVERIFIED) if self.window.over_sampling == 1 else Counter[int]()
+        return self.window.overfull(iteration + 1, scored - self.window.smallest(scored, size) + unscored) is None
+
     def _batch_size(self) -> int:
         size = self.window.batch_groups
         if self.window.iterations is not None and self.completed >= self.window.iterations:
@@ -290,11 +327,11 @@ class Ledger(JournaledState):
 
     def live(self) -> Iterator[Group]:
         """Return every live group."""
-        return iter(self._live.values())
+        return iter(self._live)
 
     def states(self) -> dict[str, int]:
         """Return the number of live groups by state."""
-        return dict(Counter(group.state for group in self._live.values()))
+        return dict(self._live.states())
 
     def prompt_index(self, seq: int) -> int:
         """Return the position of a live group's prompt in the order of prompts."""
@@ -311,7 +348,8 @@ class Ledger(JournaledState):
         assert self.window.overfull(self._next_iteration, self._binding()) is None
         # What waits is in a queue, or it would wait for ever.
         to_sample = {seq for seqs in self._resample for seq in seqs}
-        to_score = {seq for item in self._unscored_items for seq in item.seqs}
+        to_score = {seq for *_, item in self._unscored_items for seq in item.seqs}
+        assert self._live.counts == self._live.recount()
         for group in self.live():
             assert group.state != "queued" or group.seq in to_sample
             assert group.state != "sampled" or group.seq in to_score
@@ -338,7 +376,7 @@ class Ledger(JournaledState):
                 self.apply(record)
             while self.completed < completed and self.completed in self.batches:
                 self.trained(self.completed)
-        waiting = [group.seq for group in self._live.values() if group.state == "queued"]
+        waiting = [group.seq for group in self._live if group.state == "queued"]
         size = self.limits.groups_per_item
         self._resample.extend(tuple(waiting[start : start + size]) for start in range(0, len(waiting), size))
         self._end_surplus()

@@ -4,11 +4,17 @@ Pure: time is passed in.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Container, Iterable
 
 from prefixrl.common.wire.messages import Hello
 from prefixrl.learner.broker.admission import Supply
+from prefixrl.learner.broker.takers import Kind, Takers
 from prefixrl.learner.broker.workers import Lease, Worker
+
+BEATS_PER_S = 100
+"""Heartbeats per second of all workers together from which on those that join send theirs less often."""
+SILENCE_SHARE = 1 / 4
+"""Longest time between two heartbeats, as a part of the silence after which a worker counts as dead."""
 
 
 class Registry:
@@ -17,6 +23,11 @@ class Registry:
     def __init__(self, silence_s: float, stall_s: float, beat_s: float = 1.0, strays_s: float = math.inf) -> None:
         self._silence_s, self._stall_s, self._beat_s, self._strays_s = silence_s, stall_s, beat_s, strays_s
         self.by_identity: dict[bytes, Worker] = {}
+        self._takers = {
+            "rollout": Takers(("ready", "draining"), ("ready", "draining", "swapping"), prefetches=False),
+            "scorer": Takers(("ready",), ("ready",), prefetches=True),
+        }
+        self._supply = Supply()
         self._numbers = {"rollout": 0, "scorer": 0}
         self._given: set[str] = set()
         """Names that some worker has had: who wants none is given another."""
@@ -33,9 +44,21 @@ class Registry:
                 self._numbers[role] += 1
         self._given.add(name)
         worker = Worker(identity, name, role, hello.host, hello.pid, heard_s=now_s, progressed_s=now_s)
-        worker.beat_s, worker.strays_s, worker.joined_s = self._beat_s, self._strays_s, now_s
+        worker.beat_s, worker.strays_s, worker.joined_s = self._interval_s(), self._strays_s, now_s
         self.by_identity[identity] = worker
+        worker.changed = self._takers[role].changed
+        worker.changed[identity] = worker
         return worker
+
+    def remove(self, worker: Worker) -> None:
+        """Forget a worker; nothing happens where it is forgotten already."""
+        if self.by_identity.pop(worker.identity, None) is not None:
+            self._takers[worker.role].remove(worker)
+
+    def _interval_s(self) -> float:
+        """Return the time between heartbeats of who joins now: longer where there are many."""
+        spread_s = min(len(self.by_identity) / BEATS_PER_S, SILENCE_SHARE * self._silence_s)
+        return max(self._beat_s, spread_s)
 
     def predecessor(self, hello: Hello, now_s: float) -> Worker | None:
         """Return the silent process of the same host that has the name which a new one wants."""
@@ -74,30 +97,33 @@ class Registry:
                 found.append((worker, f"no installed weights for {stuck_s:.0f} s after its swap"))
         return found
 
-    def pick(self, role: str, fits: Callable[[Worker], bool], prefetch: bool) -> Worker | None:
-        """Return the worker for the next task, by its want, then by fewest tasks done."""
+    def pick(self, role: str, besides: Container[Kind] = ()) -> Worker | None:
+        """Return who gets the next task, not of `besides`: by want, then by fewest tasks done."""
         # Without the second, new workers stay idle for ever where work is short.
-        ready = [worker for worker in self.of(role) if worker.is_working and fits(worker)]
-        takers = [worker for worker in ready if worker.free > 0]
-        if not takers and prefetch:
-            takers = [worker for worker in ready if worker.takes_runs and worker.free == 0]
-        return max(takers, key=lambda worker: (worker.want, -worker.tasks_done), default=None)
+        return self._takers[role].best(besides)
 
     def supply(self, rows_per_item: int = 1) -> Supply:
         """Return what works now; a rollout that swaps works again soon."""
-        rollouts = sum(worker.phase != "loading" and not worker.is_leaving for worker in self.of("rollout"))
-        scorers = [worker for worker in self.of("scorer") if worker.is_working]
-        # An item is at a scorer from the lease to the result, also while its rows wait for a seat: so it is the room
-        # that counts, in items. Of an engine that takes runs, the seats are those of one item.
-        slots = [each.room / (each.seats if each.takes_runs else rows_per_item) for each in scorers]
-        return Supply(rollouts, sum(slots))
+        rollouts, scorers = self._takers["rollout"], self._takers["scorer"]
+        rollouts.refresh()
+        scorers.refresh()
+        if rollouts.has_new_offers or scorers.has_new_offers:
+            rollouts.has_new_offers = scorers.has_new_offers = False
+            # An item is at a scorer from the lease to the result, also while its rows wait for a seat: so it is the
+            # room that counts, in items. Of an engine that takes runs, the seats are those of one item.
+            slots = [
+                room / (seats if takes_runs else rows_per_item) for seats, room, takes_runs in scorers.offers.values()
+            ]
+            self._supply = Supply(len(rollouts.offers), sum(slots))
+        return self._supply
 
-    def revocable(self, role: str) -> Lease | None:
-        """Return the newest lease that waits for a seat while another worker has empty ones for it."""
-        working = (worker for worker in self.of(role) if worker.is_working and worker.free > 0)
-        idle = max(working, key=lambda each: each.seated - each.taken, default=None)
-        if idle is None or (empty := idle.seated - idle.taken) <= 0:
+    def revocable(self, role: str) -> tuple[Worker, Lease] | None:
+        """Return the newest lease that waits for a seat while others are empty, and its holder."""
+        takers = self._takers[role]
+        idle = takers.best()
+        if idle is None or idle.free <= 0 or (empty := idle.seated - idle.taken) <= 0:
             return None
-        found = [lease for worker in self.of(role) if worker is not idle for lease in worker.behind()]
-        fitting = (each for each in found if not each.revoking and (not idle.leases or each.left <= empty))
-        return max(fitting, key=lambda each: each.since_s, default=None)
+        crowded = (worker for worker in takers.crowded.values() if worker is not idle)
+        found = [(worker, lease) for worker in crowded for lease in worker.behind()]
+        fitting = (each for each in found if not each[1].revoking and (not idle.leases or each[1].left <= empty))
+        return max(fitting, key=lambda each: each[1].since_s, default=None)

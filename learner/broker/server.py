@@ -26,6 +26,7 @@ from prefixrl.common.wire import messages
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, Undeliverable, Unlisted
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
+from prefixrl.learner.broker.gathering import gathered
 from prefixrl.learner.broker.identity import RunState
 from prefixrl.learner.broker.malformed import MalformedMessages
 from prefixrl.learner.broker.peers import Peers, why_not
@@ -37,7 +38,6 @@ from prefixrl.learner.broker.workers import UNCOUNTED, Worker, check_offer
 log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 0.1
-MESSAGES_PER_SYNC = 64
 GOODBYE_S = 6.0
 """Longest wait for the Goodbyes. More than `requester.ASK_AGAIN_S`: a Stop whose answer was lost is sent again. Less
 than `servers.CLOSE_S`, by more than `LINGER_S`."""
@@ -71,6 +71,8 @@ class Broker:
         self._malformed = MalformedMessages()
         self._peers = Peers()
         self._acks: list[tuple[bytes, messages.FromBroker]] = []
+        self._counted_s = 0.0
+        """Time at which silent workers were last looked for."""
         self._stopping: str | None = None
         self._stoppers: set[bytes] = set()
 
@@ -120,13 +122,8 @@ class Broker:
                     self._send(peer, messages.Accepted() if isinstance(message, messages.Stop) else done)
 
     def _receive_some(self) -> None:
-        """Handle arrived messages, up to a bound, so that one sync to disk serves many results."""
-        timeout_s = CHECK_EVERY_S
-        for _ in range(MESSAGES_PER_SYNC):
-            received = self._receive(timeout_s)
-            if received is None:
-                return
-            timeout_s = 0.0
+        """Handle the messages of a turn."""
+        for received in gathered(self._receive, CHECK_EVERY_S):
             self._handle_safely(received)
             if received.peer not in self._peers:
                 self._peers.drop(received.peer)  # the tag of one that is none
@@ -196,6 +193,9 @@ class Broker:
                 self.dispatcher.take_back(peer, message.task)
 
     def _give_up_lost(self, now_s: float) -> None:
+        if now_s - self._counted_s < CHECK_EVERY_S:
+            return
+        self._counted_s = now_s
         for worker, reason in self.dispatcher.registry.lost(now_s):
             self._give_up(worker, reason)
 
@@ -268,10 +268,10 @@ class Broker:
             return
         if hello.role == "rank" or hello.role == "operator":
             self._peers.add(peer, hello.role, received.client.name if received.client else "")
-            name: str = hello.role
+            self._send(peer, self.run.welcome(hello.role, self.config))
         else:
-            name = self._enrol(received, hello, now_s).name
-        self._send(peer, self.run.welcome(name, self.config))
+            worker = self._enrol(received, hello, now_s)
+            self._send(peer, self.run.welcome(worker.name, self.config, worker.beat_s))
 
     def _enrol(self, received: Received[messages.ToBroker], hello: messages.Hello, now_s: float) -> Worker:
         """Register a worker; one that sends Hello again keeps its name and loses its leases."""

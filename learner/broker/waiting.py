@@ -22,16 +22,19 @@ class Awaited:
     """True if fewer groups are scored than an iteration takes; else it waits for one that is due."""
 
 
-def awaited_groups(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) -> Awaited:
-    """Return the groups that an iteration waits for, with their holders."""
-    ledger, text = dispatcher.ledger, _groups_with_holders(dispatcher, wait, now_s)
-    states, rate = ledger.states(), ledger.pass_rate
+def awaited_groups(ledger: Ledger, text: str) -> Awaited:
+    """Return the wait for groups, of which `text` tells."""
+    states, batch_groups = ledger.states(), ledger.window.batch_groups
     sampled = sum(states.get(state, 0) for state in ("sampled", "scoring", "scored"))
+    return Awaited("scorers" if sampled >= batch_groups else "rollouts", text, states.get("scored", 0) < batch_groups)
+
+
+def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) -> str:
+    """Name the groups that an iteration waits for, with their holders; a look at every task."""
+    text, rate = _groups_with_holders(dispatcher, wait, now_s), dispatcher.ledger.pass_rate
     if rate and rate.judged:
         text += f"; {rate.passed} of the last {rate.judged} judged groups passed the filter"
-    batch_groups = ledger.window.batch_groups
-    is_short = states.get("scored", 0) < batch_groups
-    return Awaited("scorers" if sampled >= batch_groups else "rollouts", text, is_short)
+    return text
 
 
 def _groups_with_holders(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) -> str:
@@ -39,15 +42,16 @@ def _groups_with_holders(dispatcher: Dispatcher, wait: NotYetChosen, now_s: floa
     if not wait.for_seqs:
         rollouts = [f"{each.name} ({each.phase}, version {each.version})" for each in registry.of("rollout")]
         return f"prefixes from {', '.join(rollouts) or 'any rollout: none is connected'}"
+    first, more = wait.for_seqs[:NAMED_GROUPS], len(wait.for_seqs) - NAMED_GROUPS
     holders = {
         seq: f"{worker.name} on {worker.host} for {now_s - lease.since_s:.0f} s"
         for worker in registry.by_identity.values()
         for lease in worker.leases.values()
         if lease.kind == "train"
         for seq in lease.item.seqs
+        if seq in first
     }
-    states = {group.seq: group.state for group in dispatcher.ledger.live()}
-    first, more = wait.for_seqs[:NAMED_GROUPS], len(wait.for_seqs) - NAMED_GROUPS
+    states = {group.seq: group.state for group in dispatcher.ledger.live() if group.seq in first}
     named = [f"{seq} ({states.get(seq, 'ended')}, {holders.get(seq, 'queued')})" for seq in first]
     return f"groups {', '.join(named)}{f' and {more} more' if more > 0 else ''}"
 

@@ -25,7 +25,8 @@ waits only until there are enough of them.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -33,6 +34,8 @@ from prefixrl.learner.broker.groups import Group
 
 Entry = tuple[int, int]
 """Deadline and sequence number of a group."""
+Deadlines = Iterable[int] | Counter[int]
+"""One per group, or the number of groups by deadline."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +61,29 @@ class Window:
         due = version + self.max_staleness
         return due if self.iterations is None else min(due, self.iterations - 1)
 
-    def overfull(self, iteration: int, deadlines: Iterable[int]) -> int | None:
+    def overfull(self, iteration: int, deadlines: Deadlines) -> int | None:
         """Return the first t' with more groups due than trained by then (late: `iteration` - 1)."""
-        for count, due in enumerate(sorted(deadlines), start=1):
+        for due, count in _due_by(deadlines):
             if count > self.batch_groups * (due - iteration + 1):
                 return max(due, iteration - 1)
         return None
 
-    def full_until(self, iteration: int, deadlines: Iterable[int]) -> int:
+    def full_until(self, iteration: int, deadlines: Deadlines) -> int:
         """Return the last t' whose due groups fill iterations `iteration..t'`, else `iteration - 1`."""
         # Once full, always full: training takes B groups and one iteration.
         full = iteration - 1
-        for count, due in enumerate(sorted(deadlines), start=1):
+        for due, count in _due_by(deadlines):
             if count >= self.batch_groups * (due - iteration + 1):
                 full = due
         return full
+
+    @staticmethod
+    def smallest(deadlines: Counter[int], size: int) -> Counter[int]:
+        """Return the `size` smallest deadlines, all where there are fewer."""
+        found: Counter[int] = Counter()
+        for due in sorted(deadlines):
+            found[due] = min(deadlines[due], size - found.total())
+        return found
 
     def entries(self, live: Iterable[Group]) -> tuple[list[Entry], list[Entry], list[Entry]]:
         """Return the entries of scored groups, of spares, and of unverified groups with a version."""
@@ -92,6 +103,15 @@ class Window:
         if missing <= 0 or (may_come and len(usable) < math.ceil(self.over_sampling * missing)):
             return []
         return usable[:missing]
+
+
+def _due_by(deadlines: Deadlines) -> Iterator[tuple[int, int]]:
+    """Yield each deadline with the number of groups due by then."""
+    groups, total = Counter(deadlines), 0
+    for due in sorted(groups):
+        total += groups[due]
+        if groups[due]:
+            yield due, total
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,12 @@ class Lease:
     """Absence of its worker until then, in all."""
 
 
+PLACING = frozenset(
+    ("phase", "seats", "room", "takes_runs", "version", "weights_digest", "rows", "left", "tasks_done", "is_leaving")
+)
+"""Attributes of a worker that decide its place among those who get tasks."""
+
+
 @dataclass
 class Worker:
     """One connected rollout or scorer."""
@@ -140,6 +146,13 @@ class Worker:
     """True once it takes no new task; it never takes one again."""
     is_drained: bool = False
     """True while the operator wants it to leave and it has not said that it does."""
+    changed: "dict[bytes, Worker] | None" = field(default=None, repr=False, compare=False)
+    """Where it notes itself when something changes that decides which tasks it gets."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name in PLACING and self.__dict__.get("changed") is not None:
+            self.__dict__["changed"][self.identity] = self
 
     @property
     def free(self) -> int:

@@ -118,7 +118,7 @@ def rows_of_rank(plan: Plan, rank: int) -> tuple[int, ...]:
 
 def line_tokens(line: Line, lengths: Lengths, is_shared: bool = True) -> int:
     """Return the tokens of a line: the prompt once, or once per row, and every row."""
-    return lengths[line[0]][0] * (1 if is_shared else len(line)) + sum(lengths[row][1] for row in line)
+    return lengths[line[0]][0] * (1 if is_shared else len(line)) + sum([lengths[row][1] for row in line])
 
 
 def forward_tokens(plan: Plan, lengths: Lengths) -> tuple[int, int]:
@@ -161,8 +161,7 @@ def _deal(
     fair = inf if is_shared else sum(alone) / ranks + max(alone)
     while True:
         lines = [line for piece in pieces for line in _lines(piece, lengths, most, micro_batch_tokens)]
-        lines.sort(key=lambda line: (-line_tokens(line, lengths, is_shared), line))
-        loads = [line_tokens(line, lengths, is_shared) for line in lines]
+        loads, lines = _longest_first(lines, lengths, is_shared)
         for deal in (_deal_evenly, _deal_neighbours) if ranks > 1 else (_deal_neighbours,):
             shares = deal(loads, ranks)
             if most > 1 and max(sum(loads[place] for place in share) for share in shares) > fair:
@@ -189,11 +188,13 @@ def _lines(piece: Sequence[int], lengths: Lengths, most: int, micro_batch_tokens
     most = min(most, fitting, cheapest_rows(prompt, sampled, rows))
     most = ceil(rows / ceil(rows / most))
     line: list[int] = []
+    tokens = prompt
     for row in piece:
-        if line and (len(line) == most or line_tokens((*line, row), lengths) > micro_batch_tokens):
+        if line and (len(line) == most or tokens + lengths[row][1] > micro_batch_tokens):
             yield tuple(line)
-            line = []
+            line, tokens = [], prompt
         line.append(row)
+        tokens += lengths[row][1]
     yield tuple(line)
 
 
@@ -234,20 +235,27 @@ def _deal_neighbours(loads: Sequence[int], ranks: int) -> list[list[int]]:
 
 def _pack(lines: Sequence[Line], lengths: Lengths, micro_batch_tokens: int) -> list[MicroBatch]:
     """Cut lines, the longest first, into the micro-batches that cost least together."""
-    ordered = sorted(lines, key=lambda line: (-line_tokens(line, lengths), line))
-    sizes, count = [line_tokens(line, lengths) for line in ordered], len(ordered)
+    sizes, ordered = _longest_first(lines, lengths)
+    count = len(ordered)
     # From each place on: the least cost, and the end of the first micro-batch.
-    costs, ends = np.zeros(count + 1, dtype=np.int64), [0] * count
+    costs, ends, numbers = np.zeros(count + 1, dtype=np.int64), [0] * count, np.arange(1, count + 1)
     for first in reversed(range(count)):
-        most = min(count - first, max(1, micro_batch_tokens // sizes[first]))
-        found = sizes[first] * np.arange(1, most + 1) + FORWARD_TOKENS + costs[first + 1 : first + most + 1]
+        most = max(1, micro_batch_tokens // sizes[first])
+        found = sizes[first] * numbers[: min(count - first, most)]
+        found += costs[first + 1 : first + most + 1]
         least = int(found.argmin())
-        costs[first], ends[first] = found[least], first + least + 1
+        costs[first], ends[first] = found[least] + FORWARD_TOKENS, first + least + 1
     micros, first = [], 0
     while first < count:
         micros.append(tuple(ordered[first : ends[first]]))
         first = ends[first]
     return micros
+
+
+def _longest_first(lines: Sequence[Line], lengths: Lengths, is_shared: bool = True) -> tuple[list[int], list[Line]]:
+    """Return tokens and lines, the most first; of equal ones the first rows come first."""
+    ordered = sorted((-line_tokens(line, lengths, is_shared), line) for line in lines)
+    return [-tokens for tokens, _ in ordered], [line for _, line in ordered]
 
 
 def _cost(micros: Sequence[MicroBatch], lengths: Lengths) -> int:

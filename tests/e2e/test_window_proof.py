@@ -162,7 +162,7 @@ def test_the_proof_sees_a_choice_that_takes_the_newest_first(tmp_path: Path, mon
 
     def trained(ledger: ledgers.Ledger, iteration: int) -> bool:
         for seq in ledger.batches.pop(iteration):
-            del ledger._live[seq]
+            ledger._live.pop(seq)
         ledger.completed += 1
         return True
 

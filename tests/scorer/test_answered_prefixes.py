@@ -27,7 +27,7 @@ def test_a_prefix_with_a_closed_box_is_counted_as_an_answer_of_the_adapter(
     groups = scored(config, make_engine("transformers", str(target), "scorer", config), opening)
     assert {verdict.is_answered for group in groups for verdict in group.verdicts} == {is_answered}
     plain = scored(config, make_engine("transformers", str(target), "scorer", config), "so")
-    batch = [_batch_group(group, 0.0, 0.0) for group in (*groups, *plain)]
+    batch = [_batch_group(group) for group in (*groups, *plain)]
     assert batch_fractions(batch)["answer_in_prefix_fraction"] == (0.5 if is_answered else 0.0)
 
 
@@ -40,5 +40,5 @@ def test_rows_with_control_tokens_are_counted(tmp_path: Path) -> None:
     packed = pack_row(row, {0: "d"}, "so", has_control=True)
     assert packed.has_control and not pack_row(row, {0: "d"}, "so").has_control
     changed = msgspec.structs.replace(groups[0], prefixes=msgspec.structs.replace(groups[0].prefixes, rows=(packed,)))
-    batch = [_batch_group(group, 0.0, 0.0) for group in (changed, *groups[1:4])]
+    batch = [_batch_group(group) for group in (changed, *groups[1:4])]
     assert batch_fractions(batch)["control_tokens_fraction"] == 0.25

@@ -145,7 +145,9 @@ class World:
     def ask(self) -> Choice | NotYetChosen | Starved | None:
         """Ask for the next batch."""
         is_new = self.completed not in self.ledger.batches
+        may_form = self.ledger.may_form(self.completed)
         choice = self.ledger.batch(self.completed)
+        assert may_form or isinstance(choice, NotYetChosen), "a batch was overlooked"
         self._sync()
         self.over = choice is None or isinstance(choice, Starved)
         if isinstance(choice, Starved):
@@ -229,6 +231,7 @@ class World:
     def check(self) -> None:
         ledger, counts, shape = self.ledger, self.ledger.counts, self.shape
         live = list(ledger.live())
+        assert ledger.states() == Counter(group.state for group in live), "the counts are not those of the groups"
         assert sum(counts.filtered_by_source.values()) == counts.filtered
         gone = counts.trained + counts.filtered + counts.failed + counts.expired
         assert counts.issued == gone + len(live)

@@ -1,6 +1,7 @@
 """Packed arrays come back as they were sent, and malformed ones are refused with the position of the fault."""
 
 import struct
+from contextlib import nullcontext
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from prefixrl.common.wire.messages import GroupPrefixes, Kind, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import (
+    GroupLimits,
     check_prefixes,
     check_scores,
     check_spans,
@@ -88,6 +90,46 @@ def scored(prefixes: GroupPrefixes, *rewards: float) -> ScoredGroup:
         for reward in rewards
     )
     return ScoredGroup(prefixes=prefixes, version=0, weights_digest="d", verdicts=verdicts, scorer="scorer-0")
+
+
+def slow_fits(group: GroupPrefixes, limits: GroupLimits) -> bool:
+    """True if each part fits, looked at alone."""
+    try:
+        sizes = [token_ids(group.prompt_tokens, limits.vocabulary).size]
+        for row in group.rows:
+            sizes.append(token_ids(row.tokens, limits.vocabulary).size)
+            logprobs(row.logprobs, sizes[-1])
+    except ValueError:
+        return False
+    return all(sizes) and sizes[0] <= limits.prompt_tokens and max(sizes[1:]) <= limits.row_tokens
+
+
+@given(
+    prompt=st.lists(st.integers(-1, 9), max_size=3),
+    rows=st.lists(
+        st.lists(st.tuples(st.integers(-1, 9), st.sampled_from([-1.0, 0.0, 0.5, np.nan, -np.inf])), max_size=4),
+        min_size=1,
+        max_size=3,
+    ),
+    torn=st.sampled_from([b"", b"", b"", b"x", b"1234"]),
+)
+def test_a_group_is_refused_where_a_look_at_each_part_finds_a_fault(
+    prompt: list[int], rows: list[list[tuple[int, float]]], torn: bytes
+) -> None:
+    made = [
+        Row(
+            tokens=pack_tokens([token for token, _ in row]),
+            logprobs=pack_logprobs([value for _, value in row]) + torn,
+            finish="length",
+            spans=(),
+        )
+        for row in rows
+    ]
+    packed = pack_tokens(prompt)
+    group = GroupPrefixes(seq=1, prompt=Prompt("p", "?", "1"), seed=0, prompt_tokens=packed, rows=tuple(made))
+    limits = GroupLimits(prompt_tokens=2, row_tokens=3, vocabulary=8)
+    with nullcontext() if slow_fits(group, limits) else pytest.raises(ValueError, match="group 1"):
+        check_prefixes(group, len(made), limits=limits)
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5))

@@ -55,7 +55,7 @@ def test_the_limit_is_on_the_share_of_rows(most: float, ends: bool) -> None:
         ledger.trained(iteration)
     share = FailureShare(6, most)
     for _ in range(6):
-        share.newest.append(0.5)
+        share.note(0.5)
     assert share.is_too_high == ends
     assert ledger.failures.share == 0.5 and len(ledger.failures.newest) == 6
 

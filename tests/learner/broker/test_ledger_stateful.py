@@ -1,6 +1,6 @@
 """The four invariants of the ledger under random results, duplicates, deaths and restarts; planted faults must show."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Literal
 
@@ -22,7 +22,7 @@ from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker import ledger as ledgers
 from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.filtering import AccuracyFilter, Starved
-from prefixrl.learner.broker.groups import Group, PromptSource
+from prefixrl.learner.broker.groups import Group, PromptSource, SampleItem
 from prefixrl.learner.broker.ledger import SURPLUS, Ledger
 from prefixrl.learner.broker.window import Choice, NotYetChosen, Window
 from support.ledger_world import Shape, World
@@ -170,8 +170,8 @@ def test_the_invariants_hold_under_results_duplicates_deaths_and_restarts(exampl
 class BatchedCountedOut(Ledger):
     """Fault: groups that were handed out as a batch no longer count as outstanding."""
 
-    def _room(self, version: int, under_way: Iterable[Group]) -> int:
-        return super()._room(version, [each for each in under_way if each.state != "batched"])
+    def _room(self, version: int, states: Mapping[str, int]) -> int:
+        return super()._room(version, {state: count for state, count in states.items() if state != "batched"})
 
 
 class NewestVersionWindow(Window):
@@ -263,7 +263,7 @@ class SparesForgotten(Ledger):
 
     def _drop(self, group: Group) -> None:
         if group.state == "spare":
-            del self._live[group.seq]
+            self._live.pop(group.seq)
         else:
             super()._drop(group)
 
@@ -295,11 +295,27 @@ class FilterForgotten(Ledger):
         self._end_surplus()
 
 
+class SamplingUncounted(Ledger):
+    """Fault: a group that a rollout begins is moved past the counts."""
+
+    def _begin_sampling(self, seqs: tuple[int, ...], version: int) -> SampleItem:
+        for seq in seqs:
+            self._live[seq].state, self._live[seq].version = "sampling", version
+        return SampleItem(seqs, version)
+
+
+class BatchesOverlooked(Ledger):
+    """Fault: a batch that could be formed is not looked for."""
+
+    def may_form(self, iteration: int) -> bool:
+        return super().may_form(iteration) and self._due("scored").total() > self.window.batch_groups
+
+
 class QueuedHoldPlaces(Ledger):
     """Fault: groups that wait to be sampled again count as under way, and so keep each other out."""
 
-    def _room(self, version: int, under_way: Iterable[Group]) -> int:
-        return super()._room(version, self.live())
+    def _room(self, version: int, states: Mapping[str, int]) -> int:
+        return super()._room(version, self._live.states())
 
 
 class BatchedKeepTheirDeadline(Ledger):
@@ -324,6 +340,8 @@ RARE = (LearnersVersion, SurplusLost, BatchedKeepTheirDeadline)
         SparesForgotten,
         FilteredUncounted,
         FilterForgotten,
+        SamplingUncounted,
+        BatchesOverlooked,
         QueuedHoldPlaces,
         *(pytest.param(each, marks=pytest.mark.slow) for each in RARE),
     ],

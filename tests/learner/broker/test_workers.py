@@ -3,10 +3,12 @@
 from typing import Literal
 
 import msgspec
+import pytest
 
 from prefixrl.common.wire.messages import Heartbeat, Hello
 from prefixrl.learner.broker.ledger import ScoreItem
 from prefixrl.learner.broker.registry import Registry
+from prefixrl.learner.broker.takers import kind_of
 from prefixrl.learner.broker.workers import READY_S, Lease, Worker
 from support.dispatch_desk import hello
 
@@ -33,10 +35,6 @@ def workers(registry: Registry) -> list[Worker]:
     return list(registry.by_identity.values())
 
 
-def anyone(worker: Worker) -> bool:
-    return True
-
-
 def test_names_count_per_role_and_are_never_used_again() -> None:
     registry = Registry(1.0, 1.0)
     roles: tuple[Literal["rollout", "scorer"], ...] = ("rollout", "scorer", "rollout")
@@ -45,6 +43,13 @@ def test_names_count_per_role_and_are_never_used_again() -> None:
     del registry.by_identity[bytes([2])]
     registry.add(b"later", hello("rollout"), 0.0)
     assert [each.name for each in workers(registry)] == ["rollout-0", "scorer-0", "rollout-2"]
+
+
+def test_many_workers_send_their_heartbeats_less_often_and_never_too_rarely() -> None:
+    registry = Registry(silence_s=10.0, stall_s=100.0, beat_s=1.0)
+    intervals = [registry.add(str(number).encode(), hello("scorer"), 0.0).beat_s for number in range(600)]
+    assert set(intervals[:101]) == {1.0} and intervals[200] == 2.0
+    assert intervals == sorted(intervals) and intervals[-1] == 2.5, "four of them within the silence"
 
 
 def numbered(number: int, pid: int = 1, host: str = "h") -> Hello:
@@ -73,28 +78,28 @@ def test_only_a_silent_process_of_the_same_host_has_a_successor() -> None:
 
 
 def test_the_task_goes_to_the_worker_with_most_free_rows() -> None:
-    registry = registry_of(2, 4, 3)
+    registry = registry_of(2, 4, 3, role="rollout")  # nothing is prefetched for a rollout
     given = []
     for number in range(9):
-        worker = registry.pick("scorer", anyone, prefetch=False)
+        worker = registry.pick("rollout")
         assert worker is not None and worker.free == max(each.free for each in workers(registry))
         worker.add(lease(f"t{number}"), 0.0)
         given.append(worker.name)
-    assert given[0] == "scorer-1"
-    assert registry.pick("scorer", anyone, prefetch=False) is None
+    assert given[0] == "rollout-1"
+    assert registry.pick("rollout") is None
 
 
 def test_one_task_per_worker_is_prefetched_and_only_when_no_row_is_free_anywhere() -> None:
     registry = registry_of(1, 1)
     first, second = workers(registry)
     first.add(lease("a"), 0.0)
-    assert registry.pick("scorer", anyone, prefetch=True) is second
+    assert registry.pick("scorer") is second
     second.add(lease("b"), 0.0)
     for number in range(2):
-        worker = registry.pick("scorer", anyone, prefetch=True)
+        worker = registry.pick("scorer")
         assert worker is not None and worker.free == 0
         worker.add(lease(f"ahead-{number}"), 0.0)
-    assert registry.pick("scorer", anyone, prefetch=True) is None
+    assert registry.pick("scorer") is None
 
 
 def test_only_ready_workers_that_fit_are_picked() -> None:
@@ -102,9 +107,9 @@ def test_only_ready_workers_that_fit_are_picked() -> None:
     first, second = workers(registry)
     first.phase = "swapping"
     second.version = 3
-    assert registry.pick("scorer", lambda each: each.version == 2, prefetch=True) is None
-    assert registry.pick("scorer", lambda each: each.version == 3, prefetch=True) is second
-    assert registry.pick("rollout", anyone, prefetch=True) is None
+    assert registry.pick("scorer", {kind_of(second)}) is None
+    assert registry.pick("scorer", {kind_of(first)}) is second
+    assert registry.pick("rollout") is None
 
 
 def test_the_youngest_prefetched_lease_is_named_once() -> None:
@@ -114,11 +119,11 @@ def test_the_youngest_prefetched_lease_is_named_once() -> None:
         worker.add(lease(f"ahead-{number}", 6.0 + number), 6.0)
     idle = registry.add(b"idle", hello("scorer"), 0.0)
     idle.phase, idle.seats, idle.room = "ready", 1, 1
-    found = registry.revocable("scorer")
-    assert found is not None and found.task == "ahead-1"
+    _, found = registry.revocable("scorer") or pytest.fail("there is one")
+    assert found.task == "ahead-1"
     found.revoking = True
-    found = registry.revocable("scorer")
-    assert found is not None and found.task == "ahead-0"
+    _, found = registry.revocable("scorer") or pytest.fail("there is one")
+    assert found.task == "ahead-0"
     found.revoking = True
     assert registry.revocable("scorer") is None
 

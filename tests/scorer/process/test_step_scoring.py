@@ -177,14 +177,14 @@ def test_filter_and_figures_are_about_answers_and_not_about_scores(step_tag_mode
     found = objection(all_right, band)
     assert found is not None and found.cause == "accuracy 1"
     assert objection(mixed, band) is None
-    groups = [_batch_group(each, 0.0, 0.0) for each in (all_right, mixed)]
+    groups = [_batch_group(each) for each in (all_right, mixed)]
     figures = batch_fractions(groups)
     scores = [score for each in (all_right, mixed) for v in each.verdicts if v.process for score in v.process.scores]
     assert (figures["outcome"], figures["steps"]) == (0.75, 2.0)
     assert (figures["all_right_groups_fraction"], figures["all_wrong_groups_fraction"]) == (0.5, 0.0)
     assert figures["step_score"] == pytest.approx(sum(scores) / len(scores))
     plain = scored(step_tag_model, row(RIGHT), kind="eval")
-    assert "outcome" not in batch_fractions([_batch_group(plain, 0.0, 0.0)])
+    assert "outcome" not in batch_fractions([_batch_group(plain)])
 
 
 @pytest.mark.slow

@@ -1,0 +1,93 @@
+"""The broker beside Ray actors and Redis streams that do the same hops, in the same run.
+
+In every round, one after the other: the broker with one rollout and two scorers that answer at once (`broker_load.py`),
+then the three forms of `peer_hops.py`. All move as many bytes per group, 8 rows of 64 tokens with their text, and hand
+over batches of 512. Counted is the CPU of what stands between the workers: the broker with all its threads; Ray's
+driver, raylet and global control service; redis-server. CPU of the workers is left out everywhere.
+
+The broker does more for it: it encrypts, checks every result against its task, keeps the window and the order of
+prompts, renews leases, and has every scored group on disk before it says so. Ray's driver keeps nothing over a crash;
+Redis writes its file once a second, and knows of no window, lease or check.
+
+    python -m venv PEERS && PEERS/bin/pip install ray redis; redis-server on the PATH
+    python -m benchmarks.broker_peers --python PEERS/bin/python [--quick] --json FILE
+"""
+
+import os
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from benchmarks.broker_load import KINDS, measure
+from benchmarks.results import ROOT, Figure, Report, commit, options
+
+PEERS = {"ray": "Ray actors, by reference", "values": "Ray actors, results seen", "redis": "Redis streams"}
+WORKERS = 3
+PATIENCE_S = 120.0
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One stretch of one system."""
+
+    cpu_ms_per_group: float
+    groups_per_s: float
+
+
+def peer(python: Path, kind: str, span_s: float) -> Measured:
+    """One stretch of a peer, in an environment of its own."""
+    command = [str(python), str(ROOT / "benchmarks" / "peer_hops.py"), kind, str(span_s)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=span_s + PATIENCE_S, cwd=os.sep)
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Measured)
+
+
+def broker(span_s: float) -> Measured:
+    """One stretch of the broker."""
+    cell = measure("after", ROOT, WORKERS, False, span_s, None)
+    return Measured(cell.cpu_ms_per_group, cell.groups_per_s)
+
+
+def figures_of(found: dict[str, list[Measured]]) -> list[Figure]:
+    """Medians, each with the broker's of the same rounds as its baseline."""
+    figures = []
+    for kind, rounds in found.items():
+        for name, unit in (("cpu_ms_per_group", "ms"), ("groups_per_s", "1/s")):
+            values, ours = ([getattr(each, name) for each in of] for of in (rounds, found["broker"]))
+            value, against = statistics.median(values), statistics.median(ours)
+            label = f"{PEERS.get(kind, 'the broker')}: {'CPU per group' if unit == 'ms' else 'groups per second'}"
+            spread = min(values), max(values)
+            is_peer = kind in PEERS
+            baseline, ratio = (against, value / against) if is_peer else (None, None)
+            beside = "the broker" if is_peer else ""
+            figures.append(Figure(label, unit, value, len(values), spread, baseline, beside, ratio, *KINDS))
+    return figures
+
+
+@click.command()
+@options
+@click.option("--python", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.option("--rounds", type=int, default=5, show_default=True)
+def main(quick: bool, path: Path, python: Path, rounds: int) -> None:
+    """Measure and write the figures."""
+    at, started_s = commit(), time.monotonic()
+    span_s, rounds = (4.0, 1) if quick else (10.0, rounds)
+    python = python.absolute()  # not resolved: an environment's is a link
+    found: dict[str, list[Measured]] = {kind: [] for kind in ("broker", *PEERS)}
+    for _ in range(rounds):
+        for kind, rounds_of in found.items():
+            rounds_of.append(broker(span_s) if kind == "broker" else peer(python, kind, span_s))
+            print(kind, rounds_of[-1], flush=True)
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
+    )
+    versions = [line for line in listed.stdout.splitlines() if line.startswith(("ray==", "redis=="))]
+    server = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    settings = {"span_s": span_s, "rounds": rounds, "versions": [*versions, server]}
+    Report("broker_peers", quick, settings, figures_of(found), found, at).finish(path, started_s)
+
+
+if __name__ == "__main__":
+    main()
