@@ -1,0 +1,221 @@
+"""The arithmetic example, trained by this system and by TRL's GRPOTrainer, on the same cores.
+
+    python -m benchmarks.trl_peer --python TRL_ENVIRONMENT/bin/python --json FILE
+
+TRL needs an environment of its own: `python -m venv trl && trl/bin/pip install trl`. Without `--python` one is made in
+`runs/trl`. It measures the newest release; the file has its version.
+
+Both train the same adapter on the same problems, with the same frozen target as the reward: 32 groups of 8 prefixes per
+optimiser step, GRPO without KL and entropy bonus, AdamW at the same constant rate, prefixes of 8 tokens at temperature
+1, completions of 20 tokens at 0.7. TRL's reward function has the target write all 256 completions in one `generate` and
+compares the box as text, which is less than our verifier does. TRL runs with one thread and with two; the better one
+counts. This system runs as it is shipped: learner, broker, weight server, a rollout, two scorers, one thread each.
+
+Rates are those of a run's second half, so that no start counts. The time to the goal is that of training, from the
+first step's begin (here: the first lease's) until the mean reward of the last five steps is 0.80. Arms of a seed run
+one after the other, and seeds are outermost, so that a change of the machine's speed meets all arms."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.results import ROOT, Figure, Report, commit, options
+from prefixrl.common.config.load import load
+
+EXAMPLE = ROOT / "deploy/examples/arithmetic"
+OURS, TRL_1, TRL_2 = "prefixrl", "TRL, 1 thread", "TRL, 2 threads"
+SEEDS, QUICK_SEEDS, QUICK_STEPS = (1, 2, 3, 4, 5), (1,), 12
+RUN_S = 900.0
+"""Longest time for one run."""
+CHANGES = (
+    "algorithm.name=grpo",
+    "algorithm.kl=0.0",
+    "algorithm.entropy=0.0",
+    "learner.warmup_ratio=0.0",
+    "learner.min_lr_ratio=1.0",
+    "checkpoint.every=100000",
+    "evaluation.problems=1",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The choices of a run, the same for all arms."""
+
+    example: str
+    rows: int
+    samples: int
+    prefix_tokens: int
+    temperature: float
+    most_tokens: int
+    target_temperature: float
+    actor_lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    grad_clip: float
+    steps: int
+    goal: float = 0.8
+    span: int = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """The seconds and the reward of every step."""
+
+    arm: str
+    seed: int
+    seconds: list[float]
+    rewards: list[float]
+
+    def rate(self, rows: int) -> float:
+        """Prefixes per second in the second half of the steps."""
+        middle = len(self.seconds) // 2
+        return rows * (len(self.seconds) - 1 - middle) / (self.seconds[-1] - self.seconds[middle])
+
+    def to_goal(self, task: Task) -> tuple[float, int] | None:
+        """Seconds and steps until the mean of the last rewards is the goal; None where it never was."""
+        for last in range(task.span, len(self.rewards) + 1):
+            if statistics.fmean(self.rewards[last - task.span : last]) >= task.goal:
+                return self.seconds[last - 1], last
+        return None
+
+
+def task_of(steps: int) -> Task:
+    config = load(EXAMPLE / "run.toml", CHANGES)
+    return Task(
+        example=str(EXAMPLE),
+        rows=config.algorithm.groups_per_iteration * config.algorithm.samples_per_prompt,
+        samples=config.algorithm.samples_per_prompt,
+        prefix_tokens=config.rollout.prefix_tokens,
+        temperature=config.rollout.temperature,
+        most_tokens=config.scorer.max_new_tokens,
+        target_temperature=config.scorer.temperature,
+        actor_lr=config.learner.actor_lr,
+        betas=config.learner.adam_betas,
+        weight_decay=config.learner.weight_decay,
+        grad_clip=config.learner.grad_clip,
+        steps=steps,
+    )
+
+
+def run_ours(task: Task, seed: int, folder: Path) -> Run:
+    directory = folder / f"ours-{seed}"
+    settings = (*CHANGES, f"directory={directory}", f"seed={seed}", f"algorithm.iterations={task.steps}")
+    flags = [part for each in settings for part in ("--set", each)]
+    command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(EXAMPLE / "run.toml"), *flags]
+    with (folder / f"ours-{seed}.log").open("wb") as log:
+        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=RUN_S, check=True)
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    # The first iteration's samples were begun before it: its own time runs from its first lease on.
+    begun_s = lines[0]["since_start_s"] - lines[0]["waited_s"] - lines[0]["trained_s"]
+    return Run(
+        OURS, seed, [line["since_start_s"] - begun_s for line in lines], [line["figures"]["reward"] for line in lines]
+    )
+
+
+def run_trl(task: Task, seed: int, threads: int, folder: Path, python: Path) -> Run:
+    out = folder / f"trl-{threads}-{seed}.jsonl"
+    command = [str(python), str(ROOT / "benchmarks/trl_arm.py"), "--settings", json.dumps(asdict(task))]
+    command += ["--seed", str(seed), "--threads", str(threads), "--out", str(out)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with out.with_suffix(".log").open("wb") as log:
+        subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=RUN_S, check=True, env=environment)
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    arm = TRL_1 if threads == 1 else TRL_2
+    return Run(arm, seed, [line["seconds"] for line in lines], [line["reward"] for line in lines])
+
+
+def figures_of(runs: Sequence[Run], task: Task) -> list[Figure]:
+    """Rates and times to the goal, ours beside the better of TRL's."""
+
+    def of(arm: str) -> list[Run]:
+        return [run for run in runs if run.arm == arm]
+
+    rates = {arm: [run.rate(task.rows) for run in of(arm)] for arm in (OURS, TRL_1, TRL_2)}
+    best = max((TRL_1, TRL_2), key=lambda arm: statistics.median(rates[arm]))
+    found = [_figure("prefixes written, completed and trained", "prefixes/s", rates[OURS], rates[best], best)]
+    reached = {arm: [run.to_goal(task) for run in of(arm)] for arm in (OURS, TRL_1, TRL_2)}
+    for arm, each in reached.items():
+        share = [float(one is not None) for one in each]
+        found.append(_figure(f"runs that reach the goal, {arm}", "share of runs", share, None, ""))
+    for at, name, unit in ((0, "training time to a reward of 0.80", "s"), (1, "steps to a reward of 0.80", "steps")):
+        values = {arm: [float(one[at]) for one in each if one is not None] for arm, each in reached.items()}
+        peers = [arm for arm in (TRL_1, TRL_2) if values[arm]]
+        if not values[OURS]:
+            continue
+        least = min(peers, key=lambda arm: statistics.median(values[arm])) if peers else ""
+        found.append(_figure(name, unit, values[OURS], values[least] if least else None, least))
+    return found
+
+
+def _figure(name: str, unit: str, ours: list[float], peer: list[float] | None, peer_name: str) -> Figure:
+    value, against = statistics.median(ours), statistics.median(peer) if peer else None
+    return Figure(
+        name=name,
+        unit=unit,
+        value=value,
+        n=len(ours),
+        spread=(min(ours), max(ours)),
+        baseline=against,
+        baseline_name=peer_name,
+        ratio=value / against if against else None,
+        statistic="median",
+        spread_kind="least and largest value",
+    )
+
+
+def made_environment() -> Path:
+    """The Python of an environment with TRL, made where it is missing."""
+    folder = ROOT / "runs/trl"
+    if not (folder / "bin/python").is_file():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(folder / "bin/pip"), "install", "--quiet", "trl"], check=True)
+    return folder / "bin/python"
+
+
+def versions(python: Path) -> dict[str, str]:
+    """The releases in an environment."""
+    names = ("trl", "torch", "transformers")
+    code = f"import json, importlib.metadata as m; print(json.dumps({{n: m.version(n) for n in {names}}}))"
+    return dict(json.loads(subprocess.run([str(python), "-c", code], capture_output=True, check=True).stdout))
+
+
+@click.command()
+@options
+@click.option("--python", type=click.Path(exists=True, path_type=Path), help="Of an environment with TRL.")
+@click.option("--steps", type=int, default=110, show_default=True, help="Most optimiser steps of a run.")
+def main(path: Path, quick: bool, python: Path | None, steps: int) -> None:
+    """Train with both and write the figures."""
+    started_s, measured = time.monotonic(), commit()
+    python = python or made_environment()
+    task, seeds = task_of(QUICK_STEPS if quick else steps), QUICK_SEEDS if quick else SEEDS
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="trl-peer-") as name:
+        for seed in seeds:
+            for threads in (1, 2):
+                runs.append(run_trl(task, seed, threads, Path(name), python))
+                print(
+                    runs[-1].arm, seed, f"{runs[-1].rate(task.rows):.0f} prefixes/s", runs[-1].to_goal(task), flush=True
+                )
+            runs.append(run_ours(task, seed, Path(name)))
+            print(runs[-1].arm, seed, f"{runs[-1].rate(task.rows):.0f} prefixes/s", runs[-1].to_goal(task), flush=True)
+    settings: dict[str, Any] = {
+        "task": asdict(task) | {"example": EXAMPLE.name},
+        "seeds": seeds,
+        "peer": versions(python),
+    }
+    Report("trl_peer", quick, settings, figures_of(runs, task), runs, measured).finish(path, started_s)
+
+
+if __name__ == "__main__":
+    main()
