@@ -7,6 +7,7 @@ from typing import Literal
 
 import click
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.asking import log_warnings
@@ -52,6 +53,7 @@ def serve(options: ServeOptions) -> int:
     config = _servable(config_of(options.run, options.settings))
     weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
     start_logging("prefixrl-serve")
+    disable_progress_bar()
     allow_many_files()
     with listen(options.host, options.port) as socket:
         try:
