@@ -80,14 +80,15 @@ def trainer_of(arguments: argparse.Namespace, note: Any) -> Any:
         use_vllm=False,
     )
 
-    class Watch(TrainerCallback):  # type: ignore[misc]
+    class Watch(TrainerCallback):
         started_s = 0.0
 
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.started_s = time.monotonic()
 
-        def on_log(self, _: Any, __: Any, control: Any, logs: Any = None, **___: Any) -> None:
-            if logs and "reward" in logs:
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            logs = kwargs.get("logs") or {}
+            if "reward" in logs:
                 control.should_training_stop |= note(time.monotonic() - self.started_s, float(logs["reward"]))
 
     model = AutoModelForCausalLM.from_pretrained(example / "adapter", dtype=torch.float32)
@@ -113,14 +114,15 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(arguments.threads)
-    run, rewards = json.loads(arguments.settings), list[float]()
+    run: dict[str, Any] = json.loads(arguments.settings)
+    span, goal, rewards = int(run["span"]), float(run["goal"]), list[float]()
     with arguments.out.open("w", encoding="utf-8") as file:
 
         def note(seconds: float, reward: float) -> bool:
             rewards.append(reward)
             file.write(json.dumps({"seconds": seconds, "reward": reward}) + "\n")
             file.flush()
-            return sum(rewards[-run["span"] :]) / run["span"] >= run["goal"] and len(rewards) >= run["span"]
+            return len(rewards) >= span and sum(rewards[-span:]) / span >= goal
 
         trainer_of(arguments, note).train()
 
