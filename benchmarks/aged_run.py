@@ -5,7 +5,8 @@
 
 The window is filled as soon as it opens, so the ledger itself makes the age: S + 1 batches are sampled at version 0 and
 one at each later version, and iteration t trains what version max(0, t - S) wrote. Each group's prompt and random draws
-follow from its sequence number, so runs of one seed differ in nothing but what is asked of them."""
+follow from its sequence number, and rows are held together in one forward (`bitwise`), so runs of one seed differ in
+nothing but what is asked of them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ import numpy as np
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import Job, JobResult, TokenIds
+from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
 from prefixrl.common.engines.extract import extract_answer
-from prefixrl.common.engines.hf import TransformersEngine
 from prefixrl.common.engines.rendering import Renderer
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages import (
@@ -65,7 +66,7 @@ class Target:
         assert config.scorer.temperature == 0.0, "a sampled completion is no function of its prefix"
         model = config.model_of("scorer")
         self._sampling = Sampling(temperature=0.0, max_new_tokens=config.scorer.max_new_tokens)
-        self._engine = TransformersEngine(model, "cpu", "float32", 1)
+        self._engine = FixedRowsEngine(model, "cpu", "float32", 1)
         self._text = Renderer(model, config.scorer.max_prompt_tokens)
         self._reads = Renderer(config.adapter.model, config.rollout.max_prompt_tokens)
         self._reward = config.reward.function
@@ -117,7 +118,7 @@ class AgedRun:
         rollout = config.rollout.model_copy(update={"control_tokens": "allow"})
         self.models = Models.load(config.model_copy(update={"rollout": rollout}), 0, 1, config.adapter.model)
         self.version = 0
-        self._adapter = TransformersEngine(config.adapter.model, "cpu", "float32", 1)
+        self._adapter = FixedRowsEngine(config.adapter.model, "cpu", "float32", 1)
         self._target = target
         self._digest = installed_digest(self._adapter)
         self._text = Renderer(config.adapter.model, config.rollout.max_prompt_tokens)
@@ -248,7 +249,7 @@ def scored(function_ref: str, question: str, gold: str, text: str) -> Verdict:
     return Verdict(reward=answer.reward, status="ok", extracted="", finish="eos", completion_tokens=0, elapsed_ms=0)
 
 
-def _run(engine: TransformersEngine, job: Job) -> JobResult:
+def _run(engine: FixedRowsEngine, job: Job) -> JobResult:
     engine.submit(job)
     while not (done := engine.step(0.0)):
         pass

@@ -35,6 +35,7 @@ RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
 ITERATIONS, KILLS, KILLS_PER_RUN, POINTS_PER_RUN, GAP_S = 10, 40, 8, 4, 5.0
 MOST_S, MOST_STARTS = 900.0, 40
 SETTINGS = (
+    "bitwise=true",
     f"algorithm.iterations={ITERATIONS}",
     "algorithm.groups_per_iteration=8",
     "checkpoint.every=3",

@@ -25,6 +25,8 @@ VERDICT_BYTES = 1024
 STEP_BYTES = 14
 """Size of a step's score and end."""
 _NEEDS_TARGET = (("prefix",), "there is no target that could continue a fixed prefix")
+SEATED_TASKS = 2
+"""Usual tasks whose rows a transformers engine decodes at once, where they need not stay together."""
 MOST_TASK_BYTES = 48 * 2**20
 """Limit well below that of a message, with room for prompts and texts."""
 
@@ -124,6 +126,10 @@ class RunConfig(Section):
     """prefix: the adapter begins the answer, a frozen target completes it. direct: the adapter writes all of it."""
     seed: NonNegative = 42
     """Seed of every draw of the run: order of problems, samples, new weights."""
+    bitwise: bool = False
+    """Texts are the same bit by bit, whatever comes when and however many workers there are: a transformers engine
+    holds the rows of a task together in one forward, from first tokens to last (docs/reproducibility.md). false: rows
+    are batched continuously, which is faster; a text may then differ where rounding decides a draw."""
     directory: str
     """Folder of everything the run writes; relative to the folder in which the command is started."""
     adapter: AdapterConfig
@@ -176,6 +182,22 @@ class RunConfig(Section):
         ]
         if useless:
             raise ValueError("\n  ".join(useless))
+        return self
+
+    @model_validator(mode="after")
+    def _texts_can_be_bitwise(self) -> "RunConfig":
+        engines = {"rollout.engine": self.rollout.engine, "scorer.engine": self.scorer.engine}
+        wrong = [f'{key} = "{engine}"' for key, engine in engines.items() if engine in ("vllm", "openai")]
+        if self.bitwise and wrong:
+            raise ValueError(
+                f"bitwise = true with {' and '.join(wrong)}: its texts depend on what else is in the batch; leave "
+                f'bitwise out, or use "transformers"'
+            )
+        if self.bitwise and self.rollout.swap == "in_flight":
+            raise ValueError(
+                'bitwise = true with rollout.swap = "in_flight": a text would depend on when new weights come; leave '
+                'bitwise out, or use swap = "drain"'
+            )
         return self
 
     @model_validator(mode="after")
@@ -334,6 +356,10 @@ class RunConfig(Section):
         """Return the number of rows that an engine of this role receives at once."""
         rows = self.rollout.groups_per_task * self.algorithm.samples_per_prompt
         return rows * self.scorer.continuations if role == "scorer" else rows
+
+    def embedded_seats(self, role: str) -> int:
+        """Return the number of rows that a transformers engine of this role decodes at once."""
+        return self.rows_per_job(role) * (1 if self.bitwise else SEATED_TASKS)
 
     def asked(self, role: Literal["rollout", "scorer"]) -> ModelConfig:
         """Return the model of a role and how it is asked; in direct mode both have the adapter."""

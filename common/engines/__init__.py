@@ -9,7 +9,7 @@
 `handover.py`     a prefix on its way from the adapter's tokenizer to the target's
 `extract.py`      the part of a completion that is the answer
 `make.py`         the choice of an engine
-`hf.py`           the embedded engine, by transformers
+`embedded/`       the embedded engines, by transformers
 `simulated.py`    an engine without a model
 `row_jobs.py`     jobs whose rows are written one by one elsewhere: by vLLM, or by an endpoint
 `vllm.py`         the throughput engine; `vllm_setup.py`: its arguments; `vllm_facts.py`: what vLLM makes of them;

@@ -1,7 +1,8 @@
 """The interface between a worker's loop and an engine.
 
 An engine is driven by its worker's loop: `submit` queues a job, `step` does a bounded piece of work (or waits a bounded
-time for it) and returns what finished. A job is one forward's rows: no other job may change their text.
+time for it) and returns what finished. Where an engine `takes_runs`, a job's rows are one forward, and no other job
+changes a bit of their text.
 """
 
 import math

@@ -19,17 +19,22 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
     section = config.rollout if role == "rollout" else config.scorer
     device = section.device
     has_cuda = device != "cpu" and torch.cuda.is_available()
-    if kind == "vllm" or (kind == "auto" and has_cuda and is_vllm_installed()):
+    if kind == "vllm" or (kind == "auto" and has_cuda and not config.bitwise and is_vllm_installed()):
         from prefixrl.common.engines.vllm import VllmEngine
         from prefixrl.common.engines.vllm_setup import resolve
 
         return VllmEngine(resolve(model, role, config))
-    from prefixrl.common.engines.hf import TransformersEngine
+    from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
+    from prefixrl.common.engines.embedded.fixed_rows import FIXED, FixedRowsEngine
 
     if device == "auto":
         device = "cuda" if has_cuda else "cpu"
-    seats = config.rows_per_job(role)
+    dtype, head_dtype, low_rank = "auto", "model", None
     if role == "rollout":
-        learner, low_rank = config.learner, low_rank_of(config)
-        return TransformersEngine(model, device, learner.dtype, section.threads, learner.head_dtype, low_rank, seats)
-    return TransformersEngine(model, device, "auto", section.threads, seats=seats)
+        dtype, head_dtype, low_rank = config.learner.dtype, config.learner.head_dtype, low_rank_of(config)
+    if reason := "bitwise" if config.bitwise else objection(model):
+        rows, threads = config.rows_per_job(role), section.threads
+        engine = FixedRowsEngine(model, device, dtype, threads, head_dtype, low_rank, rows)
+        engine.about = FIXED.format(reason)
+        return engine
+    return TransformersEngine(model, device, dtype, section.threads, head_dtype, low_rank, config.embedded_seats(role))

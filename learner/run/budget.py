@@ -217,7 +217,17 @@ def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | 
     lines = [f"a {role}: {found.weights / GIB:.2f} GiB of weights{of_device}; {cache}"]
     if section.engine == "vllm":
         lines.append(f"a {role}'s batch: {_vllm_batch(section, found.rows, limit)}")
+    else:
+        lines.append(f"a {role}'s batch: {_embedded_batch(config, role)}")
     return lines
+
+
+def _embedded_batch(config: RunConfig, role: str) -> str:
+    """Return how the rows of a transformers engine share its forwards."""
+    rows, whose = config.embedded_seats(role), "by transformers, " * (section_of(config, role).engine == "auto")
+    if config.bitwise:
+        return f"{whose}the {rows} rows of a task are one forward, for texts that are the same bit by bit (bitwise)"
+    return f"{whose}{rows} rows at once, which join and leave between tokens; bitwise = true would hold tasks together"
 
 
 def _vllm_batch(section: EngineConfig, rows: int, limit: int | None) -> str:
@@ -265,8 +275,8 @@ def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) 
     weights = (on_disk if role == "scorer" else 0) or width * known[0]
     sampled = config.max_sampled_tokens
     row_tokens = prompt_tokens + sampled + (config.scorer.max_new_tokens if role == "scorer" else 0)
-    is_transformers = section.engine == "transformers"
-    rows = config.rows_per_job(role) if is_transformers else section.vllm.max_num_seqs or _vllm_rows(limit)
+    is_transformers = config.bitwise or section.engine == "transformers"
+    rows = config.embedded_seats(role) if is_transformers else section.vllm.max_num_seqs or _vllm_rows(limit)
     shape = shape_of(model)
     token_cache = shape.cache_bytes(width) if shape else 0
     room = None if limit is None or section.device == "cpu" else int(limit * _share(config, role, limit))

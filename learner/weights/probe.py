@@ -13,7 +13,7 @@ import torch
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import Job, TokenIds
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.rendering import Renderer
 from prefixrl.common.engines.vllm_setup import PROBE_ROOM_TOKENS
 from prefixrl.common.seeds import derive

@@ -9,7 +9,7 @@ from benchmarks import aged_run
 from benchmarks.aged_run import Target
 from benchmarks.openings.arms import RUN_FILE, Iteration, Outcome, Setting, Size, config_of, run_arm
 from prefixrl.common.engines.base import Job, JobResult
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
 from prefixrl.common.wire.messages import Prompt
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.deploy.examples.letters.problems import OPERATIONS
@@ -25,7 +25,7 @@ def test_a_prefix_reaches_the_target_as_text_and_a_verdict_is_made_once(monkeypa
     asked: list[Job] = []
     run = aged_run._run
 
-    def watched(engine: TransformersEngine, job: Job) -> JobResult:
+    def watched(engine: FixedRowsEngine, job: Job) -> JobResult:
         asked.append(job)
         return run(engine, job)
 

@@ -20,7 +20,13 @@ from support.run_helper import ROOT, SMALL, finish, launched, wait_for
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
-SETTINGS = ("evaluation.every=2", "algorithm.iterations=6", "checkpoint.keep=9", "checkpoint.keep_best=1")
+SETTINGS = (
+    "bitwise=true",
+    "evaluation.every=2",
+    "algorithm.iterations=6",
+    "checkpoint.keep=9",
+    "checkpoint.keep_best=1",
+)
 EXAMPLE = ROOT / "deploy/examples/arithmetic"
 ALL_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")
 

@@ -22,6 +22,7 @@ TOLERANCE = 1e-5
 RUN_FILE = f"""
 directory = "run"
 seed = 11
+bitwise = true
 
 [adapter]
 model = "{EXAMPLE}/adapter"

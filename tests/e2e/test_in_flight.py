@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.engines.base import JobResult
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from support import in_flight_run
 from support.fakes import wait_until
 
@@ -27,12 +27,12 @@ class Held(TransformersEngine):
     """Version of the newest token of the first answer."""
 
     def step(self, timeout_s: float) -> list[JobResult]:
-        running = self._running
-        if self.is_first and running and len(running.tokens) // PART_TOKENS > self._version:
+        rows = [*self._seated, *self._uncached]
+        if self.is_first and rows and len(rows[0].tokens) // PART_TOKENS > self._version:
             time.sleep(0.005)
             return []
         done = super().step(timeout_s)
-        if self._running or done:
+        if rows or done:
             self.newest = self._version
         self.is_first = self.is_first and not done
         return done
@@ -44,7 +44,7 @@ def test_answers_that_cross_updates_are_recorded_token_by_token_and_never_older_
     Then the learner waits for it, and none overtakes it.
     """
     here = in_flight_run.world(tmp_path, ANSWER_TOKENS, iterations=8)
-    held = Held(str(here.model), "cpu", "float32", 1)
+    held = Held(str(here.model), "cpu", "float32", 1, seats=1)
 
     def until_written(iteration: int) -> None:
         wait_until(lambda: not held.is_first or held.newest >= iteration, "a token", 120.0)

@@ -58,7 +58,7 @@ def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path, model: Path
 
 def test_a_run_whose_scorer_was_killed_ends_with_the_same_adapter(tmp_path: Path, model: Path) -> None:
     strict = (*SMALL, *process(model), "algorithm.iterations=6", "algorithm.max_staleness=0", "checkpoint.every=3")
-    strict += ("scorer.prm.coefficient=0.5", "scorer.prm.outcome_coefficient=0.5")
+    strict += ("bitwise=true", "scorer.prm.coefficient=0.5", "scorer.prm.outcome_coefficient=0.5")
     with launched(tmp_path / "whole", *strict, run_file=RUN_FILE) as run:
         check_books(finish(run, tmp_path / "whole"), tmp_path / "whole")
     with launched(tmp_path / "killed", *strict, run_file=RUN_FILE) as run:

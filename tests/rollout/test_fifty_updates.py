@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import prune
 from prefixrl.common.weights.snapshot import describe, write_snapshot

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import AdapterEngine
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.messages import (

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from benchmarks.results import Figure, Report, commit
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.learner.run import budget

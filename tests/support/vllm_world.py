@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import Continuation, Job, JobResult, TokenIds
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.engines.vllm import VllmEngine
 from prefixrl.common.seeds import row_uniforms

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from prefixrl.common.engines.hf import truncated
+from prefixrl.common.engines.embedded.drawing import truncated
 from prefixrl.common.engines.vllm import VllmEngine
 from prefixrl.common.errors import UserError
 from prefixrl.common.wire.messages import Sampling

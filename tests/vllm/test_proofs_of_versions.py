@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.wire.messages import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
 from prefixrl.learner.broker.proofs import Checksums, judge

@@ -133,6 +133,23 @@ def test_an_engine_that_cannot_swap_in_flight_is_refused_with_both_named(run_fil
     assert load(run_file, ("rollout.swap=in_flight",)).rollout.swap == "in_flight"
 
 
+def test_bitwise_texts_are_refused_where_they_could_not_be_kept(run_file: Path) -> None:
+    for setting in ("rollout.engine=vllm", "scorer.engine=vllm"):
+        with pytest.raises(ConfigError, match=r'bitwise = true with \w+.engine = "vllm".*leave bitwise out'):
+            load(run_file, ("bitwise=true", setting))
+    with pytest.raises(ConfigError, match=r'bitwise = true with rollout.swap = "in_flight".*use swap = "drain"'):
+        load(run_file, ("bitwise=true", "rollout.swap=in_flight"))
+    assert load(run_file, ("bitwise=true", "scorer.engine=simulated")).bitwise
+
+
+def test_an_embedded_engine_seats_two_tasks_and_with_bitwise_one(run_file: Path) -> None:
+    settings = ("rollout.groups_per_task=4", "algorithm.samples_per_prompt=8", "scorer.continuations=3")
+    config = load(run_file, settings)
+    assert (config.embedded_seats("rollout"), config.embedded_seats("scorer")) == (64, 192)
+    bitwise = load(run_file, (*settings, "bitwise=true"))
+    assert (bitwise.embedded_seats("rollout"), bitwise.embedded_seats("scorer")) == (32, 96)
+
+
 def test_a_task_whose_result_no_message_could_carry_is_refused(run_file: Path) -> None:
     settings = ("rollout.groups_per_task=64", "algorithm.samples_per_prompt=64")
     with pytest.raises(ConfigError, match=r"groups_per_task = 64 .* may have 64 MiB, allowed are 48"):

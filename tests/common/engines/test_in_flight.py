@@ -10,11 +10,13 @@ from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.worker_sections import SimulatedConfig
 from prefixrl.common.engines import simulated as engine_simulated
 from prefixrl.common.engines.base import Continuation, Job, spans_of
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
+from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages import Sampling
 from support import versioned
+from support.embedded_jobs import EmbeddedEngines
 from support.fakes import SteppedClock
 
 TOKENS = 30
@@ -31,14 +33,19 @@ def job(stops: frozenset[int] = frozenset()) -> Job:
     return Job("a", PROMPTS, draws, Sampling(temperature=1.0, max_new_tokens=TOKENS), stops)
 
 
+@pytest.fixture(params=[TransformersEngine, FixedRowsEngine], ids=["continuous", "fixed rows"])
+def engine(request: pytest.FixtureRequest, folder: Path) -> EmbeddedEngines:
+    loaded: EmbeddedEngines = request.param(str(folder), "cpu", "float32", 1)
+    return loaded
+
+
 def crossing(
-    folder: Path, installs: dict[int, int], stops: frozenset[int] = frozenset()
+    engine: EmbeddedEngines, installs: dict[int, int], stops: frozenset[int] = frozenset()
 ) -> tuple[tuple[Continuation, ...], dict[int, dict[str, torch.Tensor]]]:
     """Rows of a job in which version `installs[step]` is installed before that decoding step.
 
     The weights by version.
     """
-    engine = TransformersEngine(str(folder), "cpu", "float32", 1)
     initial = {name: tensor.clone() for name, tensor in engine.weights().items()}
     weights = {0: initial} | {each: versioned.version(initial, each) for each in installs.values()}
     engine.submit(job(stops))
@@ -50,17 +57,17 @@ def crossing(
     raise AssertionError("the job did not end")
 
 
-def test_every_token_is_of_the_version_of_its_span(folder: Path) -> None:
-    rows, _ = crossing(folder, {7: 1, 8: 2, 20: 5})
+def test_every_token_is_of_the_version_of_its_span(engine: EmbeddedEngines) -> None:
+    rows, _ = crossing(engine, {7: 1, 8: 2, 20: 5})
     for row in rows:
         assert row.spans == ((0, 7), (1, 1), (2, 12), (5, 10))
         assert spans_of(versioned.written_by(row.tokens).tolist()) == row.spans
 
 
 def test_logprobs_are_those_of_the_version_that_sampled_each_token_with_nothing_left_of_the_old_one(
-    folder: Path,
+    engine: EmbeddedEngines, folder: Path
 ) -> None:
-    rows, weights = crossing(folder, {7: 1, 20: 5})
+    rows, weights = crossing(engine, {7: 1, 20: 5})
     for prompt, row in zip(PROMPTS, rows, strict=True):
         place, text = 0, np.concatenate([prompt, row.tokens])
         for version, size in row.spans:
@@ -71,21 +78,20 @@ def test_logprobs_are_those_of_the_version_that_sampled_each_token_with_nothing_
         assert row.logprobs.std() > 0.1, "there is something to compare"
 
 
-def test_a_row_that_ended_before_the_swap_is_of_one_version(folder: Path) -> None:
-    (*plain,) = crossing(folder, {})[0]
+def test_a_row_that_ended_before_the_swap_is_of_one_version(engine: EmbeddedEngines) -> None:
+    (*plain,) = crossing(engine, {})[0]
     ended = int(plain[0].tokens[5])
-    rows, _ = crossing(folder, {20: 1}, frozenset({ended}))
+    rows, _ = crossing(engine, {20: 1}, frozenset({ended}))
     short = [row for row in rows if row.tokens.size < 20]
     assert short and all(row.spans == ((0, row.tokens.size),) for row in short)
 
 
-def test_weights_installed_before_the_first_token_write_all_of_them(folder: Path) -> None:
-    rows, _ = crossing(folder, {0: 3})
+def test_weights_installed_before_the_first_token_write_all_of_them(engine: EmbeddedEngines) -> None:
+    rows, _ = crossing(engine, {0: 3})
     assert {row.spans for row in rows} == {((3, TOKENS),)}
 
 
-def test_weights_no_token_was_sampled_with_have_no_span(folder: Path) -> None:
-    engine = TransformersEngine(str(folder), "cpu", "float32", 1)
+def test_weights_no_token_was_sampled_with_have_no_span(engine: EmbeddedEngines) -> None:
     initial = {name: tensor.clone() for name, tensor in engine.weights().items()}
     engine.submit(job())
     for _ in range(4):

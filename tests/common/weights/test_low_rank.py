@@ -10,7 +10,7 @@ from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.weights.low_rank import is_low_rank, pairs, published_name

@@ -9,7 +9,7 @@ import torch
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import Job
-from prefixrl.common.engines.hf import TransformersEngine
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.rendering import renderer_of
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages import Sampling

@@ -1,0 +1,292 @@
+"""The embedded engine: transformers, rows batched continuously.
+
+    submit ──▶ rows wait ──▶ prefill: their texts ──▶ seated ──▶ one token per step ──▶ ended ──▶ result of their job
+                                 ▲ what the rows of a job share, once │
+                                 └──── weights installed in between ◀─┘
+
+A row that has ended leaves the forward, and one that waits takes its seat: no row waits for another's end. Tokens are
+drawn by inverting the cumulative distribution at the row's own uniforms, so what runs beside a row changes its draws
+only by the rounding of its logits. Where texts must be equal bit by bit, `bitwise` takes `fixed_rows.py` instead.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from prefixrl.common.engines.base import Continuation, Job, JobResult, TokenIds, room_of, spans_of
+from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
+from prefixrl.common.engines.embedded.held_model import EmbeddedEngine
+from prefixrl.common.engines.embedded.prefill import prefill
+from prefixrl.common.engines.embedded.row_cache import RowCache
+from prefixrl.common.weights.low_rank import LowRank
+from prefixrl.common.wire.messages import Finish, Sampling
+
+SEATS = 128
+JOIN_SHARE, JOIN_STEPS = 1 / 4, 4
+"""Rows join when they are so many for each seated one, or have waited so many steps: each join is a forward of its own,
+and its fixed costs are as high as those of a step."""
+PREFILL_TOKENS = 8192
+"""Most tokens, padding included, of rows that join in one step: a forward's memory grows with them."""
+DRAW_CELLS = 2**25
+"""Most logits, over rows and vocabulary, of one draw."""
+PLAIN = {"llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
+"""Types of models whose layers know of positions only by `position_ids`, and only hand a mask on."""
+
+
+@dataclass(eq=False)
+class _Kind:
+    """The settings of a draw; rows of one kind are drawn together."""
+
+    sampling: Sampling
+    masked_tokens: frozenset[int]
+
+
+@dataclass(eq=False)
+class _Open:
+    """A job with rows that have not ended."""
+
+    job: Job
+    kind: _Kind
+    left: int
+    """Rows that have not ended."""
+    started_s: float | None = None
+    """Time at which its first row took a seat."""
+    rows: dict[int, Continuation] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class _Row:
+    """A row that has not ended."""
+
+    entry: _Open
+    index: int
+    draws: NDArray[np.float64]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> TokenIds:
+        """Its prompt and what is written so far."""
+        prompt = self.entry.job.rows[self.index]
+        return np.concatenate([prompt, np.asarray(self.tokens, np.int32)]) if self.tokens else prompt
+
+    @property
+    def size(self) -> int:
+        """Number of tokens of its text."""
+        return self.entry.job.rows[self.index].size + len(self.tokens)
+
+    @property
+    def has_stopped(self) -> bool:
+        """True if its newest token ends a text."""
+        return self.tokens[-1] in self.entry.job.stop_tokens
+
+    @property
+    def has_ended(self) -> bool:
+        """True if no token follows."""
+        return self.has_stopped or len(self.tokens) == self.entry.job.sampling.max_new_tokens
+
+    def continuation(self) -> Continuation:
+        """Return what was written."""
+        finish: Finish = "eos" if self.has_stopped else "length"
+        tokens, logprobs = np.asarray(self.tokens, np.int32), np.asarray(self.logprobs, np.float32)
+        return Continuation(tokens, logprobs, finish, spans_of(self.versions))
+
+
+class TransformersEngine(EmbeddedEngine):
+    """Embedded engine whose rows take a seat as soon as one is free."""
+
+    takes_runs = False
+
+    def __init__(
+        self,
+        model: str,
+        device: str,
+        dtype: str,
+        threads: int,
+        head_dtype: str = "model",
+        low_rank: LowRank | None = None,
+        seats: int = SEATS,
+    ) -> None:
+        super().__init__(model, device, dtype, threads, head_dtype, low_rank)
+        self.seats, self.room = seats, room_of(seats)
+        self.about = f"rows batched continuously, {seats} at once"
+        self._open: dict[str, _Open] = {}
+        self._kinds: dict[tuple[Sampling, frozenset[int]], _Kind] = {}
+        self._queue: deque[_Row] = deque()
+        """Rows that wait for a seat."""
+        self._uncached: deque[_Row] = deque()
+        """Rows in a seat whose keys and values must be computed anew."""
+        self._seated: list[_Row] = []
+        """Rows of the cache, in its order."""
+        self._steps_waited = 0
+        """Steps for which rows have waited to join, though there were seats."""
+        self._cache = RowCache()
+        config = self._model.config
+        self._is_plain = config.model_type in PLAIN and set(_layers(config)) == {DynamicLayer}
+        self._takes_masks = self._is_plain and config._attn_implementation == "sdpa"
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting_rows(self) -> int:
+        """Number of rows that wait for a seat."""
+        return len(self._queue)
+
+    def rows_left(self, key: str) -> int:
+        """Return how many rows of a job have not ended; 0 for an unknown one."""
+        return self._open[key].left if key in self._open else 0
+
+    def submit(self, job: Job) -> None:
+        """Queue the rows of a job; each joins when a seat is free."""
+        drawn = (_settings(job.sampling), job.masked_tokens)
+        kind = self._kinds.setdefault(drawn, _Kind(*drawn))
+        entry = self._open[job.key] = _Open(job, kind, len(job.rows))
+        self._queue.extend(_Row(entry, index, job.uniforms[index]) for index in range(len(job.rows)))
+
+    def cancel(self, key: str) -> bool:
+        """Drop a job of which no row has a seat yet; False when one has, or it is unknown."""
+        if key not in self._open or self._open[key].started_s is not None:
+            return False
+        entry = self._open.pop(key)
+        self._queue = deque(row for row in self._queue if row.entry is not entry)
+        return True
+
+    # --- decoding ----------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self, timeout_s: float) -> list[JobResult]:
+        """Give every seated row a token, and newcomers their first; there is nothing to wait `timeout_s` for."""
+        done = self._decode() if self._seated else []
+        if joining := self._joining():
+            done += self._join(joining)
+        if not self._open:
+            self._kinds.clear()
+        return done
+
+    def _decode(self) -> list[JobResult]:
+        started_s, rows = time.monotonic(), self._seated
+        mask = self._cache.begin_step()
+        output = self._model(
+            input_ids=torch.tensor([[row.tokens[-1]] for row in rows], device=self._device),
+            attention_mask=mask[:, None, None] if self._takes_masks else mask,
+            position_ids=torch.tensor([[row.size - 1] for row in rows], device=self._device),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._cache.end_step()
+        ended = self._write(rows, output.logits[:, -1])
+        self.busy_row_s += len(rows) * (time.monotonic() - started_s)
+        done = [rows[place] for place in ended]
+        for into, place in self._cache.leave(ended):
+            rows[into] = rows[place]
+        del rows[len(rows) - len(ended) :]
+        return self._results(done)
+
+    def _joining(self) -> list[_Row]:
+        """Take the rows out of the queues that join in this step."""
+        free = self.seats - len(self._seated) - len(self._uncached)
+        ready = len(self._uncached) + min(free, len(self._queue))
+        self._steps_waited += 1 if ready else 0
+        is_worth_it = ready >= JOIN_SHARE * len(self._seated) or self._steps_waited > JOIN_STEPS
+        if not ready or not (is_worth_it or self._uncached):
+            return []
+        self._steps_waited = 0
+        taken: list[_Row] = []
+        texts, longest = set[bytes](), 0
+        while len(taken) < ready:
+            queue = self._uncached or self._queue
+            text = queue[0].text
+            texts.add(text.tobytes())
+            longest = max(longest, text.size)
+            if taken and longest * len(texts) > PREFILL_TOKENS:
+                break
+            taken.append(queue.popleft())
+        return taken
+
+    def _join(self, rows: list[_Row]) -> list[JobResult]:
+        """Compute the texts of rows, draw their next tokens, and seat those that have not ended."""
+        started_s = time.monotonic()
+        for row in rows:
+            row.entry.started_s = row.entry.started_s or started_s
+        found = prefill(self._model, [row.text for row in rows], [row.entry.job.key for row in rows], self._is_plain)
+        ended = set(self._write(rows, found.logits[found.source]))
+        staying = [place for place in range(len(rows)) if place not in ended]
+        if staying:
+            self._cache.join(found.layers, found.mask, [found.source[place] for place in staying])
+        self.busy_row_s += (len(self._seated) + len(rows)) * (time.monotonic() - started_s)
+        self._seated += [rows[place] for place in staying]
+        return self._results([rows[place] for place in sorted(ended)])
+
+    def _write(self, rows: Sequence[_Row], logits: torch.Tensor) -> list[int]:
+        """Draw the next token of rows; return the places of those that have ended with it."""
+        most = max(1, DRAW_CELLS // logits.shape[1])
+        for kind in dict.fromkeys(row.entry.kind for row in rows):
+            places = [place for place, row in enumerate(rows) if row.entry.kind is kind]
+            for first in range(0, len(places), most):
+                self._draw(kind, rows, places[first : first + most], logits)
+        self.progress += len(rows)
+        self.tokens += len(rows)
+        return [place for place, row in enumerate(rows) if row.has_ended]
+
+    def _draw(self, kind: _Kind, rows: Sequence[_Row], places: list[int], logits: torch.Tensor) -> None:
+        uniforms = np.asarray([rows[place].draws[len(rows[place].tokens)] for place in places])
+        own = logits if len(places) == len(rows) else logits[places]
+        own = truncated(masked(own, kind.masked_tokens), kind.sampling)
+        tokens, logprobs = draw(own, kind.sampling.temperature, uniforms)
+        for place, token, logprob in zip(places, tokens.tolist(), logprobs.tolist(), strict=True):
+            rows[place].tokens.append(token)
+            rows[place].logprobs.append(logprob)
+            rows[place].versions.append(self._version)
+
+    def _results(self, ended: Sequence[_Row]) -> list[JobResult]:
+        """Note the ends of rows; return the jobs that have ended with them."""
+        done: list[JobResult] = []
+        for row in ended:
+            entry, key = row.entry, row.entry.job.key
+            entry.rows[row.index] = row.continuation()
+            entry.left -= 1
+            if not entry.left:
+                assert entry.started_s is not None
+                del self._open[key]
+                written = tuple(entry.rows[index] for index in range(len(entry.rows)))
+                done.append(JobResult(key, written, time.monotonic() - entry.started_s))
+        return done
+
+    def _forget_cached(self) -> None:
+        self._uncached.extendleft(reversed(self._seated))
+        self._seated = []
+        self._cache.clear()
+
+
+def _settings(sampling: Sampling) -> Sampling:
+    """Return what decides on a draw: everything but the length."""
+    return msgspec.structs.replace(sampling, max_new_tokens=1)
+
+
+def objection(model: str) -> str:
+    """Return why the rows of a model cannot be batched continuously, "" if they can."""
+    try:
+        config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError):
+        return ""  # the engine that loads it says what is wrong
+    text, found = config.get_text_config(decoder=True), MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if getattr(found, "_is_stateful", False) or not set(_layers(config)) <= {DynamicLayer, DynamicSlidingWindowLayer}:
+        return f"{config.model_type}: it keeps more of a text than keys and values"
+    if getattr(text, "attention_chunk_size", None) or getattr(text, "num_kv_shared_layers", None):
+        return f"{config.model_type}: its layers have chunks or keys in common"
+    return ""
+
+
+def _layers(config: PreTrainedConfig) -> list[type]:
+    """Return the kinds of cache that the layers of a model have."""
+    return [type(layer) for layer in DynamicCache(config=config).layers]

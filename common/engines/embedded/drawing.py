@@ -1,0 +1,62 @@
+"""The draw of tokens, by inverting the cumulative distribution at uniforms that are given. Pure.
+
+No generator has a state, and nothing of a model's generation_config can change a draw.
+"""
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from prefixrl.common.wire.messages import Sampling
+
+
+def masked(logits: torch.Tensor, tokens: frozenset[int]) -> torch.Tensor:
+    """Return logits (rows, vocabulary), -inf at the given tokens."""
+    return logits.index_fill(-1, _index(tokens, logits.device), -math.inf) if tokens else logits
+
+
+@lru_cache(maxsize=8)
+def _index(tokens: frozenset[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(sorted(tokens), device=device)
+
+
+def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Return logits (rows, vocabulary) of the tokens that may be drawn, -inf elsewhere."""
+    # The order is vLLM's: at the temperature, first min_p, then top_k, then top_p.
+    is_whole = sampling.top_k == 0 and sampling.top_p == 1.0 and sampling.min_p == 0.0
+    if is_whole or sampling.temperature == 0.0:
+        return logits
+    kept = logits.float() / sampling.temperature
+    least = kept.max(dim=-1, keepdim=True).values + math.log(max(sampling.min_p, 1e-300))
+    kept = kept.masked_fill(kept < least, -math.inf)
+    if 0 < sampling.top_k < kept.shape[-1]:
+        smallest = kept.topk(sampling.top_k, dim=-1).values[:, -1:]
+        kept = kept.masked_fill(kept < smallest, -math.inf)
+    if sampling.top_p < 1.0:
+        ordered, order = kept.sort(dim=-1, descending=True)
+        before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)
+        ordered = ordered.masked_fill(before >= sampling.top_p, -math.inf)
+        kept = torch.empty_like(kept).scatter_(-1, order, ordered)
+    return kept * sampling.temperature
+
+
+def draw(
+    logits: torch.Tensor, temperature: float, uniforms: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Draw a token per row by inverting the cumulative distribution; greedy at temperature 0.
+
+    `logits` are (rows, vocabulary), `uniforms` (rows,) draws in [0, 1). Returned are the tokens (rows,) and their
+    logprobs (rows,) under the distribution drawn from (at temperature 1 when greedy).
+    """
+    table = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
+    if temperature == 0.0:
+        chosen = table.argmax(dim=-1)
+    else:
+        cumulative = table.double().exp().cumsum(dim=-1)
+        points = torch.from_numpy(uniforms).to(cumulative.device).unsqueeze(1) * cumulative[:, -1:]
+        chosen = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp(max=table.shape[1] - 1)
+    picked = table.gather(1, chosen.unsqueeze(1))[:, 0]
+    return chosen.cpu().numpy(), picked.clamp(max=0.0).cpu().numpy()

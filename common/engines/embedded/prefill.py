@@ -1,0 +1,112 @@
+"""The first forward of rows: their texts, each part that several share computed once.
+
+    texts of a job   [question .......][prefix a]        heads  [question .......]     once per job
+                     [question .......][prefix b]        tails  [prefix a]             once per different text
+                     [question .......][prefix b]               [prefix b]
+
+Equal texts are one row of the forward. What the texts of a job have in common at their beginning is a forward of its
+own where that saves half of the tokens; a model with sliding windows computes whole texts, since the padding between
+head and tail would count as part of its window.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from prefixrl.common.engines.base import TokenIds
+from prefixrl.common.engines.embedded.row_cache import KeysAndValues
+
+WORTH = 0.5
+"""Least share of the tokens that heads of their own must save, since they are one more forward."""
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """Keys and values of texts, and the logits of what follows them."""
+
+    layers: list[KeysAndValues]
+    mask: torch.Tensor
+    """Tokens apart from padding, shape (different texts, columns); every row ends with the last column."""
+    logits: torch.Tensor
+    """Of the token after each text, shape (different texts, vocabulary)."""
+    source: list[int]
+    """Row of each text that was asked for."""
+
+
+def prefill(model: PreTrainedModel, texts: Sequence[TokenIds], jobs: Sequence[Hashable], may_split: bool) -> Prefilled:
+    """Compute texts; those of one job may have a head in common."""
+    rows: dict[bytes, int] = {}
+    source = [rows.setdefault(text.tobytes(), len(rows)) for text in texts]
+    first = [source.index(row) for row in range(len(rows))]
+    texts, jobs = [texts[place] for place in first], [jobs[place] for place in first]
+    sizes = head_sizes(texts, jobs) if may_split else [0] * len(texts)
+    heads: dict[bytes, int] = {}
+    head_of = [heads.setdefault(text[:size].tobytes(), len(heads)) for text, size in zip(texts, sizes, strict=True)]
+    cache, device = DynamicCache(), model.device
+    mask = torch.zeros(len(texts), 0, dtype=torch.bool, device=device)
+    if any(sizes):
+        ids, head_mask = padded([np.frombuffer(head, np.int32) for head in heads], device)
+        _forward(model, ids, head_mask, _positions(head_mask), cache)
+        index = torch.tensor(head_of, device=device)
+        cache.batch_select_indices(index)
+        mask = head_mask[index]
+    ids, tail_mask = padded([text[size:] for text, size in zip(texts, sizes, strict=True)], device)
+    positions = _positions(tail_mask) + torch.tensor(sizes, device=device).unsqueeze(1)
+    mask = torch.cat([mask, tail_mask], dim=1)
+    logits = _forward(model, ids, mask, positions, cache)
+    return Prefilled([(keys, values) for keys, values, _ in cache], mask, logits, source)
+
+
+def head_sizes(texts: Sequence[TokenIds], jobs: Sequence[Hashable]) -> list[int]:
+    """Return how many tokens of each text are computed once for its job; 0 where that saves too little."""
+    of_job: dict[Hashable, list[int]] = {}
+    for place, job in enumerate(jobs):
+        of_job.setdefault(job, []).append(place)
+    sizes, saved = [0] * len(texts), 0
+    for places in of_job.values():
+        size = _common([texts[place] for place in places]) if len(places) > 1 else 0
+        saved += size * (len(places) - 1)
+        for place in places:
+            sizes[place] = size
+    return sizes if saved >= WORTH * sum(text.size for text in texts) else [0] * len(texts)
+
+
+def _common(texts: Sequence[TokenIds]) -> int:
+    """Return the number of first tokens that texts have in common; one at least is left of each."""
+    least = min(text.size for text in texts) - 1
+    table = np.stack([text[:least] for text in texts])
+    differ = (table != table[0]).any(axis=0)
+    return int(differ.argmax()) if differ.any() else least
+
+
+def padded(texts: Sequence[TokenIds], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids and mask of texts, padded on the left, shape (texts, longest)."""
+    longest = max(text.size for text in texts)
+    ids = np.zeros((len(texts), longest), dtype=np.int64)
+    mask = np.zeros((len(texts), longest), dtype=bool)
+    for row, text in enumerate(texts):
+        ids[row, longest - text.size :] = text
+        mask[row, longest - text.size :] = True
+    return torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _forward(
+    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache
+) -> torch.Tensor:
+    output = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    logits: torch.Tensor = output.logits[:, -1]
+    return logits

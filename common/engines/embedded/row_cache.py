@@ -1,0 +1,165 @@
+"""Keys and values of rows that join and leave, in one block per layer.
+
+    columns     0 .. low ........................ at ... capacity
+    row 0           |          [text ...........]|
+    row 1           |[text .....................]|          the next forward writes column `at` of every row
+    row 2           |    [head .....]  [tail ...]|          what stands between and before is hidden by the mask
+
+All rows end at the same column, so a decoding step writes one column in place and copies nothing of what is there. A
+row that leaves is overwritten by the last one. What stands left of `low` is of rows that have left; the blocks are
+made anew, twice as wide as what is in use, when they are full: as rarely as if they only grew.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+"""Of one layer, shape (rows, heads, columns, size of a head) each."""
+LEAST_COLUMNS = 64
+
+
+@dataclass
+class _Place:
+    """The part of the blocks that is in use."""
+
+    rows: int = 0
+    low: int = 0
+    """First column of the longest row."""
+    at: int = 0
+    """Column of the next token."""
+    starts: list[int] = field(default_factory=list)
+    """First column of each row."""
+
+
+class _Block(CacheLayerMixin):
+    """Keys and values of one layer."""
+
+    is_sliding = False  # all columns are kept: a sliding window is in the model's own mask
+
+    def __init__(self, place: _Place, like: KeysAndValues) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._place = place
+        self.held: KeysAndValues = (like[0][:0, :, :0], like[1][:0, :, :0])
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        raise AssertionError("rows join before they are decoded")
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, low, at = self._place.rows, self._place.low, self._place.at
+        keys, values = self.held
+        keys[:rows, :, at : at + 1] = key_states
+        values[:rows, :, at : at + 1] = value_states
+        return keys[:rows, :, low : at + 1], values[:rows, :, low : at + 1]
+
+    def get_seq_length(self) -> int:
+        return self._place.at - self._place.low
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class RowCache(Cache):
+    """The rows under way, in the order in which the next forward takes them."""
+
+    def __init__(self) -> None:
+        self._place = _Place()
+        self._blocks: list[_Block] = []
+        super().__init__(layers=self._blocks)  # type: ignore[arg-type]
+        self._mask = torch.zeros(0, 0, dtype=torch.bool)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self._place.rows
+
+    def clear(self) -> None:
+        """Let all rows leave."""
+        place = self._place
+        place.rows, place.low, place.at = 0, 0, 0
+        place.starts.clear()
+
+    def join(self, computed: Sequence[KeysAndValues], mask: torch.Tensor, source: Sequence[int]) -> None:
+        """Append rows: the i-th is row `source[i]` of what a forward computed, layer by layer.
+
+        `mask` (rows of that forward, columns) tells its tokens from padding; every row ends with its last column.
+        """
+        place, width = self._place, mask.shape[1]
+        first, after = place.rows, place.rows + len(source)
+        if not self._blocks:
+            self._blocks += [_Block(place, each) for each in computed]
+            self._mask = self._mask.to(mask.device)
+        self._make_room(after, width)
+        index = torch.tensor(source, device=mask.device)
+        begin = place.at - width
+        for block, layer in zip(self._blocks, computed, strict=True):
+            for held, own in zip(block.held, layer, strict=True):
+                held[first:after, :, begin : place.at] = own[index]
+        self._mask[first:after] = False
+        self._mask[first:after, begin : place.at] = mask[index]
+        padding = mask.int().argmax(dim=1).tolist()
+        place.starts += [begin + padding[each] for each in source]
+        place.rows, place.low = after, min(place.starts)
+
+    def begin_step(self) -> torch.Tensor:
+        """Open a column for one more token of every row; return the mask of the forward that fills it."""
+        place = self._place
+        self._make_room(place.rows, 0)
+        self._mask[: place.rows, place.at] = True
+        return self._mask[: place.rows, place.low : place.at + 1]
+
+    def end_step(self) -> None:
+        """Keep the column that the forward filled."""
+        self._place.at += 1
+
+    def leave(self, gone: Sequence[int]) -> list[tuple[int, int]]:
+        """Let rows leave; return pairs (place, row) of the rows that were moved into their places."""
+        place, left = self._place, self._place.rows - len(gone)
+        holes = [row for row in gone if row < left]
+        movers = sorted(set(range(left, place.rows)) - set(gone))
+        moved = list(zip(holes, movers, strict=True))
+        if moved:
+            into, row = torch.tensor(moved, device=self._mask.device).T
+            used = slice(place.low, place.at)
+            for block in self._blocks:
+                for held in block.held:
+                    held[into, :, used] = held[row, :, used]
+            self._mask[into] = self._mask[row]
+            for hole, mover in moved:
+                place.starts[hole] = place.starts[mover]
+        del place.starts[left:]
+        place.rows, place.low = left, min(place.starts, default=place.at)
+        return moved
+
+    def _make_room(self, rows: int, width: int) -> None:
+        """Make room for so many rows, for newcomers of `width` columns, and for one column more."""
+        place, (tall, wide) = self._place, self._mask.shape
+        if not place.rows and rows <= tall and width < wide:
+            place.low = place.at = width
+            return
+        if rows <= tall and width <= place.at < wide:
+            return
+        kept = max(place.at - place.low, width)
+        tall, wide = max(tall, 1 << (rows - 1).bit_length()), max(LEAST_COLUMNS, 2 * kept)
+        old, new = slice(place.low, place.at), slice(kept - (place.at - place.low), kept)
+        for block in self._blocks:
+            keys, values = block.held
+            # Zeros, since what is masked is multiplied by 0, and what memory holds may be no number.
+            more_keys = keys.new_zeros(tall, keys.shape[1], wide, keys.shape[3])
+            more_values = values.new_zeros(tall, values.shape[1], wide, values.shape[3])
+            more_keys[: place.rows, :, new] = keys[: place.rows, :, old]
+            more_values[: place.rows, :, new] = values[: place.rows, :, old]
+            block.held = more_keys, more_values
+        mask = self._mask.new_zeros(tall, wide)
+        mask[: place.rows, new] = self._mask[: place.rows, old]
+        self._mask = mask
+        place.starts = [start + kept - place.at for start in place.starts]
+        place.low, place.at = new.start, kept
