@@ -230,8 +230,8 @@ def _buckets(plan: RankPlan) -> _Buckets:
     width, largest = plan.dtype_bytes, max(plan.trained)
     size = min(plan.bucket, largest)
     full_at = size / max(1, largest)
-    if plan.stage == 0:
-        return _Buckets(growing=width * min(WHOLE_BUCKET, largest))
+    if plan.stage == 0:  # one rank has nothing to reduce
+        return _Buckets(growing=width * min(WHOLE_BUCKET, largest) if plan.ranks > 1 else 0)
     if plan.stage == 1:
         return _Buckets(growing=width * max(size, largest // plan.ranks) if width == FP32 else 0)
     # A bucket in the weights' type, and its copy in float32 that is reduced.

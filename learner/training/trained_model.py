@@ -68,6 +68,9 @@ class TrainedModel:
         with contextlib.redirect_stdout(io.StringIO()):
             self.engine = deepspeed.initialize(model=module.to(device), optimizer=optimizer, config=settings)[0]
         self.engine.eval()
+        if self.stage == 0 and world_size == 1:
+            # There is nothing to add up, and it would copy all gradients into one buffer, and back.
+            self.engine.enable_backward_allreduce = False
         for layer in module.modules():
             if getattr(layer, "gradient_checkpointing", False):
                 # transformers keeps all activations of a layer in evaluation mode; what drops out stays in it.
