@@ -187,11 +187,10 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _texts_can_be_bitwise(self) -> "RunConfig":
         engines = {"rollout.engine": self.rollout.engine, "scorer.engine": self.scorer.engine}
-        wrong = [f'{key} = "{engine}"' for key, engine in engines.items() if engine in ("vllm", "openai")]
-        if self.bitwise and wrong:
+        if self.bitwise and (wrong := [key for key, engine in engines.items() if engine in ("vllm", "openai")]):
             raise ValueError(
-                f"bitwise = true with {' and '.join(wrong)}: its texts depend on what else is in the batch; leave "
-                f'bitwise out, or use "transformers"'
+                f'bitwise = true with {wrong[0]} = "{engines[wrong[0]]}": its texts depend on what else is in the '
+                f'batch; leave bitwise out, or use "transformers"'
             )
         if self.bitwise and self.rollout.swap == "in_flight":
             raise ValueError(

@@ -164,7 +164,7 @@ class TransformersEngine(EmbeddedEngine):
 
     @torch.inference_mode()
     def step(self, timeout_s: float) -> list[JobResult]:
-        """Give every seated row a token, and newcomers their first; there is nothing to wait `timeout_s` for."""
+        """Give every seated row a token, and newcomers their first; nothing is waited for."""
         done = self._decode() if self._seated else []
         if joining := self._joining():
             done += self._join(joining)

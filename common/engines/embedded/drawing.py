@@ -1,4 +1,4 @@
-"""The draw of tokens, by inverting the cumulative distribution at uniforms that are given. Pure.
+"""The draw of tokens: the cumulative distribution, inverted at given uniforms. Pure.
 
 No generator has a state, and nothing of a model's generation_config can change a draw.
 """

@@ -1,4 +1,4 @@
-"""The embedded engine with `bitwise`: transformers, one job at a time, one decoding step per `step`.
+"""The embedded engine with `bitwise`: one job at a time, one decoding step per `step`.
 
 Rows of a job are one padded forward (padding on the left), so a row's text depends on its job alone. Tokens are drawn
 by inverting the cumulative distribution at the job's own uniforms. Bitwise repeatable in fp32 with one thread on one

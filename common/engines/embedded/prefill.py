@@ -31,7 +31,7 @@ class Prefilled:
     mask: torch.Tensor
     """Tokens apart from padding, shape (different texts, columns); every row ends with the last column."""
     logits: torch.Tensor
-    """Of the token after each text, shape (different texts, vocabulary)."""
+    """Logits of the token after each text, shape (different texts, vocabulary)."""
     source: list[int]
     """Row of each text that was asked for."""
 
@@ -61,7 +61,7 @@ def prefill(model: PreTrainedModel, texts: Sequence[TokenIds], jobs: Sequence[Ha
 
 
 def head_sizes(texts: Sequence[TokenIds], jobs: Sequence[Hashable]) -> list[int]:
-    """Return how many tokens of each text are computed once for its job; 0 where that saves too little."""
+    """Return the tokens of each text to compute once for its job; 0 where that saves little."""
     of_job: dict[Hashable, list[int]] = {}
     for place, job in enumerate(jobs):
         of_job.setdefault(job, []).append(place)

@@ -18,7 +18,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-"""Of one layer, shape (rows, heads, columns, size of a head) each."""
+"""Those of one layer, shape (rows, heads, columns, size of a head) each."""
 LEAST_COLUMNS = 64
 
 
@@ -110,7 +110,7 @@ class RowCache(Cache):
         place.rows, place.low = after, min(place.starts)
 
     def begin_step(self) -> torch.Tensor:
-        """Open a column for one more token of every row; return the mask of the forward that fills it."""
+        """Open a column for one more token of every row; return the mask of its forward."""
         place = self._place
         self._make_room(place.rows, 0)
         self._mask[: place.rows, place.at] = True
@@ -140,7 +140,7 @@ class RowCache(Cache):
         return moved
 
     def _make_room(self, rows: int, width: int) -> None:
-        """Make room for so many rows, for newcomers of `width` columns, and for one column more."""
+        """Make room for so many rows, newcomers of `width` columns, and one column more."""
         place, (tall, wide) = self._place, self._mask.shape
         if not place.rows and rows <= tall and width < wide:
             place.low = place.at = width

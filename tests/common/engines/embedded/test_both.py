@@ -1,4 +1,4 @@
-"""What both embedded engines do, on tiny real models: texts, logprobs, stops, installation."""
+"""The common part of both embedded engines, on tiny real models: texts, logprobs, stops, installation."""
 
 import json
 from collections.abc import Callable
