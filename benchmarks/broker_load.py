@@ -267,13 +267,20 @@ def figures_of(cells: list[Cell]) -> list[Figure]:
 @click.option("--before", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Another checkout.")
 @click.option("--workers", type=int, multiple=True, help="Only these numbers of workers.")
 @click.option("--rounds", type=int, default=3, show_default=True)
+@click.option("--span-s", type=float, default=20.0, show_default=True, help="Measured seconds of a cell.")
 @click.option("--py-spy", "profile", type=click.Path(file_okay=False, path_type=Path), help="Folder for profiles.")
 def main(
-    quick: bool, path: Path, before: Path | None, workers: tuple[int, ...], rounds: int, profile: Path | None
+    quick: bool,
+    path: Path,
+    before: Path | None,
+    workers: tuple[int, ...],
+    rounds: int,
+    span_s: float,
+    profile: Path | None,
 ) -> None:
     """Measure and write the figures."""
     at, started_s = commit(), time.monotonic()
-    span_s, rounds = (5.0, 1) if quick else (20.0, rounds)
+    span_s, rounds = (5.0, 1) if quick else (span_s, rounds)
     arms = {"after": ROOT} | ({"before": before.resolve()} if before else {})
     numbers = workers or ((3, 200) if quick else tuple(FLEETS))
     cells = []

@@ -9,13 +9,16 @@ The broker does more for it: it encrypts, checks every result against its task, 
 prompts, renews leases, and has every scored group on disk before it says so. Ray's driver keeps nothing over a crash;
 Redis writes its file once a second, and knows of no window, lease or check.
 
-    python -m venv PEERS && PEERS/bin/pip install ray redis; redis-server on the PATH
-    python -m benchmarks.broker_peers --python PEERS/bin/python [--quick] --json FILE
+Ray and the Redis client are installed into an environment of their own, `runs/peers`, unless `--python` names the
+interpreter of one that has them. redis-server must be on the PATH.
+
+    python -m benchmarks.broker_peers [--python PATH] [--quick] --json FILE
 """
 
 import os
 import statistics
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -35,6 +38,16 @@ class Measured(msgspec.Struct, frozen=True):
 
     cpu_ms_per_group: float
     groups_per_s: float
+
+
+def environment() -> Path:
+    """The interpreter of an environment with the peers, which is made where it is missing."""
+    folder = ROOT / "runs" / "peers"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "ray", "redis"], check=True)
+    return python
 
 
 def peer(python: Path, kind: str, span_s: float) -> Measured:
@@ -68,13 +81,14 @@ def figures_of(found: dict[str, list[Measured]]) -> list[Figure]:
 
 @click.command()
 @options
-@click.option("--python", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True)
+@click.option("--python", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Has Ray and Redis.")
+@click.option("--span-s", type=float, default=10.0, show_default=True, help="Measured seconds of each.")
 @click.option("--rounds", type=int, default=5, show_default=True)
-def main(quick: bool, path: Path, python: Path, rounds: int) -> None:
+def main(quick: bool, path: Path, python: Path | None, span_s: float, rounds: int) -> None:
     """Measure and write the figures."""
     at, started_s = commit(), time.monotonic()
-    span_s, rounds = (4.0, 1) if quick else (10.0, rounds)
-    python = python.absolute()  # not resolved: an environment's is a link
+    span_s, rounds = (4.0, 1) if quick else (span_s, rounds)
+    python = python.absolute() if python else environment()  # not resolved: it may be a link
     found: dict[str, list[Measured]] = {kind: [] for kind in ("broker", *PEERS)}
     for _ in range(rounds):
         for kind, rounds_of in found.items():
