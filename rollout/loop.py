@@ -148,6 +148,7 @@ class Rollout:
         self._deliver_held()  # a task means that the broker accepted the probe
         prompts = tuple(self._render(group) for group in task.groups)
         self._open[task.task] = (task, prompts)
+        self._rows_left.begin(task.task, len(task.groups) * task.rows_per_group)
         job = make_job(task, prompts, self._renderer.stop_tokens, self._masked)
         if job.rows:
             self._engine.submit(job)

@@ -138,6 +138,10 @@ class Judging:
         groups = [group for group in task.groups for _ in range(len(group.rows) * continuations)]
         self.open[task.task] = _Open(task, time.monotonic(), continuations, groups)
 
+    def texts(self, task: str) -> int:
+        """Return the number of texts of an open task, judged ones included; 0 once it is delivered."""
+        return len(self.open[task].groups) if task in self.open else 0
+
     def drop(self, task: str) -> None:
         """Forget a task of which no text was taken."""
         del self.open[task]
@@ -278,6 +282,7 @@ class ScorerLoop(ABC):
                         self._link.send(handed_back(message))
                     case messages.ScoreTask():
                         self._start(message)
+                        self._rows_left.begin(message.task, self._judging.texts(message.task))
                     case messages.Revoke(task) if self._take_back(task):
                         self._link.send(messages.Refused(task, "revoked before it started"))
                     case messages.Welcome():  # after a restart of the broker

@@ -7,17 +7,15 @@ from prefixrl.common.worker.link import Link
 
 REPORT_EVERY_S = 0.05
 """Least time between two reports: rows end one by one, and a message each would cost more than it brings."""
-
-
 SHARE_OF_SEATS = 4
 """A report that decides nothing waits until rows of one seat in so many have ended."""
 
 
 class RowsLeftReport:
-    """Tells the broker which tasks have fewer rows left than when it was last told.
+    """Tells the broker how many rows of the open tasks are left.
 
-    While it knows of no room it gives nothing; while it knows of some it gives as much for a row more or less. So it is
-    told when room appears, and in between only coarsely.
+    The broker gives no task to a worker that it knows to have no room, and the same tasks for a row more or less where
+    there is some. So it is told when room appears or goes, and in between only coarsely.
     """
 
     def __init__(self, link: Link, takes_runs: bool, seats: int, room: int) -> None:
@@ -27,14 +25,17 @@ class RowsLeftReport:
         self._told: dict[str, int] = {}
         self._told_s = 0.0
 
+    def begin(self, task: str, rows: int) -> None:
+        """Note a task that came with so many rows; the broker counts all of them as not ended."""
+        self._told[task] = rows
+
     def report(self, left: Mapping[str, int], now_s: float) -> None:
-        """Send what has changed where it matters, at most every `REPORT_EVERY_S`."""
+        """Send what has changed where it matters, at most every `REPORT_EVERY_S`; every task was begun."""
         if self._takes_runs or now_s - self._told_s < REPORT_EVERY_S:
             return
-        # Of a new task the broker knows how many rows it has.
-        self._told = {task: self._told.get(task, rows) for task, rows in left.items()}
+        self._told = {task: self._told[task] for task in left}
         known, total = sum(self._told.values()), sum(left.values())
-        if known - total < self._many and not total < self._room <= known:
+        if abs(known - total) < self._many and (known < self._room) == (total < self._room):
             return
         changed = tuple((task, rows) for task, rows in left.items() if self._told[task] != rows)
         self._told, self._told_s = dict(left), now_s

@@ -29,4 +29,4 @@ def gathered(receive: Callable[[float], Received[ToBroker] | None], wait_s: floa
         elif now_s >= end_s:
             return
         else:
-            time.sleep(NAP_S)
+            time.sleep(min(NAP_S, end_s - now_s))

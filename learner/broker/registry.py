@@ -15,6 +15,8 @@ BEATS_PER_S = 100
 """Heartbeats per second of all workers together from which on those that join send theirs less often."""
 SILENCE_SHARE = 1 / 4
 """Longest time between two heartbeats, as a part of the silence after which a worker counts as dead."""
+MOST_BEAT_S = 2.5
+"""Longest time between two heartbeats in any case: with each a worker looks whether the broker has moved."""
 
 
 class Registry:
@@ -57,14 +59,14 @@ class Registry:
 
     def _interval_s(self) -> float:
         """Return the time between heartbeats of who joins now: longer where there are many."""
-        spread_s = min(len(self.by_identity) / BEATS_PER_S, SILENCE_SHARE * self._silence_s)
+        spread_s = min(len(self.by_identity) / BEATS_PER_S, SILENCE_SHARE * self._silence_s, MOST_BEAT_S)
         return max(self._beat_s, spread_s)
 
     def predecessor(self, hello: Hello, now_s: float) -> Worker | None:
         """Return the silent process of the same host that has the name which a new one wants."""
         name = f"{hello.role}-{hello.number}"
         found = (each for each in self.by_identity.values() if each.name == name and each.host == hello.host)
-        silent = (each for each in found if now_s - each.heard_s > self._beat_s)
+        silent = (each for each in found if now_s - each.heard_s > each.beat_s)
         return next((each for each in silent if each.pid != hello.pid), None)
 
     def drain(self, name: str) -> Worker:

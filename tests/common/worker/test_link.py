@@ -235,10 +235,12 @@ def test_a_result_is_sent_again_until_it_is_acknowledged(broker: FakeBroker, lin
     acquainted(broker, link)
     link.send(result(1))
     link.send(result(2))
-    assert {broker.next(), broker.next()} == {result(1), result(2)}
+    assert {broker.next(), broker.next(), broker.next()} == {result(1), result(2)}, "one of them came again"
     broker.say(Ack("e-1"))
     wait_until(lambda: len(link._unacknowledged) == 1, "the acknowledgement")
-    assert broker.next() == broker.next() == result(2)
+    # Some may have been sent again before the acknowledgement came.
+    later = [broker.next() for _ in range(8)]
+    assert later[-2:] == [result(2), result(2)]
     broker.say(Ack("e-2"))
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgement")
 

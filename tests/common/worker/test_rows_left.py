@@ -21,10 +21,14 @@ class World:
     """A report and its clock."""
 
     def __init__(self, takes_runs: bool = False, seats: int = 8, room: int = 12) -> None:
-        self.link, self.now_s = Told(), 0.0
+        self.link, self.now_s, self._begun = Told(), 0.0, set[str]()
         self._report = RowsLeftReport(cast(Link, self.link), takes_runs, seats, room)
 
     def report(self, **left: int) -> None:
+        """Report; a task that is new came with 8 rows."""
+        for task in left.keys() - self._begun:
+            self._begun.add(task)
+            self._report.begin(task, 8)
         self.now_s += 2 * REPORT_EVERY_S
         self._report.report(left, self.now_s)
 
@@ -57,6 +61,29 @@ def test_a_new_task_alone_is_no_news() -> None:
     world.report(a=8)
     world.report(a=8, b=8)
     assert world.told == []
+
+
+def test_rows_that_ended_before_the_first_report_of_their_task_are_told() -> None:
+    world = World()
+    world.report(a=3)
+    assert world.told == [{"a": 3}]
+
+
+def test_rows_that_come_back_are_told() -> None:
+    world = World()
+    world.report(a=1)
+    world.report(a=8, b=8)
+    assert world.told == [{"a": 1}, {"a": 8}]
+
+
+def test_a_task_that_came_right_behind_a_report_is_told_with_the_rows_it_has_lost() -> None:
+    world = World()
+    world.report(a=3)
+    world._report.begin("b", 8)
+    world._report.report({"a": 3, "b": 4}, world.now_s + REPORT_EVERY_S / 2)
+    world._begun.add("b")
+    world.report(a=3, b=4)
+    assert world.told == [{"a": 3}, {"b": 4}]
 
 
 def test_where_a_task_takes_all_seats_nothing_is_told() -> None:

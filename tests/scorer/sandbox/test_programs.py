@@ -88,13 +88,12 @@ def test_a_program_without_a_value_is_no_answer_of_any_kind() -> None:
         (block("1 / 0"), "0"),
         (block("import os; os._exit(0)"), "0"),
         (block("this is no Python"), "0"),
-        (block("while True: pass"), "0"),
         (block("x" * 70_000), "0"),
-        timeout_s=1,
+        timeout_s=30,
     )
-    assert [(each.reward, each.status) for each in found] == [
-        (0.0, "parse_fail"), (0.0, "parse_fail"), (0.0, "parse_fail"), (0.0, "timeout"), (0.0, "parse_fail"),
-    ]  # fmt: skip
+    assert [(each.reward, each.status) for each in found] == [(0.0, "parse_fail")] * 4
+    (endless,) = judged("answers", (block("while True: pass"), "0"), timeout_s=1)
+    assert (endless.reward, endless.status) == (0.0, "timeout")
 
 
 def test_the_share_of_tests_passed_is_the_reward() -> None:
