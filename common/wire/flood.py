@@ -29,7 +29,7 @@ HURRIED_S = 0.01
 """Time between two checks while more than NEAR_BYTES are held: a fast peer sends 100 MiB in a tenth of a second."""
 NEAR_BYTES = 8 * 2**20
 CHECK_SHARE = 20
-"""A check is followed by a pause at least so many times as long as it computed; a longer one lets fast peers through."""
+"""A check is followed by a pause at least so many times as long as it computed; a longer one lets much through."""
 FRAME_BYTES, PINGS_BYTES_S = 64, 64
 """A little more than what surrounds a frame, and than the heartbeats of libzmq, on the wire."""
 _TCP_INFO = (socket.IPPROTO_TCP, socket.TCP_INFO) if sys.platform == "linux" else (0, 0)
