@@ -19,8 +19,11 @@ from benchmarks.results import ROOT
 
 FULL_S, QUICK_S = 6 * 3600.0, 180.0
 """Longest time for one benchmark."""
-NOT_QUICK = ("kills", "soak", "fast_motion", "process_rewards", "baselines", "second_task", "letters_example")
-"""Training and chaos, whose small forms take longer than a minute."""
+NOT_QUICK = (
+    *("kills", "soak", "fast_motion", "process_rewards", "baselines", "second_task", "letters_example"),
+    *("trl_peer", "broker_peers"),
+)
+"""Their small forms take longer than a minute: they train, or install what they are compared with."""
 
 
 def run(name: str, is_quick: bool, folder: Path) -> str | None:

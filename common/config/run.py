@@ -27,6 +27,8 @@ STEP_BYTES = 14
 _NEEDS_TARGET = (("prefix",), "there is no target that could continue a fixed prefix")
 SEATED_TASKS = 2
 """Usual tasks whose rows a transformers engine decodes at once, where they need not stay together."""
+SPARE_COLUMNS = 1 / 4
+"""Columns of keys and values that such an engine holds beyond those in use, as a part of them."""
 MOST_TASK_BYTES = 48 * 2**20
 """Limit well below that of a message, with room for prompts and texts."""
 
@@ -186,17 +188,15 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _texts_can_be_bitwise(self) -> "RunConfig":
-        engines = {"rollout.engine": self.rollout.engine, "scorer.engine": self.scorer.engine}
-        if self.bitwise and (wrong := [key for key, engine in engines.items() if engine in ("vllm", "openai")]):
-            raise ValueError(
-                f'bitwise = true with {wrong[0]} = "{engines[wrong[0]]}": its texts depend on what else is in the '
-                f'batch; leave bitwise out, or use "transformers"'
-            )
-        if self.bitwise and self.rollout.swap == "in_flight":
-            raise ValueError(
-                'bitwise = true with rollout.swap = "in_flight": a text would depend on when new weights come; leave '
-                'bitwise out, or use swap = "drain"'
-            )
+        batched, cached = "its texts depend on what else is in the batch", self.scorer.cache_bytes
+        against = {
+            f'rollout.engine = "{self.rollout.engine}": {batched}': self.rollout.engine == "vllm",
+            f'scorer.engine = "{self.scorer.engine}": {batched}': self.scorer.engine in ("vllm", "openai"),
+            'rollout.swap = "in_flight": texts depend on when weights come': self.rollout.swap == "in_flight",
+            f"scorer.cache_bytes = {cached}: cached texts were computed beside other rows": cached > 0,
+        }
+        if self.bitwise and (found := [fault for fault, is_there in against.items() if is_there]):
+            raise ValueError(f"bitwise = true with {found[0]}; leave one of them out")
         return self
 
     @model_validator(mode="after")

@@ -12,7 +12,16 @@ from prefixrl.common.hub import cached_file
 
 _WHOLE_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of `tokenizer_config.json` that say: tokenizer.json is all there is."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
 _PROBES = ("plus 3 14, please", "It's (x + 1)/2 = 12.5;\n\n  y\tis Ünknown!", "  two  spaces ")
 
 

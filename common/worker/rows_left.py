@@ -30,7 +30,7 @@ class RowsLeftReport:
         self._told[task] = rows
 
     def report(self, left: Mapping[str, int], now_s: float) -> None:
-        """Send what has changed where it matters, at most every `REPORT_EVERY_S`; every task was begun."""
+        """Send what has changed where it matters; every task was begun."""
         if self._takes_runs or now_s - self._told_s < REPORT_EVERY_S:
             return
         self._told = {task: self._told[task] for task in left}

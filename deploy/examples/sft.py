@@ -18,9 +18,10 @@ from typing import Any, TypeAlias
 import click
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config.load import from_json
+from prefixrl.common.engines.tokenizer import load_tokenizer
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.hub import model_folder
 from prefixrl.common.run import journal
@@ -127,7 +128,7 @@ def main(run: Path, out: Path, min_reward: float, until_version: int | None, epo
         raise click.ClickException(str(error)) from None
     torch.manual_seed(config.seed)
     folder = model_folder(config.adapter.start)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(str(folder))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     batches = list(epochs_of(rows, BATCH_ROWS, epochs, config.seed))
     last = fit(model, batches, pad, lr)

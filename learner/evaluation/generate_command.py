@@ -3,7 +3,7 @@
     plan.json ──▶ rows, gold answers or not ──▶ blocks ──▶ evaluations by the broker ──▶ answers.jsonl, in their order
 
 Few blocks are open at once: an answered one is written as soon as all before it are, and the broker forgets it. A block
-holds as many problems as an evaluation samples in one forward pass, so that both get the same texts.
+holds as many problems as an evaluation samples together, so that with `bitwise` both get the same texts.
 """
 
 import logging

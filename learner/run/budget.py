@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from prefixrl.common.config.learner import LoraConfig
-from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.run import SPARE_COLUMNS, RunConfig
 from prefixrl.common.config.worker_sections import EngineConfig, RolloutConfig, ScorerConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.learner.run.footprint import (
@@ -276,6 +276,8 @@ def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) 
     sampled = config.max_sampled_tokens
     row_tokens = prompt_tokens + sampled + (config.scorer.max_new_tokens if role == "scorer" else 0)
     is_transformers = config.bitwise or section.engine == "transformers"
+    if is_transformers and not config.bitwise:
+        row_tokens += int(SPARE_COLUMNS * row_tokens)
     rows = config.embedded_seats(role) if is_transformers else section.vllm.max_num_seqs or _vllm_rows(limit)
     shape = shape_of(model)
     token_cache = shape.cache_bytes(width) if shape else 0

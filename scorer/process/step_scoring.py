@@ -139,15 +139,15 @@ def _failed(verdict: TextVerdict, reason: str, fault: Fault) -> TextVerdict:
 
 def load_scoring(settings: ProcessModelConfig, folder: str) -> StepScoring:
     """Load the process reward model of a run; ConfigError or DataError if it cannot score."""
-    from transformers import AutoTokenizer  # slow; a scorer without a model needs neither it nor torch
-
+    # Late: a scorer without a model needs neither transformers nor torch.
+    from prefixrl.common.engines.tokenizer import load_tokenizer
     from prefixrl.scorer.process.formats import StepForm
     from prefixrl.scorer.process.torch_model import TorchStepModel
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # the library's errors have no class of their own
-        raise DataError(f"scorer.prm.model: no tokenizer of {folder} can be read: {error}") from error
+        tokenizer = load_tokenizer(folder)
+    except DataError as error:
+        raise DataError(f"scorer.prm.model: {error}") from error
     form = StepForm(tokenizer, settings)
     if settings.engine == "vllm":
         from prefixrl.scorer.process.vllm_model import VllmStepModel

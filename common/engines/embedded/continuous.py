@@ -37,6 +37,8 @@ PREFILL_TOKENS = 8192
 """Most tokens, padding included, of rows that join in one step: a forward's memory grows with them."""
 DRAW_CELLS = 2**25
 """Most logits, over rows and vocabulary, of one draw."""
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Kinds of rotary positions whose frequencies follow from the longest row of a forward."""
 PLAIN = {"llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
 """Types of models whose layers know of positions only by `position_ids`, and only hand a mask on."""
 
@@ -129,7 +131,7 @@ class TransformersEngine(EmbeddedEngine):
         """Rows of the cache, in its order."""
         self._steps_waited = 0
         """Steps for which rows have waited to join, though there were seats."""
-        self._cache = RowCache()
+        self._cache = RowCache(seats)
         config = self._model.config
         self._is_plain = config.model_type in PLAIN and set(_layers(config)) == {DynamicLayer}
         self._takes_masks = self._is_plain and config._attn_implementation == "sdpa"
@@ -282,9 +284,18 @@ def objection(model: str) -> str:
     text, found = config.get_text_config(decoder=True), MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if getattr(found, "_is_stateful", False) or not set(_layers(config)) <= {DynamicLayer, DynamicSlidingWindowLayer}:
         return f"{config.model_type}: it keeps more of a text than keys and values"
+    if (kind := _rope_type(text)) in LENGTH_DEPENDENT:
+        return f"{config.model_type}: with {kind} positions a row would depend on the longest one beside it"
     if getattr(text, "attention_chunk_size", None) or getattr(text, "num_kv_shared_layers", None):
         return f"{config.model_type}: its layers have chunks or keys in common"
     return ""
+
+
+def _rope_type(config: PreTrainedConfig) -> str | None:
+    """Return the kind of a model's rotary positions; None where it has none, or several."""
+    found = getattr(config, "rope_parameters", None) or {}
+    kind = found.get("rope_type")
+    return kind if isinstance(kind, str) else None
 
 
 def _layers(config: PreTrainedConfig) -> list[type]:

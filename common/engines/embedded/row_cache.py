@@ -6,8 +6,8 @@
     row 2           |    [head .....]  [tail ...]|          what stands between and before is hidden by the mask
 
 All rows end at the same column, so a decoding step writes one column in place and copies nothing of what is there. A
-row that leaves is overwritten by the last one. What stands left of `low` is of rows that have left; the blocks are
-made anew, twice as wide as what is in use, when they are full: as rarely as if they only grew.
+row that leaves is overwritten by the last one. What stands left of `low` is of rows that have left; when the blocks are
+full they are made anew, a quarter wider than what is in use.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
+
+from prefixrl.common.config.run import SPARE_COLUMNS
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 """Those of one layer, shape (rows, heads, columns, size of a head) each."""
@@ -70,16 +72,13 @@ class _Block(CacheLayerMixin):
 class RowCache(Cache):
     """The rows under way, in the order in which the next forward takes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, seats: int) -> None:
+        """Begin without rows; `seats`: as many as join, usually."""
+        self._seats = seats
         self._place = _Place()
         self._blocks: list[_Block] = []
         super().__init__(layers=self._blocks)  # type: ignore[arg-type]
         self._mask = torch.zeros(0, 0, dtype=torch.bool)
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self._place.rows
 
     def clear(self) -> None:
         """Let all rows leave."""
@@ -148,7 +147,8 @@ class RowCache(Cache):
         if rows <= tall and width <= place.at < wide:
             return
         kept = max(place.at - place.low, width)
-        tall, wide = max(tall, 1 << (rows - 1).bit_length()), max(LEAST_COLUMNS, 2 * kept)
+        tall = max(tall, rows, min(self._seats, 1 << (rows - 1).bit_length()))
+        wide = max(LEAST_COLUMNS, kept + int(SPARE_COLUMNS * kept) + 1)
         old, new = slice(place.low, place.at), slice(kept - (place.at - place.low), kept)
         for block in self._blocks:
             keys, values = block.held

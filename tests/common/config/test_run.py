@@ -135,10 +135,12 @@ def test_an_engine_that_cannot_swap_in_flight_is_refused_with_both_named(run_fil
 
 def test_bitwise_texts_are_refused_where_they_could_not_be_kept(run_file: Path) -> None:
     for setting in ("rollout.engine=vllm", "scorer.engine=vllm"):
-        with pytest.raises(ConfigError, match=r'bitwise = true with \w+.engine = "vllm".*leave bitwise out'):
+        with pytest.raises(ConfigError, match=r'bitwise = true with \w+.engine = "vllm".*leave one of them out'):
             load(run_file, ("bitwise=true", setting))
-    with pytest.raises(ConfigError, match=r'bitwise = true with rollout.swap = "in_flight".*use swap = "drain"'):
+    with pytest.raises(ConfigError, match=r'bitwise = true with rollout.swap = "in_flight".*leave one of them out'):
         load(run_file, ("bitwise=true", "rollout.swap=in_flight"))
+    with pytest.raises(ConfigError, match=r"bitwise = true with scorer.cache_bytes = 1048576.*leave one of them out"):
+        load(run_file, ("bitwise=true", "scorer.temperature=0.0", "scorer.cache_bytes=1048576"))
     assert load(run_file, ("bitwise=true", "scorer.engine=simulated")).bitwise
 
 

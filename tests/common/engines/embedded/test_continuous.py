@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import hypothesis
 import numpy as np
@@ -14,6 +15,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     Llama4TextConfig,
+    LlamaConfig,
     MambaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -22,7 +24,7 @@ from transformers import (
 
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.engines.base import Continuation, Job, JobResult, room_of
-from prefixrl.common.engines.embedded import continuous
+from prefixrl.common.engines.embedded import continuous, row_cache
 from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
 from prefixrl.common.engines.embedded.drawing import masked, truncated
 from prefixrl.common.wire.messages import Sampling
@@ -124,12 +126,21 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
-@given(arrivals(), st.integers(1, 12), st.sets(st.integers(0, 15), max_size=2))
+@given(arrivals(), st.integers(1, 12), st.sets(st.integers(0, 15), max_size=2), st.sampled_from([4, 64]))
 def test_whatever_joins_when_every_row_is_written_as_if_it_were_alone(
-    folder: Path, model: PreTrainedModel, coming: list[Arrival], seats: int, installs: set[int]
+    folder: Path, model: PreTrainedModel, coming: list[Arrival], seats: int, installs: set[int], columns: int
 ) -> None:
-    """The same weights installed in between drop all keys and values, and change nothing else."""
-    engine = shared_engine(folder, seats)
+    """The same weights installed in between drop all keys and values, and change nothing else.
+
+    With few columns the blocks are made anew again and again while rows are in them.
+    """
+    with mock.patch.object(row_cache, "LEAST_COLUMNS", columns):
+        every_row_is_written_as_alone(shared_engine(folder, seats, columns), model, coming, seats, installs)
+
+
+def every_row_is_written_as_alone(
+    engine: TransformersEngine, model: PreTrainedModel, coming: list[Arrival], seats: int, installs: set[int]
+) -> None:
     asked, results, step = {each.job.key: each.job for each in coming}, dict[str, JobResult](), 0
     left, tokens_before = list(coming), engine.tokens
     while len(results) < len(asked):
@@ -149,12 +160,12 @@ def test_whatever_joins_when_every_row_is_written_as_if_it_were_alone(
     assert engine.step(0.0) == []
 
 
-ENGINES: dict[Path, TransformersEngine] = {}
+ENGINES: dict[tuple[Path, int], TransformersEngine] = {}
 
 
-def shared_engine(folder: Path, seats: int) -> TransformersEngine:
-    """One engine for all examples: its cache has seen other rows before."""
-    engine = ENGINES.setdefault(folder, engine_of(folder))
+def shared_engine(folder: Path, seats: int, columns: int) -> TransformersEngine:
+    """One engine for all examples of a kind: its cache has seen other rows before."""
+    engine = ENGINES.get((folder, columns)) or ENGINES.setdefault((folder, columns), engine_of(folder))
     engine.seats = seats
     return engine
 
@@ -373,6 +384,12 @@ def test_rows_go_on_with_weights_installed_in_between_and_newcomers_have_only_th
     ("shape", "reason"),
     [
         (MambaConfig(num_hidden_layers=1), "mamba: it keeps more of a text than keys and values"),
+        (
+            LlamaConfig(
+                num_hidden_layers=1, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+            ),
+            "llama: with dynamic positions a row would depend on the longest one beside it",
+        ),
         (Llama4TextConfig(num_hidden_layers=1), "llama4_text: its layers have chunks or keys in common"),
     ],
 )
