@@ -163,6 +163,7 @@ def launch(directory: Path, rule: AdmissionRule, staleness: int, seed: int, iter
         "algorithm.iterations": iterations,
         "algorithm.max_staleness": staleness,
         "algorithm.admission": rule,
+        "bitwise": str(staleness == 0).lower(),  # there both rules are compared bit by bit
         "evaluation.problems": 8,
         "evaluation.selection_problems": 8,
     }

@@ -15,7 +15,7 @@ RUN_FILE = ROOT / "deploy/examples/arithmetic_direct/run.toml"
 PRIME = (
     "algorithm.name=prime", "algorithm.groups_per_iteration=16", "algorithm.iterations=7", "algorithm.max_staleness=0",
     "algorithm.minibatches=2", "implicit_reward.lr=1e-4", "checkpoint.every=3", "evaluation.problems=32",
-    "broker.silence_s=2",
+    "broker.silence_s=2", "bitwise=true",
 )  # fmt: skip
 
 
