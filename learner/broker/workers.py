@@ -147,7 +147,7 @@ class Worker:
     is_drained: bool = False
     """True while the operator wants it to leave and it has not said that it does."""
     changed: "dict[bytes, Worker] | None" = field(default=None, repr=False, compare=False)
-    """Where it notes itself when something changes that decides which tasks it gets."""
+    """Index that hears of every change that decides which tasks the worker gets."""
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
