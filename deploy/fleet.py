@@ -13,6 +13,7 @@ from rich.text import Text
 
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.process import printable
+from prefixrl.common.run.disk import held_bytes, in_mib
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages import Accepted, DrainWorker, GetStatus, HaltRun, Status
@@ -108,8 +109,7 @@ def _document(directory: Path) -> StatusDocument | None:
 def _culprit(directory: Path) -> str:
     """Return who keeps a run from stopping, as far as its broker and its files show it."""
     if partial := sorted((directory / "checkpoints").glob(".step_*")):
-        size = sum(path.stat().st_size for path in partial[-1].rglob("*") if path.is_file())
-        return f"the learner saves ({partial[-1].name}, {size / 2**20:,.0f} MiB so far)"
+        return f"the learner saves ({partial[-1].name}, {in_mib(held_bytes(partial[-1]))} so far)"
     found = _document(directory)
     if found is None:
         return "its broker does not answer, and its learner has not ended"

@@ -28,6 +28,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError
 from prefixrl.common.process import PARENT_VARIABLE, end_children, own, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
+from prefixrl.common.run.disk import held_bytes
 from prefixrl.common.run.placement import LEARNER, described, gpus_here, place, processes_of, visible
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import KEYS_FOLDER
@@ -280,8 +281,7 @@ def stop_s(config: RunConfig) -> float:
     if config.launch.stop_s is not None:
         return config.launch.stop_s
     newest = max((Path(config.directory) / "checkpoints").glob("step_????????"), default=None)
-    size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file()) if newest else 0
-    return STOP_S + size / SAVED_BYTES_PER_S
+    return STOP_S + (held_bytes(newest) if newest else 0) / SAVED_BYTES_PER_S
 
 
 def _modified(path: Path) -> int:

@@ -4,7 +4,9 @@ A disk that fills up is the user's to mend, and mending takes minutes. Who write
 says so, at first and every minute; after half an hour it gives up. Nothing is acknowledged before it is written.
 """
 
+import contextlib
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -24,6 +26,16 @@ def free_bytes(path: Path) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+def held_bytes(folder: Path) -> int:
+    """Return the bytes of the files below a folder, which another process may remove meanwhile."""
+    total = 0
+    for path, _, files in os.walk(folder):  # a folder that goes away meanwhile is passed over
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(path, name)).st_size
+    return total
 
 
 def in_mib(size_bytes: int) -> str:

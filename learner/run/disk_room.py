@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.run.disk import free_bytes, in_mib
+from prefixrl.common.run.disk import free_bytes, held_bytes, in_mib
 from prefixrl.learner.run.budget import rank_plan
 from prefixrl.learner.run.footprint import ADAM, FP32, RankPlan
 from prefixrl.learner.run.retention import milestones
@@ -58,7 +58,7 @@ def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:
 def room_fault(config: RunConfig, plan: RankPlan) -> str:
     """Return the refusal of a run that cannot fit the disk; what it holds counts as room."""
     directory, kept = Path(config.directory), most_kept(config)
-    held = sum(path.stat().st_size for name in FOLDERS for path in (directory / name).rglob("*") if path.is_file())
+    held = sum(held_bytes(directory / name) for name in FOLDERS)
     needed, free = most_bytes(plan, kept), free_bytes(directory)
     if needed <= free + held:
         return ""

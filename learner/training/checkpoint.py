@@ -31,7 +31,7 @@ from torch import Tensor
 from prefixrl.common.errors import DataError, NotSaved
 from prefixrl.common.process import sync
 from prefixrl.common.run.crash_points import crash_point
-from prefixrl.common.run.disk import free_bytes, in_mib
+from prefixrl.common.run.disk import free_bytes, held_bytes, in_mib
 from prefixrl.learner.training import distributed
 from prefixrl.learner.training.manifest import (
     FORMAT,
@@ -130,7 +130,7 @@ def _begin(directory: Path, beside: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     beside.mkdir(parents=True)
     newest = next(iter(_folders(directory)), None)
-    needed = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file()) if newest else 0
+    needed = held_bytes(newest) if newest else 0
     if (free := free_bytes(directory)) < needed:
         raise OSError(errno.ENOSPC, f"it takes about {in_mib(needed)}, {in_mib(free)} are free", str(directory))
 

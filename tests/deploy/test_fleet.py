@@ -104,7 +104,7 @@ def test_a_stop_that_takes_too_long_names_who_holds_it_up(tmp_path: Path) -> Non
         partial = directory / "checkpoints/.step_00000002.partial"
         partial.mkdir(parents=True)
         (partial / "actor").write_bytes(bytes(3 * 2**20))
-        with pytest.raises(PeerLost, match=r"the learner saves \(.step_00000002.partial, 3 MiB so far\)"):
+        with pytest.raises(PeerLost, match=r"the learner saves \(.step_00000002.partial, 3.0 MiB so far\)"):
             fleet.stop(directory, 0.0, lambda _: None)
 
 

@@ -1,5 +1,6 @@
 """A run of the arithmetic example on several hosts: two learner ranks, and workers that hold nothing but a key."""
 
+import contextlib
 import json
 import os
 import re
@@ -125,13 +126,12 @@ class Run:
 
         def keep() -> None:
             while not (self.directory / "summary.json").exists():
-                for path in (self.directory / "weights").glob("[vd]*/*.bin"):
-                    kept = self.kept / f"{path.parent.name}-{path.name}"
-                    if not kept.exists():
-                        try:
+                # A version may be pruned at any step of the walk, even between a folder's name and its files.
+                with contextlib.suppress(FileNotFoundError):
+                    for path in (self.directory / "weights").glob("[vd]*/*.bin"):
+                        kept = self.kept / f"{path.parent.name}-{path.name}"
+                        if not kept.exists():
                             os.link(path, kept)
-                        except FileNotFoundError:
-                            continue  # pruned just now
                 time.sleep(0.02)
 
         thread = threading.Thread(target=keep, daemon=True)
