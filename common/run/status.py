@@ -37,6 +37,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     leases: int
     busy_fraction: float | None
     """Row-seconds in a seat over seats x time since the first lease."""
+    busy_row_s: float
+    """Row-seconds in a seat up to the newest report."""
+    since_first_lease_s: float
+    """Seconds from the first lease to that report; of two documents, the differences give the share in between."""
     tokens_per_s: float
     """Tokens that the engine wrote per second in the newest seconds."""
     tasks_done: int

@@ -93,7 +93,7 @@ def _worker(worker: Worker, now_s: float) -> WorkerStatus:
     busy, silent_s = worker.busy_fraction, now_s - worker.heard_s
     phase = "leaving" if worker.is_leaving else worker.phase
     own = {"phase": phase, "leases": len(worker.leases), "rows": worker.left, "busy_fraction": busy}
-    own["silent_s"] = silent_s
+    own |= {"silent_s": silent_s, "since_first_lease_s": worker.since_first_lease_s}
     return WorkerStatus(**fields | own)
 
 

@@ -321,9 +321,13 @@ class Worker:
     @property
     def busy_fraction(self) -> float | None:
         """Row-seconds in a seat over seats x time from the first lease to the newest report."""
-        if self.first_lease_s is None or self.reported_s <= self.first_lease_s:
-            return None
-        return min(1.0, self.busy_row_s / (self.seats * (self.reported_s - self.first_lease_s)))
+        passed_s = self.since_first_lease_s
+        return min(1.0, self.busy_row_s / (self.seats * passed_s)) if passed_s > 0 else None
+
+    @property
+    def since_first_lease_s(self) -> float:
+        """Seconds from the first lease to the newest report, 0 before it."""
+        return 0.0 if self.first_lease_s is None else max(0.0, self.reported_s - self.first_lease_s)
 
 
 def check_offer(ready: Ready) -> None:

@@ -369,6 +369,8 @@ def worker_status(role: str, engine: str, state: str = "idle", phase: str = "rea
         tokens_per_s=0.0,
         leases=0,
         busy_fraction=0.5,
+        busy_row_s=0.0,
+        since_first_lease_s=0.0,
         tasks_done=1,
         silent_s=0.0,
         engine_mismatch=0.0,
