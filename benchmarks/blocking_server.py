@@ -46,7 +46,7 @@ from prefixrl.learner.servers import Servers
 GROUPS, ROWS, SCORERS, SEATS = 64, 2, 2, 16
 MEAN_S, SIGMA, PREFIX_S, LEARNER = 0.4, 1.0, 0.1, 0.4
 COMPLETION_TOKENS = 8
-"""Of `benchmarks.simulated`; draws of a row."""
+"""Most tokens of a completion in `benchmarks.simulated`, each with a draw."""
 SCORING_S = GROUPS * ROWS * MEAN_S / SEATS
 """Time of a batch with all seats busy."""
 TRAINING_S = LEARNER * SCORING_S
