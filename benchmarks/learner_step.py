@@ -1,23 +1,30 @@
-"""One iteration of the learner: the prompt once for a group, beside a prompt per row, beside a bare loop of PyTorch.
+"""One iteration of the learner beside a bare loop of PyTorch, and the prompt once for a group beside one per row.
 
-A model of 66 M parameters with random weights (Qwen2's architecture), prompts of 200 tokens, prefixes of 32, 8 per
-prompt, the paper's objective: actor, critic and reference, KL in the reward, one optimiser step. In turn, as often as
-there are rounds:
+Models with random weights, prompts with 8 prefixes each, one optimiser step per iteration, one thread, float32:
+
+    gae, 66 M       Qwen2's architecture; prompts of 200 tokens, prefixes of 32, 2 groups; actor, critic, reference
+    grpo, 34 M      the same architecture, prompts of 200 tokens, prefixes of 64, 3 groups; no critic, no reference
+    gae, example    the arithmetic example's adapter, its 32 groups, lengths and objective
+
+In turn, as often as there are rounds:
 
     per row    every row carries its prompt (`learner.shared_prompts = false`), as in the release before
     shared     the prompt once for a group's rows
     unreferred the same without the reference's forward: what is to gain where it is made while the learner waits
-    bare       the forwards and backwards of "shared", over the same micro-batches, in a plain loop: no plan, no
-               figures, no checks, logits as one table, torch's AdamW
+    bare       what an expert writes for this objective alone: the same micro-batches, no plan, no figures, no checks,
+               logits as one table, torch's AdamW, and no forward that is not needed. With a KL in the reward and a
+               critic, logprobs and values are needed before the first loss; without them the loop makes one forward,
+               which is also that of the loss
 
-Speeds are per second of CPU time (one thread), so that other work on the machine does not count; ratios are medians
-over the rounds. Peak memory is what an iteration takes above what was held before it (resident set, the models apart).
+Speeds are per second of CPU time, so that other work on the machine does not count; ratios are medians over the rounds.
+Peak memory is what an iteration takes above what was held before it (resident set, the models apart).
 
     python -m benchmarks.learner_step [--quick] --json FILE
 """
 
 import ctypes
 import gc
+import json
 import statistics
 import tempfile
 import time
@@ -31,10 +38,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.results import Figure, Report, commit, options
+from benchmarks.results import ROOT, Figure, Report, commit, options
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.training.backbone import visible
 from prefixrl.learner.training.batch import IterationData, PaddedRows, Sample, pad_lines
@@ -42,18 +49,50 @@ from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.plan import plan_iteration
 
-PROMPT_TOKENS, PREFIX_TOKENS, SAMPLES = 200, 32, 8
-MICRO_BATCH_TOKENS = 2048
-GROUPS, ROUNDS = 2, 3
-QUICK_GROUPS, QUICK_ROUNDS = 2, 1
-VOCABULARY = 16_384
-LARGE: dict[str, Any] = {
-    "hidden_size": 640,
-    "intermediate_size": 1920,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 10,
-}
-SMALL: dict[str, Any] = {"hidden_size": 320, "intermediate_size": 960, "num_hidden_layers": 4, "num_attention_heads": 5}
+SAMPLES = 8
+EXAMPLE = ROOT / "deploy" / "examples" / "arithmetic" / "adapter" / "config.json"
+PAPER: dict[str, Any] = {"name": "gae", "kl": 0.01, "entropy": 0.001}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and what it is trained on."""
+
+    name: str
+    shape: dict[str, Any] | None
+    """Sizes of Qwen2's architecture; None: the example's adapter."""
+    prompt_tokens: int
+    prefix_tokens: int
+    groups: int
+    algorithm: dict[str, Any]
+    repeats: int
+    """Iterations that are timed as one: small ones are too short for the clock."""
+    rounds: int
+    has_variants: bool = False
+    """True to run "per row" and "unreferred", too."""
+    micro_batch_tokens: int = 2048
+
+
+def layers(hidden: int, intermediate: int, count: int, heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": count,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "vocab_size": 16_384,
+    }
+
+
+CASES = (
+    Case("gae, 66 M", layers(640, 1920, 12, 10), 200, 32, 2, PAPER, 1, 5, has_variants=True),
+    Case("grpo, 34 M", layers(512, 1536, 8, 8), 200, 64, 3, {"name": "grpo", "kl": 0.0, "entropy": 0.001}, 1, 7),
+    Case("gae, example", None, 20, 8, 32, PAPER | {"entropy": 0.03}, 8, 9, micro_batch_tokens=16_384),
+)
+QUICK_CASES = (
+    Case("gae, small", layers(320, 960, 4, 10), 200, 32, 2, PAPER, 1, 1, has_variants=True),
+    Case("gae, example", None, 20, 8, 32, PAPER | {"entropy": 0.03}, 2, 3, micro_batch_tokens=16_384),
+)
 
 
 @dataclass(frozen=True)
@@ -66,37 +105,47 @@ class Measured:
 
 
 class BareLoop:
-    """Two models, two optimisers, and no more than the work itself."""
+    """The models and optimisers of an objective, and no more than the work itself."""
 
     def __init__(self, folder: Path, models: Models) -> None:
         self.actor = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.critic = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().model
-        self.head = torch.zeros(self.actor.config.hidden_size, requires_grad=True)
-        assert models.reference is not None
-        self.reference = models.reference.model
-        self.optimizers = [
-            torch.optim.AdamW(parameters, lr=1e-6, weight_decay=0.0)
-            for parameters in (list(self.actor.parameters()), [*self.critic.parameters(), self.head])
-        ]
+        self.critic: Any = None
+        trained = [list(self.actor.parameters())]
+        if models.critic is not None:
+            assert models.reference is not None
+            self.critic = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().model
+            self.head = torch.zeros(self.actor.config.hidden_size, requires_grad=True)
+            self.reference = models.reference.model
+            trained.append([*self.critic.parameters(), self.head])
+        self.optimizers = [torch.optim.AdamW(parameters, lr=1e-6, weight_decay=0.0) for parameters in trained]
 
     def iteration(self, batches: Sequence[PaddedRows]) -> None:
-        """Measure, then train, over the same micro-batches."""
-        with torch.no_grad():
-            measured = [
-                (self.logprobs(self.actor, each)[0], self.logprobs(self.reference, each)[0], self.values(each))
-                for each in batches
-            ]
-        for batch, (proximal, reference, old_values) in zip(batches, measured, strict=True):
-            advantages = batch.rewards.mean() - 0.01 * (proximal - reference) - old_values
+        """Backward over all micro-batches and one step."""
+        for batch, measured in zip(batches, self.measured(batches), strict=True):
             logprobs, entropy = self.logprobs(self.actor, batch)
+            if measured is None:
+                proximal, advantages = logprobs.detach(), batch.rewards.mean()
+            else:
+                proximal, reference, old_values = measured
+                advantages = batch.rewards.mean() - 0.01 * (proximal - reference) - old_values
+                torch.autograd.backward((self.values(batch) - advantages - old_values).square().mean())
             ratio = (logprobs - proximal).exp()
             surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
             torch.autograd.backward(-(surrogate + 0.001 * entropy).mean())
-            torch.autograd.backward((self.values(batch) - advantages - old_values).square().mean())
         for optimizer in self.optimizers:
             torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
             optimizer.step()
             optimizer.zero_grad()
+
+    @torch.no_grad()
+    def measured(self, batches: Sequence[PaddedRows]) -> list[tuple[Tensor, Tensor, Tensor] | None]:
+        """What advantages with a KL and a critic need of a micro-batch before its loss; None without them."""
+        if self.critic is None:
+            return [None] * len(batches)
+        return [
+            (self.logprobs(self.actor, each)[0], self.logprobs(self.reference, each)[0], self.values(each))
+            for each in batches
+        ]
 
     def logprobs(self, model: Any, batch: PaddedRows) -> tuple[Tensor, Tensor]:
         """Logprob and entropy of every sampled token."""
@@ -116,48 +165,49 @@ class BareLoop:
         return hidden
 
 
-def made(folder: Path, is_quick: bool) -> int:
-    """Write the model; return its parameters."""
+def made(folder: Path, shape: dict[str, Any] | None) -> tuple[int, int]:
+    """Write the model; return its parameters and its vocabulary."""
     torch.manual_seed(1)
-    shape = Qwen2Config(
-        vocab_size=VOCABULARY, num_key_value_heads=1 if is_quick else 2, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=1, pad_token_id=None, **(SMALL if is_quick else LARGE),
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(shape)
+    model: Any
+    if shape is None:
+        model = LlamaForCausalLM(LlamaConfig(**json.loads(EXAMPLE.read_text(encoding="utf-8"))))
+    else:
+        ids: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": None}
+        model = Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **ids, **shape))
     model.save_pretrained(folder)
-    return sum(each.numel() for each in model.parameters())
+    return sum(each.numel() for each in model.parameters()), model.config.vocab_size
 
 
-def run_config(folder: Path) -> RunConfig:
+def run_config(folder: Path, case: Case) -> RunConfig:
     return RunConfig.model_validate(
         {
             "directory": str(folder / "run"),
             "adapter": {"model": str(folder)},
             "target": {"model": str(folder)},
             "data": {"train": "unused.jsonl"},
-            "algorithm": {"name": "gae", "iterations": 100, "minibatches": 1, "kl": 0.01, "entropy": 0.001},
-            "learner": {"dtype": "float32", "device": "cpu", "micro_batch_tokens": MICRO_BATCH_TOKENS},
+            "algorithm": {"iterations": 100, "minibatches": 1, **case.algorithm},
+            "learner": {"dtype": "float32", "device": "cpu", "micro_batch_tokens": case.micro_batch_tokens},
         }
     )
 
 
-def sampled(groups: int) -> IterationData:
+def sampled(case: Case, vocabulary: int) -> IterationData:
     """An iteration of random tokens."""
     random = np.random.Generator(np.random.PCG64(1))
     samples: dict[int, Sample] = {}
-    for group in range(groups):
-        prompt = random.integers(2, VOCABULARY, PROMPT_TOKENS).astype(np.int32)
+    for group in range(case.groups):
+        prompt = random.integers(2, vocabulary, case.prompt_tokens).astype(np.int32)
         for _ in range(SAMPLES):
-            tokens = random.integers(2, VOCABULARY, PREFIX_TOKENS).astype(np.int32)
-            logprobs = np.full(PREFIX_TOKENS, -np.log(VOCABULARY), dtype=np.float32)
+            tokens = random.integers(2, vocabulary, case.prefix_tokens).astype(np.int32)
+            logprobs = np.full(case.prefix_tokens, -np.log(vocabulary), dtype=np.float32)
             reward = float(random.integers(0, 2))
-            versions = np.zeros(PREFIX_TOKENS, dtype=np.int32)
+            versions = np.zeros(case.prefix_tokens, dtype=np.int32)
             samples[len(samples)] = Sample(prompt, tokens, logprobs, reward, group, versions)
     rows = list(samples.values())
     return IterationData(
         iteration=0,
         seed=1,
-        lengths=((PROMPT_TOKENS, PREFIX_TOKENS),) * len(rows),
+        lengths=((case.prompt_tokens, case.prefix_tokens),) * len(rows),
         rewards=tuple(row.reward for row in rows),
         groups=tuple(row.group for row in rows),
         samples=samples,
@@ -182,24 +232,29 @@ def resident_mib(field: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
-def figures_of(found: dict[str, list[Measured]], rows: int) -> list[Figure]:
+def figures_of(case: Case, found: dict[str, list[Measured]]) -> list[Figure]:
     """Speeds, their ratios round by round, and peak memory."""
+    rows = case.groups * SAMPLES * case.repeats
     speeds = {name: [rows / each.cpu_s for each in measured] for name, measured in found.items()}
-    figures = []
-    for name, measured in found.items():
-        peaks = [each.peak_mib for each in measured]
-        baseline = "bare" if name == "shared" else ""
-        ratios = [mine / its for mine, its in zip(speeds[name], speeds["bare"], strict=True)] if baseline else []
-        figures.append(median(f"{name}: speed", "prefixes/s of one core", speeds[name], ratios, speeds, baseline))
-        figures.append(median(f"{name}: peak memory of an iteration", "MiB", peaks, [], speeds, ""))
-    gains = [mine / its for mine, its in zip(speeds["shared"], speeds["per row"], strict=True)]
-    figures.append(
-        median("shared: speed beside per row", "prefixes/s of one core", speeds["shared"], gains, speeds, "per row")
-    )
-    shares = [
-        1.0 - without.cpu_s / whole.cpu_s for without, whole in zip(found["unreferred"], found["shared"], strict=True)
-    ]
-    figures.append(median("reference's forward: share of an iteration", "1", shares, [], speeds, ""))
+
+    def ratios(name: str) -> list[float]:
+        return [mine / its for mine, its in zip(speeds["shared"], speeds[name], strict=True)]
+
+    def figure(name: str, unit: str, values: list[float], beside: str = "") -> Figure:
+        against = ratios(beside) if beside else []
+        return median(f"{case.name}, {name}", unit, values, against, speeds, beside)
+
+    speed = "prefixes/s of one core"
+    figures = [figure("shared: speed", speed, speeds["shared"], "bare")]
+    if case.has_variants:
+        figures += [figure(f"{name}: speed", speed, values) for name, values in speeds.items() if name != "shared"]
+        for name, measured in found.items():
+            peaks = [each.peak_mib for each in measured]
+            figures.append(figure(f"{name}: peak memory of an iteration", "MiB", peaks))
+        figures.append(figure("shared: speed beside per row", speed, speeds["shared"], "per row"))
+        pairs = zip(found["unreferred"], found["shared"], strict=True)
+        shares = [1.0 - without.cpu_s / whole.cpu_s for without, whole in pairs]
+        figures.append(figure("reference's forward: share of an iteration", "1", shares))
     return figures
 
 
@@ -213,59 +268,62 @@ def median(
     )  # fmt: skip
 
 
-@click.command()
-@options
-def main(path: Path, quick: bool) -> None:
-    measured_commit, started_s = commit(), time.monotonic()
-    torch.set_num_threads(1)
-    disable_progress_bar()
-    groups, rounds = (QUICK_GROUPS, QUICK_ROUNDS) if quick else (GROUPS, ROUNDS)
+def run(case: Case) -> tuple[dict[str, list[Measured]], dict[str, float]]:
+    """Measure a case; also return its parameters and the tokens of its forwards."""
     with tempfile.TemporaryDirectory(prefix="learner-step-") as folder:
-        parameters = made(Path(folder), quick)
-        config = run_config(Path(folder))
+        parameters, vocabulary = made(Path(folder), case.shape)
+        config = run_config(Path(folder), case)
         models = Models.load(config, 0, 1, folder)
-        bare = BareLoop(Path(folder), models)
-        data = sampled(groups)
-        plan = plan_iteration(data.lengths, data.groups, data.seed, 1, 1, MICRO_BATCH_TOKENS)
+        bare, data = BareLoop(Path(folder), models), sampled(case, vocabulary)
+        plan = plan_iteration(data.lengths, data.groups, data.seed, 1, 1, case.micro_batch_tokens)
         batches = [pad_lines([[data.samples[row] for row in line] for line in micro], 0) for micro in plan[0][0]]
-        tokens: dict[str, float] = {}
+        facts: dict[str, float] = {"parameters": parameters}
 
         def product(name: str, is_shared: bool, has_reference: bool = True) -> Callable[[], None]:
             def work() -> None:
                 models.is_shared, models.has_reference = is_shared, has_reference
-                tokens[name] = train_iteration(models, data, config, 1000).means["forward_tokens"]
+                for _ in range(case.repeats):
+                    facts[name] = train_iteration(models, data, config, 100_000).means["forward_tokens"]
 
             return work
 
+        def bare_work() -> None:
+            for _ in range(case.repeats):
+                bare.iteration(batches)
+
         works: dict[str, Callable[[], object]] = {
-            "per row": product("per row", False),
-            "shared": product("shared", True),
-            "unreferred": product("unreferred", True, has_reference=False),
-            "bare": lambda: bare.iteration(batches),
+            "shared": product("shared", True, config.algorithm.kl > 0.0),
+            "bare": bare_work,
         }
+        if case.has_variants:
+            works["per row"] = product("per row", False)
+            works["unreferred"] = product("unreferred", True, has_reference=False)
         for name in ("shared", "bare"):
             works[name]()  # makes the optimisers' moments
         found: dict[str, list[Measured]] = {name: [] for name in works}
-        for number in range(rounds):
+        for number in range(case.rounds):
             for name, work in works.items():
                 found[name].append(measure(work))
-                print(f"round {number}, {name}: {found[name][-1]}", flush=True)
-    report = Report(
-        benchmark="learner_step",
-        is_quick=quick,
-        settings={
-            "parameters": parameters, "prompt_tokens": PROMPT_TOKENS, "prefix_tokens": PREFIX_TOKENS,
-            "samples_per_prompt": SAMPLES, "groups": groups, "micro_batch_tokens": MICRO_BATCH_TOKENS,
-            "forward_tokens": tokens,
-        },
-        figures=figures_of(found, groups * SAMPLES),
-        details={
-            name: [{"cpu_s": each.cpu_s, "wall_s": each.wall_s, "peak_mib": each.peak_mib} for each in measured]
-            for name, measured in found.items()
-        },
-        commit=measured_commit,
-    )  # fmt: skip
-    report.finish(path, started_s)
+                print(f"{case.name}, round {number}, {name}: {found[name][-1]}", flush=True)
+    return found, facts
+
+
+@click.command()
+@options
+def main(path: Path, quick: bool) -> None:
+    """Measure, compare with what is claimed, and write."""
+    measured_commit, started_s = commit(), time.monotonic()
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    cases = QUICK_CASES if quick else CASES
+    runs = {case.name: run(case) for case in cases}
+    figures = [figure for case in cases for figure in figures_of(case, runs[case.name][0])]
+    details = {
+        case: {name: [[each.cpu_s, each.wall_s, each.peak_mib] for each in took] for name, took in found.items()}
+        for case, (found, _) in runs.items()
+    }
+    settings = {"samples_per_prompt": SAMPLES, **{case: facts for case, (_, facts) in runs.items()}}
+    Report("learner_step", quick, settings, figures, details, measured_commit).finish(path, started_s)
 
 
 if __name__ == "__main__":
