@@ -139,7 +139,7 @@ class BareLoop:
 
     @torch.no_grad()
     def measured(self, batches: Sequence[PaddedRows]) -> list[tuple[Tensor, Tensor, Tensor] | None]:
-        """What advantages with a KL and a critic need of a micro-batch before its loss; None without them."""
+        """Measure what advantages with a KL and a critic need before the loss; None without them."""
         if self.critic is None:
             return [None] * len(batches)
         return [
