@@ -16,6 +16,7 @@ rhythm.py        when a line is due
 logs.py          `prefixrl logs`
 fleet.py         `prefixrl stop` and `prefixrl workers`
 advice.py        `prefixrl advise`
+capacity/        the model of a running system that it predicts with
 inspect.py       `prefixrl inspect`
 samples.py       `prefixrl samples`
 handle.py        a run from Python

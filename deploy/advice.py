@@ -15,6 +15,8 @@ from prefixrl.common.errors import ConfigError, PeerLost, UserError
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
 from prefixrl.common.run.status import StatusDocument
+from prefixrl.deploy.capacity.outlook import foresee
+from prefixrl.deploy.capacity.system import RowTimes, System, Workers
 from prefixrl.deploy.checkpoints import config_of
 from prefixrl.deploy.standing import is_over
 from prefixrl.deploy.status import fetch
@@ -25,6 +27,21 @@ FULL = 0.9
 """Share of its time that a worker works where it keeps the learner busy: the rest evens out stragglers."""
 IDLE = 0.75
 """Where nobody works for more of the time, no number of workers is the bottleneck."""
+SIMULATED_ROWS, SIMULATED_ITERATIONS = 128, 30
+"""Size of a simulated run: a fraction of a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunShape:
+    """The settings that decide who waits for whom."""
+
+    batch_groups: int
+    rows_per_group: int
+    max_staleness: int
+    seats: Mapping[str, int]
+    """Rows that a worker's engine decodes at once, by role."""
+    is_just_in_time: bool = True
+    drains: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +57,12 @@ class Rates:
     """Workers by role, and ranks of the learner."""
     waited: Mapping[str, float]
     """Share of the time that the learner waits, by cause."""
-    is_synchronous: bool = False
-    """True with max_staleness = 0: each waits for the others by definition."""
+    shape: RunShape
+
+    @property
+    def is_synchronous(self) -> bool:
+        """True with max_staleness = 0: each waits for the others by definition."""
+        return self.shape.max_staleness == 0
 
     @property
     def share(self) -> dict[str, float]:
@@ -58,7 +79,41 @@ class Advice:
     wanted: Mapping[str, int]
     """By role: workers that keep the present learner busy; ranks that keep pace with the present workers."""
     balanced_s: float
-    """Time of an iteration with the workers that are wanted and the ranks there are."""
+    """Time of an iteration with the workers that are wanted and the ranks there are, as the model has it."""
+
+
+def system_of(rates: Rates, counts: Mapping[str, int], max_staleness: int) -> System:
+    """Return the system that works at measured rates, with other counts and another window."""
+    shape, rows = rates.shape, rates.shape.batch_groups * rates.shape.rows_per_group
+
+    def workers(role: str) -> Workers:
+        seats = shape.seats[role]
+        row_s = rates.busy.get(role, 0.0) * rates.counts[role] * seats * rates.iteration_s / rows
+        return Workers(count=counts[role], seats=seats, row=RowTimes(mean_s=row_s))
+
+    system = System(
+        batch_groups=shape.batch_groups,
+        rows_per_group=shape.rows_per_group,
+        max_staleness=max_staleness,
+        rollouts=workers("rollout"),
+        scorers=workers("scorer"),
+        learner_s=rates.learner_s * rates.counts[LEARNER] / counts[LEARNER],
+        is_just_in_time=shape.is_just_in_time,
+        drains=shape.drains,
+    )
+    return system.coarser(SIMULATED_ROWS)
+
+
+def simulated_s(rates: Rates, counts: Mapping[str, int] | None = None, max_staleness: int | None = None) -> float:
+    """Return the time of an iteration by the model, with other workers or another window."""
+    window = rates.shape.max_staleness if max_staleness is None else max_staleness
+    system = system_of(rates, {**rates.counts, **(counts or {})}, window)
+    return foresee(system, iterations=SIMULATED_ITERATIONS).iteration_s
+
+
+def foreseen_s(rates: Rates, counts: Mapping[str, int] | None = None, max_staleness: int | None = None) -> float:
+    """Return the time that an iteration would take: the measured one, times the model's change."""
+    return rates.iteration_s * simulated_s(rates, counts, max_staleness) / simulated_s(rates)
 
 
 def advise(rates: Rates) -> Advice:
@@ -69,15 +124,11 @@ def advise(rates: Rates) -> Advice:
     slowest_s = max((alone / rates.counts[role] for role, alone in alone_s.items()), default=0.0)
     ranks = rates.counts[LEARNER]
     wanted[LEARNER] = max(1, math.ceil(ranks * rates.learner_s / slowest_s)) if slowest_s else ranks
-    parts = [rates.learner_s, *(alone / wanted[role] for role, alone in alone_s.items())]
+    workers = {role: wanted[role] for role in alone_s}
     shares = rates.share
     busiest = max(shares, key=lambda role: shares[role])
     is_held_up = rates.is_synchronous or shares[busiest] >= IDLE
-    return Advice(
-        bottleneck=busiest if is_held_up else "",
-        wanted=wanted,
-        balanced_s=sum(parts) if rates.is_synchronous else max(parts),
-    )
+    return Advice(bottleneck=busiest if is_held_up else "", wanted=wanted, balanced_s=foreseen_s(rates, workers))
 
 
 def sentences(rates: Rates, advice: Advice) -> list[str]:
@@ -87,18 +138,21 @@ def sentences(rates: Rates, advice: Advice) -> list[str]:
     lines = [f"an iteration takes {took}; the learner waits {waited or 'for nobody'}"]
     role = advice.bottleneck
     if rates.is_synchronous:
-        overlapped_s = max(share * rates.iteration_s for share in shares.values())
+        overlapped_s = foreseen_s(rates, max_staleness=1)
         lines.append(
             f"the run is synchronous (algorithm.max_staleness = 0), so each waits for the others; most of the time "
             f"goes to the {role} ({shares[role]:.0%}). With max_staleness = 1 an iteration could take "
-            f"{overlapped_s:.2f} s"
+            f"about {overlapped_s:.2f} s"
         )
     elif not role:
         most = max(shares, key=lambda each: shares[each])
+        window = rates.shape.max_staleness + 1
+        wider_s = foreseen_s(rates, max_staleness=window)
         lines.append(
             f"nobody is busy for most of the time (the most: {most}, {shares[most]:.0%}), so more workers change "
-            f"little: they wait for stragglers, for updates or for room. Raise algorithm.max_staleness, shorten the "
-            f"longest answers (scorer.max_new_tokens), or see who waits in `prefixrl status`"
+            f"little: they wait for stragglers, for updates or for room. Raise algorithm.max_staleness (with {window} "
+            f"an iteration could take about {wider_s:.2f} s), shorten the longest answers (scorer.max_new_tokens), or "
+            f"see who waits in `prefixrl status`"
         )
     elif role == LEARNER:
         spare = [
@@ -119,7 +173,9 @@ def sentences(rates: Rates, advice: Advice) -> list[str]:
             f"{counts[role]} would keep the learner busy, and an iteration would take about {advice.balanced_s:.2f} s "
             f"(launch.{role}s, or more by hand)"
         )
-    return [*lines, "counts assume that every process has a device, or a core, of its own"]
+    assumed = "that every process has a device, or a core, of its own"
+    model = f"times to come are simulated from these rates, which gives {simulated_s(rates):.2f} s for the run as it is"
+    return [*lines, f"counts assume {assumed}; {model} (docs/scale.md)"]
 
 
 # --- measured rates of a run ----------------------------------------------------------------------------------------
@@ -135,9 +191,12 @@ def rates_of(lines: Sequence[MetricsLine], config: RunConfig, document: StatusDo
     iteration_s = (rest[-1].since_start_s - first.since_start_s) / len(rest)
     counts = {LEARNER: config.launch.learner_ranks, "rollout": config.launch.rollouts, "scorer": config.launch.scorers}
     busy = {role: share for role, share in rest[-1].busy_fraction.items() if role in WORKERS}
+    seats = {role: config.embedded_seats(role) for role in WORKERS}
     if document:
         for role in WORKERS:
-            counts[role] = sum(each.role == role for each in document.workers) or counts[role]
+            here = [each.seats for each in document.workers if each.role == role]
+            counts[role] = len(here) or counts[role]
+            seats[role] = max(here, default=0) or seats[role]
         busy |= {role: share for role, share in document.busy_fraction.items() if role in WORKERS}
     causes = dict.fromkeys(cause for line in rest for cause in line.waited_for_s)
     return Rates(
@@ -146,7 +205,14 @@ def rates_of(lines: Sequence[MetricsLine], config: RunConfig, document: StatusDo
         busy=busy,
         counts=counts,
         waited={cause: fmean(line.waited_for_s.get(cause, 0.0) for line in rest) / iteration_s for cause in causes},
-        is_synchronous=config.algorithm.max_staleness == 0,
+        shape=RunShape(
+            batch_groups=config.algorithm.groups_per_iteration,
+            rows_per_group=config.algorithm.samples_per_prompt,
+            max_staleness=config.algorithm.max_staleness,
+            seats=seats,
+            is_just_in_time=config.algorithm.admission == "just_in_time",
+            drains=config.rollout.swap == "drain",
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.advice import FULL, Rates, advise, rates_of, sentences
+from prefixrl.deploy.advice import FULL, Rates, RunShape, advise, foreseen_s, rates_of, sentences, simulated_s
 from support.fakes import document, worker_status
 from support.metrics_lines import metrics_line
 from support.runs_on_disk import finish, made
@@ -29,7 +29,9 @@ def rates(
         busy={"rollout": rollout, "scorer": scorer},
         counts=dict(zip(("learner", "rollout", "scorer"), counts, strict=True)),
         waited={"scorers": 0.4},
-        is_synchronous=sync,
+        shape=RunShape(
+            batch_groups=64, rows_per_group=4, max_staleness=0 if sync else 2, seats={"rollout": 16, "scorer": 16}
+        ),
     )
 
 
@@ -66,10 +68,26 @@ def test_wanted_counts_are_the_least_that_are_enough(
     assert found.wanted["learner"] == next(
         n for n in itertools.count(1) if learner_s * counts[0] / n <= slowest_s + 1e-9
     )
-    after_s = [learner_s]
-    for role, share in (("rollout", rollout), ("scorer", scorer)):
-        after_s.append(share * 10.0 * given.counts[role] / found.wanted[role])
-    assert found.balanced_s == pytest.approx(max(after_s)) == pytest.approx(learner_s)
+
+
+@pytest.mark.parametrize("given", [rates(10.0, 2.0, 0.10, 0.99, (1, 1, 2)), rates(10.0, 2.0, 0.95, 0.40, (1, 1, 4))])
+def test_with_the_wanted_workers_the_learner_sets_the_pace(given: Rates) -> None:
+    assert simulated_s(given) == pytest.approx(10.0, rel=0.05)
+    assert advise(given).balanced_s == pytest.approx(2.0, rel=0.1)
+
+
+def test_more_scorers_than_a_batch_can_fill_do_not_help() -> None:
+    # A row takes 2.5 s. The window has at most three batches of 256 rows under way, so no more than 48 scorers' seats.
+    given = rates(10.0, 0.1, 0.01, 1.0, (1, 1, 4))
+    assert foreseen_s(given, {"scorer": 8}) == pytest.approx(5.0, rel=0.05)
+    assert foreseen_s(given, {"scorer": 400}) == pytest.approx(foreseen_s(given, {"scorer": 100}), rel=0.05)
+    assert foreseen_s(given, {"scorer": 400}) > 2.5 / 3
+
+
+def test_a_synchronous_run_that_overlaps_takes_as_long_as_its_slowest_part() -> None:
+    given = rates(10.0, 4.0, 0.20, 0.40, (1, 1, 1), sync=True)
+    # The parts take 2, 4 and 4 s: of 10 s with each waiting for the others, half is left.
+    assert foreseen_s(given, max_staleness=1) == pytest.approx(5.0, rel=0.1)
 
 
 def test_the_words_name_the_role_the_counts_and_the_key() -> None:
@@ -82,9 +100,9 @@ def test_the_words_name_the_role_the_counts_and_the_key() -> None:
     many = said(rates(10.0, 9.8, 0.10, 0.20, (1, 1, 8)))
     assert "the learner is the bottleneck (busy for 98% of the time)" in many and "2 of 8 scorers would do" in many
     assert "nobody is busy for most of the time" in said(rates(10.0, 5.0, 0.30, 0.50, (1, 1, 2)))
-    assert "With max_staleness = 1 an iteration could take 4.00 s" in said(
-        rates(10.0, 4.0, 0.20, 0.40, (1, 1, 1), sync=True)
-    )
+    apart = said(rates(10.0, 4.0, 0.20, 0.40, (1, 1, 1), sync=True))
+    assert "With max_staleness = 1 an iteration could take about 5.00 s" in apart
+    assert "which gives 8.15 s for the run as it is" in apart
 
 
 def test_rates_are_measured_from_metrics_and_the_workers_connected_now(tmp_path: Path) -> None:
