@@ -37,10 +37,9 @@ import numpy as np
 import torch
 
 from benchmarks.results import Figure, Report, commit, options
-from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, daemons, learner, simulated_run
+from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.seeds import derive, row_uniforms
-from prefixrl.common.wire.messages import Batch, GetBatch
 from prefixrl.learner.servers import Servers
 
 GROUPS, ROWS, SCORERS, SEATS = 64, 2, 2, 16
@@ -150,10 +149,9 @@ def run_ours(seed: int, iterations: int) -> Ours:
             learner(servers, config) as (client, publisher),
         ):
             for iteration in range(iterations):
-                answer = client.next_batch(GetBatch(iteration, 0, 1), PATIENCE_S, lambda: False)
-                assert isinstance(answer, tuple) and isinstance(answer[0], Batch), answer
-                ages.append(statistics.fmean(iteration - group.version for group in answer[0].groups))
-                needed_s.append(sum(drawn_s(config.seed, group.seq) for group in answer[0].groups))
+                batch = take_batch(client, iteration)
+                ages.append(statistics.fmean(iteration - group.version for group in batch.groups))
+                needed_s.append(sum(drawn_s(config.seed, group.seq) for group in batch.groups))
                 time.sleep(TRAINING_S)
                 client.iteration_done(iteration, iteration + 1)
                 ends_s.append(time.monotonic())

@@ -37,7 +37,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.digests import model_digests, scorer_digests
 from prefixrl.common.wire.address import address_in
 from prefixrl.common.wire.keys import make_keys
-from prefixrl.common.wire.messages import GetBatch, WeightsNote
+from prefixrl.common.wire.messages import Batch, GetBatch, WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 
@@ -131,8 +131,9 @@ class Ranks:
         client = BrokerClient(self._address)
         for iteration in count():
             found = client.next_batch(GetBatch(iteration, rank, RANKS), READY_S, self._ending.is_set)
-            if not isinstance(found, tuple):
+            if not isinstance(found, Batch):
                 return
+            client.groups(iteration, range(rank, len(found.groups), RANKS))
             if rank == 0:
                 client.iteration_done(iteration, iteration + 1)
                 self.publish(iteration + 1)

@@ -35,11 +35,10 @@ import msgspec
 import torch
 
 from benchmarks.results import ROOT, Figure, Report, commit, options
-from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, daemons, learner, simulated_run
+from benchmarks.simulated import PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, MetricsLine
-from prefixrl.common.wire.messages import Batch, GetBatch
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.servers import Servers
 from prefixrl.learner.weights.publish import Publisher
@@ -135,10 +134,9 @@ def learn(client: BrokerClient, publisher: Publisher, cell: str, rule: Admission
     waits_s: list[float] = []
     for iteration in range(iterations):
         asked_s = time.monotonic()
-        answer = client.next_batch(GetBatch(iteration, 0, 1), PATIENCE_S, lambda: False)
-        assert isinstance(answer, tuple) and isinstance(answer[0], Batch), answer
+        batch = take_batch(client, iteration)
         waits_s.append(time.monotonic() - asked_s)
-        ages.append(statistics.fmean(iteration - group.version for group in answer[0].groups))
+        ages.append(statistics.fmean(iteration - group.version for group in batch.groups))
         time.sleep(TRAINING_S)
         client.iteration_done(iteration, iteration + 1)
         ends_s.append(time.monotonic())

@@ -80,10 +80,12 @@ def learner(servers: Servers, config: RunConfig) -> Iterator[tuple[BrokerClient,
     publisher.close()
 
 
-def take_batch(client: BrokerClient, iteration: int) -> None:
-    """Wait for the whole batch of an iteration."""
+def take_batch(client: BrokerClient, iteration: int) -> Batch:
+    """Wait for the whole batch of an iteration and fetch its groups."""
     answer = client.next_batch(GetBatch(iteration, 0, 1), PATIENCE_S, lambda: False)
-    assert isinstance(answer, tuple) and isinstance(answer[0], Batch), answer
+    assert isinstance(answer, Batch), answer
+    client.groups(iteration, range(len(answer.groups)))
+    return answer
 
 
 @contextmanager

@@ -125,13 +125,12 @@ def _learn(folder: Path) -> None:
     while True:
         publisher.publish(completed, {"weight": torch.zeros(4)}, PROBE_LOGPROBS)
         answer = client.next_batch(GetBatch(completed, 0, 1), PATIENCE_S, lambda: False)
-        if not isinstance(answer, tuple):
+        if not isinstance(answer, Batch):
             break
-        batch, groups = answer
-        assert isinstance(batch, Batch) and len(groups) == len(batch.groups)
+        groups = client.groups(completed, range(len(answer.groups)))
         (folder / NOW).touch()
         time.sleep(TRAINS_S)
-        line = json.dumps({"iteration": completed, "seqs": [each.prefixes.seq for each in groups]})
+        line = json.dumps({"iteration": completed, "seqs": [each.prefixes.seq for each in groups.values()]})
         _append(folder / TRAINED, line)
         (folder / NOW).unlink(missing_ok=True)
         servers.completed = completed = completed + 1

@@ -1,9 +1,9 @@
 """The learner: the process that trains, and the parent of all that holds a run's state.
 
 Started as `prefixrl-learner run.toml`, on several GPUs once per rank. Rank 0 starts the broker and the weight server
-before DeepSpeed loads. Every rank then asks the broker for its shard of a batch, turns verdicts into advantages and
-these into PPO steps; rank 0 publishes the new version. After a restart it resumes from its last checkpoint and trains
-the batches again that the broker's journal recorded after it.
+before DeepSpeed loads. Every rank then asks the broker for a batch, plans it, fetches its shard, turns verdicts into
+advantages and these into PPO steps; rank 0 publishes the new version. After a restart it resumes from its last
+checkpoint and trains the batches again that the broker's journal recorded after it.
 
 Read in this order:
 

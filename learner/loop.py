@@ -1,10 +1,10 @@
 """The learner's loop: one iteration per turn.
 
-    broker ── Batch ──▶ advantages ─▶ minibatches ─▶ version v+1 ──▶ publisher thread ──▶ weight server, broker
-       ▲ IterationDone ─────────────────────┘                └──▶ checkpoint
+    broker ── Batch ─▶ plan ─▶ Groups ─▶ advantages ─▶ minibatches ─▶ version v+1 ──▶ publisher thread ─▶ weight
+       ▲ IterationDone ──────────────────────────────────────┘                └──▶ checkpoint             server, broker
 
-A turn waits for one thing only: this rank's shard of the next batch, with a deadline and the names of what it waits
-for. No collective begins before every rank holds its shard: each rank asks the broker, which answers all or none.
+A turn waits for one thing only: the next batch, with a deadline and the names of what it waits for; a shard of it is
+one answer away. No rank trains before every one is given the batch: each asks the broker, which answers all or none.
 """
 
 import logging
@@ -37,9 +37,10 @@ from prefixrl.learner.run.uploads import Uploads, counts
 from prefixrl.learner.servers import Servers
 from prefixrl.learner.training import checkpoint, lora
 from prefixrl.learner.training.batch import iteration_data
-from prefixrl.learner.training.iteration import train_iteration
+from prefixrl.learner.training.iteration import plan_for, train_iteration
 from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.training.model import Models
+from prefixrl.learner.training.plan import rows_of_rank
 from prefixrl.learner.weights.publish import Publisher
 
 log = logging.getLogger(__name__)
@@ -111,8 +112,8 @@ class Learner:
             raise self.halted()
         self.finish()
 
-    def next_batch(self) -> tuple[Batch, list[ScoredGroup]] | None:
-        """Wait for this rank's shard; None when there is nothing more to train."""
+    def next_batch(self) -> tuple[Batch, dict[int, ScoredGroup]] | None:
+        """Wait for a batch and fetch this rank's shard; None when there is nothing more to train."""
         if self.rank_zero:
             # Later it would wait for the disk inside a collective, whose limit is shorter.
             with self.patience():
@@ -120,20 +121,25 @@ class Learner:
         waited_from_s = time.monotonic()
         rank, ranks = self.models.rank, self.models.world_size
         batch = self.client.next_batch(
-            GetBatch(self.iteration, rank, ranks, self.models.is_shared),
-            self.config.learner.batch_timeout_s,
-            self.stopped,
+            GetBatch(self.iteration, rank, ranks), self.config.learner.batch_timeout_s, self.stopped
         )
         self.first_batch_s = self.first_batch_s or time.monotonic()
         self.is_stopping = isinstance(batch, Halt)
         if isinstance(batch, Halt | RunOver):
             return None
+        shard = self.client.groups(self.iteration, self.planned_groups(batch))
         self.waited_s = time.monotonic() - waited_from_s
         if self.rank_zero and self.iteration == 0:
-            self.rank_zero.arms.ask_candidates(batch[1])
-        return batch
+            self.rank_zero.arms.ask_candidates(list(shard.values()))
+        return batch, shard
 
-    def train(self, batch: Batch, shard: list[ScoredGroup]) -> None:
+    def planned_groups(self, batch: Batch) -> list[int]:
+        """Return the groups of a batch of which this rank trains a row, ascending."""
+        data = iteration_data(batch, {})
+        rows = rows_of_rank(plan_for(self.models, data, self.config), self.models.rank)
+        return sorted({data.groups[row] for row in rows})
+
+    def train(self, batch: Batch, shard: dict[int, ScoredGroup]) -> None:
         """Take the optimiser steps of one iteration; the version is one higher afterwards."""
         started_s = time.monotonic()
         data = iteration_data(batch, shard)

@@ -15,7 +15,7 @@ checks them). A worker (W) and the broker (B) exchange, in this order:
     B Leave      ─▶ W                        the operator drains it
     W Leaving    ─▶ B                        it was asked to stop: no new task; Goodbye follows the last open one
 
-Learner ranks and operators use the same socket: GetBatch, IterationDone, Published, Evaluate, GetStatus and others. In
+Learner ranks and operators use the same socket: GetBatch, GetGroups, Published, Evaluate, GetStatus and others. In
 this file: parts; worker to broker; broker to worker; rank or operator to broker; broker to rank or operator; weights.
 """
 
@@ -26,7 +26,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
 
 VERSIONS_KEPT = 1024
@@ -58,6 +58,8 @@ Text = Annotated[str, Meta(max_length=MOST_TEXT_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 MOST_ROWS = 8192
 """More rows than any engine takes at once; a worker that offers more would take all there is to do."""
+MOST_GROUPS = 2**20
+"""Groups that a rank may ask for at once."""
 MOST_STEPS = 4096
 """Most steps of an answer that a process reward model scores."""
 MOST_LEASES_LISTED = 2**15
@@ -600,15 +602,21 @@ class Done(_Message, frozen=True):
 
 
 class GetBatch(_Message, frozen=True):
-    """A rank's request for its shard; answered by Batch, NotYet, RunOver, Halt or CannotGoOn."""
+    """A rank's request for a batch; answered by Batch, NotYet, RunOver, Halt or CannotGoOn."""
 
     iteration: Count
     rank: int
     ranks: int
-    is_shared: bool = True
-    """The rank's models compute a prompt once for the rows of a group; decides which rows a rank gets."""
     is_stopping: bool = False
-    """This rank was asked to stop: all ranks halt before the first iteration of which none holds a shard."""
+    """This rank was asked to stop: all ranks halt before the first iteration of which none holds a batch."""
+
+
+class GetGroups(_Message, frozen=True):
+    """A rank's request for the groups of a batch that it trains; answered by Groups."""
+
+    iteration: Count
+    groups: Annotated[tuple[Count, ...], Meta(max_length=MOST_GROUPS)]
+    """Indices into `Batch.groups`, ascending."""
 
 
 class IterationDone(_Message, frozen=True):
@@ -681,17 +689,22 @@ class DrainWorker(_Message, frozen=True):
 
 
 class Batch(_Message, frozen=True, kw_only=True):
-    """One rank's shard of an iteration; payload frames: a ScoredGroup per `payload_groups`."""
+    """The facts that every rank plans an iteration by."""
 
     iteration: int
     total_iterations: int
     seed: int
     groups: tuple[BatchGroup, ...]
     """Every group of the iteration, in training order."""
-    payload_groups: tuple[int, ...]
-    """Index into `groups` of each payload frame: the groups of which this rank trains at least one row."""
     waited_s: dict[str, float]
     """Seconds the ranks waited for this batch, by cause: rollouts, scorers, or the report of another rank."""
+
+
+class Groups(_Message, frozen=True):
+    """Groups of a batch; payload frames: a ScoredGroup per index."""
+
+    iteration: int
+    groups: tuple[int, ...]
 
 
 class NotYet(_Message, frozen=True):
@@ -750,9 +763,9 @@ _FromWorker = Hello | Ready | Heartbeat | _OfTask | Staged | Installed | Leaving
 _ToWorker = Welcome | Reject | Unknown | Beat | PrefixTask | ScoreTask | Revoke | Ack | Leave | Done
 _ToRollout = Swap | Proved | ProbeUnclear | ProbeFailed
 FromOperator = GetStatus | Stop | HaltRun | DrainWorker
-FromPeer = GetBatch | IterationDone | Published | Evaluate | GetEvaluation | Forget | FromOperator
+FromPeer = GetBatch | GetGroups | IterationDone | Published | Evaluate | GetEvaluation | Forget | FromOperator
 """Requests of ranks, among them all that operators may make."""
-_ToLearner = Batch | NotYet | RunOver | Halt | CannotGoOn | EvaluationProgress | Status | Accepted
+_ToLearner = Batch | Groups | NotYet | RunOver | Halt | CannotGoOn | EvaluationProgress | Status | Accepted
 ToBroker = _FromWorker | FromPeer
 FromBroker = _ToWorker | _ToRollout | _ToLearner
 

@@ -1,9 +1,16 @@
-"""Answers to `GetBatch`: a rank's shard, the obstacle to it, a halt, or the end of the run."""
+"""Answers to ranks: a batch or the obstacle to it, a halt, the end of the run; groups of a batch.
+
+    rank ── GetBatch ──▶ batch of the ledger, described once ── Batch: lengths and rewards of all groups ──▶ rank
+    rank: the plan of the iteration, which rows are its own
+    rank ── GetGroups ─▶ ledger.results ── Groups: tokens and verdicts of those groups ──▶ rank
+
+A batch waits for groups due before it; groups of a batch wait for nothing. The plan takes a core for up to a second,
+in which the broker could answer nobody: so ranks make it, each the same.
+"""
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
 
 import msgspec
 import xxhash
@@ -20,14 +27,11 @@ from prefixrl.learner.broker.filtering import Starved
 from prefixrl.learner.broker.waiting import Awaited, awaited_groups, groups_in_words, why_no_batch
 from prefixrl.learner.broker.window import Choice, NotYetChosen
 from prefixrl.learner.run.batch_fractions import batch_fractions
-from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
 
 log = logging.getLogger(__name__)
 
 NOT_YET_EVERY_S = 1.0
 
-Share = tuple[int, ...]
-"""Indices of groups of a batch, ascending."""
 Answer = tuple[messages.FromBroker, list[Payload]]
 
 
@@ -56,8 +60,6 @@ class BatchDesk:
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
         self._facts: dict[int, messages.BatchGroup] = {}
         """The facts about scored groups that ranks will be told, by sequence number."""
-        self._planned: tuple[tuple[int, bool], list[Share]] | None = None
-        """Iteration, whether ranks share prompts, and the groups of each rank: one plan for all."""
         self._is_new = False
         """True if that batch was formed by the newest answers."""
         self.is_halting = False
@@ -68,7 +70,7 @@ class BatchDesk:
         self.phase: LearnerPhase = "loads"
         """Rank 0's, as its messages show it."""
         self._waits_from_s: float | None = None
-        """Time since which rank 0 waits for its shard; None where it does not."""
+        """Time since which rank 0 waits for its batch; None where it does not."""
         self._no_more: messages.CannotGoOn | None = None
         """The end that every rank gets once one got it: one with a batch would wait for the others in a collective."""
         self.truncated_fraction = 0.0
@@ -155,7 +157,7 @@ class BatchDesk:
         self._waits_from_s = now_s if self._waits_from_s is None else self._waits_from_s
 
     def waits_s(self, now_s: float) -> float:
-        """Return the time that rank 0 has waited for its shard, 0 where it does not."""
+        """Return the time that rank 0 has waited for its batch, 0 where it does not."""
         return 0.0 if self._waits_from_s is None else now_s - self._waits_from_s
 
     def iteration_done(self, done: messages.IterationDone, now_s: float) -> None:
@@ -183,7 +185,7 @@ class BatchDesk:
             log.info("the lead is no longer held back: old samples are worth enough")
 
     def _answer(self, request: messages.GetBatch, now_s: float) -> Answer | Awaited | None:
-        """Return shard, end of the run or obstacle; None where the iteration is trained already."""
+        """Return batch, end of the run or obstacle; None where the iteration is trained already."""
         ledger = self._dispatcher.ledger
         if request.iteration < ledger.completed:
             return None
@@ -210,50 +212,54 @@ class BatchDesk:
             return choice, []
         if choice is None:
             return messages.RunOver(ledger.completed), []
-        return self._shard(request, choice, now_s)
+        return self._batch(request, choice, now_s)
 
     def _must_halt(self, iteration: int) -> bool:
-        # Ranks leave the loop at one iteration or a collective hangs: where one may hold its shard, all get theirs.
+        # Ranks leave the loop at one iteration or a collective hangs: where one may hold its batch, all get it.
         return self.is_halting and not self._no_more and not self._may_be_held(iteration)
 
     def _may_be_held(self, iteration: int) -> bool:
-        """Return True if a rank may have its shard from this broker or from its predecessor."""
+        """Return True if a rank may have its batch from this broker or from its predecessor."""
         is_ours = self._newest is not None and self._newest[0] == iteration
         return is_ours or (iteration == self._resumed_at and iteration in self._dispatcher.ledger.batches)
 
-    def _shard(self, request: messages.GetBatch, choice: Choice, now_s: float) -> Answer:
-        config, iteration, total = self._config, request.iteration, self.total_iterations
-        results = self._dispatcher.ledger.results(choice.seqs)
+    def _batch(self, request: messages.GetBatch, choice: Choice, now_s: float) -> Answer:
+        iteration = request.iteration
         if self._newest is None or self._newest[0] != iteration:
-            self._planned = None
+            results = self._dispatcher.ledger.results(choice.seqs)
             self._newest, self._waited_s = (iteration, self._describe(results, now_s), self._waited_s), {}
             self._is_new = True
         _, groups, waited_s = self._newest
         self.truncated_fraction = batch_fractions(groups)["truncated_fraction"]
-        seed = derive(config.seed, "iteration", iteration)
-        mine = self._shares(request, groups, seed)[request.rank]
         batch = messages.Batch(
             iteration=iteration,
-            total_iterations=total,
-            seed=seed,
+            total_iterations=self.total_iterations,
+            seed=derive(self._config.seed, "iteration", iteration),
             groups=groups,
-            payload_groups=mine,
             waited_s=waited_s,
         )
-        return batch, [msgspec.msgpack.encode(results[index]) for index in mine]
+        return batch, []
 
-    def _shares(self, request: messages.GetBatch, groups: Sequence[messages.BatchGroup], seed: int) -> list[Share]:
-        """Return the groups of which each rank trains a row, by the plan that the ranks make too."""
-        asked = request.iteration, request.is_shared
-        if self._planned is None or self._planned[0] != asked:
-            lengths = [length for group in groups for length in group.lengths]
-            owner = [index for index, group in enumerate(groups) for _ in group.lengths]
-            micro_batch_tokens = self._config.learner.micro_batch_tokens
-            minibatches = self._config.algorithm.minibatches_of(len(lengths))
-            plan = plan_iteration(lengths, owner, seed, self._ranks, minibatches, micro_batch_tokens, request.is_shared)
-            rows = [rows_of_rank(plan, rank) for rank in range(self._ranks)]
-            self._planned = asked, [tuple(sorted({owner[row] for row in each})) for each in rows]
-        return self._planned[1]
+    def fetched(self, request: messages.GetGroups | messages.GetEvaluation) -> Answer | None:
+        """Return groups of a batch, None where it is trained already; or those of an evaluation.
+
+        ValueError: there is no such batch, or it has no such groups.
+        """
+        if isinstance(request, messages.GetEvaluation):
+            progress, groups = self._dispatcher.evaluations.progress(request.name)
+            return msgspec.structs.replace(progress, is_halting=self.is_halting), list[Payload](groups)
+        ledger, iteration = self._dispatcher.ledger, request.iteration
+        if iteration < ledger.completed:
+            return None
+        seqs = ledger.batches.get(iteration)
+        if seqs is None:
+            raise ValueError(f"a rank asks for groups of iteration {iteration}, of which there is no batch")
+        if list(request.groups) != sorted(set(request.groups)) or request.groups[-1:] >= (len(seqs),):
+            raise ValueError(
+                f"a rank asks for groups of iteration {iteration} by other than ascending indices below {len(seqs)}"
+            )
+        results = ledger.results([seqs[index] for index in request.groups])
+        return messages.Groups(iteration, request.groups), [msgspec.msgpack.encode(each) for each in results]
 
     def _note_scored(self) -> None:
         """Describe the groups scored since the last look: all at once would hold up every answer."""

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
@@ -42,8 +42,8 @@ class BrokerClient:
 
     def next_batch(
         self, request: messages.GetBatch, timeout_s: float, stopped: Callable[[], bool]
-    ) -> tuple[messages.Batch, list[messages.ScoredGroup]] | messages.RunOver | messages.Halt:
-        """Return a rank's shard, or what every rank gets instead; PeerLost if none comes in time.
+    ) -> messages.Batch | messages.RunOver | messages.Halt:
+        """Return a batch, or what every rank gets instead; PeerLost if none comes in time.
 
         `stopped` is sent to the broker, which halts all ranks at the same iteration. NothingToTrain: the filter lets
         too little through, or too much fails.
@@ -52,7 +52,7 @@ class BrokerClient:
         log_after_s = LOG_AFTER_S
         while True:
             request = msgspec.structs.replace(request, is_stopping=stopped())
-            answer, payload = self._requester.ask(request, _BATCH_ANSWERS)
+            answer, _ = self._requester.ask(request, _BATCH_ANSWERS)
             if isinstance(answer, messages.RunOver | messages.Halt):
                 return answer
             if isinstance(answer, messages.Done):
@@ -62,7 +62,7 @@ class BrokerClient:
             if isinstance(answer, messages.CannotGoOn):
                 raise NothingToTrain(answer.reason)
             if isinstance(answer, messages.Batch) and answer.iteration == iteration:
-                return answer, _groups(payload)
+                return answer
             if isinstance(answer, messages.NotYet):
                 waiting_for = answer.waiting_for
             waited_s = time.monotonic() - from_s
@@ -71,6 +71,14 @@ class BrokerClient:
                 log_after_s = 2 * max(waited_s, log_after_s)
             if waited_s > timeout_s:
                 raise PeerLost(f"iteration {iteration} got no batch within {timeout_s:g} s; it waits for {waiting_for}")
+
+    def groups(self, iteration: int, indices: Sequence[int]) -> dict[int, messages.ScoredGroup]:
+        """Return groups of the batch of an iteration, by index in the batch."""
+        request = messages.GetGroups(iteration, tuple(indices))
+        while True:
+            answer, payload = self._ask(request, messages.Groups)
+            if (answer.iteration, answer.groups) == (iteration, request.groups):
+                return dict(zip(answer.groups, _groups(payload), strict=True))
 
     def iteration_done(self, iteration: int, optimizer_steps: int, relative_ess: float | None = None) -> None:
         """Report that every rank finished an iteration, and what its old samples were worth."""

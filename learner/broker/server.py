@@ -1,7 +1,7 @@
 """The broker's server: socket, clock, enrolment and the handlers of every message.
 
-    rollout ◀─ PrefixTask ── broker ── ScoreTask ─▶ scorer      ranks ── GetBatch ─▶ broker ── Batch | NotYet ─▶ ranks
-       └────── Prefixes ───▶   │  ◀── Scores ─────────┘
+    rollout ◀─ PrefixTask ── broker ── ScoreTask ─▶ scorer      ranks ── GetBatch ──▶ broker ── Batch | NotYet ─▶ ranks
+       └────── Prefixes ───▶   │  ◀── Scores ─────────┘       ranks ── GetGroups ─▶ broker ── Groups ─────────▶ ranks
 
 A rollout with free rows waits for room in the window, a scorer for prefixes, a rank for named groups. A wait ends
 with a result, a refusal, the loss of a worker that is silent or makes no progress, or a Stop. Results are acknowledged
@@ -359,9 +359,8 @@ class Broker:
             case messages.GetBatch():
                 self.batches.ask(peer, message, now_s)
                 return None, []
-            case messages.GetEvaluation(name):
-                progress, payload = self.dispatcher.evaluations.progress(name)
-                return msgspec.structs.replace(progress, is_halting=self.batches.is_halting), payload
+            case messages.GetGroups() | messages.GetEvaluation():
+                return self.batches.fetched(message) or (None, [])
             case messages.GetStatus():
                 return messages.Status(msgspec.json.encode(document(self._status, self._malformed.total, now_s))), []
             case messages.IterationDone():

@@ -203,8 +203,12 @@ def _check(row: int, sample: Sample) -> None:
         )
 
 
-def iteration_data(batch: Batch, shard: list[ScoredGroup]) -> IterationData:
+def iteration_data(batch: Batch, shard: Mapping[int, ScoredGroup]) -> IterationData:
     """Build this rank's view of an iteration: the trainable rows of the groups in batch order.
+
+    Args:
+        batch: the facts about all groups.
+        shard: groups of which this rank has rows, by index in the batch; empty before it has planned.
 
     Raises:
         ValueError: a payload is not the group the batch names, or its packed arrays are malformed.
@@ -217,7 +221,7 @@ def iteration_data(batch: Batch, shard: list[ScoredGroup]) -> IterationData:
     for group in batch.groups:
         first_row.append(first_row[-1] + len(group.lengths))
     samples: dict[int, Sample] = {}
-    for index, scored in zip(batch.payload_groups, shard, strict=True):
+    for index, scored in shard.items():
         if scored.prefixes.seq != batch.groups[index].seq:
             raise ValueError(f"payload holds group {scored.prefixes.seq}, the batch names {batch.groups[index].seq}")
         for offset, sample in enumerate(_samples(scored, index)):

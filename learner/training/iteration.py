@@ -15,6 +15,7 @@ figures. Every decision to drop a step or to leave steps out is taken from reduc
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from prefixrl.learner.training.distributed import gather_over_ranks, sum_over_ra
 from prefixrl.learner.training.figures import IterationFacts, IterationMetrics, Report, StepSums, Whitening, report
 from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
-from prefixrl.learner.training.plan import MicroBatch, forward_tokens, plan_iteration
+from prefixrl.learner.training.plan import MicroBatch, Plan, forward_tokens, plan_iteration
 from prefixrl.learner.training.ppo import PolicyTerms, Sums, ValueTerms, policy_loss, value_loss
 from prefixrl.learner.training.process_rewards import with_process_rewards, with_step_rewards
 from prefixrl.learner.training.ratios import kept_tokens, log_ratios, second_moment_limit, second_moments
@@ -55,15 +56,7 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
     algorithm = config.algorithm
     objective = resolve(algorithm, config.max_sampled_tokens, config.implicit_reward, config.scorer.prm)
     _check_rows(data, algorithm.max_staleness)
-    plan = plan_iteration(
-        data.lengths,
-        data.groups,
-        data.seed,
-        models.world_size,
-        algorithm.minibatches_of(len(data.lengths)),
-        config.learner.micro_batch_tokens,
-        models.is_shared,
-    )
+    plan = plan_for(models, data, config)
     is_late = is_measured_late(algorithm, objective)
     measured = [
         [_measure(models, data, lines, algorithm, is_late and step == 0) for lines in minibatch[models.rank]]
@@ -97,6 +90,17 @@ def train_iteration(models: Models, data: IterationData, config: RunConfig, tota
         tokens = (tokens[0], tokens[0])
     facts = IterationFacts(whitening, objective.policy.ratio, left_out, algorithm.max_staleness, *tokens, figures)
     return report(data, [micro_batch for own in micro_batches for micro_batch in own], steps, facts)
+
+
+def plan_for(models: Models, data: IterationData, config: RunConfig) -> Plan:
+    """Return the plan of an iteration, the same on every rank; `samples` may be missing."""
+    minibatches, tokens = config.algorithm.minibatches_of(len(data.lengths)), config.learner.micro_batch_tokens
+    lengths, groups = tuple(data.lengths), tuple(data.groups)
+    return _newest_plan(lengths, groups, data.seed, models.world_size, minibatches, tokens, models.is_shared)
+
+
+# A rank needs it for what it fetches, and again for what it trains.
+_newest_plan = lru_cache(maxsize=1)(plan_iteration)
 
 
 def _check_rows(data: IterationData, max_staleness: int) -> None:

@@ -182,7 +182,7 @@ def test_the_learner_has_a_row_with_its_phase() -> None:
 
 def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, 0)
-    batch = Batch(iteration=0, total_iterations=3, seed=0, groups=(), payload_groups=(), waited_s={})
+    batch = Batch(iteration=0, total_iterations=3, seed=0, groups=(), waited_s={})
     log.write(batch, IterationMetrics({"reward": 0.5}, {}, (), (), ()), 1, Times(1.0, 1.0, 2.0, 0.5), document())
     whole = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(whole + whole[:30])

@@ -13,19 +13,9 @@ import msgspec
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import (
-    Accepted,
-    Batch,
-    Goodbye,
-    IterationDone,
-    Published,
-    ScoredGroup,
-    ScoreTask,
-    Stop,
-    Welcome,
-)
+from prefixrl.common.wire.messages import Accepted, Batch, Goodbye, IterationDone, Published, ScoreTask, Stop, Welcome
 from prefixrl.learner.broker.server import Broker
-from support.fakes import Peer, endpoint_of, ready, serving, wait_until
+from support.fakes import Peer, endpoint_of, groups_of, ready, serving, wait_until
 from support.simulated_run import config_of, next_batch, note, workers
 
 GRACE_S = 120.0
@@ -79,11 +69,10 @@ def learning(config: RunConfig, trained: list[int]) -> Iterator[None]:
             for iteration in range(1000):
                 rank.say(Published(note(0)))
                 rank.hear(Accepted)
-                answer, payload = next_batch(rank, iteration)
+                answer = next_batch(rank, iteration)
                 if not isinstance(answer, Batch):
                     return
-                decoder = msgspec.msgpack.Decoder(ScoredGroup)
-                trained.extend(decoder.decode(frame).prefixes.seq for frame in payload)
+                trained.extend(group.prefixes.seq for group in groups_of(rank, answer))
                 rank.say(IterationDone(iteration, iteration + 1, None))
                 rank.hear(Accepted)
         except BaseException as error:

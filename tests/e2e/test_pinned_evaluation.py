@@ -113,7 +113,7 @@ def test_every_answer_is_of_the_pinned_version_although_each_iteration_publishes
                 if iteration % 5 == 0:
                     # Then several versions follow each other faster than a rollout drains: it would skip some.
                     until_ready(broker, iteration)
-                answer, _ = next_batch(rank, iteration)
+                answer = next_batch(rank, iteration)
                 assert isinstance(answer, Batch)
                 if iteration in doomed:
                     doomed[iteration].kill()

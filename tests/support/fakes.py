@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,8 +36,10 @@ from prefixrl.common.wire.messages import (
     EngineChecksum,
     FromBroker,
     GetBatch,
+    GetGroups,
     GetStatus,
     GroupPrefixes,
+    Groups,
     Heartbeat,
     Hello,
     ModelDigests,
@@ -489,6 +491,13 @@ def score_one_item(rollout: Peer, scorer: Peer) -> list[int]:
     scorer.say(scored(score))
     scorer.hear(Ack)
     return [group.seq for group in task.groups]
+
+
+def groups_of(rank: Peer, batch: Batch, indices: Sequence[int] | None = None) -> list[ScoredGroup]:
+    """Groups of a batch as the broker hands them out, all without `indices`."""
+    rank.say(GetGroups(batch.iteration, tuple(range(len(batch.groups)) if indices is None else indices)))
+    _, carried = rank.hear_with_payload(Groups)
+    return [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in carried]
 
 
 def train(rank: Peer, iteration: int) -> Batch:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from benchmarks.snapshots import snapshot_of
@@ -36,7 +35,17 @@ from prefixrl.learner.training.batch import iteration_data
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher
 from support import versioned
-from support.fakes import Peer, address_of, endpoint_of, run_on_disk, scored, serving, wait_until, weight_server
+from support.fakes import (
+    Peer,
+    address_of,
+    endpoint_of,
+    groups_of,
+    run_on_disk,
+    scored,
+    serving,
+    wait_until,
+    weight_server,
+)
 from support.keys import source
 
 STALENESS = 3
@@ -142,10 +151,9 @@ def _publish(rank: Peer, note: WeightsNote) -> None:
 def _batch(rank: Peer, iteration: int) -> tuple[Batch, list[ScoredGroup]]:
     for _ in range(int(PATIENCE_S)):
         rank.say(GetBatch(iteration, 0, 1))
-        answer, payload = rank.hear_with_payload(Batch | NotYet)  # type: ignore[arg-type]
+        answer = rank.hear(Batch | NotYet)  # type: ignore[arg-type]
         if isinstance(answer, Batch):
-            decoder = msgspec.msgpack.Decoder(ScoredGroup)
-            return answer, [decoder.decode(frame) for frame in payload]
+            return answer, groups_of(rank, answer)
     raise AssertionError(f"no batch {iteration}: waiting for {answer.waiting_for}")
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from benchmarks.snapshots import snapshot_of
@@ -45,7 +44,7 @@ from prefixrl.learner.broker.server import Broker
 from prefixrl.rollout.loop import Rollout
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.verify import Judgement
-from support.fakes import Peer, endpoint_of, run_on_disk, serving, status, wait_until
+from support.fakes import Peer, endpoint_of, groups_of, run_on_disk, serving, status, wait_until
 from support.keys import address
 
 PROBE = pack_tokens([1, 2, 3])
@@ -180,33 +179,32 @@ def _learn(
         rank.say(Published(note(iteration)))
         rank.hear(Accepted)
         before_batch(iteration)
-        answer, payload = next_batch(rank, iteration)
+        answer = next_batch(rank, iteration)
         if not isinstance(answer, Batch):
             trained.end, trained.status = answer, status(rank)
             rank.say(Stop("the run is finished"))
             rank.hear(Accepted)
             rank.say(Goodbye("the run is finished"))
             return trained
-        decoder = msgspec.msgpack.Decoder(ScoredGroup)
-        trained.take(answer, [decoder.decode(frame) for frame in payload], may_cross)
+        trained.take(answer, groups_of(rank, answer), may_cross)
         time.sleep(trains_s)
         rank.say(IterationDone(iteration, iteration + 1, old_ess))
         rank.hear(Accepted)
         iteration += 1
 
 
-def next_batch(rank: Peer, iteration: int) -> tuple[FromBroker, list[bytes]]:
+def next_batch(rank: Peer, iteration: int) -> FromBroker:
     """Return the broker's answer once it has one."""
     waiting_for = ""
     for _ in range(int(PATIENCE_S)):
         rank.say(GetBatch(iteration, 0, 1))
         while True:
-            answer, payload = rank.hear_with_payload(FromBroker)
+            answer = rank.hear(FromBroker)
             if isinstance(answer, NotYet):
                 waiting_for = answer.waiting_for
                 break
             if isinstance(answer, Batch | RunOver | CannotGoOn):
-                return answer, payload
+                return answer
     raise AssertionError(f"no batch {iteration} in {PATIENCE_S:g} s: waiting for {waiting_for}")
 
 

@@ -20,7 +20,9 @@ from prefixrl.common.wire.messages import (
     Batch,
     Beat,
     GetBatch,
+    GetGroups,
     GetStatus,
+    Groups,
     Halt,
     Heartbeat,
     Hello,
@@ -29,7 +31,6 @@ from prefixrl.common.wire.messages import (
     PrefixTask,
     Published,
     Reject,
-    ScoredGroup,
     Scores,
     ScoreTask,
     Unknown,
@@ -37,12 +38,11 @@ from prefixrl.common.wire.messages import (
 )
 from prefixrl.learner.broker import batches, malformed
 from prefixrl.learner.broker.server import Broker
-from prefixrl.learner.training.batch import iteration_data
-from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
 from support.fakes import (
     NOTE,
     ROWS,
     endpoint_of,
+    groups_of,
     learner,
     loaded,
     peers,
@@ -326,54 +326,54 @@ def test_a_rank_receives_the_missing_groups_and_their_holders(
         assert named.endswith("and 10 more")
 
 
-def shards_of_two_ranks(config: RunConfig, tasks: int, is_shared: bool = True) -> list[tuple[Batch, list[ScoredGroup]]]:
-    """The first batch and its payload, rank by rank, after so many tasks."""
+def test_every_rank_gets_the_same_batch_in_training_order_and_the_groups_that_it_asks_for(config: RunConfig) -> None:
     with (
         serving(config, ranks=2),
         peers(endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer),
     ):
         learner(zero)
         one.join("rank")
-        zero.say(GetBatch(0, 0, 2, is_shared))
-        one.say(GetBatch(0, 1, 2, is_shared))
+        zero.say(GetBatch(0, 0, 2))
+        one.say(GetBatch(0, 1, 2))
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer", slots=1)
-        for _ in range(tasks):
+        for _ in range(6):
             score_one_item(rollout, scorer)
-        shards = [rank.hear_with_payload(Batch) for rank in (zero, one)]
-    return [
-        (batch, [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in carried]) for batch, carried in shards
-    ]
-
-
-def test_a_rank_gets_the_groups_in_training_order_with_a_payload_for_each_of_its_own(config: RunConfig) -> None:
-    shards = shards_of_two_ranks(config, tasks=6)
-    assert shards[0][0].groups == shards[1][0].groups
-    assert [group.seq for group in shards[0][0].groups] == [0, 1, 2, 3]
-    for batch, carried in shards:
-        assert [group.prefixes.seq for group in carried] == list(batch.payload_groups)
-        for index, group in zip(batch.payload_groups, carried, strict=True):
+        batches = [rank.hear(Batch) for rank in (zero, one)]
+        shards = {(0, 3): groups_of(zero, batches[0], (0, 3)), (1, 2): groups_of(one, batches[1], (1, 2))}
+        assert groups_of(one, batches[1], ()) == []
+    assert batches[0] == batches[1]
+    assert [group.seq for group in batches[0].groups] == [0, 1, 2, 3]
+    for indices, carried in shards.items():
+        assert [group.prefixes.seq for group in carried] == list(indices)
+        for index, group in zip(indices, carried, strict=True):
             same = [[one.tokens == other.tokens for other in group.prefixes.rows] for one in group.prefixes.rows]
-            hashes = batch.groups[index].texts
+            hashes = batches[0].groups[index].texts
             assert [[one == other for other in hashes] for one in hashes] == same
-    assert {index for batch, _ in shards for index in batch.payload_groups} == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_of_a_small_last_batch_each_rank_gets_the_groups_that_its_own_plan_gives_it(
-    tmp_path: Path, is_shared: bool
+def test_groups_of_no_batch_or_of_none_of_its_indices_are_refused_and_those_trained_are_not_sent(
+    config: RunConfig, broker: Broker
 ) -> None:
-    config = run_on_disk(
-        tmp_path, problems=2, data={"epochs": 1}, algorithm={"minibatches": 4, "iterations": None},
-    )  # fmt: skip
-    for rank, (batch, carried) in enumerate(shards_of_two_ranks(config, 1, is_shared)):
-        data = iteration_data(batch, carried)
-        steps = config.algorithm.minibatches_of(len(data.lengths))
-        assert steps == 2, "half of a batch of 4 groups takes half of its 4 steps"
-        tokens = config.learner.micro_batch_tokens
-        planned = plan_iteration(data.lengths, data.groups, data.seed, 2, steps, tokens, is_shared)
-        assert set(rows_of_rank(planned, rank)) <= data.samples.keys()
-        assert {data.groups[row] for row in rows_of_rank(planned, rank)} == set(batch.payload_groups)
+    with peers(endpoint_of(config), "zero", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rank.say(GetGroups(0, (0,)))
+        assert "of iteration 0, of which there is no batch" in rank.hear(Reject).reason
+        learner(rank)
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        for _ in range(3):
+            score_one_item(rollout, scorer)
+        batch = train(rank, 0)
+        for indices in ((0, 4), (1, 0), (0, 0)):
+            rank.say(GetGroups(0, indices))
+            assert "other than ascending indices below 4" in rank.hear(Reject).reason
+            learner(rank)
+        assert len(groups_of(rank, batch)) == 4
+        rank.say(IterationDone(0, 1))
+        rank.hear(Accepted)
+        rank.say(GetGroups(0, (0,)))
+        assert rank.hears_nothing_of(Groups)
 
 
 def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is_harmless(

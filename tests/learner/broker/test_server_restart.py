@@ -81,7 +81,7 @@ def start(config: RunConfig) -> Iterator[Start]:
 def trained_on(batch: Batch) -> list[object]:
     """Everything of a batch but how long its groups waited, which is known only to the broker that saw it."""
     groups = [(each.seq, each.version, each.lengths, each.rewards) for each in batch.groups]
-    return [batch.iteration, batch.seed, groups, batch.payload_groups]
+    return [batch.iteration, batch.seed, groups]
 
 
 def test_the_counters_of_a_killed_broker_are_equal_after_its_restart(config: RunConfig, start: Start) -> None:

@@ -29,7 +29,7 @@ METRICS = IterationMetrics({"rows": 1.0}, {}, (0.5,), (), ())
 
 
 def train(log: MetricsLog, iteration: int, since_start_s: float, status: StatusDocument) -> None:
-    batch = Batch(iteration=iteration, total_iterations=3, seed=0, groups=(GROUP,), payload_groups=(0,), waited_s={})
+    batch = Batch(iteration=iteration, total_iterations=3, seed=0, groups=(GROUP,), waited_s={})
     log.write(batch, METRICS, iteration + 1, Times(0.5, 1.0, since_start_s, 0.25), status)
 
 
@@ -135,7 +135,7 @@ def test_losses_that_a_restarted_broker_forgot_are_still_told(tmp_path: Path) ->
 def test_alarms_stand_in_the_lines_while_they_ring_and_in_the_summary_as_spans(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, 0)
     for iteration, ess in enumerate((0.9, 0.4, 0.3, 0.8, 0.2)):
-        batch = Batch(iteration=iteration, total_iterations=5, seed=0, groups=(), payload_groups=(), waited_s={})
+        batch = Batch(iteration=iteration, total_iterations=5, seed=0, groups=(), waited_s={})
         metrics = IterationMetrics({"rows": 1.0, "old_ess_fraction": ess}, {}, (), (), ())
         log.write(batch, metrics, iteration + 1, Times(0.5, 1.0, 2.0, 0.25), document())
     assert [set(line.alarms) for line in log.lines()] == [set(), {"ess"}, {"ess"}, set(), {"ess"}]

@@ -80,9 +80,7 @@ def case() -> Case:
         stages=stages,
         statuses={},
     )
-    data = iteration_data(
-        Batch(iteration=5, total_iterations=9, seed=0, groups=(announced,), payload_groups=(0,), waited_s={}), [scored]
-    )
+    data = iteration_data(Batch(iteration=5, total_iterations=9, seed=0, groups=(announced,), waited_s={}), {0: scored})
     return Case(
         policies,
         table(random),
