@@ -1,4 +1,4 @@
-"""Answers to ranks: a batch or the obstacle to it, a halt, the end of the run; groups of a batch.
+"""Answers to ranks: batches, their groups, and what stands in the way.
 
     rank ── GetBatch ──▶ batch of the ledger, described once ── Batch: lengths and rewards of all groups ──▶ rank
     rank: the plan of the iteration, which rows are its own
