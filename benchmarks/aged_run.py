@@ -41,7 +41,7 @@ from prefixrl.learner.training.batch import IterationData, Sample
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.model import Models
-from prefixrl.rollout.loop import installed_digest, make_job, pack_row
+from prefixrl.rollout.loop import make_job, pack_row
 from prefixrl.scorer.verifier.exchange import ChildQuestion
 from prefixrl.scorer.verifier.scoring import Scoring
 from prefixrl.scorer.verifier.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
@@ -120,7 +120,7 @@ class AgedRun:
         self.version = 0
         self._adapter = FixedRowsEngine(config.adapter.model, "cpu", "float32", 1)
         self._target = target
-        self._digest = installed_digest(self._adapter)
+        self._digest = self._adapter.digest()
         self._text = Renderer(config.adapter.model, config.rollout.max_prompt_tokens)
         train = [problem.prompt() for problem in load(config.data.train, config.data)]
         self._order = PromptOrder(train, config.seed, config.data.epochs)
@@ -165,7 +165,7 @@ class AgedRun:
         self.ledger.check()
         self.version += 1
         self._adapter.install(snapshot_of(self.version, self.models.state_dict_for_publication()))
-        self._digest = installed_digest(self._adapter)
+        self._digest = self._adapter.digest()
         return Trained(data, ages, metrics)
 
     def data(self, groups: Sequence[ScoredGroup]) -> IterationData:

@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import faulthandler
 import fcntl
+import gc
 import logging
 import os
 import resource
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 import setproctitle
 
@@ -72,6 +73,17 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import a lot, without a search for garbage: what is imported stays, and it takes a tenth."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 @contextmanager
@@ -192,11 +204,26 @@ def no_teardown() -> Iterator[None]:
     os._exit(code if isinstance(code, int) else 1)
 
 
+class RunningProcess(Protocol):
+    """A process that this one has to end: what is needed of `subprocess.Popen`."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; subprocess.TimeoutExpired after `timeout`."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal unless it has ended."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
 def end_children(
-    children: "Sequence[subprocess.Popen[bytes]]",
-    patience_s: float,
-    with_groups: bool = False,
-    number: int = signal.SIGTERM,
+    children: Sequence[RunningProcess], patience_s: float, with_groups: bool = False, number: int = signal.SIGTERM
 ) -> None:
     """Send a signal to all children; after the patience SIGKILL to those that still run.
 

@@ -4,6 +4,7 @@ __main__.py      the commands and their options
 launch.py        `prefixrl launch`, and the children of every command that starts workers
 resume.py        `prefixrl resume`
 child.py         one child of a launch and its log
+template.py      the process that its workers are forked from
 watchdog.py      who holds a run up when nothing happens
 starting.py      the commands for who begins
 recipe.py        `prefixrl init`

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prefixrl.common.process import RestartBudget, printable
+from prefixrl.common.process import RestartBudget, RunningProcess, printable
+from prefixrl.deploy.template import WorkerTemplate
 from prefixrl.deploy.watchdog import Watched
 
 WORKER_RESTARTS = 10
@@ -38,10 +39,13 @@ class Child:
 
     name: str
     command: list[str]
+    """python -m MODULE ..., where it is forked."""
     log_path: Path
     environment: dict[str, str]
     budget: RestartBudget = field(default_factory=lambda: RestartBudget(WORKER_RESTARTS))
-    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+    template: WorkerTemplate | None = None
+    """The process that it is forked from; without one, or where that is lost, it starts by itself."""
+    process: RunningProcess | None = field(default=None, repr=False)
     ended_s: float | None = None
     """Monotonic time at which its end was noticed."""
     is_drained: bool = False
@@ -56,17 +60,27 @@ class Child:
         self.close()
         self.budget.started_s, self.ended_s = time.monotonic(), None
         self._recent = b""
-        # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
-        self.process = subprocess.Popen(
-            self.command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            env=self.environment,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, args=(self.process,), name=f"{self.name} log", daemon=True)
+        output, theirs = os.pipe()
+        try:
+            self.process = self._forked(theirs) or self._spawned(theirs)
+        except BaseException:
+            os.close(output)
+            raise
+        finally:
+            os.close(theirs)
+        self._reader = threading.Thread(target=self._read, args=(output,), name=f"{self.name} log", daemon=True)
         self._reader.start()
+
+    def _forked(self, output: int) -> RunningProcess | None:
+        if self.template is None or self.template.is_lost:
+            return None
+        return self.template.fork(self.command[2:], self.environment, output)
+
+    def _spawned(self, output: int) -> RunningProcess:
+        # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
+        return subprocess.Popen(
+            self.command, stdout=output, stderr=output, env=self.environment, start_new_session=True
+        )
 
     @property
     def code(self) -> int | None:
@@ -96,12 +110,11 @@ class Child:
             self.close()
         return self._recent.decode(errors="replace")
 
-    def _read(self, process: "subprocess.Popen[bytes]") -> None:
-        assert process.stdout
+    def _read(self, output: int) -> None:
         line = b""
         # A pipe that nobody reads would stop the child: no fault of the log may end this loop.
-        with process.stdout as pipe:
-            while block := os.read(pipe.fileno(), BLOCK_BYTES):
+        with os.fdopen(output, "rb", buffering=0) as pipe:
+            while block := pipe.read(BLOCK_BYTES):
                 with contextlib.suppress(OSError), self.log_path.open("ab", buffering=0) as log:
                     log.write(block)
                 self._recent = (self._recent + block)[-KEPT_BYTES:]

@@ -1,12 +1,13 @@
 """Everything on one machine: starts, watches and restarts learner, rollouts and scorers.
 
-    launch ─┬─ learner ─┬─ broker
-            │           └─ weight server
-            ├─ rollout-0 ..            each with a log of its own in <run directory>/logs
-            └─ scorer-0 ..
+    launch ─┬─ learner ──┬─ broker
+            │            └─ weight server
+            └─ template ─┬─ rollout-0 ..      each with a log of its own in <run directory>/logs
+                         └─ scorer-0 ..
 
 The learner is the run: when it ends, the launch ends with its exit code. A worker that ends while the learner goes on
-is started again. A learner that is killed is started again and resumes from its last checkpoint; the workers stay.
+is started again, forked from the template (`template.py`) or, without it, by itself. A learner that is killed is
+started again and resumes from its last checkpoint; the workers stay.
 """
 
 import os
@@ -36,8 +37,10 @@ from prefixrl.common.worker.allowed import flags as allowances
 from prefixrl.deploy.child import Child, family
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.status import View, fetch
+from prefixrl.deploy.template import WorkerTemplate, is_forked
 from prefixrl.deploy.watchdog import Watchdog
 
+ROLES = ("rollout", "scorer")
 LEARNER_RESTARTS = 3
 STOPPED_BY_BROKER_S = 20.0
 """If the learner ends within this time, its broker had stopped a worker that ended without a fault."""
@@ -132,19 +135,14 @@ class Launcher:
         self.learner = self._child(name, command[0], command[1:])
         self.learner.budget.most = restarts
         self.workers: list[Child] = []
+        self._due: list[Child] = []
+        """Workers that are about to be started."""
+        self._template: WorkerTemplate | None = None
         self._view = View(self._directory, uses_stderr)
         self._watchdog = Watchdog(config.launch.stall_s)
 
     def _child(self, name: str, module: str, arguments: list[str]) -> Child:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            # A log is no place for bars that are drawn over and over.
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            PARENT_VARIABLE: str(os.getpid()),
-            **visible(self._placed, self._gpus, name),
-        }
+        environment = _common_environment() | visible(self._placed, self._gpus, name)
         command = [sys.executable, "-m", module, *arguments]
         return Child(name, command, self._directory / "logs" / f"{name}.log", environment)
 
@@ -165,6 +163,8 @@ class Launcher:
             self._stop(self.workers, STOP_WORKER_S)
             for child in (self.learner, *self.workers):
                 child.close()
+            if self._template:
+                self._template.close()
 
     def _stop(self, children: list[Child], patience_s: float) -> None:
         end_children([child.process for child in children if child.process], patience_s, with_groups=True)
@@ -194,6 +194,8 @@ class Launcher:
         """Watch until the learner ends for good or a stop is asked for."""
         known = _modified(self._endpoint_file)
         self.learner.start()
+        if sum(self._workers_of(role) for role in ROLES if self._is_forked(role)) > 1:
+            self._template = WorkerTemplate(_common_environment())
         with self._view:
             while not stopped():
                 if (code := self.learner.code) is not None:
@@ -205,6 +207,7 @@ class Launcher:
                 if (written := _modified(self._endpoint_file)) != known:
                     known = written
                     self._start_workers()
+                self._start_due()
                 for worker in self.workers:
                     if worker.code is not None:
                         self._worker_ended(worker, worker.code)
@@ -225,24 +228,41 @@ class Launcher:
             raise TrainingFault(f"{self._watchdog.stall} (launch.on_stall)")
 
     def _start_workers(self) -> None:
-        """Start those that do not run: a broker has opened its socket."""
+        """Have those start that do not run: a broker has opened its socket."""
         if not self.workers:
             self._add_workers()
-        for worker in self.workers:
-            if not worker.is_drained and (worker.process is None or worker.code is not None):
+        self._due = [
+            worker
+            for worker in self.workers
+            if not worker.is_drained and (worker.process is None or worker.code is not None)
+        ]
+
+    def _start_due(self) -> None:
+        """Start whom nothing holds up: a worker that is to be forked waits for the template."""
+        is_loading = self._template is not None and self._template.is_loading
+        due, self._due = self._due, [worker for worker in self._due if worker.template and is_loading]
+        for worker in due:
+            if worker not in self._due:
                 worker.start()
 
     def _add_workers(self) -> None:
         # They are stopped after the learner: nobody would take what they finish then.
         arguments = ["--run", str(self._directory), "--grace-s", "0"]
-        launch = self._config.launch
-        for role, count in (("rollout", launch.rollouts), ("scorer", launch.scorers)):
+        for role in ROLES:
             allowed = allowances(self._config) if role == "scorer" else []
-            for index in range(count):
+            for index in range(self._workers_of(role)):
                 number = ["--number", str(index)]
-                self.workers.append(self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed]))
+                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed])
+                worker.template = self._template if self._is_forked(role) else None
+                self.workers.append(worker)
         if self._placed:
             self._view.announce(described(self._placed))
+
+    def _workers_of(self, role: str) -> int:
+        return self._config.launch.rollouts if role == "rollout" else self._config.launch.scorers
+
+    def _is_forked(self, role: str) -> bool:
+        return is_forked(self._config, role, bool(self._gpus))
 
     def _worker_ended(self, worker: Child, code: int) -> None:
         now_s = time.monotonic()
@@ -274,6 +294,18 @@ class Launcher:
     def _restart(self, child: Child, code: int) -> None:
         self._view.announce(f"{child.name} ended with exit code {code}: starting it again ({child.budget.used})")
         child.start()
+
+
+def _common_environment() -> dict[str, str]:
+    """Return what the environments of all children have in common."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # A log is no place for bars that are drawn over and over.
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        PARENT_VARIABLE: str(os.getpid()),
+    }
 
 
 def stop_s(config: RunConfig) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError, PeerLost, TrainingFault
 from prefixrl.common.hub import model_folder
+from prefixrl.common.process import uncollected
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.prometheus import exposed, numbers_of_run
 from prefixrl.common.run.service import Service
@@ -126,13 +127,14 @@ def _run(
     # Rank 0 has written them down before its broker was there.
     training = problems.training(config)
     # Heavy imports from here on; the workers are loading their models at the same time.
-    from prefixrl.learner.evaluation.arms import Arms
-    from prefixrl.learner.loop import Learner, RankZeroParts
-    from prefixrl.learner.run.metrics import MetricsLog
-    from prefixrl.learner.training import checkpoint, distributed
-    from prefixrl.learner.training.model import Models
-    from prefixrl.learner.weights.probe import make_probe
-    from prefixrl.learner.weights.publish import FLUSH_S, Publisher
+    with uncollected():
+        from prefixrl.learner.evaluation.arms import Arms
+        from prefixrl.learner.loop import Learner, RankZeroParts
+        from prefixrl.learner.run.metrics import MetricsLog
+        from prefixrl.learner.training import checkpoint, distributed
+        from prefixrl.learner.training.model import Models
+        from prefixrl.learner.weights.probe import make_probe
+        from prefixrl.learner.weights.publish import FLUSH_S, Publisher
 
     arms = Arms(config, client, directory, servers.completed, partial(_raise_if, stopped)) if servers else None
     if servers and arms:

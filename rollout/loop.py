@@ -20,7 +20,7 @@ from prefixrl.common.engines.base import AdapterEngine, Continuation, Job, JobRe
 from prefixrl.common.engines.rendering import ByteRenderer, Renderer
 from prefixrl.common.run.crash_points import crash_point
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.weights.snapshot import Snapshot, describe
+from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.drain import Drain, handed_back
@@ -58,7 +58,7 @@ class Rollout:
         self._digests = model_digests(model)
         self._drain = Drain(lambda: 0, 0.0)
         self._rows_left = RowsLeftReport(link, engine.takes_runs, engine.seats, engine.room)
-        self.swap = WeightSwap(installed_digest(engine), config.rollout.swap)
+        self.swap = WeightSwap(engine.digest(), config.rollout.swap)
 
     def say_ready(self) -> None:
         """Announce the loaded model and the installed version; open tasks are delivered as usual."""
@@ -304,8 +304,3 @@ def pack_row(
 
 def _versions(result: JobResult) -> set[int]:
     return {version for row in result.rows for version, _ in row.spans}
-
-
-def installed_digest(engine: AdapterEngine) -> str:
-    """Return the digest of an engine's weights, as the learner would publish them."""
-    return describe(0, {name: tensor.cpu() for name, tensor in engine.weights().items()}).digest

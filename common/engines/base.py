@@ -10,15 +10,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.weights.snapshot import Snapshot, describe
 from prefixrl.common.wire.messages import MOST_ROWS, EngineChecksum, Finish, ModelDigests, Ready, Sampling, Usage
 from prefixrl.common.wire.packing import ProbeRow
+
+if TYPE_CHECKING:
+    import torch
 
 TokenIds = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
@@ -122,8 +124,11 @@ class AdapterEngine(Engine, Protocol):
         Running jobs go on with the new version, and what was cached of the old weights is computed again.
         """
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> "dict[str, torch.Tensor]":
         """Return the installed weights by name, tied ones once."""
+
+    def digest(self) -> str:
+        """Return the digest of the installed weights, as the learner would publish them."""
 
     def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
         """Return the logprob of every token but the first given those before, shape (tokens - 1,)."""
@@ -198,7 +203,7 @@ class JobQueue:
         return found is not None
 
 
-def check_fit(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+def check_fit(own: "Mapping[str, torch.Tensor]", tensors: "Mapping[str, torch.Tensor]") -> None:
     """Raise ValueError unless names, shapes and dtypes of new weights are the model's `own`."""
     if own.keys() != tensors.keys():
         raise ValueError(f"weights differ in names: {sorted(own.keys() ^ tensors.keys())[:4]}")
@@ -221,7 +226,11 @@ def score_rows(logprobs: Callable[[TokenIds, float], NDArray[np.float32]], rows:
     return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
 
 
-def own_checksum(own: Mapping[str, torch.Tensor], digest: str) -> EngineChecksum:
-    """Return the checksum of weights that are held as they are published, under `digest`."""
-    found = describe(0, {name: tensor.cpu() for name, tensor in own.items()}).digest
-    return EngineChecksum(found, "snapshot" if found == digest else "other")
+def digest_of(own: "Mapping[str, torch.Tensor]") -> str:
+    """Return the digest of weights, on whatever device, as the learner would publish them."""
+    return describe(0, {name: tensor.cpu() for name, tensor in own.items()}).digest
+
+
+def own_checksum(found: str, published: str) -> EngineChecksum:
+    """Return the checksum of weights that are held as they are published, by both digests."""
+    return EngineChecksum(found, "snapshot" if found == published else "other")

@@ -1,10 +1,7 @@
 """Choose and load the engine of a worker."""
 
-import torch
-
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import AdapterEngine
-from prefixrl.common.engines.vllm_setup import is_vllm_installed, low_rank_of
 
 
 def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
@@ -16,6 +13,11 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
         from prefixrl.common.engines.simulated import SimulatedEngine
 
         return SimulatedEngine(role, config.simulated, config.rows_per_job(role))
+    # Late: a simulated engine needs none of it.
+    import torch
+
+    from prefixrl.common.engines.vllm_setup import is_vllm_installed, low_rank_of
+
     section = config.rollout if role == "rollout" else config.scorer
     device = section.device
     has_cuda = device != "cpu" and torch.cuda.is_available()

@@ -6,9 +6,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.config.worker_sections import SimulatedConfig
@@ -23,10 +24,16 @@ from prefixrl.common.engines.base import (
     score_rows,
     spans_of,
 )
-from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.weights.snapshot import Snapshot, manifest_of
 from prefixrl.common.wire.messages import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
 
+if TYPE_CHECKING:
+    import torch
+
+FIRST_WEIGHTS = 4
+"""Number of the zeros that stand for the weights of its start."""
+MOST_REMOTE = 5e-7
 TASKS = 4
 """Usual tasks whose rows have a seat together, unless `simulated.seats` says otherwise."""
 
@@ -78,7 +85,8 @@ class SimulatedEngine(JobQueue):
         """Rows that wait for a seat: job and index."""
         self._seated: list[_Row] = []
         self._ended_row_s = 0.0
-        self._weights = {"weight": torch.zeros(4)}
+        self._snapshot: Snapshot | None = None
+        """The weights installed last; torch is imported only if somebody asks for its tensors."""
 
     @property
     def busy_row_s(self) -> float:
@@ -120,7 +128,7 @@ class SimulatedEngine(JobQueue):
             entry.started_s = started_s
         # The row's own first draw decides its time, so a redelivered row takes as long again.
         draw = float(entry.job.uniforms[index].flat[0]) if self._sigma else 0.5
-        lasts_s = min(self._most_s, self._mean_s * float(np.exp(self._sigma * np.sqrt(2) * _erfinv(2 * draw - 1))))
+        lasts_s = min(self._most_s, self._mean_s * math.exp(self._sigma * _normal(draw)))
         versions = np.full(entry.job.sampling.max_new_tokens, self._version, dtype=np.int32)
         heapq.heappush(self._seated, _Row(started_s + lasts_s, key, index, started_s, versions))
 
@@ -156,17 +164,34 @@ class SimulatedEngine(JobQueue):
         return Continuation(text, np.full(text.size, -1.0, dtype=np.float32), "eos", spans)
 
     def install(self, snapshot: Snapshot) -> None:
-        """Keep the tensors; running rows write the rest of their tokens with the new version."""
-        self._weights, self._version, self._digest = snapshot.tensors, snapshot.version, snapshot.manifest.digest
+        """Keep the weights; running rows write the rest of their tokens with the new version."""
+        self._snapshot, self._version, self._digest = snapshot, snapshot.version, snapshot.manifest.digest
         now_s = time.monotonic()
         for row in self._seated:
             left = max(0.0, row.ends_s - now_s) / max(row.ends_s - row.started_s, 1e-9)
             total = row.versions.size
             row.versions[total - round(left * total) :] = self._version
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> "dict[str, torch.Tensor]":
         """Return the tensors installed last."""
-        return self._weights
+        if self._snapshot is not None:
+            return self._snapshot.tensors
+        import torch
+
+        return {"weight": torch.zeros(FIRST_WEIGHTS)}
+
+    def digest(self) -> str:
+        """Return the digest of the weights as they stand in memory."""
+        if self._snapshot is None:
+            zeros = memoryview(bytes(4 * FIRST_WEIGHTS))
+            return manifest_of(0, [("weight", "float32", (FIRST_WEIGHTS,), zeros)]).digest
+        view, entries = self._snapshot.memory.view, self._snapshot.manifest.tensors
+        ends = [each.offset_bytes + each.size_bytes for each in entries]
+        pieces = (
+            (each.name, each.dtype, each.shape, view[each.offset_bytes : end])
+            for each, end in zip(entries, ends, strict=True)
+        )
+        return manifest_of(self._version, pieces).digest
 
     def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
         """Return zeros: a run with simulated rollouts publishes zero probes."""
@@ -178,8 +203,9 @@ class SimulatedEngine(JobQueue):
 
     def checksum(self) -> EngineChecksum:
         """Return the digest of the weights, which stand in memory as they are published."""
-        return own_checksum(self.weights(), self._digest)
+        return own_checksum(self.digest(), self._digest)
 
 
-def _erfinv(value: float) -> float:
-    return float(torch.erfinv(torch.tensor(min(max(value, -0.999999), 0.999999), dtype=torch.float64)))
+def _normal(draw: float) -> float:
+    """Return the standard normal number at a draw in [0, 1), within five deviations."""
+    return NormalDist().inv_cdf(min(max(draw, MOST_REMOTE), 1 - MOST_REMOTE))

@@ -3,10 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
-
 from prefixrl.common.errors import DataError
 from prefixrl.common.hub import cached_file
 
@@ -27,6 +23,10 @@ _PROBES = ("plus 3 14, please", "It's (x + 1)/2 = 12.5;\n\n  y\tis Ünknown!", "
 
 def load_tokenizer(model: str) -> Any:
     """Return the tokenizer of a model folder or hub name; raise DataError without one."""
+    # Late: a simulated engine has no tokenizer.
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
     if Path(model).is_dir() and not has_tokenizer(model):
         # By the architecture alone transformers would make one that knows no word.
         raise DataError(f"no tokenizer of {model} can be read: it has none of {', '.join(TOKENIZER_FILES)}")
@@ -48,6 +48,8 @@ def misread_text(tokenizer: Any, model: str) -> str | None:
     path = cached_file(model, "tokenizer.json")
     if path is None or not Path(path).is_file():
         return None
+    from tokenizers import Tokenizer
+
     own = Tokenizer.from_file(str(path))
     for text in _PROBES:
         if tokenizer.encode(text, add_special_tokens=False) != own.encode(text, add_special_tokens=False).ids:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from prefixrl.common.engines.base import Continuation, Job, JobResult, TokenIds, check_fit
+from prefixrl.common.engines.base import Continuation, Job, JobResult, TokenIds, check_fit, digest_of
 from prefixrl.common.engines.row_jobs import RowJobs
 from prefixrl.common.engines.vllm_checksum import compared, known_layout
 from prefixrl.common.engines.vllm_facts import RowCounts, about, engine_config, seats_of
@@ -247,6 +247,10 @@ class VllmEngine(RowJobs):
         tensors = {name: parameter.data for name, parameter in model.named_parameters()}
         self._own = {name: tensor.to("meta") for name, tensor in tensors.items()}
         return tensors
+
+    def digest(self) -> str:
+        """Return the digest of the installed weights, as the learner would publish them."""
+        return digest_of(self.weights())
 
     def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
         """Return the logprob of every token but the first, shape (tokens - 1,), at a temperature.

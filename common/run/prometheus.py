@@ -24,6 +24,8 @@ POLL_S = 0.2
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_ROLLOUT, FIRST_SCORER = 1, 101
 """Ports of rollout-0 and scorer-0, after the learner's."""
+ROLLUP = Path("/proc/self/smaps_rollup")
+"""Sums over a process's memory, on Linux."""
 Kind = Literal["gauge", "counter"]
 
 
@@ -72,6 +74,7 @@ def numbers_of(line: MetricsLine) -> Iterator[Number]:
 def numbers_of_run(directory: Path) -> Iterator[Number]:
     """Yield the numbers of a run's newest iteration, from its metrics."""
     yield info("learner", directory)
+    yield from memory()
     newest = json_lines.newest(directory / METRICS_FILE, MetricsLine)
     if newest is not None:
         yield from numbers_of(newest)
@@ -80,6 +83,16 @@ def numbers_of_run(directory: Path) -> Iterator[Number]:
 def info(role: str, directory: Path) -> Number:
     """Return the number that names a process and its run."""
     return Number("prefixrl_info", 1.0, {"role": role, "run": directory.resolve().name})
+
+
+def memory() -> Iterator[Number]:
+    """Yield the memory of this process: resident, its own alone, and its share of it all."""
+    lines = ROLLUP.read_text(encoding="ascii").splitlines()[1:] if ROLLUP.exists() else []
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    if kib:
+        own = kib["Private_Clean"] + kib["Private_Dirty"]
+        for name, found in (("resident", kib["Rss"]), ("own", own), ("share", kib["Pss"])):
+            yield Number("prefixrl_memory_bytes", 1024.0 * found, {"of": name})
 
 
 def port_of(base: int, name: str) -> int:

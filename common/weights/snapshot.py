@@ -6,22 +6,26 @@
 
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import torch
 import xxhash
 
 from prefixrl.common.weights.folders import folder, written_beside
 from prefixrl.common.weights.memory import Memory
 from prefixrl.common.wire.messages import Manifest, TensorEntry
 
+if TYPE_CHECKING:
+    # Imported where tensors are made: a simulated engine, which makes none, starts without torch.
+    import torch
+
 CHUNK_BYTES = 4 * 2**20
 Buffer = bytes | bytearray | memoryview | mmap.mmap
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Dtype = Literal["float32", "bfloat16"]
+_ITEM_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 
 
 class BadSnapshot(Exception):
@@ -41,26 +45,32 @@ class Snapshot:
         return self.manifest.version
 
     @property
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> "dict[str, torch.Tensor]":
         """The tensors, which share the memory: they must not be written to."""
         return view_tensors(self.manifest, self.memory.view)
 
 
-def describe(version: int, tensors: Mapping[str, torch.Tensor]) -> Manifest:
+def describe(version: int, tensors: "Mapping[str, torch.Tensor]") -> Manifest:
     """Return the manifest of tensors, ordered by name; ValueError for a dtype not fp32 or bf16."""
+    found = ((name, tensors[name]) for name in sorted(tensors))
+    return manifest_of(version, ((name, _dtype(name, each), tuple(each.shape), as_bytes(each)) for name, each in found))
+
+
+def _dtype(name: str, tensor: "torch.Tensor") -> Dtype:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in _ITEM_BYTES:
+        raise ValueError(f"weight {name} has dtype {dtype}; allowed are {', '.join(_ITEM_BYTES)}")
+    return "float32" if dtype == "float32" else "bfloat16"
+
+
+def manifest_of(version: int, weights: Iterable[tuple[str, Dtype, tuple[int, ...], memoryview]]) -> Manifest:
+    """Return the manifest of weights: name, dtype, shape and bytes of each, ordered by name."""
     entries, offset, whole = [], 0, xxhash.xxh3_128()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in _DTYPES:
-            raise ValueError(f"weight {name} has dtype {dtype}; allowed are {', '.join(_DTYPES)}")
-        data = as_bytes(tensor)
+    for name, dtype, shape, data in weights:
         checksum = xxhash.xxh3_64_hexdigest(data)
-        shape = tuple(tensor.shape)
         whole.update(f"{name}:{dtype}:{shape}:{checksum};".encode())
-        kind: Literal["float32", "bfloat16"] = "float32" if dtype == "float32" else "bfloat16"
         entry = TensorEntry(
-            name=name, dtype=kind, shape=shape, offset_bytes=offset, size_bytes=data.nbytes, checksum=checksum
+            name=name, dtype=dtype, shape=shape, offset_bytes=offset, size_bytes=data.nbytes, checksum=checksum
         )
         entries.append(entry)
         offset += data.nbytes
@@ -69,8 +79,10 @@ def describe(version: int, tensors: Mapping[str, torch.Tensor]) -> Manifest:
     )
 
 
-def as_bytes(tensor: torch.Tensor) -> memoryview:
+def as_bytes(tensor: "torch.Tensor") -> memoryview:
     """Return the bytes of a CPU tensor, without a copy where it is contiguous."""
+    import torch
+
     return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
@@ -82,7 +94,7 @@ def check_manifest(manifest: Manifest) -> None:
     for entry in manifest.tensors:
         if any(dimension < 0 for dimension in entry.shape):
             raise BadSnapshot(f"weight {entry.name} has a negative dimension in {entry.shape}")
-        size_bytes = math.prod(entry.shape) * _DTYPES[entry.dtype].itemsize
+        size_bytes = math.prod(entry.shape) * _ITEM_BYTES[entry.dtype]
         if (entry.offset_bytes, entry.size_bytes) != (offset, size_bytes):
             raise BadSnapshot(
                 f"weight {entry.name} does not fit its shape: {entry.size_bytes} bytes at {entry.offset_bytes}"
@@ -124,7 +136,7 @@ class Verifier:
             self._hash.reset()
 
 
-def rebuild(manifest: Manifest, data: Buffer) -> dict[str, torch.Tensor]:
+def rebuild(manifest: Manifest, data: Buffer) -> "dict[str, torch.Tensor]":
     """Return tensors that share writable `data`; BadSnapshot with the first that is damaged."""
     view = memoryview(data)
     if len(view) != manifest.size_bytes:
@@ -133,18 +145,21 @@ def rebuild(manifest: Manifest, data: Buffer) -> dict[str, torch.Tensor]:
     return view_tensors(manifest, view)
 
 
-def view_tensors(manifest: Manifest, view: memoryview) -> dict[str, torch.Tensor]:
+def view_tensors(manifest: Manifest, view: memoryview) -> "dict[str, torch.Tensor]":
     """Return tensors that share verified bytes."""
+    import torch
+
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     tensors = {}
     for entry in manifest.tensors:
-        dtype = _DTYPES[entry.dtype]
+        dtype = dtypes[entry.dtype]
         piece = view[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
         flat = torch.frombuffer(piece, dtype=dtype) if entry.size_bytes else torch.empty(0, dtype=dtype)
         tensors[entry.name] = flat.reshape(entry.shape)
     return tensors
 
 
-def write_snapshot(directory: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
+def write_snapshot(directory: Path, manifest: Manifest, tensors: "Mapping[str, torch.Tensor]") -> None:
     """Write a snapshot's folder, beside and renamed; one of the same version is replaced."""
     with written_beside(folder(directory, manifest.version)) as temporary:
         with (temporary / "weights.bin").open("wb") as file:

@@ -1,6 +1,7 @@
 """LoRA (Hu et al. 2021): W acts as W + alpha / rank * B A; only A and B are trained.
 
-peft puts the matrices into the model's linear layers. The learner publishes merged weights under the model's own names.
+peft, imported only where it is used, puts the matrices into the model's linear layers. The learner publishes merged
+weights under the model's own names.
 """
 
 import warnings
@@ -8,9 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from peft import LoraConfig as PeftConfig
-from peft import inject_adapter_in_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -26,6 +24,9 @@ def add(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None:
     Raises:
         ConfigError: `target_modules` names no linear layer of this model.
     """
+    from peft import LoraConfig as PeftConfig
+    from peft import inject_adapter_in_model
+
     names = settings.target_modules
     peft = PeftConfig(
         r=settings.rank, lora_alpha=settings.alpha, target_modules=names[0] if names == ("all-linear",) else list(names)
@@ -51,6 +52,8 @@ def add(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None:
 
 def _check_targets(model: PreTrainedModel, names: list[str]) -> None:
     """Refuse modules that cannot be merged: not linear, or tied to the embedding."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     is_tied = bool(model.config.get_text_config().tie_word_embeddings)
     for name, layer in model.named_modules():
         if not isinstance(layer, BaseTunerLayer):
@@ -83,6 +86,8 @@ def merged(tensors: Mapping[str, Tensor], settings: LoraConfig) -> dict[str, Ten
 @contextmanager
 def disabled(module: nn.Module) -> Iterator[None]:
     """Switch the low-rank matrices off; peft's own switch would change `requires_grad` too."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     layers = [each for each in module.modules() if isinstance(each, BaseTunerLayer)]
     for layer in layers:
         layer._disable_adapters = True

@@ -8,7 +8,6 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import prune
 from prefixrl.common.weights.snapshot import describe, write_snapshot
-from prefixrl.rollout.loop import installed_digest
 from prefixrl.rollout.weights import Fetcher
 from support.fakes import trained_further, wait_until, weight_server
 from support.keys import source
@@ -35,7 +34,7 @@ def test_after_fifty_deltas_the_engine_holds_the_published_bits(tmp_path: Path) 
                 fetcher.want(version, "")
                 staged = wait_until(fetcher.take, f"version {version}")
                 engine.install(staged)
-                assert installed_digest(engine) == manifest.digest == staged.manifest.digest
+                assert engine.digest() == manifest.digest == staged.manifest.digest
         assert (fetcher.counts.full, fetcher.counts.delta) == (1, UPDATES)
         for name, tensor in engine.weights().items():
             assert tensor.dtype == published[name].dtype and torch.equal(tensor, published[name])

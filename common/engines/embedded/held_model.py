@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from prefixrl.common.engines.base import JobQueue, TokenIds, check_fit, own_checksum, score_rows
+from prefixrl.common.engines.base import JobQueue, TokenIds, check_fit, digest_of, own_checksum, score_rows
 from prefixrl.common.errors import DataError
 from prefixrl.common.weights.low_rank import LayerProducts, LowRank, is_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
@@ -89,9 +89,13 @@ class EmbeddedEngine(JobQueue):
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
         return score_rows(self.logprobs, rows)
 
+    def digest(self) -> str:
+        """Return the digest of the installed weights, as the learner would publish them."""
+        return digest_of(self.weights())
+
     def checksum(self) -> EngineChecksum:
         """Return the digest of the weights, which stand in memory as they are published."""
-        return own_checksum(self.weights(), self._digest)
+        return own_checksum(self.digest(), self._digest)
 
 
 def _make_float32_logits(layer: torch.nn.Linear) -> None:

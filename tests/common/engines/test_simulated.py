@@ -5,10 +5,12 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.worker_sections import SimulatedConfig
 from prefixrl.common.engines import simulated
-from prefixrl.common.engines.base import Job, room_of
+from prefixrl.common.engines.base import Job, digest_of, room_of
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.wire.messages import Sampling
 from support.fakes import SteppedClock
@@ -92,3 +94,12 @@ def test_a_job_can_be_dropped_until_one_of_its_rows_has_a_seat() -> None:
 @pytest.mark.parametrize(("seats", "room"), [(1, 2), (2, 3), (16, 24), (256, 384), (1024, 1536), (8192, 8192)])
 def test_half_the_seats_again_wait_for_one(seats: int, room: int) -> None:
     assert room_of(seats) == room
+
+
+def test_its_digests_are_those_of_its_tensors() -> None:
+    engine = SimulatedEngine("rollout", SimulatedConfig())
+    assert engine.digest() == digest_of(engine.weights()) == digest_of({"weight": torch.zeros(4)})
+    given = snapshot_of(3, {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)})
+    engine.install(given)
+    assert engine.digest() == digest_of(engine.weights()) == given.manifest.digest
+    assert engine.checksum().follows == "snapshot"

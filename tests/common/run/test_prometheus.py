@@ -48,7 +48,9 @@ def wanted() -> LogConfig:
 def test_the_learner_serves_the_columns_of_the_newest_iteration(tmp_path: Path) -> None:
     ringing = msgspec.structs.replace(metrics_line(1), alarms={"one_text": "it has collapsed"})
     with exposed(wanted(), "learner", lambda: numbers_of_run(tmp_path)) as port:
-        assert read(port) == {("prefixrl_info", f'role="learner",run="{tmp_path.name}"'): 1.0}
+        of_process = read(port)
+        assert of_process.pop(("prefixrl_info", f'role="learner",run="{tmp_path.name}"')) == 1.0
+        assert {name for name, _ in of_process} == {"prefixrl_memory_bytes"}
         write_metrics(tmp_path, [metrics_line(0)])
         first = read(port)
         write_metrics(tmp_path, [metrics_line(0), ringing])
@@ -58,7 +60,7 @@ def test_the_learner_serves_the_columns_of_the_newest_iteration(tmp_path: Path) 
     for name, value in columns(ringing).items():
         head, _, rest = name.partition("/")
         assert found[f"prefixrl_{head}", f'of="{rest}"' if rest else ""] == value
-    assert len(found) == len(columns(ringing)) + 2
+    assert len(found) == len(columns(ringing)) + len(of_process) + 2
     alarm = ("prefixrl_alarm", 'of="one_text"')
     assert found[alarm] == 1.0 and alarm not in first and first["prefixrl_iteration", ""] == 0.0
 
@@ -77,6 +79,7 @@ def test_a_worker_serves_its_vitals(tmp_path: Path) -> None:
             found = read(port, "/")
         link.close("done")
     assert found["prefixrl_info", 'role="scorer",run="run"'] == 1.0
+    assert 0 < found["prefixrl_memory_bytes", 'of="own"'] <= found["prefixrl_memory_bytes", 'of="resident"']
     assert found["prefixrl_worker_tokens", ""] == 12345.0
     assert found["prefixrl_worker_busy_row_seconds", ""] == 6.5
     assert found["prefixrl_worker_loading", ""] == 0.0

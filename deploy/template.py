@@ -1,0 +1,284 @@
+"""The process that a launch forks its workers from, so that torch is imported once for all.
+
+    launch ── socket: module, arguments, environment, log ──▶ template ── fork ──▶ worker
+      ▲ ◀── Imported, Forked, Ended ─────────────────────────────────┘
+
+It imports what an embedded engine needs and does nothing else: it has one thread, and neither CUDA nor ZeroMQ is begun.
+Where that is not so, what it forks begins anew as a program of its own. It ends with the launch, and the workers end
+with it; the launch then starts them one by one.
+"""
+
+import importlib
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+import setproctitle
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.process import PARENT_VARIABLE, STOP_SIGNALS, die_with_parent, uncollected
+
+MODULES = (
+    "prefixrl.common.engines.embedded.continuous",
+    "prefixrl.common.engines.embedded.fixed_rows",
+    "prefixrl.common.engines.vllm_setup",
+    "transformers.models.auto.tokenization_auto",
+    "prefixrl.rollout.start",
+    "prefixrl.scorer.start",
+    "prefixrl.scorer.loop",
+    "prefixrl.scorer.served.engine",
+    "prefixrl.common.worker.join",
+)
+"""Imports of workers with an embedded engine; by name, since these are processes of their own."""
+MOST_BYTES = 1 << 20
+ANSWER_S = 30.0
+"""Longest wait for a fork, on a machine that does much else."""
+
+
+class Fork(msgspec.Struct, tag=True):
+    """The request for a worker; its output goes to the descriptor that comes with it."""
+
+    arguments: list[str]
+    """The module and what is to follow it."""
+    environment: dict[str, str]
+
+
+class Imported(msgspec.Struct, tag=True):
+    """All is imported."""
+
+
+class Forked(msgspec.Struct, tag=True):
+    """A worker has begun."""
+
+    pid: int
+
+
+class Ended(msgspec.Struct, tag=True):
+    """A worker has ended; the code as `subprocess` has it."""
+
+    pid: int
+    code: int
+
+
+Answer = Imported | Forked | Ended
+
+
+def is_forked(config: RunConfig, role: str, has_gpus: bool) -> bool:
+    """Return True if workers of a role hold a model in their own process, and nothing but that."""
+    if role == "scorer" and (config.mode == "direct" or config.scorer.prm is not None):
+        return False
+    section = config.rollout if role == "rollout" else config.scorer
+    # With a GPU, `auto` may be vLLM, which starts processes of its own.
+    is_certain = section.engine == "auto" and (not has_gpus or section.device == "cpu" or config.bitwise)
+    return section.engine == "transformers" or is_certain
+
+
+class WorkerTemplate:
+    """The template as the launch sees it."""
+
+    def __init__(self, environment: dict[str, str], modules: Sequence[str] = MODULES) -> None:
+        """Start it; `environment`: that of workers, as far as all have it in common."""
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "prefixrl.deploy.template", str(theirs.fileno()), *modules]
+        with theirs:
+            # What keeps it from importing keeps workers that start by themselves, and those say so in their logs.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._codes: dict[int, int] = {}
+        self._is_ready = self.is_lost = False
+
+    @property
+    def is_loading(self) -> bool:
+        """True until it can fork."""
+        self._read(0.0)
+        return not self._is_ready and not self.is_lost
+
+    def fork(self, arguments: list[str], environment: dict[str, str], output: int) -> "ForkedWorker | None":
+        """Start a worker, `python -m ARGUMENTS`; None where this process is lost or does not answer."""
+        request = msgspec.msgpack.encode(Fork(arguments, environment))
+        try:
+            socket.send_fds(self._link, [request], [output])
+        except OSError:
+            self.is_lost = True
+        deadline_s = time.monotonic() + ANSWER_S
+        while not self.is_lost and time.monotonic() < deadline_s:
+            if (pid := self._read(deadline_s - time.monotonic())) is not None:
+                return ForkedWorker(pid, self)
+        self.close()
+        return None
+
+    def code_of(self, pid: int) -> int | None:
+        """Return the exit code of a worker whose end was told."""
+        self._read(0.0)
+        return self._codes.get(pid)
+
+    def _read(self, timeout_s: float) -> int | None:
+        """Take what it has said; return the worker that it says has begun."""
+        while not self.is_lost and select.select([self._link], [], [], timeout_s)[0]:
+            timeout_s = 0.0
+            try:
+                data = self._link.recv(MOST_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                self.is_lost = True
+                break
+            match msgspec.msgpack.decode(data, type=Answer):
+                case Imported():
+                    self._is_ready = True
+                case Ended(pid, code):
+                    self._codes[pid] = code
+                case Forked(pid):
+                    return pid
+        return None
+
+    def close(self) -> None:
+        """End it, and with it every worker that still runs."""
+        self.is_lost = True
+        self._process.kill()
+        self._process.wait()
+        self._link.close()
+
+
+class ForkedWorker:
+    """A worker that the template forked: what a launch needs of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, template: WorkerTemplate) -> None:
+        self.pid, self._template = pid, template
+        self._code: int | None = None
+        # Ids are used again; a descriptor stays with its process. One that has ended already has told its code.
+        self._handle: int | None = None
+        with suppress(ProcessLookupError):
+            self._handle = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs."""
+        if self._code is None and self._has_ended(0.0):
+            self._code = self._template.code_of(self.pid)
+            if self._code is None and self._template.is_lost:
+                self._code = -signal.SIGKILL  # as it ended with the template
+            if self._code is not None and self._handle is not None:
+                os.close(self._handle)
+                self._handle = None
+        return self._code
+
+    def _has_ended(self, timeout_s: float | None) -> bool:
+        return self._handle is None or bool(select.select([self._handle], [], [], timeout_s)[0])
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; subprocess.TimeoutExpired as there."""
+        if not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+        while (code := self.poll()) is None:
+            time.sleep(0.001)  # its end is about to be told
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal unless it has ended."""
+        if self.poll() is None and self._handle is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+# --- in the template --------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Import, then fork until the launch ends; what is forked runs its module."""
+    link = socket.socket(fileno=int(sys.argv[1]))
+    # A batch system sends its signals to every process of the job: workers are to finish what they have.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
+    setproctitle.setproctitle("prefixrl-template")
+    with uncollected():  # a later look would write to pages that the workers share
+        for name in sys.argv[2:]:
+            importlib.import_module(name)
+    link.send(msgspec.msgpack.encode(Imported()))
+    if (begun := _serve(link)) is None:
+        return
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    sys.argv, is_alone = begun
+    if not is_alone or _knows_cuda():
+        os.execv(sys.executable, [sys.executable, "-m", *sys.argv])
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _serve(link: socket.socket) -> tuple[list[str], bool] | None:
+    """Fork what is asked for until the launch has ended; a worker returns with its arguments.
+
+    And with True if the template had no other thread, which would be missing in the worker.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(link, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not link:
+                    _tell_end(link, selector, key)
+                    continue
+                data, descriptors, _, _ = socket.recv_fds(link, MOST_BYTES, 1)
+                if not data:
+                    return None
+                request, threads = msgspec.msgpack.decode(data, type=Fork), len(os.listdir("/proc/self/task"))
+                if (pid := os.fork()) == 0:
+                    _close_all(link, selector)
+                    _take_over(request, *descriptors)
+                    return request.arguments, threads == 1
+                os.close(descriptors[0])
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+                link.send(msgspec.msgpack.encode(Forked(pid)))
+
+
+def _tell_end(link: socket.socket, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    selector.unregister(key.fileobj)
+    os.close(key.fd)
+    code = os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1])
+    link.send(msgspec.msgpack.encode(Ended(key.data, code)))
+
+
+def _close_all(link: socket.socket, selector: selectors.BaseSelector) -> None:
+    for key in list(selector.get_map().values()):
+        if key.fileobj is not link:
+            os.close(key.fd)
+    link.close()
+
+
+def _take_over(request: Fork, output: int) -> None:
+    """Become a process as the launch would start it: session, output, environment."""
+    os.setsid()
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.environ[PARENT_VARIABLE] = str(os.getppid())
+
+
+def _knows_cuda() -> bool:
+    """Return True if the template asked CUDA for anything before this process was forked."""
+    torch = sys.modules.get("torch")
+    is_in_bad_fork = getattr(torch and torch._C, "_cuda_isInBadFork", None)
+    return bool(is_in_bad_fork and is_in_bad_fork())
+
+
+if __name__ == "__main__":
+    main()

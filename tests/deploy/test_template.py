@@ -1,0 +1,215 @@
+"""The template of a launch: what it forks is as if it had been started by itself, and nothing ends by its neighbour."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from prefixrl.common.config.load import load
+from prefixrl.common.process import PARENT_VARIABLE
+from prefixrl.deploy.child import Child
+from prefixrl.deploy.template import ForkedWorker, WorkerTemplate, is_forked
+from support.fakes import wait_until
+from support.run_helper import RUN_FILE
+
+WORKER = """
+import json, os, signal, sys, time
+from prefixrl.common.process import start_logging
+parent = os.environ["PREFIXRL_PARENT_PID"]
+start_logging("prefixrl-tested")
+told = {"argv": sys.argv, "mark": os.environ.get("MARK"), "parent": [int(parent), os.getppid()],
+        "session": os.getsid(0) == os.getpid(), "loaded": "loaded_before" in sys.modules, "name": __name__,
+        "blocked": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        "descriptors": sorted(os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))}
+print(json.dumps(told), flush=True)
+if sys.argv[1] == "code":
+    sys.exit(int(sys.argv[2]))
+if sys.argv[1] == "fault":
+    raise ValueError("broken")
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "tested_worker.py").write_text(WORKER)
+    (tmp_path / "loaded_before.py").write_text("")
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
+    (tmp_path / "with_a_thread.py").write_text(thread)
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": paths, PARENT_VARIABLE: str(os.getpid())}
+
+
+@pytest.fixture
+def template(environment: dict[str, str]) -> Iterator[WorkerTemplate]:
+    yield from ready(WorkerTemplate(environment, ["loaded_before"]))
+
+
+def ready(template: WorkerTemplate) -> Iterator[WorkerTemplate]:
+    try:
+        wait_until(lambda: not template.is_loading, "the template")
+        assert not template.is_lost
+        yield template
+    finally:
+        template.close()
+
+
+class Worker:
+    """A forked worker and what it says."""
+
+    def __init__(self, template: WorkerTemplate, environment: dict[str, str], *arguments: str) -> None:
+        self.output, theirs = os.pipe()
+        found = template.fork(["tested_worker", *arguments], environment, theirs)
+        os.close(theirs)
+        assert found
+        self.process: ForkedWorker = found
+
+    def told(self) -> dict[str, Any]:
+        line = b""
+        while not line.endswith(b"\n"):
+            line += os.read(self.output, 1)
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def rest(self) -> str:
+        with os.fdopen(self.output, "rb") as pipe:
+            return pipe.read().decode()
+
+
+@pytest.fixture
+def start(template: WorkerTemplate, environment: dict[str, str]) -> Callable[..., Worker]:
+    return lambda *arguments: Worker(template, environment, *arguments)
+
+
+def test_a_forked_worker_is_as_if_started_by_itself(start: Callable[..., Worker], environment: dict[str, str]) -> None:
+    environment["MARK"] = "its own"
+    worker = start("sleep", "--flag")
+    told = worker.told()
+    assert told["loaded"], "what the template imported is there"
+    assert told["argv"][1:] == ["sleep", "--flag"] and told["name"] == "__main__" and told["mark"] == "its own"
+    assert told["session"] and told["parent"][0] == told["parent"][1] and not told["blocked"]
+    assert not any("socket:" in each or "anon_inode:" in each for each in told["descriptors"]), "the template's own"
+    assert psutil.Process(worker.process.pid).cmdline()[0] == "prefixrl-tested"
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.process.wait(30.0) == -signal.SIGTERM
+
+
+def test_exit_codes_are_those_of_a_program(start: Callable[..., Worker]) -> None:
+    for code in (0, 3):
+        assert start("code", str(code)).process.wait(30.0) == code
+    broken = start("fault")
+    assert broken.process.wait(30.0) == 1 and "ValueError: broken" in broken.rest()
+
+
+def test_a_worker_that_runs_is_waited_for_no_longer_than_asked(start: Callable[..., Worker]) -> None:
+    worker = start("sleep")
+    assert worker.process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.process.wait(0.05)
+
+
+def test_the_end_of_one_worker_is_none_of_the_other_s(start: Callable[..., Worker]) -> None:
+    first, second = start("sleep"), start("sleep")
+    second.told()
+    first.process.kill()
+    assert first.process.wait(30.0) == -signal.SIGKILL
+    assert second.process.poll() is None and start("code", "0").process.wait(30.0) == 0
+    first.process.send_signal(signal.SIGTERM)  # which nobody gets
+
+
+def test_signals_of_a_batch_system_do_not_end_the_template(
+    start: Callable[..., Worker], template: WorkerTemplate
+) -> None:
+    worker = start("sleep")
+    parent = worker.told()["parent"][0]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(parent, number)
+    assert start("code", "0").process.wait(30.0) == 0
+    assert worker.process.poll() is None and not template.is_lost
+
+
+def test_workers_end_with_the_template_and_then_start_by_themselves(
+    start: Callable[..., Worker], template: WorkerTemplate, environment: dict[str, str], tmp_path: Path
+) -> None:
+    worker = start("sleep")
+    os.kill(worker.told()["parent"][0], signal.SIGKILL)
+    assert worker.process.wait(30.0) == -signal.SIGKILL and template.is_lost
+    command = [sys.executable, "-m", "tested_worker", "code", "4"]
+    child = Child("scorer-0", command, tmp_path / "scorer-0.log", environment, template=template)
+    child.start()
+    wait_until(lambda: child.code is not None, "the end of the child")
+    child.close()
+    assert child.code == 4 and '"loaded": false' in (tmp_path / "scorer-0.log").read_text()
+
+
+def test_what_no_fork_survives_starts_as_a_program_of_its_own(environment: dict[str, str]) -> None:
+    for template in ready(WorkerTemplate(environment, ["loaded_before", "with_a_thread"])):
+        worker = Worker(template, environment, "code", "5")
+        assert not worker.told()["loaded"]
+        assert worker.process.wait(30.0) == 5
+
+
+def test_a_template_that_cannot_import_is_lost_and_not_waited_for(environment: dict[str, str]) -> None:
+    template = WorkerTemplate(environment, ["no_such_module"])
+    wait_until(lambda: not template.is_loading, "its end")
+    assert template.is_lost
+    template.close()
+
+
+def test_all_end_with_the_launch(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "launch.py").write_text(
+        "import os, time\n"
+        "from prefixrl.common.process import PARENT_VARIABLE\n"
+        "from prefixrl.deploy.template import WorkerTemplate\n"
+        "environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}\n"
+        "template = WorkerTemplate(environment, ['loaded_before'])\n"
+        "worker = template.fork(['tested_worker', 'sleep'], environment, 1)\n"
+        "time.sleep(300)\n"
+    )
+    launch = subprocess.Popen([sys.executable, str(tmp_path / "launch.py")], env=environment, stdout=subprocess.PIPE)
+    assert launch.stdout
+    told = json.loads(launch.stdout.readline())
+    below = psutil.Process(launch.pid).children(recursive=True)
+    assert len(below) == 2 and told["parent"][0] in [each.pid for each in below]
+    launch.kill()
+    launch.wait()
+    launch.stdout.close()
+    wait_until(lambda: not any(each.is_running() for each in below), "the end of all")
+
+
+@pytest.mark.parametrize(
+    ("settings", "role", "has_gpus", "expected"),
+    [
+        ([], "rollout", False, True),
+        ([], "scorer", False, True),
+        ([], "scorer", True, False),
+        (["scorer.device=cpu"], "scorer", True, True),
+        (["bitwise=true"], "rollout", True, True),
+        (["rollout.engine=transformers"], "rollout", True, True),
+        (["rollout.engine=simulated"], "rollout", False, False),
+        (["scorer.engine=vllm"], "scorer", False, False),
+    ],
+)
+def test_only_workers_whose_engine_is_known_to_be_embedded_are_forked(
+    settings: list[str], role: str, has_gpus: bool, expected: bool
+) -> None:
+    assert is_forked(load(RUN_FILE, tuple(settings)), role, has_gpus) == expected
+
+
+def test_the_modules_of_the_template_exist_and_begin_neither_threads_nor_cuda() -> None:
+    code = (
+        "import importlib, os, sys\n"
+        "from prefixrl.deploy.template import MODULES\n"
+        "[importlib.import_module(each) for each in MODULES]\n"
+        "assert 'torch' in sys.modules and 'vllm' not in sys.modules\n"
+        "assert len(os.listdir('/proc/self/task')) == 1\n"
+        "assert not sys.modules['torch'].cuda.is_initialized()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
