@@ -50,6 +50,8 @@ STOPPED = 130
 STOP_S = 60.0
 SAVED_BYTES_PER_S = 25e6
 """A slow shared file system; a checkpoint is written, synced and read back."""
+SUCCESSION_BEATS = 2
+"""Heartbeats until a worker is started again: before it misses one, the broker gives its name to nobody else."""
 TICK_S = 0.2
 ASK_S = 2.0
 """Longest wait for a broker that is asked why a worker went."""
@@ -271,9 +273,12 @@ class Launcher:
             worker.is_drained = code == 0 and self._is_drained(worker)
         if worker.is_drained:
             return
-        if code == 0 and now_s - worker.ended_s < STOPPED_BY_BROKER_S:
-            return  # probably the run is over, and the learner ends next
-        if code in (2, 3) or not worker.budget.take(now_s):
+        is_hopeless = code in (2, 3)
+        # With code 0 the run is probably over, and the learner ends next.
+        pause_s = SUCCESSION_BEATS * self._config.broker.heartbeat_s if code else STOPPED_BY_BROKER_S
+        if not is_hopeless and now_s - worker.ended_s < pause_s:
+            return
+        if is_hopeless or not worker.budget.take(now_s):
             raise ConfigError(
                 f"{worker.name} ended with exit code {code}; a restart would fail in the same way:\n{worker.tail()}"
             )

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from prefixrl.common.run.documents import END_FILE
-from support.run_helper import SMALL, launched, logs, trained_iterations, wait_for
+from support.run_helper import SMALL, child, launched, logs, trained_iterations, wait_for
 
 pytestmark = pytest.mark.slow
 TWO_SCORERS = (*SMALL, "launch.scorers=2", "algorithm.iterations=2000")
@@ -61,7 +61,8 @@ def test_a_run_stops_in_its_last_evaluation_too(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=3", "evaluation.problems=512") as process:
         wait_for(lambda: trained_iterations(directory) >= 1, "training")
-        (scorer,) = [each for each in psutil.Process(process.pid).children() if "scorer" in " ".join(each.cmdline())]
+        scorer = child(process, "prefixrl-scorer")
+        assert scorer
         wait_for(lambda: trained_iterations(directory) == 3, "the end of training")
         scorer.send_signal(signal.SIGSTOP)
         stopped = prefixrl("stop", directory, "--timeout", "120")
