@@ -37,7 +37,7 @@ from prefixrl.common.worker.allowed import flags as allowances
 from prefixrl.deploy.child import Child, family
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.status import View, fetch
-from prefixrl.deploy.template import WorkerTemplate, is_forked
+from prefixrl.deploy.template import WorkerTemplate, is_forked, is_possible
 from prefixrl.deploy.watchdog import Watchdog
 
 ROLES = ("rollout", "scorer")
@@ -196,7 +196,7 @@ class Launcher:
         """Watch until the learner ends for good or a stop is asked for."""
         known = _modified(self._endpoint_file)
         self.learner.start()
-        if sum(self._workers_of(role) for role in ROLES if self._is_forked(role)) > 1:
+        if is_possible() and sum(self._workers_of(role) for role in ROLES if self._is_forked(role)) > 1:
             self._template = WorkerTemplate(_common_environment())
         with self._view:
             while not stopped():

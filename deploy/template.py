@@ -82,6 +82,15 @@ def is_forked(config: RunConfig, role: str, has_gpus: bool) -> bool:
     return section.engine == "transformers" or is_certain
 
 
+def is_possible() -> bool:
+    """Return True where processes can be held by descriptors, as since Linux 5.3."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
 class WorkerTemplate:
     """The template as the launch sees it."""
 

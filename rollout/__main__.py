@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from prefixrl.common.process import uncollected
 from prefixrl.common.worker.command import worker_command
 
 if TYPE_CHECKING:
@@ -10,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def _load(session: "WorkerSession") -> "Rollout":
-    from prefixrl.rollout.start import load  # slow: only once the broker has answered
+    with uncollected():
+        from prefixrl.rollout.start import load  # slow: only once the broker has answered
 
     return load(session)
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from prefixrl.common.process import uncollected
 from prefixrl.common.worker.command import worker_command
 
 if TYPE_CHECKING:
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def _load(session: "WorkerSession") -> "Scorer | DirectScorer":
-    from prefixrl.scorer.start import load
+    with uncollected():
+        from prefixrl.scorer.start import load
 
     return load(session)
 

@@ -2,6 +2,7 @@
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.base import AdapterEngine
+from prefixrl.common.process import uncollected
 
 
 def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
@@ -14,9 +15,10 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
 
         return SimulatedEngine(role, config.simulated, config.rows_per_job(role))
     # Late: a simulated engine needs none of it.
-    import torch
+    with uncollected():
+        import torch
 
-    from prefixrl.common.engines.vllm_setup import is_vllm_installed, low_rank_of
+        from prefixrl.common.engines.vllm_setup import is_vllm_installed, low_rank_of
 
     section = config.rollout if role == "rollout" else config.scorer
     device = section.device
@@ -26,8 +28,9 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
         from prefixrl.common.engines.vllm_setup import resolve
 
         return VllmEngine(resolve(model, role, config))
-    from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
-    from prefixrl.common.engines.embedded.fixed_rows import FIXED, FixedRowsEngine
+    with uncollected():
+        from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
+        from prefixrl.common.engines.embedded.fixed_rows import FIXED, FixedRowsEngine
 
     if device == "auto":
         device = "cuda" if has_cuda else "cpu"

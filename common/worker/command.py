@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 import click
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import StopSignals, exit_codes, start_logging, uncollected
+from prefixrl.common.process import StopSignals, exit_codes, start_logging
 from prefixrl.common.run.service import Service
 from prefixrl.common.worker.drain import GRACE_S
 
@@ -129,7 +129,7 @@ def _run(
     """Load the worker and run it, watched by systemd from its Ready on."""
     link, name = session.link, f"{session.welcome.worker} of run {session.welcome.run_id}"
     service.status(f"{name}: loading {session.model}")
-    with stop.ending_at_once(), uncollected():
+    with stop.ending_at_once():
         loaded = load(session)
     service.ready(f"{name}: ready")
 
