@@ -1,6 +1,7 @@
 """Tables of docs/scale.md: large systems by the model that `benchmarks/scale_model.py` checks, and what they assume.
 
-    python -m benchmarks.scale_tables            minutes; writes the tables into docs/scale.md
+    python -m benchmarks.scale_tables                              minutes; writes the tables into docs/scale.md
+    python -m benchmarks.scale_tables --checked                    writes the one of measured runs alone
     python -m benchmarks.scale_tables --engines 64 --target 7B     prints some rows
 
 The published recipe's batch, 512 groups of 8 rows and prefixes of 32 tokens, and one that grows with the engines. What
@@ -21,7 +22,8 @@ from prefixrl.deploy.capacity.system import BrokerCosts, Part, RowTimes, System,
 from prefixrl.learner.run.pace import IterationWork, learner_s
 
 PAGE = ROOT / "docs/scale.md"
-BEGIN, END = "<!-- tables: python -m benchmarks.scale_tables -->\n", "<!-- end of the tables -->\n"
+BEGIN, END = "<!-- table: python -m benchmarks.scale_tables -->\n", "<!-- end of the table -->\n"
+CHECKED = "<!-- table: python -m benchmarks.scale_tables --checked -->\n"
 GROUPS, ROWS, PREFIX_TOKENS, PROMPT_TOKENS = 512, 8, 32, 200
 SIMULATED_SEEDS = 2
 MEAN_TOKENS = 550
@@ -53,7 +55,8 @@ TARGETS = (
 )
 ROLLOUT_TOKENS_PER_S, ROLLOUT_SEATS = 20_000.0, 256
 LEARNER_TFLOPS = 400.0
-LINKS = {"10 or 100 GbE": math.inf, "100 GbE, link alone": 12.5e9}
+AS_MEASURED = "10 or 100 GbE"
+LINKS = {AS_MEASURED: math.inf, "100 GbE, link alone": 12.5e9}
 """Server's bytes/s: as measured with encryption where that is slower; and what the link would carry."""
 
 
@@ -97,7 +100,9 @@ def training_s(groups: int, ranks: int) -> float:
     return learner_s(work, int(PARAMETERS), ranks, LEARNER_TFLOPS)
 
 
-def system(target: Target, engines: int, link: str, groups: int, staleness: int) -> System:
+def system(
+    target: Target, engines: int, link: str, groups: int, staleness: int, rollouts_per_host: int = ROLLOUTS_PER_HOST
+) -> System:
     """Return a system of so many engines, and a learner of one rank for eight of them."""
     token_s = target.seats / target.tokens_per_s
     rows_per_s = engines * target.tokens_per_s / MEAN_TOKENS
@@ -119,15 +124,22 @@ def system(target: Target, engines: int, link: str, groups: int, staleness: int)
         learner_s=training_s(groups, engines // 8),
         publish_s=PARAMETERS * BYTES / 2**30 * measured("publication", "main thread's time of a publication"),
         weights=WeightsPath(
-            pulled_bytes=PARAMETERS * BYTES, hosts=math.ceil(rollouts / ROLLOUTS_PER_HOST), server_bytes_per_s=server
+            pulled_bytes=PARAMETERS * BYTES, hosts=math.ceil(rollouts / rollouts_per_host), server_bytes_per_s=server
         ),
         broker=broker_costs(MEASURED_WORKERS[engines]),
     )
 
 
-def row_of(target: Target, engines: int, link: str, groups: int, staleness: int = STALENESS) -> str:
+def row_of(
+    target: Target,
+    engines: int,
+    groups: int,
+    link: str = AS_MEASURED,
+    staleness: int = STALENESS,
+    rollouts_per_host: int = ROLLOUTS_PER_HOST,
+) -> str:
     """Return a line of the table."""
-    full = system(target, engines, link, groups, staleness)
+    full = system(target, engines, link, groups, staleness, rollouts_per_host)
     coarse = full.coarser(SIMULATED_ROWS)
     found = foresee(coarse, SIMULATED_SEEDS)
     limit, busy = limit_of(coarse, found), found.busy
@@ -153,17 +165,46 @@ def table(engines: Sequence[int] = ENGINES, targets: Sequence[Target] = TARGETS)
     for target in targets:
         for number in engines:
             for groups in sorted({GROUPS, number * GROUPS_PER_ENGINE}):
-                for link in LINKS:
-                    yield row_of(target, number, link, groups)
-                if groups == GROUPS:
-                    yield from (row_of(target, number, next(iter(LINKS)), groups, each) for each in OTHER_STALENESS)
+                yield from (row_of(target, number, groups, link) for link in LINKS)
+                yield from (row_of(target, number, groups, staleness=each) for each in OTHER_STALENESS)
+            if number == max(ENGINES):
+                yield from (row_of(target, number, groups, link, rollouts_per_host=1) for link in LINKS)
+
+
+def checked() -> Iterator[str]:
+    """Yield the lines of the table of measured runs, each figure beside the model's."""
+    report = json.loads((ROOT / "benchmarks/results/scale_model.json").read_text(encoding="utf-8"))
+    cases: dict[str, list[str]] = {}
+    names = dict[str, None]()
+    for each in report["figures"]:
+        case, _, name = each["name"].rpartition(": ")
+        names[name] = None
+        digits = 1 if name == "throughput" else 3 if name == "broker busy" else 2
+        cell = f"{each['value']:.{digits}f} / {each['baseline']:.{digits}f}"
+        cases.setdefault(case, []).append(cell + (f" ({each['ratio']:.2f})" if name == "throughput" else ""))
+    yield f"| measured / model | {' | '.join(names)} |"
+    yield "|---|" + "---|" * len(names)
+    for case, cells in cases.items():
+        yield f"| {case} | {' | '.join(cells)} |"
+
+
+def put(begin: str, lines: Sequence[str]) -> None:
+    """Write a table into the page, between its marks."""
+    before, mark, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+    assert mark, f"{PAGE} has no line {begin!r}"
+    after = rest.partition(END)[2]
+    PAGE.write_text(before + begin + "\n".join(lines) + "\n" + END + after, encoding="utf-8")
 
 
 @click.command()
+@click.option("--checked", "only_checked", is_flag=True, help="Write the table of measured runs alone.")
 @click.option("--engines", type=click.Choice([str(each) for each in ENGINES]), help="Print the rows of this number.")
 @click.option("--target", type=click.Choice([each.name for each in TARGETS]), help="Print the rows of this target.")
-def main(engines: str | None, target: str | None) -> None:
+def main(only_checked: bool, engines: str | None, target: str | None) -> None:
     """Simulate the systems of the table."""
+    if only_checked:
+        put(CHECKED, list(checked()))
+        return
     numbers = [int(engines)] if engines else ENGINES
     lines = []
     for line in table(numbers, [each for each in TARGETS if target in (None, each.name)]):
@@ -171,9 +212,8 @@ def main(engines: str | None, target: str | None) -> None:
         lines.append(line)
     if engines or target:
         return
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after, encoding="utf-8")
+    put(CHECKED, list(checked()))
+    put(BEGIN, lines)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from prefixrl.deploy.capacity.simulation import Simulation
 from prefixrl.deploy.capacity.system import PARTS, Foreseen, Part, System
 
 GAIN = 1.05
-"""Least gain in throughput, of a part twice as fast, that makes it the limit."""
+"""Least gain in throughput, of twice a part, that makes it the limit."""
 LEAST_ITERATIONS, MOST_ITERATIONS = 9, 60
 ROWS = 24_000
 """Rows of a simulated run of the usual length."""
 
 Limit = Part | Literal["window"]
-"""window: no part alone; groups wait for stragglers, versions or room, which a larger batch or window changes."""
+"""window: no part alone. Iterations wait for the longest answers, for versions or for room."""
 
 
 def usual_iterations(system: System) -> int:
@@ -38,10 +38,10 @@ def foresee(system: System, seeds: int = 1, iterations: int = 0) -> Foreseen:
 
 
 def limit_of(system: System, foreseen: Foreseen | None = None) -> Limit:
-    """Return the part that raises throughput most if it alone is twice as fast."""
+    """Return the part of which twice as much raises throughput most."""
     now = foreseen or foresee(system)
     gains: dict[Part, float] = {
-        part: foresee(system.faster(part)).groups_per_s / now.groups_per_s for part in PARTS if now.busy[part] > 0
+        part: foresee(system.more(part)).groups_per_s / now.groups_per_s for part in PARTS if now.busy[part] > 0
     }
     best = max(gains, key=lambda part: gains[part])
     return best if gains[best] >= GAIN else "window"

@@ -268,7 +268,7 @@ class Simulation:
         """Return the tasks that wait for a seat: the installation would wait for them, too."""
         if not self._system.drains:
             return
-        for task in {each for each in worker.queue if each.seated_s is None}:
+        for task in dict.fromkeys(each for each in worker.queue if each.seated_s is None):
             worker.left -= task.left
             self._post(partial(self._take_back, worker, task.version))
         worker.queue = deque(each for each in worker.queue if each.seated_s is not None)

@@ -20,16 +20,15 @@ class RowTimes:
     limit_s: float = math.inf
     measured_s: Sequence[float] = ()
     """Where there are any, each row takes one of these, drawn with replacement; the rest is not read."""
-    factor: float = 1.0
 
     def draw_s(self, draws: random.Random) -> float:
         """Return the seconds of one row."""
         if self.measured_s:
-            return self.factor * draws.choice(self.measured_s)
+            return draws.choice(self.measured_s)
         if not self.sigma:
-            return self.factor * min(self.mean_s, self.limit_s)
+            return min(self.mean_s, self.limit_s)
         normal = draws.gauss(0.0, self.sigma)
-        return self.factor * min(self.limit_s, self.mean_s * math.exp(normal - self.sigma**2 / 2))
+        return min(self.limit_s, self.mean_s * math.exp(normal - self.sigma**2 / 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +112,14 @@ class System:
     drains: bool = True
     """False with `rollout.swap = "in_flight"`."""
 
-    def faster(self, part: Part, factor: float = 2.0) -> "System":
-        """Return the same system with one part so many times as fast."""
+    def more(self, part: Part, factor: int = 2) -> "System":
+        """Return the system with times the workers of a role, or another part so much faster."""
         weights, broker = self.weights, self.broker
         match part:
-            case "rollout" | "scorer":
-                workers = self.rollouts if part == "rollout" else self.scorers
-                row = replace(workers.row, factor=workers.row.factor / factor)
-                workers = replace(workers, row=row, judging_s=workers.judging_s / factor)
-                return replace(self, rollouts=workers) if part == "rollout" else replace(self, scorers=workers)
+            case "rollout":
+                return replace(self, rollouts=replace(self.rollouts, count=factor * self.rollouts.count))
+            case "scorer":
+                return replace(self, scorers=replace(self.scorers, count=factor * self.scorers.count))
             case "learner":
                 return replace(self, learner_s=self.learner_s / factor, publish_s=self.publish_s / factor)
             case "broker":

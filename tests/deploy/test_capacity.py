@@ -182,7 +182,7 @@ def test_no_age_passes_the_window_and_no_group_is_lost(
 @settings(max_examples=25, deadline=None)
 def test_more_scorers_are_never_slower_but_for_noise(any_system: System) -> None:
     more = replace(any_system, scorers=replace(any_system.scorers, count=2 * any_system.scorers.count))
-    assert run(more, 40).groups_per_s >= 0.9 * run(any_system, 40).groups_per_s
+    assert run(more, 60).groups_per_s >= 0.85 * run(any_system, 60).groups_per_s
 
 
 def test_a_coarser_system_has_the_same_rates() -> None:
