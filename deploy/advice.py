@@ -27,8 +27,10 @@ FULL = 0.9
 """Share of its time that a worker works where it keeps the learner busy: the rest evens out stragglers."""
 IDLE = 0.75
 """Where nobody works for more of the time, no number of workers is the bottleneck."""
-SIMULATED_ROWS, SIMULATED_ITERATIONS = 128, 30
-"""Size of a simulated run: a fraction of a second."""
+SIMULATED_ROWS = 128
+"""Rows of a simulated iteration, where batch and seats can be made so small."""
+MOST_ROWS, LEAST_ITERATIONS_SIMULATED, MOST_ITERATIONS_SIMULATED = 8_000, 8, 30
+"""Length of a simulated run: a fraction of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,9 @@ class Advice:
     wanted: Mapping[str, int]
     """By role: workers that keep the present learner busy; ranks that keep pace with the present workers."""
     balanced_s: float
-    """Time of an iteration with the workers that are wanted and the ranks there are, as the model has it."""
+    """Time of an iteration with the wanted workers and the present ranks: measured, times the model's change."""
+    simulated_s: float
+    """Time of an iteration of the run as it is, by the model."""
 
 
 def system_of(rates: Rates, counts: Mapping[str, int], max_staleness: int) -> System:
@@ -108,12 +112,9 @@ def simulated_s(rates: Rates, counts: Mapping[str, int] | None = None, max_stale
     """Return the time of an iteration by the model, with other workers or another window."""
     window = rates.shape.max_staleness if max_staleness is None else max_staleness
     system = system_of(rates, {**rates.counts, **(counts or {})}, window)
-    return foresee(system, iterations=SIMULATED_ITERATIONS).iteration_s
-
-
-def foreseen_s(rates: Rates, counts: Mapping[str, int] | None = None, max_staleness: int | None = None) -> float:
-    """Return the time that an iteration would take: the measured one, times the model's change."""
-    return rates.iteration_s * simulated_s(rates, counts, max_staleness) / simulated_s(rates)
+    iterations = MOST_ROWS // (system.batch_groups * system.rows_per_group)
+    within = min(MOST_ITERATIONS_SIMULATED, max(LEAST_ITERATIONS_SIMULATED, iterations))
+    return foresee(system, iterations=within).iteration_s
 
 
 def advise(rates: Rates) -> Advice:
@@ -125,10 +126,16 @@ def advise(rates: Rates) -> Advice:
     ranks = rates.counts[LEARNER]
     wanted[LEARNER] = max(1, math.ceil(ranks * rates.learner_s / slowest_s)) if slowest_s else ranks
     workers = {role: wanted[role] for role in alone_s}
+    now_s = simulated_s(rates)
     shares = rates.share
     busiest = max(shares, key=lambda role: shares[role])
     is_held_up = rates.is_synchronous or shares[busiest] >= IDLE
-    return Advice(bottleneck=busiest if is_held_up else "", wanted=wanted, balanced_s=foreseen_s(rates, workers))
+    return Advice(
+        bottleneck=busiest if is_held_up else "",
+        wanted=wanted,
+        balanced_s=rates.iteration_s * simulated_s(rates, workers) / now_s,
+        simulated_s=now_s,
+    )
 
 
 def sentences(rates: Rates, advice: Advice) -> list[str]:
@@ -138,7 +145,7 @@ def sentences(rates: Rates, advice: Advice) -> list[str]:
     lines = [f"an iteration takes {took}; the learner waits {waited or 'for nobody'}"]
     role = advice.bottleneck
     if rates.is_synchronous:
-        overlapped_s = foreseen_s(rates, max_staleness=1)
+        overlapped_s = rates.iteration_s * simulated_s(rates, max_staleness=1) / advice.simulated_s
         lines.append(
             f"the run is synchronous (algorithm.max_staleness = 0), so each waits for the others; most of the time "
             f"goes to the {role} ({shares[role]:.0%}). With max_staleness = 1 an iteration could take "
@@ -147,7 +154,7 @@ def sentences(rates: Rates, advice: Advice) -> list[str]:
     elif not role:
         most = max(shares, key=lambda each: shares[each])
         window = rates.shape.max_staleness + 1
-        wider_s = foreseen_s(rates, max_staleness=window)
+        wider_s = rates.iteration_s * simulated_s(rates, max_staleness=window) / advice.simulated_s
         lines.append(
             f"nobody is busy for most of the time (the most: {most}, {shares[most]:.0%}), so more workers change "
             f"little: they wait for stragglers, for updates or for room. Raise algorithm.max_staleness (with {window} "
@@ -174,7 +181,7 @@ def sentences(rates: Rates, advice: Advice) -> list[str]:
             f"(launch.{role}s, or more by hand)"
         )
     assumed = "that every process has a device, or a core, of its own"
-    model = f"times to come are simulated from these rates, which gives {simulated_s(rates):.2f} s for the run as it is"
+    model = f"times to come are simulated from these rates, which gives {advice.simulated_s:.2f} s for the run as it is"
     return [*lines, f"counts assume {assumed}; {model} (docs/scale.md)"]
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.advice import FULL, Rates, RunShape, advise, foreseen_s, rates_of, sentences, simulated_s
+from prefixrl.deploy.advice import FULL, Rates, RunShape, advise, rates_of, sentences, simulated_s
 from support.fakes import document, worker_status
 from support.metrics_lines import metrics_line
 from support.runs_on_disk import finish, made
@@ -79,15 +79,17 @@ def test_with_the_wanted_workers_the_learner_sets_the_pace(given: Rates) -> None
 def test_more_scorers_than_a_batch_can_fill_do_not_help() -> None:
     # A row takes 2.5 s. The window has at most three batches of 256 rows under way, so no more than 48 scorers' seats.
     given = rates(10.0, 0.1, 0.01, 1.0, (1, 1, 4))
-    assert foreseen_s(given, {"scorer": 8}) == pytest.approx(5.0, rel=0.05)
-    assert foreseen_s(given, {"scorer": 400}) == pytest.approx(foreseen_s(given, {"scorer": 100}), rel=0.05)
-    assert foreseen_s(given, {"scorer": 400}) > 2.5 / 3
+    assert simulated_s(given) == pytest.approx(10.0, rel=0.05)
+    assert simulated_s(given, {"scorer": 8}) == pytest.approx(5.0, rel=0.05)
+    assert simulated_s(given, {"scorer": 400}) == pytest.approx(simulated_s(given, {"scorer": 100}), rel=0.05)
+    assert simulated_s(given, {"scorer": 400}) > 2.5 / 3
 
 
 def test_a_synchronous_run_that_overlaps_takes_as_long_as_its_slowest_part() -> None:
     given = rates(10.0, 4.0, 0.20, 0.40, (1, 1, 1), sync=True)
-    # The parts take 2, 4 and 4 s: of 10 s with each waiting for the others, half is left.
-    assert foreseen_s(given, max_staleness=1) == pytest.approx(5.0, rel=0.1)
+    # The parts take 2, 4 and 4 s; rows go on to a scorer one by one, so the first part of a batch overlaps.
+    assert simulated_s(given) == pytest.approx(8.0, rel=0.05)
+    assert simulated_s(given, max_staleness=1) == pytest.approx(4.0, rel=0.05)
 
 
 def test_the_words_name_the_role_the_counts_and_the_key() -> None:
