@@ -125,9 +125,11 @@ class Child:
                         self._news.put(printable(found[1].decode(errors="replace")))
 
 
-def family(children: Sequence[Child]) -> list[Watched]:
-    """Return the running children, and the servers that they have started themselves."""
+def family(children: Sequence[Child], template: WorkerTemplate | None = None) -> list[Watched]:
+    """Return the running children, their template, and the servers that they started."""
     found = []
+    if template is not None and not template.is_lost:
+        found.append(Watched("template", template.pid, _is_stopped(template.pid)))
     for child in children:
         if child.process is None or child.code is not None:
             continue

@@ -222,7 +222,7 @@ class Launcher:
 
     def _look_for_stalls(self) -> None:
         """Name who holds the run up; TrainingFault where a stall is to end it."""
-        processes = family([self.learner, *self.workers])
+        processes = family([self.learner, *self.workers], self._template)
         if any(each.name == LEARNER for each in processes):
             for text in self._watchdog.look(time.monotonic(), self._view.document, processes):
                 self._view.announce(text)

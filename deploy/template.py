@@ -40,6 +40,8 @@ MODULES = (
 )
 """Imports of workers with an embedded engine; by name, since these are processes of their own."""
 MOST_BYTES = 1 << 20
+TELL_S = 10.0
+"""Longest wait for the code of a worker that has ended; a template that a signal stopped tells none."""
 ANSWER_S = 30.0
 """Longest wait for a fork, on a machine that does much else."""
 
@@ -111,6 +113,11 @@ class WorkerTemplate:
             )
         self._codes: dict[int, int] = {}
         self._is_ready = self.is_lost = False
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
 
     @property
     def is_loading(self) -> bool:
@@ -194,7 +201,10 @@ class ForkedWorker:
         """Wait for its end; subprocess.TimeoutExpired as there."""
         if not self._has_ended(timeout):
             raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+        deadline_s = time.monotonic() + TELL_S
         while (code := self.poll()) is None:
+            if time.monotonic() > deadline_s:
+                self._template.close()
             time.sleep(0.001)  # its end is about to be told
         return code
 

@@ -14,8 +14,10 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.process import PARENT_VARIABLE
-from prefixrl.deploy.child import Child
+from prefixrl.deploy import template as template_module
+from prefixrl.deploy.child import Child, family
 from prefixrl.deploy.template import ForkedWorker, WorkerTemplate, is_forked
+from prefixrl.deploy.watchdog import Watched
 from support.fakes import wait_until
 from support.run_helper import RUN_FILE
 
@@ -147,6 +149,17 @@ def test_workers_end_with_the_template_and_then_start_by_themselves(
     wait_until(lambda: child.code is not None, "the end of the child")
     child.close()
     assert child.code == 4 and '"loaded": false' in (tmp_path / "scorer-0.log").read_text()
+
+
+def test_a_stopped_template_is_named_and_holds_up_no_end(
+    start: Callable[..., Worker], template: WorkerTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_module, "TELL_S", 0.1)
+    worker = start("sleep")
+    os.kill(template.pid, signal.SIGSTOP)
+    wait_until(lambda: family([], template) == [Watched("template", template.pid, True)], "its state")
+    worker.process.kill()
+    assert worker.process.wait(30.0) == -signal.SIGKILL and template.is_lost
 
 
 def test_what_no_fork_survives_starts_as_a_program_of_its_own(environment: dict[str, str]) -> None:

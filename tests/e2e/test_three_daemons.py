@@ -148,6 +148,22 @@ def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path:
 
 
 @pytest.mark.slow
+def test_without_the_template_its_workers_start_by_themselves(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with launched(directory, *SMALL, *TWO_SCORERS, "algorithm.iterations=24") as process:
+        wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
+        before = pids_by_name(directory)
+        template = wait_for(lambda: child(process, "prefixrl-template"), "the template")
+        assert {each.pid for each in template.children()} >= set(before.values()), "all workers are forked from it"
+        template.kill()
+        summary = finish(process, directory)
+    check_books(summary, directory)
+    assert summary["groups"]["trained"] == 24 * 16
+    for name in before:
+        assert (directory / f"logs/{name}.log").read_text().count(" joined run ") == 2
+
+
+@pytest.mark.slow
 def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=12", "checkpoint.every=4", "checkpoint.growth=2") as process:
