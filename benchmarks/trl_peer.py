@@ -11,7 +11,7 @@ optimiser step, GRPO without KL and entropy bonus, AdamW at the same constant ra
 compares the box as text, which is less than our verifier does. TRL runs with one thread and with two; the better one
 counts. This system runs as it is shipped: learner, broker, weight server, a rollout, two scorers, one thread each.
 
-Rates are those of a run's second half, so that no start counts. The time to the goal is that of training, from the
+Rates are those of steps 10 to 40 of every run, so that no start counts and answers are as long in all arms. The time to the goal is that of training, from the
 first step's begin (here: the first lease's) until the mean reward of the last five steps is 0.80. Arms of a seed run
 one after the other, and seeds are outermost, so that a change of the machine's speed meets all arms."""
 
@@ -35,6 +35,8 @@ from prefixrl.common.config.load import load
 EXAMPLE = ROOT / "deploy/examples/arithmetic"
 OURS, TRL_1, TRL_2 = "prefixrl", "TRL, 1 thread", "TRL, 2 threads"
 SEEDS, QUICK_SEEDS, QUICK_STEPS = (1, 2, 3, 4, 5), (1,), 12
+RATED = 10, 40
+"""Steps between which the rate is measured; the goal is reached after them."""
 RUN_S = 900.0
 """Longest time for one run."""
 CHANGES = (
@@ -78,9 +80,10 @@ class Run:
     rewards: list[float]
 
     def rate(self, rows: int) -> float:
-        """Prefixes per second in the second half of the steps."""
-        middle = len(self.seconds) // 2
-        return rows * (len(self.seconds) - 1 - middle) / (self.seconds[-1] - self.seconds[middle])
+        """Prefixes per second in the same steps of every arm; of a quick run, in its second half."""
+        last = min(RATED[1], len(self.seconds)) - 1
+        first = RATED[0] - 1 if last >= RATED[1] - 1 else last // 2
+        return rows * (last - first) / (self.seconds[last] - self.seconds[first])
 
     def to_goal(self, task: Task) -> tuple[float, int] | None:
         """Seconds and steps until the mean of the last rewards is the goal; None where it never was."""

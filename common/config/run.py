@@ -25,7 +25,7 @@ VERDICT_BYTES = 1024
 STEP_BYTES = 14
 """Size of a step's score and end."""
 _NEEDS_TARGET = (("prefix",), "there is no target that could continue a fixed prefix")
-SEATED_TASKS = 2
+SEATED_TASKS = 4
 """Usual tasks whose rows a transformers engine decodes at once, where they need not stay together."""
 SPARE_COLUMNS = 1 / 4
 """Columns of keys and values that such an engine holds beyond those in use, as a part of them."""

@@ -86,7 +86,7 @@ class RolloutConfig(EngineConfig):
     """Temperature of sampling; training knows it."""
     groups_per_task: Positive = 8
     """Groups of a task where its rows are one forward (`bitwise`); the sampled text depends on it. Else each group is a
-    task, and a transformers engine decodes the rows of twice as many groups at once."""
+    task, and a transformers engine decodes the rows of four times as many groups at once."""
     probe_tolerance: PositiveFloat | None = None
     """Difference of engine and learner that nine of ten logprobs of the probe may have where their change proves
     nothing, or three times that of the version before (docs/weights.md). Absent: 1e-3 in fp32, 0.2 in bf16."""

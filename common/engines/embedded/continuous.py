@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from prefixrl.common.engines.base import Continuation, Job, JobResult, TokenIds, room_of, spans_of
+from prefixrl.common.engines.base import Continuation, Job, JobResult, Logprobs, TokenIds, room_of, spans_of
 from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
 from prefixrl.common.engines.embedded.held_model import EmbeddedEngine
 from prefixrl.common.engines.embedded.prefill import prefill
 from prefixrl.common.engines.embedded.row_cache import RowCache
 from prefixrl.common.weights.low_rank import LowRank
 from prefixrl.common.wire.messages import Finish, Sampling
+from prefixrl.common.wire.packing import ProbeRow
 
 SEATS = 128
 JOIN_SHARE, JOIN_STEPS = 1 / 4, 4
@@ -163,6 +164,23 @@ class TransformersEngine(EmbeddedEngine):
         return True
 
     # --- decoding ----------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def score(self, rows: Sequence[ProbeRow]) -> Logprobs:
+        """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
+        if not self._is_plain:
+            return super().score(rows)  # what stands behind a row may change it
+        texts, found = [np.concatenate(row).astype(np.int64) for row in rows], list[Logprobs]()
+        width = max((text.size for text in texts), default=1)
+        size = max(1, DRAW_CELLS // (width * self._model.config.vocab_size))
+        for first in range(0, len(rows), size):
+            part = texts[first : first + size]
+            ids = torch.tensor(np.stack([np.pad(text, (0, width - text.size)) for text in part]), device=self._device)
+            logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+            logprobs = torch.log_softmax(logits, dim=-1).gather(2, ids[:, 1:, None])[..., 0].cpu().numpy()
+            for row, text, each in zip(rows[first : first + size], part, logprobs, strict=True):
+                found.append(each[max(0, row[0].size - 1) : text.size - 1])
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
 
     @torch.inference_mode()
     def step(self, timeout_s: float) -> list[JobResult]:

@@ -144,10 +144,10 @@ def test_bitwise_texts_are_refused_where_they_could_not_be_kept(run_file: Path) 
     assert load(run_file, ("bitwise=true", "scorer.engine=simulated")).bitwise
 
 
-def test_an_embedded_engine_seats_two_tasks_and_with_bitwise_one(run_file: Path) -> None:
+def test_an_embedded_engine_seats_four_tasks_and_with_bitwise_one(run_file: Path) -> None:
     settings = ("rollout.groups_per_task=4", "algorithm.samples_per_prompt=8", "scorer.continuations=3")
     config = load(run_file, settings)
-    assert (config.embedded_seats("rollout"), config.embedded_seats("scorer")) == (64, 192)
+    assert (config.embedded_seats("rollout"), config.embedded_seats("scorer")) == (128, 384)
     bitwise = load(run_file, (*settings, "bitwise=true"))
     assert (bitwise.embedded_seats("rollout"), bitwise.embedded_seats("scorer")) == (32, 96)
 

@@ -28,8 +28,8 @@ def test_rows_are_batched_continuously_unless_bitwise_is_asked_for() -> None:
     for role, model in (("rollout", "adapter"), ("scorer", "target")):
         engine = make_engine("auto", str(EXAMPLE / model), role, config_of())
         assert isinstance(engine, TransformersEngine)
-        assert offered(engine) == (128, room_of(128), False)
-        assert engine.about == "rows batched continuously, 128 at once"
+        assert offered(engine) == (256, room_of(256), False)
+        assert engine.about == "rows batched continuously, 256 at once"
         held = make_engine("auto", str(EXAMPLE / model), role, config_of("bitwise=true"))
         assert isinstance(held, FixedRowsEngine)
         assert offered(held) == (64, 64, True)

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.common.engines.base import Continuation, Job, JobResult, room_of
+from prefixrl.common.engines.base import Continuation, Job, JobResult, room_of, score_rows
 from prefixrl.common.engines.embedded import continuous, row_cache
 from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
 from prefixrl.common.engines.embedded.drawing import masked, truncated
@@ -252,6 +252,20 @@ def test_many_logits_are_drawn_in_parts(
     monkeypatch.setattr(continuous, "DRAW_CELLS", 2 * VOCABULARY)
     asked = job("a", [[3 + row] for row in range(5)], settings(0.8, 6))
     assert_rows_follow(model, asked, finish(engine, asked)["a"])
+
+
+def test_a_probe_is_scored_in_few_forwards_with_the_logprobs_of_row_by_row(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.random.Generator(np.random.PCG64(3))
+    sizes = [(1, 3), (9, 6), (4, 6), (0, 5), (7, 1)]
+    rows = [tuple(numbers.integers(2, VOCABULARY, size).astype(np.int32) for size in each) for each in sizes]
+    one_by_one = score_rows(engine.logprobs, rows)
+    assert one_by_one.size == 3 + 6 + 6 + 4 + 1
+    np.testing.assert_allclose(engine.score(rows), one_by_one, atol=1e-5)
+    monkeypatch.setattr(continuous, "DRAW_CELLS", 2 * 15 * VOCABULARY)
+    np.testing.assert_allclose(engine.score(rows), one_by_one, atol=1e-5)
+    assert engine.score([]).size == 0
 
 
 # --- seats ----------------------------------------------------------------------------------------------------------
