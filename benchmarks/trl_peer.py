@@ -11,9 +11,10 @@ optimiser step, GRPO without KL and entropy bonus, AdamW at the same constant ra
 compares the box as text, which is less than our verifier does. TRL runs with one thread and with two; the better one
 counts. This system runs as it is shipped: learner, broker, weight server, a rollout, two scorers, one thread each.
 
-Rates are those of steps 10 to 40 of every run, so that no start counts and answers are as long in all arms. The time to the goal is that of training, from the
-first step's begin (here: the first lease's) until the mean reward of the last five steps is 0.80. Arms of a seed run
-one after the other, and seeds are outermost, so that a change of the machine's speed meets all arms."""
+Rates are those of steps 10 to 40 of every run, so that no start counts and answers are as long in all arms. The time
+to the goal is that of training, from the first step's begin (here: the first lease's) until the mean reward of the last
+five steps is 0.80. Arms of a seed run one after the other, and seeds are outermost, so that a change of the machine's
+speed meets all arms."""
 
 import json
 import os
