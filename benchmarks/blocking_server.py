@@ -10,11 +10,11 @@ one after the other, as trainers with a reward URL do. The loop is treated well:
 one prefix, and its server starts a waiting row the moment that a seat is free. A request holds one group, as many as
 fill the seats, or the whole batch; the next one is sent when the answer is there.
 
-The ceiling beside each ratio follows from the times alone: what the loop takes per batch over what all seats busy take.
-The first quarter of every run is left out: the broker begins with the shortest lead and finds within a few iterations
-how much it has to begin ahead, so scorers wait there; what it then begins ahead is not trained in the same iteration,
-so the rate over all seats busy is a little below the scorers' share. Seconds are slept, so other work on the machine
-changes little."""
+Rows are drawn, so a batch may be heavier in one arm than in the other. What is compared is the *used share*: drawn time
+of the rows trained in a stretch, over the time that all seats have in it. The ceiling beside each ratio follows from
+the drawn times alone: what the loop takes per batch over what all seats busy take. The first quarter of every run is
+left out: the broker begins with the shortest lead and finds within a few iterations how much it has to begin ahead, so
+scorers wait there. Seconds are slept, so other work on the machine changes little."""
 
 import heapq
 import json
@@ -63,7 +63,7 @@ class Ours:
     groups_per_s: float
     busy: float
     """Share of the scorers' seats."""
-    of_bound: float
+    used: float
     """Drawn time of the rows that were trained, over that of all seats: the rate over the bound of the scorers."""
     busy_with_start: float
     """Share of the scorers' seats since their first lease, as the run reports it."""
@@ -77,6 +77,8 @@ class Peer:
     seed: int
     size: str
     groups_per_s: float
+    used: float
+    """Drawn time of its rows, over that of all seats."""
     ceiling: float
     """The loop's time by the drawn times alone, over that of all seats busy."""
 
@@ -167,7 +169,7 @@ def run_ours(seed: int, iterations: int) -> Ours:
         seed,
         groups_per_s=GROUPS * (last - first) / stretch_s,
         busy=busy_between(*statuses),
-        of_bound=sum(needed_s[first + 1 : last + 1]) / (SEATS * stretch_s),
+        used=sum(needed_s[first + 1 : last + 1]) / (SEATS * stretch_s),
         busy_with_start=statuses[-1].busy_fraction["scorer"],
         mean_age=statistics.fmean(ages[first:]),
     )
@@ -208,7 +210,8 @@ def run_peer(seed: int, size: str, iterations: int) -> Peer:
     try:
         assert here.poll(60.0), "the reward server did not start within 60 s"
         url = f"http://127.0.0.1:{here.recv()}/"
-        draws, taken_s, needed_s = np.random.default_rng(seed), list[float](), list[float]()
+        draws = np.random.default_rng(seed)
+        taken_s, needed_s, drawn = list[float](), list[float](), list[float]()
         for _ in range(iterations):
             rows_s, begun_s = times_s(draws, GROUPS * ROWS), time.monotonic()
             requests = [rows_s[at : at + SIZES[size] * ROWS] for at in range(0, len(rows_s), SIZES[size] * ROWS)]
@@ -220,11 +223,19 @@ def run_peer(seed: int, size: str, iterations: int) -> Peer:
             time.sleep(TRAINING_S)
             taken_s.append(time.monotonic() - begun_s)
             needed_s.append(PREFIX_S + sum(makespan_s(request, SEATS) for request in requests) + TRAINING_S)
+            drawn.append(sum(rows_s))
     finally:
         process.kill()
         process.join()
     first = iterations // 4
-    return Peer(seed, size, GROUPS / statistics.fmean(taken_s[first:]), statistics.fmean(needed_s[first:]) / SCORING_S)
+    busy_s = sum(drawn[first:]) / SEATS
+    return Peer(
+        seed,
+        size,
+        groups_per_s=GROUPS / statistics.fmean(taken_s[first:]),
+        used=busy_s / sum(taken_s[first:]),
+        ceiling=sum(needed_s[first:]) / busy_s,
+    )
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
@@ -242,7 +253,7 @@ def figures_of(ours: Sequence[Ours], peers: Sequence[Peer]) -> list[Figure]:
     found = [
         figure("throughput", "groups/s", rates, bound, "all seats busy, by the mean time"),
         figure("scorers busy", "share of seats", [run.busy for run in ours]),
-        figure("throughput over the bound of the drawn times", "share", [run.of_bound for run in ours]),
+        figure("used share: throughput over the bound of the drawn times", "share", [run.used for run in ours]),
         figure("scorers busy, start included", "share of seats", [run.busy_with_start for run in ours]),
         figure("mean age", "versions", [run.mean_age for run in ours]),
     ]
@@ -250,7 +261,13 @@ def figures_of(ours: Sequence[Ours], peers: Sequence[Peer]) -> list[Figure]:
         runs = [run for run in peers if run.size == size]
         name = f"a blocking server, {size} per request"
         found.append(
-            figure(f"throughput, beside {size} per request", "groups/s", rates, [r.groups_per_s for r in runs], name)
+            figure(
+                f"used share, beside {size} per request",
+                "share",
+                [run.used for run in ours],
+                [r.used for r in runs],
+                name,
+            )
         )
         found.append(figure(f"ceiling of that ratio, {size} per request", "ratio", [run.ceiling for run in runs]))
     return found

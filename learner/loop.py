@@ -40,7 +40,7 @@ from prefixrl.learner.training.batch import iteration_data
 from prefixrl.learner.training.iteration import plan_for, train_iteration
 from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.training.model import Models
-from prefixrl.learner.training.plan import rows_of_rank
+from prefixrl.learner.training.plan import groups_of_rank
 from prefixrl.learner.weights.publish import Publisher
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,8 @@ class Learner:
     busy_s: float = 0.0
     first_batch_s: float | None = None
     waited_s: float = 0.0
+    fetched_s: float = 0.0
+    """Time in which this rank planned the newest batch and fetched its shard: a part of training."""
     publish_s: float = 0.0
     """Time in which this thread published the newest version, training nothing."""
     fresh_ess: float = 1.0
@@ -127,24 +129,22 @@ class Learner:
         self.is_stopping = isinstance(batch, Halt)
         if isinstance(batch, Halt | RunOver):
             return None
-        shard = self.client.groups(self.iteration, self.planned_groups(batch))
-        self.waited_s = time.monotonic() - waited_from_s
+        now_s = time.monotonic()
+        self.waited_s = now_s - waited_from_s
+        data = iteration_data(batch, {})
+        plan = plan_for(self.models, data, self.config)
+        shard = self.client.groups(self.iteration, groups_of_rank(plan, data.groups, rank))
+        self.fetched_s = time.monotonic() - now_s
         if self.rank_zero and self.iteration == 0:
             self.rank_zero.arms.ask_candidates(list(shard.values()))
         return batch, shard
-
-    def planned_groups(self, batch: Batch) -> list[int]:
-        """Return the groups of a batch of which this rank trains a row, ascending."""
-        data = iteration_data(batch, {})
-        rows = rows_of_rank(plan_for(self.models, data, self.config), self.models.rank)
-        return sorted({data.groups[row] for row in rows})
 
     def train(self, batch: Batch, shard: dict[int, ScoredGroup]) -> None:
         """Take the optimiser steps of one iteration; the version is one higher afterwards."""
         started_s = time.monotonic()
         data = iteration_data(batch, shard)
         metrics = train_iteration(self.models, data, self.config, self.config.steps_in_all(self.problems))
-        trained_s = time.monotonic() - started_s
+        trained_s = self.fetched_s + time.monotonic() - started_s
         self.busy_s += trained_s
         self.iteration += 1
         if self.rank_zero:

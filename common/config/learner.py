@@ -90,7 +90,7 @@ class LearnerConfig(Section):
     """Longest wait for one batch; then the learner ends and names what it waited for. A worker that holds a training
     task for half of it without a result counts as dead, whatever progress it reports."""
     collective_timeout_s: PositiveFloat = 1800.0
-    """Longest wait of a rank inside a collective. No rank enters one before all hold their shard."""
+    """Longest wait of a rank inside a collective. No rank enters one before the batch is there for all."""
     deepspeed: dict[str, Any] = Field(default_factory=lambda: {"zero_optimization": {"stage": 0}})
     """DeepSpeed's own configuration, passed unchanged. Absent: ZeRO stage 0."""
 

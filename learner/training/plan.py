@@ -116,6 +116,11 @@ def rows_of_rank(plan: Plan, rank: int) -> tuple[int, ...]:
     return tuple(sorted(row for minibatch in plan for micro in minibatch[rank] for line in micro for row in line))
 
 
+def groups_of_rank(plan: Plan, groups: Sequence[int], rank: int) -> list[int]:
+    """Return the groups of which one rank trains a row, ascending; `groups`: of each row."""
+    return sorted({groups[row] for row in rows_of_rank(plan, rank)})
+
+
 def line_tokens(line: Line, lengths: Lengths, is_shared: bool = True) -> int:
     """Return the tokens of a line: the prompt once, or once per row, and every row."""
     return lengths[line[0]][0] * (1 if is_shared else len(line)) + sum([lengths[row][1] for row in line])

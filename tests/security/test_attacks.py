@@ -25,6 +25,7 @@ from prefixrl.common.wire.messages import (
     FromBroker,
     FromWeights,
     GetBatch,
+    GetGroups,
     GetManifest,
     GetStatus,
     Goodbye,
@@ -138,7 +139,7 @@ def test_a_workers_key_does_not_stop_the_run_under_the_name_of_another_peer(run:
 
 def test_an_operators_key_opens_nothing_of_a_rank(run: RealRun) -> None:
     with peers(run.endpoint, "o") as (peer,):
-        for message in (GetBatch(run.iteration, 0, 1), Published(NOTE)):
+        for message in (GetBatch(run.iteration, 0, 1), GetGroups(run.iteration, (0,)), Published(NOTE)):
             peer.join("operator")
             peer.say(message)
             is_told(peer, f"an operator may not send {type(message).__name__}")

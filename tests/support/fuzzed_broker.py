@@ -17,6 +17,7 @@ from prefixrl.common.wire.messages import (
     Done,
     FromBroker,
     GetBatch,
+    GetGroups,
     GetStatus,
     Goodbye,
     HaltRun,
@@ -132,7 +133,13 @@ class FuzzedBroker:
         iteration = self.broker.ledger.completed
         if role == "rank":
             note = WeightsNote(iteration, f"d{iteration}", pack_tokens([1, 2, 3]), pack_logprobs([-1.0, -2.0]))
-            requests = (GetBatch(iteration, 0, 1), IterationDone(iteration, iteration), Published(note))
+            wanted = tuple(range(self._draw.randrange(4)))
+            requests = (
+                GetBatch(iteration, 0, 1),
+                GetGroups(iteration, wanted),
+                IterationDone(iteration, iteration),
+                Published(note),
+            )
             return self._draw.choice(requests)
         if role == "operator":
             return GetStatus()

@@ -11,6 +11,7 @@ from prefixrl.learner.training.plan import (
     Plan,
     cheapest_rows,
     forward_tokens,
+    groups_of_rank,
     line_tokens,
     plan,
     plan_iteration,
@@ -50,6 +51,18 @@ def flat(micros: object) -> list[int]:
 @given(grouped_rows(), shapes, st.booleans())
 def test_every_row_is_trained_exactly_once(rows: Rows, shape: tuple[int, int, int], is_shared: bool) -> None:
     assert sorted(flat(planned(rows, shape, is_shared))) == list(range(len(rows[0])))
+
+
+@given(grouped_rows(), shapes, st.booleans())
+def test_the_groups_of_a_rank_hold_every_row_that_its_plan_gives_it_and_no_other_group_is_fetched(
+    rows: Rows, shape: tuple[int, int, int], is_shared: bool
+) -> None:
+    made, groups, fetched = planned(rows, shape, is_shared), rows[1], set[int]()
+    for rank in range(shape[0]):
+        own = groups_of_rank(made, groups, rank)
+        assert own == sorted({groups[row] for minibatch in made for row in flat(minibatch[rank])})
+        fetched |= set(own)
+    assert fetched == set(groups)
 
 
 @given(grouped_rows(), shapes, st.booleans())
