@@ -77,7 +77,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import a lot, without a search for garbage: what is imported stays, and it takes a tenth."""
+    """Import a lot, without a search for garbage: what is imported stays."""
     gc.disable()
     try:
         yield
@@ -238,7 +238,8 @@ def end_children(
             child.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             if with_groups:
-                os.killpg(child.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # its parent has reaped it just now
+                    os.killpg(child.pid, signal.SIGKILL)
             child.kill()
             child.wait()
 

@@ -213,7 +213,7 @@ class Launcher:
                 for worker in self.workers:
                     if worker.code is not None:
                         self._worker_ended(worker, worker.code)
-                for line in self.learner.news():
+                for line in (*self.learner.news(), *(self._template.news() if self._template else ())):
                     self._view.announce(line)
                 self._view.refresh()
                 self._look_for_stalls()

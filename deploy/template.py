@@ -1,13 +1,14 @@
 """The process that a launch forks its workers from, so that torch is imported once for all.
 
     launch ── socket: module, arguments, environment, log ──▶ template ── fork ──▶ worker
-      ▲ ◀── Imported, Forked, Ended ─────────────────────────────────┘
+      ▲ ◀── Imported, Forked, NotForked, Ended ──────────────────────┘
 
 It imports what an embedded engine needs and does nothing else: it has one thread, and neither CUDA nor ZeroMQ is begun.
 Where that is not so, what it forks begins anew as a program of its own. It ends with the launch, and the workers end
 with it; the launch then starts them one by one.
 """
 
+import errno
 import importlib
 import os
 import runpy
@@ -19,13 +20,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 import setproctitle
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.process import PARENT_VARIABLE, STOP_SIGNALS, die_with_parent, uncollected
+from prefixrl.common.process import PARENT_VARIABLE, deaf_children, die_with_parent, uncollected
 
 MODULES = (
     "prefixrl.common.engines.embedded.continuous",
@@ -44,6 +45,10 @@ TELL_S = 10.0
 """Longest wait for the code of a worker that has ended; a template that a signal stopped tells none."""
 ANSWER_S = 30.0
 """Longest wait for a fork, on a machine that does much else."""
+LOAD_S = 120.0
+"""Longest wait for the imports."""
+RETRY_S = 0.1
+"""Wait where the system has no memory for a message."""
 
 
 class Fork(msgspec.Struct, tag=True):
@@ -64,6 +69,12 @@ class Forked(msgspec.Struct, tag=True):
     pid: int
 
 
+class NotForked(msgspec.Struct, tag=True):
+    """No worker has begun: the system lacks memory, processes or files."""
+
+    why: str
+
+
 class Ended(msgspec.Struct, tag=True):
     """A worker has ended; the code as `subprocess` has it."""
 
@@ -71,7 +82,7 @@ class Ended(msgspec.Struct, tag=True):
     code: int
 
 
-Answer = Imported | Forked | Ended
+Answer = Imported | Forked | NotForked | Ended
 
 
 def is_forked(config: RunConfig, role: str, has_gpus: bool) -> bool:
@@ -100,7 +111,8 @@ class WorkerTemplate:
         """Start it; `environment`: that of workers, as far as all have it in common."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "prefixrl.deploy.template", str(theirs.fileno()), *modules]
-        with theirs:
+        # A batch system sends its signals to every process of the job: workers are to finish what they have.
+        with theirs, deaf_children():
             # What keeps it from importing keeps workers that start by themselves, and those say so in their logs.
             self._process = subprocess.Popen(
                 command,
@@ -112,6 +124,9 @@ class WorkerTemplate:
                 start_new_session=True,
             )
         self._codes: dict[int, int] = {}
+        """Exit codes by id; one that was asked for is forgotten, since ids are used again."""
+        self._news: list[str] = []
+        self._load_deadline_s = time.monotonic() + LOAD_S
         self._is_ready = self.is_lost = False
 
     @property
@@ -123,46 +138,81 @@ class WorkerTemplate:
     def is_loading(self) -> bool:
         """True until it can fork."""
         self._read(0.0)
+        if not self._is_ready and time.monotonic() > self._load_deadline_s:
+            self._lose(f"had not ended its imports after {LOAD_S:.0f} s")
         return not self._is_ready and not self.is_lost
 
+    def news(self) -> list[str]:
+        """Return what went wrong since the last call, for the console."""
+        news, self._news = self._news, []
+        return news
+
     def fork(self, arguments: list[str], environment: dict[str, str], output: int) -> "ForkedWorker | None":
-        """Start a worker, `python -m ARGUMENTS`; None where this process is lost or does not answer."""
+        """Start a worker, `python -m ARGUMENTS`; None where it has to start by itself."""
         request = msgspec.msgpack.encode(Fork(arguments, environment))
         try:
             socket.send_fds(self._link, [request], [output])
-        except OSError:
-            self.is_lost = True
+        except ConnectionError:
+            pass  # it has ended, as is read after what it still told
+        except OSError as error:
+            self._say_not_forked(str(error))
+            return None
         deadline_s = time.monotonic() + ANSWER_S
-        while not self.is_lost and time.monotonic() < deadline_s:
-            if (pid := self._read(deadline_s - time.monotonic())) is not None:
-                return ForkedWorker(pid, self)
-        self.close()
+        while not self.is_lost and (left_s := deadline_s - time.monotonic()) > 0.0:
+            match self._read(left_s):
+                case Forked(pid):
+                    return ForkedWorker(pid, self)
+                case NotForked(why):
+                    self._say_not_forked(why)
+                    return None
+        self._lose(f"did not answer within {ANSWER_S:.0f} s")
         return None
+
+    def _say_not_forked(self, why: str) -> None:
+        self._news.append(f"the worker template (process {self.pid}) cannot fork ({why}): a worker starts by itself")
 
     def code_of(self, pid: int) -> int | None:
         """Return the exit code of a worker whose end was told."""
         self._read(0.0)
-        return self._codes.get(pid)
+        return self._codes.pop(pid, None)
 
-    def _read(self, timeout_s: float) -> int | None:
-        """Take what it has said; return the worker that it says has begun."""
-        while not self.is_lost and select.select([self._link], [], [], timeout_s)[0]:
+    def _read(self, timeout_s: float) -> Forked | NotForked | None:
+        """Take what it has said; return its answer to a request."""
+        while not self.is_lost and _is_readable(self._link.fileno(), timeout_s):
             timeout_s = 0.0
             try:
                 data = self._link.recv(MOST_BYTES)
             except OSError:
                 data = b""
             if not data:
-                self.is_lost = True
+                self._lose_ended()
                 break
             match msgspec.msgpack.decode(data, type=Answer):
                 case Imported():
                     self._is_ready = True
                 case Ended(pid, code):
                     self._codes[pid] = code
-                case Forked(pid):
-                    return pid
+                case Forked() | NotForked() as answer:
+                    return answer
         return None
+
+    def lose_silent(self) -> None:
+        """End it because it does not tell of a worker's end."""
+        self._lose(f"did not tell of a worker's end within {TELL_S:.0f} s")
+
+    def _lose_ended(self) -> None:
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):  # what it held is closed: it is about to be gone
+            code = self._process.wait(TELL_S)
+        self._lose("closed its socket" if code is None else f"ended with exit code {code}")
+
+    def _lose(self, why: str) -> None:
+        """End it and say so, once."""
+        if not self.is_lost:
+            forked = "the workers forked from it end with it, and " if self._is_ready else ""
+            what = f"{forked}workers start by themselves from now on"
+            self._news.append(f"the worker template (process {self.pid}) {why}: {what}")
+            self.close()
 
     def close(self) -> None:
         """End it, and with it every worker that still runs."""
@@ -195,7 +245,7 @@ class ForkedWorker:
         return self._code
 
     def _has_ended(self, timeout_s: float | None) -> bool:
-        return self._handle is None or bool(select.select([self._handle], [], [], timeout_s)[0])
+        return self._handle is None or _is_readable(self._handle, timeout_s)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; subprocess.TimeoutExpired as there."""
@@ -204,7 +254,7 @@ class ForkedWorker:
         deadline_s = time.monotonic() + TELL_S
         while (code := self.poll()) is None:
             if time.monotonic() > deadline_s:
-                self._template.close()
+                self._template.lose_silent()
             time.sleep(0.001)  # its end is about to be told
         return code
 
@@ -219,23 +269,28 @@ class ForkedWorker:
         self.send_signal(signal.SIGKILL)
 
 
+def _is_readable(descriptor: int, timeout_s: float | None) -> bool:
+    """Return True once there is something to read; `select` takes no descriptor above 1,023."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000.0))
+
+
 # --- in the template --------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
     """Import, then fork until the launch ends; what is forked runs its module."""
     link = socket.socket(fileno=int(sys.argv[1]))
-    # A batch system sends its signals to every process of the job: workers are to finish what they have.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     die_with_parent(int(os.environ.pop(PARENT_VARIABLE)))
     setproctitle.setproctitle("prefixrl-template")
     with uncollected():  # a later look would write to pages that the workers share
         for name in sys.argv[2:]:
             importlib.import_module(name)
-    link.send(msgspec.msgpack.encode(Imported()))
+    _tell(link, Imported())
     if (begun := _serve(link)) is None:
         return
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     sys.argv, is_alone = begun
     if not is_alone or _knows_cuda():
         os.execv(sys.executable, [sys.executable, "-m", *sys.argv])
@@ -257,21 +312,55 @@ def _serve(link: socket.socket) -> tuple[list[str], bool] | None:
                 data, descriptors, _, _ = socket.recv_fds(link, MOST_BYTES, 1)
                 if not data:
                     return None
-                request, threads = msgspec.msgpack.decode(data, type=Fork), len(os.listdir("/proc/self/task"))
-                if (pid := os.fork()) == 0:
-                    _close_all(link, selector)
-                    _take_over(request, *descriptors)
-                    return request.arguments, threads == 1
-                os.close(descriptors[0])
-                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
-                link.send(msgspec.msgpack.encode(Forked(pid)))
+                request, parent_pid = msgspec.msgpack.decode(data, type=Fork), os.getpid()
+                try:
+                    if not descriptors:
+                        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                    threads = len(os.listdir("/proc/self/task"))
+                    pid = _begin(selector)
+                except OSError as error:
+                    _tell(link, NotForked(str(error)))
+                else:
+                    if pid == 0:
+                        _close_all(link, selector)
+                        _take_over(request, descriptors[0], parent_pid)
+                        return request.arguments, threads == 1
+                    _tell(link, Forked(pid))
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+
+def _begin(selector: selectors.BaseSelector) -> int:
+    """Fork, and have the worker's end noticed; return its id, 0 in the worker."""
+    if (pid := os.fork()) == 0:
+        return 0
+    with ExitStack() as undo:
+        undo.callback(os.waitpid, pid, 0)
+        undo.callback(os.kill, pid, signal.SIGKILL)
+        handle = os.pidfd_open(pid)
+        undo.callback(os.close, handle)
+        selector.register(handle, selectors.EVENT_READ, pid)
+        undo.pop_all()
+    return pid
+
+
+def _tell(link: socket.socket, answer: Answer) -> None:
+    """Send an answer, as soon as there is memory for it."""
+    while True:
+        try:
+            link.send(msgspec.msgpack.encode(answer))
+            return
+        except ConnectionError:  # the launch has ended, as the next read finds
+            return
+        except OSError:
+            time.sleep(RETRY_S)
 
 
 def _tell_end(link: socket.socket, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
     selector.unregister(key.fileobj)
     os.close(key.fd)
     code = os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1])
-    link.send(msgspec.msgpack.encode(Ended(key.data, code)))
+    _tell(link, Ended(key.data, code))
 
 
 def _close_all(link: socket.socket, selector: selectors.BaseSelector) -> None:
@@ -281,7 +370,7 @@ def _close_all(link: socket.socket, selector: selectors.BaseSelector) -> None:
     link.close()
 
 
-def _take_over(request: Fork, output: int) -> None:
+def _take_over(request: Fork, output: int, parent_pid: int) -> None:
     """Become a process as the launch would start it: session, output, environment."""
     os.setsid()
     for stream in (1, 2):
@@ -289,7 +378,8 @@ def _take_over(request: Fork, output: int) -> None:
     os.close(output)
     os.environ.clear()
     os.environ.update(request.environment)
-    os.environ[PARENT_VARIABLE] = str(os.getppid())
+    # As the template knew it: one that ended since is no parent any more, and the worker is to end too.
+    os.environ[PARENT_VARIABLE] = str(parent_pid)
 
 
 def _knows_cuda() -> bool:

@@ -1,13 +1,14 @@
 """The conduct that all processes of a run share."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from prefixrl.common.process import printable, write_atomically
+from prefixrl.common.process import end_children, printable, write_atomically
 
 
 def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +77,40 @@ def test_children_are_ended_where_there_are_no_real_time_signals(tmp_path: Path)
     (tmp_path / "parent.py").write_text(WITHOUT_REAL_TIME_SIGNALS)
     done = subprocess.run([sys.executable, str(tmp_path / "parent.py")], capture_output=True, text=True, check=False)
     assert done.stdout == "7\n", done.stderr
+
+
+class Reaped:
+    """A child that ends, and is reaped by its parent, the moment its patience is over."""
+
+    def __init__(self) -> None:
+        done = subprocess.Popen([sys.executable, "-c", ""])
+        done.wait()
+        self.pid, self._is_over = done.pid, False
+
+    def poll(self) -> int | None:
+        return 0 if self._is_over else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is not None:
+            self._is_over = True
+            raise subprocess.TimeoutExpired("child", timeout)
+        return 0
+
+    def send_signal(self, sig: int, /) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+
+def test_a_child_that_ended_just_now_keeps_no_other_from_its_end() -> None:
+    deaf = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\ntime.sleep(300)"
+    command = [sys.executable, "-c", deaf]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as other:
+        assert other.stdout
+        other.stdout.readline()
+        end_children([Reaped(), other], 0.0, with_groups=True)
+        assert other.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from prefixrl.common.process import own
 from prefixrl.deploy import child, launch
 from prefixrl.deploy.child import Child
 from prefixrl.deploy.launch import Launcher, _throw_away
+from prefixrl.deploy.template import WorkerTemplate
 from support.fakes import run_on_disk
 from support.run_helper import RUN_FILE
 
@@ -123,3 +124,20 @@ if mine == 0:
     assert launcher.run_and_stop(lambda: False) == 0
     assert (tmp_path / "starts").read_text().split() == ["first-0", "first-1"]
     assert launcher.workers[0].budget.used == 0
+
+
+def test_a_template_that_is_lost_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "WorkerTemplate", lambda environment: WorkerTemplate(environment, ["no_such_module"]))
+    launcher = launcher_of(tmp_path, "time.sleep(600)")
+    looks: list[bool] = []
+
+    def is_lost_for_long() -> bool:
+        looks.append(launcher._template is not None and launcher._template.is_lost)
+        return sum(looks) > 3
+
+    assert launcher.run_and_stop(is_lost_for_long) == launch.STOPPED and launcher._template
+    said = f"the worker template (process {launcher._template.pid}) ended with exit code 1: workers start by themselves"
+    assert capsys.readouterr().out.count(said) == 1

@@ -1,11 +1,15 @@
 """The template of a launch: what it forks is as if it had been started by itself, and nothing ends by its neighbour."""
 
+import errno
 import json
 import os
+import resource
+import selectors
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ import psutil
 import pytest
 
 from prefixrl.common.config.load import load
-from prefixrl.common.process import PARENT_VARIABLE
+from prefixrl.common.process import PARENT_VARIABLE, STOP_SIGNALS, allow_many_files
 from prefixrl.deploy import template as template_module
 from prefixrl.deploy.child import Child, family
 from prefixrl.deploy.template import ForkedWorker, WorkerTemplate, is_forked
@@ -137,12 +141,111 @@ def test_signals_of_a_batch_system_do_not_end_the_template(
     assert worker.process.poll() is None and not template.is_lost
 
 
+def test_nor_do_they_end_it_while_it_starts(environment: dict[str, str]) -> None:
+    template = WorkerTemplate(environment, ["loaded_before"])
+    for number in STOP_SIGNALS:
+        os.kill(template.pid, number)
+    for _ in ready(template):
+        worker = Worker(template, environment, "code", "0")
+        assert not worker.told()["blocked"] and worker.process.wait(30.0) == 0
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_template_that_cannot_fork_says_so_and_its_workers_stay(
+    spare: int, start: Callable[..., Worker], template: WorkerTemplate, environment: dict[str, str], tmp_path: Path
+) -> None:
+    worker = start("sleep")
+    worker.told()
+    held = set(map(int, os.listdir(f"/proc/{template.pid}/fd")))
+    free = [number for number in range(len(held) + 2) if number not in held]
+    before = resource.prlimit(template.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(template.pid, resource.RLIMIT_NOFILE, (free[spare], before[1]))
+    child = Child("scorer-0", [sys.executable, "-m", "tested_worker", "code", "4"], tmp_path / "log", environment)
+    child.template = template
+    child.start()
+    wait_until(lambda: child.code is not None, "the end of the child")
+    child.close()
+    assert child.code == 4 and '"loaded": false' in (tmp_path / "log").read_text()
+    (line,) = template.news()
+    assert f"(process {template.pid}) cannot fork" in line and "Too many open files" in line
+    resource.prlimit(template.pid, resource.RLIMIT_NOFILE, before)
+    assert start("code", "0").process.wait(30.0) == 0
+    assert worker.process.poll() is None and not template.is_lost and not template.news()
+
+
+def test_a_worker_whose_end_cannot_be_noticed_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+
+    def fail(pid: int) -> int:
+        begun.append(pid)
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    with selectors.DefaultSelector() as selector, pytest.raises(OSError, match="memory"):
+        if template_module._begin(selector) == 0:
+            signal.pause()
+    assert len(begun) == 1 and not Path(f"/proc/{begun[0]}").exists()
+
+
+def test_a_worker_forked_as_the_template_ends_is_no_orphan(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "ends_at_fork.py").write_text(
+        "import os, signal, time\n"
+        "def end_parent():\n"
+        "    parent = os.getppid()\n"
+        "    os.kill(parent, signal.SIGKILL)\n"
+        "    while os.getppid() == parent:\n"
+        "        time.sleep(0.001)\n"
+        "os.register_at_fork(after_in_child=end_parent)\n"
+    )
+    for template in ready(WorkerTemplate(environment, ["ends_at_fork"])):
+        output, theirs = os.pipe()
+        template.fork(["tested_worker", "sleep"], environment, theirs)
+        os.close(theirs)
+        with os.fdopen(output, "rb") as pipe:
+            assert pipe.read() == b"", "it ended before its work began"
+
+
+def test_descriptors_of_any_number_are_waited_for(environment: dict[str, str]) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allow_many_files()
+    try:
+        with ExitStack() as held:
+            for _ in range(1024):
+                held.callback(os.close, os.dup(0))
+            for template in ready(WorkerTemplate(environment, ["loaded_before"])):
+                assert Worker(template, environment, "code", "3").process.wait(30.0) == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_code_of_a_worker_is_not_that_of_a_later_one_with_its_id(
+    start: Callable[..., Worker], template: WorkerTemplate
+) -> None:
+    worker = start("code", "3")
+    assert worker.process.wait(30.0) == 3
+    assert template.code_of(worker.process.pid) is None
+
+
+def test_a_template_that_imports_without_end_is_given_up_with_a_line(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_module, "LOAD_S", 0.1)
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(300)\n")
+    template = WorkerTemplate(environment, ["endless"])
+    wait_until(lambda: not template.is_loading, "its end")
+    (line,) = template.news()
+    assert template.is_lost and "had not ended its imports" in line
+    assert line.endswith(": workers start by themselves from now on")
+
+
 def test_workers_end_with_the_template_and_then_start_by_themselves(
     start: Callable[..., Worker], template: WorkerTemplate, environment: dict[str, str], tmp_path: Path
 ) -> None:
     worker = start("sleep")
     os.kill(worker.told()["parent"][0], signal.SIGKILL)
     assert worker.process.wait(30.0) == -signal.SIGKILL and template.is_lost
+    (line,) = template.news()
+    assert f"(process {template.pid}) ended with exit code -9: the workers forked from it end with it" in line
     command = [sys.executable, "-m", "tested_worker", "code", "4"]
     child = Child("scorer-0", command, tmp_path / "scorer-0.log", environment, template=template)
     child.start()
