@@ -94,9 +94,9 @@ class Report(msgspec.Struct):
             print(f"{figure.name}: {figure.value:.3g} {figure.unit}{against}")
 
 
-def commit() -> str:
+def commit(checkout: Path = ROOT) -> str:
     """The commit that is measured, with `-dirty` where tracked files differ from it; "unknown" outside a repository."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -263,7 +263,7 @@ def main(before: Path | None, rounds: int, path: Path, quick: bool) -> None:
         if number >= 0:
             details.launches.extend(launches)
             details.newcomers.extend(newcomers)
-    settings = {"rounds": rounds, "iterations": ITERATIONS}
+    settings = {"rounds": rounds, "iterations": ITERATIONS} | ({"before": commit(before)} if before else {})
     Report("start_up", quick, settings, figures_of(details), details, at).finish(path, started_s)
 
 

@@ -51,7 +51,10 @@ STOP_S = 60.0
 SAVED_BYTES_PER_S = 25e6
 """A slow shared file system; a checkpoint is written, synced and read back."""
 SUCCESSION_BEATS = 2
-"""Heartbeats until a worker is started again: before it misses one, the broker gives its name to nobody else."""
+"""Heartbeats until a worker that ended with another code than 0 is started again.
+
+Before it misses one, the broker gives its name to nobody else.
+"""
 TICK_S = 0.2
 ASK_S = 2.0
 """Longest wait for a broker that is asked why a worker went."""
