@@ -8,7 +8,6 @@ JSON from the first line of its input, works until the input ends, and prints a 
 """
 
 import heapq
-import inspect
 import os
 import select
 import sys
@@ -18,7 +17,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -88,9 +86,7 @@ class FakeWorker:
         """Time since which the broker could give it another task."""
         seats = self._slots * plan.rows
         self._room = int(seats * ROOM)
-        arguments: dict[str, Any] = {"link": self, "takes_runs": False, "seats": seats, "room": self._room}
-        known = inspect.signature(RowsLeftReport).parameters  # another checkout's may take less
-        self._rows_left = RowsLeftReport(**{name: arguments[name] for name in known})
+        self._rows_left = RowsLeftReport(cast("Link", self), False, seats, self._room)
         self._is_reporting = False
         self.socket = fleet.context.socket(zmq.DEALER)
         key = address.key
@@ -142,6 +138,7 @@ class FakeWorker:
                 if self._freed_s is not None and isinstance(message, messages.ScoreTask):
                     self._fleet.timings.freed_to_lease.append((now_s, now_s - self._freed_s))
                 self._open[message.task] = self._fleet.plan.rows
+                self._rows_left.begin(message.task, self._fleet.plan.rows)
                 self._freed_s = None
                 self._waiting.append(message)
                 self._start()
