@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
