@@ -27,6 +27,7 @@ from prefixrl.common.process import allow_many_files
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address, address_in
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.rows_left import REPORT_EVERY_S, RowsLeftReport
 
 PROMPT_TOKENS, TEXT = 100, "a step of an answer " * 12
