@@ -151,7 +151,7 @@ def run_ours(seed: int, iterations: int) -> Ours:
             learner(servers, config) as (client, publisher),
         ):
             for iteration in range(iterations):
-                batch = take_batch(client, iteration)
+                batch, _ = take_batch(client, iteration)
                 ages.append(statistics.fmean(iteration - group.version for group in batch.groups))
                 needed_s.append(sum(drawn_s(config.seed, group.seq) for group in batch.groups))
                 time.sleep(TRAINING_S)

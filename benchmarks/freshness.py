@@ -134,7 +134,7 @@ def learn(client: BrokerClient, publisher: Publisher, cell: str, rule: Admission
     waits_s: list[float] = []
     for iteration in range(iterations):
         asked_s = time.monotonic()
-        batch = take_batch(client, iteration)
+        batch, _ = take_batch(client, iteration)
         waits_s.append(time.monotonic() - asked_s)
         ages.append(statistics.fmean(iteration - group.version for group in batch.groups))
         time.sleep(TRAINING_S)

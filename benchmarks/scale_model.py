@@ -31,9 +31,8 @@ import click
 import torch
 
 from benchmarks.results import Figure, Report, commit, options
-from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, daemons, learner, simulated_run
+from benchmarks.simulated import PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
 from prefixrl.common.run.status import StatusDocument
-from prefixrl.common.wire.messages import Batch, GetBatch
 from prefixrl.deploy.capacity.outlook import foresee
 from prefixrl.deploy.capacity.system import Foreseen, RowTimes, System, WeightsPath, Workers
 from prefixrl.learner.broker.client import BrokerClient
@@ -213,8 +212,7 @@ def measure(case: Case, iterations: int, seed: int) -> Measured:
             stack.enter_context(daemons("rollout", case.rollouts, run))
             trained_s = 0.0
             for iteration in range(iterations):
-                answer = client.next_batch(GetBatch(iteration, 0, 1), PATIENCE_S, lambda: False)
-                assert isinstance(answer, tuple) and isinstance(answer[0], Batch), answer
+                batch, groups = take_batch(client, iteration)
                 time.sleep(case.training_s)
                 client.iteration_done(iteration, iteration + 1)
                 if iteration == skipped - 1:
@@ -222,8 +220,8 @@ def measure(case: Case, iterations: int, seed: int) -> Measured:
                 if iteration == last - 1:
                     end = Watch(client)
                 if skipped <= iteration < last:
-                    ages.append(statistics.fmean(iteration - group.version for group in answer[0].groups))
-                    judging += [text.elapsed_ms / 1000 for group in answer[1] for text in group.texts]
+                    ages.append(statistics.fmean(iteration - group.version for group in batch.groups))
+                    judging += [text.elapsed_ms / 1000 for group in groups for text in group.texts]
                 weights = weights.clone()
                 weights[0] = iteration
                 published_s = time.monotonic()

@@ -12,7 +12,7 @@ import torch
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.wire.messages import Batch, GetBatch
+from prefixrl.common.wire.messages import Batch, GetBatch, ScoredGroup
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.servers import Servers
 from prefixrl.learner.weights.publish import Publisher
@@ -80,12 +80,11 @@ def learner(servers: Servers, config: RunConfig) -> Iterator[tuple[BrokerClient,
     publisher.close()
 
 
-def take_batch(client: BrokerClient, iteration: int) -> Batch:
-    """Wait for the whole batch of an iteration and fetch its groups."""
+def take_batch(client: BrokerClient, iteration: int) -> tuple[Batch, list[ScoredGroup]]:
+    """Return the whole batch of an iteration, once there is one, and its groups."""
     answer = client.next_batch(GetBatch(iteration, 0, 1), PATIENCE_S, lambda: False)
     assert isinstance(answer, Batch), answer
-    client.groups(iteration, range(len(answer.groups)))
-    return answer
+    return answer, list(client.groups(iteration, range(len(answer.groups))).values())
 
 
 @contextmanager
