@@ -16,7 +16,7 @@ from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.deploy.capacity.outlook import foresee
-from prefixrl.deploy.capacity.system import RowTimes, System, Workers
+from prefixrl.deploy.capacity.system import BrokerCosts, RowTimes, System, Workers
 from prefixrl.deploy.checkpoints import config_of
 from prefixrl.deploy.standing import is_over
 from prefixrl.deploy.status import fetch
@@ -30,7 +30,11 @@ IDLE = 0.75
 SIMULATED_ROWS = 128
 """Rows of a simulated iteration, where batch and seats can be made so small."""
 MOST_ROWS, LEAST_ITERATIONS_SIMULATED, MOST_ITERATIONS_SIMULATED = 8_000, 8, 30
-"""Length of a simulated run: a fraction of a second."""
+"""Length of a simulated run: a fraction of a second; a second or more with tens of thousands of rows per batch."""
+LATE = 1.1
+"""An iteration of so many times the learner's own time does not keep the learner busy."""
+NO_BETTER, SEARCHES = 1.05, 3
+"""An iteration of so many times the least time is as good; counts tried until one is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,11 @@ class RunShape:
     """Rows that a worker's engine decodes at once, by role."""
     is_just_in_time: bool = True
     drains: bool = True
+
+    @property
+    def broker_s(self) -> float:
+        """Time of the broker, which is one process, for an iteration: none is shorter."""
+        return self.batch_groups * BrokerCosts().group_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +88,22 @@ class Advice:
     bottleneck: str
     """A role, or "" where nobody is busy for most of the time."""
     wanted: Mapping[str, int]
-    """By role: workers that keep the present learner busy; ranks that keep pace with the present workers."""
+    """By role: workers that keep the present learner busy; ranks that keep pace with the present workers.
+
+    Where no number of workers keeps the learner busy: those beyond which the model gets no better.
+    """
+    is_bounded: bool
+    """True where no number of workers keeps the learner busy."""
     balanced_s: float
     """Time of an iteration with the wanted workers and the present ranks: measured, times the model's change."""
     simulated_s: float
     """Time of an iteration of the run as it is, by the model."""
+
+
+def most_workers(shape: RunShape, role: str, max_staleness: int) -> int:
+    """Return how many workers give all groups of a full window a seat; more change nothing."""
+    groups_per_worker = max(1, shape.seats[role] // shape.rows_per_group)
+    return math.ceil(shape.batch_groups * (max_staleness + 1) / groups_per_worker)
 
 
 def system_of(rates: Rates, counts: Mapping[str, int], max_staleness: int) -> System:
@@ -93,7 +113,8 @@ def system_of(rates: Rates, counts: Mapping[str, int], max_staleness: int) -> Sy
     def workers(role: str) -> Workers:
         seats = shape.seats[role]
         row_s = rates.busy.get(role, 0.0) * rates.counts[role] * seats * rates.iteration_s / rows
-        return Workers(count=counts[role], seats=seats, row=RowTimes(mean_s=row_s))
+        count = min(counts[role], most_workers(shape, role, max_staleness))
+        return Workers(count=count, seats=seats, row=RowTimes(mean_s=row_s))
 
     system = System(
         batch_groups=shape.batch_groups,
@@ -117,25 +138,73 @@ def simulated_s(rates: Rates, counts: Mapping[str, int] | None = None, max_stale
     return foresee(system, iterations=within).iteration_s
 
 
+def workers_for(rates: Rates, iteration_s: float) -> dict[str, int]:
+    """Return the workers that do an iteration's work in so long, and no more than count."""
+    wanted, pace_s = dict[str, int](), FULL * max(iteration_s, rates.shape.broker_s)
+    for role, share in rates.busy.items():
+        alone_s = share * rates.counts[role] * rates.iteration_s  # one worker for its role's part of an iteration
+        most = most_workers(rates.shape, role, rates.shape.max_staleness)
+        wanted[role] = min(most, max(1, math.ceil(alone_s / pace_s)))
+    return wanted
+
+
+def least_as_good(rates: Rates, most: Mapping[str, int], least_s: float, scale: float) -> tuple[dict[str, int], float]:
+    """Return about the fewest workers as good as the most, and the time of an iteration."""
+    workers = workers_for(rates, least_s)
+    for _ in range(SEARCHES):
+        found_s = scale * simulated_s(rates, workers)
+        if found_s <= NO_BETTER * least_s:
+            return workers, found_s
+        workers = {role: min(most[role], math.ceil(1.25 * count)) for role, count in workers.items()}
+    return dict(most), least_s
+
+
 def advise(rates: Rates) -> Advice:
     """Return who holds a run up and what balances it. Pure."""
-    # The time that one worker alone would need for its role's part of an iteration.
-    alone_s = {role: share * rates.counts[role] * rates.iteration_s for role, share in rates.busy.items()}
-    wanted = {role: max(1, math.ceil(alone / (FULL * rates.learner_s))) for role, alone in alone_s.items()}
-    slowest_s = max((alone / rates.counts[role] for role, alone in alone_s.items()), default=0.0)
-    ranks = rates.counts[LEARNER]
-    wanted[LEARNER] = max(1, math.ceil(ranks * rates.learner_s / slowest_s)) if slowest_s else ranks
-    workers = {role: wanted[role] for role in alone_s}
-    now_s = simulated_s(rates)
-    shares = rates.share
+    shares, ranks, now_s = rates.share, rates.counts[LEARNER], simulated_s(rates)
     busiest = max(shares, key=lambda role: shares[role])
     is_held_up = rates.is_synchronous or shares[busiest] >= IDLE
+    scale = rates.iteration_s / now_s
+    workers = workers_for(rates, rates.learner_s)
+    balanced_s = scale * simulated_s(rates, workers)
+    are_workers_short = shares[busiest] >= IDLE and busiest != LEARNER and not rates.is_synchronous
+    is_bounded = are_workers_short and balanced_s > LATE * rates.learner_s
+    if is_bounded:
+        workers, balanced_s = least_as_good(rates, workers, balanced_s, scale)
+    slowest_s = max((share * rates.iteration_s for share in rates.busy.values()), default=0.0)
+    wanted_ranks = max(1, math.ceil(ranks * rates.learner_s / slowest_s)) if slowest_s else ranks
     return Advice(
         bottleneck=busiest if is_held_up else "",
-        wanted=wanted,
-        balanced_s=rates.iteration_s * simulated_s(rates, workers) / now_s,
+        wanted={**workers, LEARNER: wanted_ranks},
+        is_bounded=is_bounded,
+        balanced_s=balanced_s,
         simulated_s=now_s,
     )
+
+
+def enough_workers(rates: Rates, advice: Advice) -> str:
+    """Return in words what more workers of the role that holds the run up would do."""
+    role, counts, wanted = advice.bottleneck, rates.counts, advice.wanted
+    others = [
+        f" and {wanted[each]} {each}s instead of {counts[each]}"
+        for each in WORKERS
+        if each != role and wanted.get(each, 0) > counts[each]
+    ]
+    those = f"{wanted[role]} instead of {counts[role]}{''.join(others)}"
+    would = f"an iteration would take about {advice.balanced_s:.2f} s (launch.{role}s, or more by hand)"
+    if not advice.is_bounded:
+        return f"{those} would keep the learner busy, and {would}"
+    longest = "the longest answers (scorer.max_new_tokens)" if role == "scorer" else "the prefixes"
+    cause = (
+        "the window lets in no more rows, and each takes its time. Raise algorithm.max_staleness or "
+        f"algorithm.groups_per_iteration, or shorten {longest}"
+    )
+    if rates.shape.broker_s >= IDLE * advice.balanced_s:
+        cause = f"the broker, one process, needs {rates.shape.broker_s:.2g} s"
+    do_more_help = wanted[role] > counts[role] and NO_BETTER * advice.balanced_s < rates.iteration_s
+    return (
+        f"with {those} {would}. More" if do_more_help else "more of them"
+    ) + f" do not help, though the learner needs only {rates.learner_s:.2g} s: {cause}"
 
 
 def sentences(rates: Rates, advice: Advice) -> list[str]:
@@ -176,9 +245,7 @@ def sentences(rates: Rates, advice: Advice) -> list[str]:
         )
     else:
         lines.append(
-            f"{role}s are the bottleneck (busy for {shares[role]:.0%} of the time): {advice.wanted[role]} instead of "
-            f"{counts[role]} would keep the learner busy, and an iteration would take about {advice.balanced_s:.2f} s "
-            f"(launch.{role}s, or more by hand)"
+            f"{role}s are the bottleneck (busy for {shares[role]:.0%} of the time): {enough_workers(rates, advice)}"
         )
     assumed = "that every process has a device, or a core, of its own"
     model = f"times to come are simulated from these rates, which gives {advice.simulated_s:.2f} s for the run as it is"

@@ -1,6 +1,7 @@
 """`prefixrl advise`: the bottleneck and the counts that balance it, against counting up by hand."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,18 @@ from click.testing import CliRunner
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.advice import FULL, Rates, RunShape, advise, rates_of, sentences, simulated_s
+from prefixrl.deploy.advice import (
+    FULL,
+    LATE,
+    Rates,
+    RunShape,
+    advise,
+    most_workers,
+    rates_of,
+    sentences,
+    simulated_s,
+    workers_for,
+)
 from support.fakes import document, worker_status
 from support.metrics_lines import metrics_line
 from support.runs_on_disk import finish, made
@@ -56,16 +68,17 @@ def test_the_busiest_is_the_bottleneck_and_enough_workers_keep_the_learner_busy(
 @pytest.mark.parametrize("rollout", [0.01, 0.5, 1.0])
 @pytest.mark.parametrize("scorer", [0.05, 0.77, 1.0])
 @pytest.mark.parametrize("counts", [(1, 1, 1), (4, 2, 7)])
-def test_wanted_counts_are_the_least_that_are_enough(
+def test_counts_that_keep_the_learner_busy_are_the_least_that_are_enough(
     learner_s: float, rollout: float, scorer: float, counts: tuple[int, int, int]
 ) -> None:
     given = rates(10.0, learner_s, rollout, scorer, counts)
-    found = advise(given)
+    found = workers_for(given, learner_s)
     for role, share in (("rollout", rollout), ("scorer", scorer)):
         seconds = sum(share * 10.0 for _ in range(given.counts[role]))
-        assert found.wanted[role] == next(n for n in itertools.count(1) if seconds / n <= FULL * learner_s + 1e-9)
+        enough = next(n for n in itertools.count(1) if seconds / n <= FULL * learner_s + 1e-9)
+        assert found[role] == min(enough, 3 * 64 * 4 // 16)
     slowest_s = max(rollout, scorer) * 10.0
-    assert found.wanted["learner"] == next(
+    assert advise(given).wanted["learner"] == next(
         n for n in itertools.count(1) if learner_s * counts[0] / n <= slowest_s + 1e-9
     )
 
@@ -83,6 +96,50 @@ def test_more_scorers_than_a_batch_can_fill_do_not_help() -> None:
     assert simulated_s(given, {"scorer": 8}) == pytest.approx(5.0, rel=0.05)
     assert simulated_s(given, {"scorer": 400}) == pytest.approx(simulated_s(given, {"scorer": 100}), rel=0.05)
     assert simulated_s(given, {"scorer": 400}) > 2.5 / 3
+
+
+# 64 seats instead of 16, so a row takes four times as long: the window holds the run up before the scorers do.
+LONG_ROWS = replace(
+    rates(10.0, 0.5, 0.10, 0.99, (1, 1, 2)),
+    shape=RunShape(batch_groups=64, rows_per_group=4, max_staleness=2, seats={"rollout": 64, "scorer": 64}),
+)
+
+
+def test_where_no_number_keeps_the_learner_busy_the_advice_is_the_one_beyond_which_more_do_not_help() -> None:
+    found = advise(LONG_ROWS)
+    assert found.is_bounded and found.balanced_s > LATE * LONG_ROWS.learner_s
+    assert LONG_ROWS.counts["scorer"] < found.wanted["scorer"] < 44  # which their work alone would want
+    more = {role: 4 * found.wanted[role] for role in ("rollout", "scorer")}
+    assert simulated_s(LONG_ROWS, more) == pytest.approx(found.balanced_s, rel=0.1)
+    assert not advise(rates(10.0, 2.0, 0.10, 0.99, (1, 1, 2))).is_bounded
+    words = "\n".join(sentences(LONG_ROWS, found))
+    assert "with 12 instead of 2 and 2 rollouts instead of 1 an iteration would take about 2.08 s" in words
+    assert "More do not help, though the learner needs only 0.5 s" in words and "algorithm.max_staleness" in words
+    there = replace(LONG_ROWS, counts={"learner": 1, "rollout": 1, "scorer": 300})
+    assert "the time): more of them do not help" in "\n".join(sentences(there, found))
+
+
+@pytest.mark.parametrize(("rows", "seats", "most"), [(4, 16, 48), (4, 6, 192), (512, 16, 192)])
+def test_no_more_workers_count_than_give_every_group_of_the_window_its_seats(rows: int, seats: int, most: int) -> None:
+    shape = RunShape(batch_groups=64, rows_per_group=rows, max_staleness=2, seats={"scorer": seats})
+    assert most_workers(shape, "scorer", 2) == most
+
+
+def test_a_number_of_workers_without_bound_is_simulated_as_the_most_that_count() -> None:
+    given = rates(10.0, 0.0001, 0.10, 1.0, (1, 1, 1))  # by the work alone, 111,112 scorers
+    assert advise(given).wanted["scorer"] == 48
+    assert simulated_s(given, {"scorer": 10**9}) == simulated_s(given, {"scorer": 48})
+
+
+def test_where_the_broker_is_the_end_the_words_name_it() -> None:
+    shape = RunShape(batch_groups=512, rows_per_group=1, max_staleness=4, seats={"rollout": 16, "scorer": 16})
+    given = replace(rates(1.0, 0.001, 0.5, 1.0, (1, 1, 1)), shape=shape)
+    found = advise(given)
+    assert shape.broker_s == pytest.approx(512 * 0.438e-3) and found.balanced_s >= shape.broker_s
+    assert found.wanted["scorer"] <= 5
+    assert "though the learner needs only 0.001 s: the broker, one process, needs 0.22 s" in "\n".join(
+        sentences(given, found)
+    )
 
 
 def test_a_synchronous_run_that_overlaps_takes_as_long_as_its_slowest_part() -> None:
