@@ -21,6 +21,7 @@ from prefixrl.deploy.advice import (
     simulated_s,
     workers_for,
 )
+from prefixrl.deploy.capacity.system import BrokerCosts
 from support.fakes import document, worker_status
 from support.metrics_lines import metrics_line
 from support.runs_on_disk import finish, made
@@ -135,9 +136,9 @@ def test_where_the_broker_is_the_end_the_words_name_it() -> None:
     shape = RunShape(batch_groups=512, rows_per_group=1, max_staleness=4, seats={"rollout": 16, "scorer": 16})
     given = replace(rates(1.0, 0.001, 0.5, 1.0, (1, 1, 1)), shape=shape)
     found = advise(given)
-    assert shape.broker_s == pytest.approx(512 * 0.438e-3) and found.balanced_s >= shape.broker_s
+    assert shape.broker_s == pytest.approx(512 * BrokerCosts().group_s) and found.balanced_s >= shape.broker_s
     assert found.wanted["scorer"] <= 5
-    assert "though the learner needs only 0.001 s: the broker, one process, needs 0.22 s" in "\n".join(
+    assert f"though the learner needs only 0.001 s: the broker, one process, needs {shape.broker_s:.2f} s" in "\n".join(
         sentences(given, found)
     )
 
