@@ -134,7 +134,7 @@ def _train(here: World, rank: Peer, iteration: int) -> None:
             assert group.version <= written_by.min()
         for version, digest in digests([group.prefixes]):
             assert digest == describe(version, here.weights[version]).digest
-    for sample in iteration_data(batch, groups).samples.values():
+    for sample in iteration_data(batch, dict(enumerate(groups))).samples.values():
         assert np.array_equal(sample.versions, versioned.written_by(sample.tokens))
         here.trained.ages.append(iteration - int(versioned.written_by(sample.tokens).min()))
     here.trained.groups += groups
