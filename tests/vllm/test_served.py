@@ -218,7 +218,10 @@ def test_scorers_that_hold_the_process_reward_model_alone_judge_what_the_served_
 
 
 def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(served: Served, tmp_path: Path) -> None:
-    """Synchronous and greedy, so that both runs are one: every reward, every step, every accuracy."""
+    """Synchronous and greedy, so that both runs are one: every prefix, every reward, every accuracy.
+
+    Their weights differ by rounding: which rows a forward of the rollout has depends on when they came.
+    """
     same = (
         *SMALL,
         f"algorithm.iterations={ITERATIONS}",
@@ -266,10 +269,15 @@ def judged(directory: Path) -> dict[str, list[tuple[str, str, float]]]:
     return found
 
 
-def trained(directory: Path) -> list[tuple[int, str, str, list[float]]]:
-    """Every trained group with the weights that wrote it and its rewards."""
+def trained(directory: Path) -> list[tuple[int, str, list[list[int]], list[float]]]:
+    """Every trained group with its prefixes and rewards."""
     return sorted(
-        (line["seq"], line["prompt_id"], line["weights_digest"], [row["reward"] for row in line["rows"]])
+        (
+            line["seq"],
+            line["prompt_id"],
+            [row["prefix_ids"] for row in line["rows"]],
+            [r["reward"] for r in line["rows"]],
+        )
         for line in inspect(directory)
     )
 
