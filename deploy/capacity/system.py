@@ -19,7 +19,7 @@ class RowTimes:
     sigma: float = 0.0
     limit_s: float = math.inf
     measured_s: Sequence[float] = ()
-    """Where there are any, each row takes one of these, drawn with replacement; the rest is not read."""
+    """Times to draw from, with replacement, instead of the lognormal ones; empty: none were measured."""
 
     def draw_s(self, draws: random.Random) -> float:
         """Return the seconds of one row."""

@@ -74,11 +74,8 @@ class BrokerClient:
 
     def groups(self, iteration: int, indices: Sequence[int]) -> dict[int, messages.ScoredGroup]:
         """Return groups of the batch of an iteration, by index in the batch."""
-        request = messages.GetGroups(iteration, tuple(indices))
-        while True:
-            answer, payload = self._ask(request, messages.Groups)
-            if (answer.iteration, answer.groups) == (iteration, request.groups):
-                return dict(zip(answer.groups, _groups(payload), strict=True))
+        answer, payload = self._ask(messages.GetGroups(iteration, tuple(indices)), messages.Groups)
+        return dict(zip(answer.groups, _groups(payload), strict=True))
 
     def iteration_done(self, iteration: int, optimizer_steps: int, relative_ess: float | None = None) -> None:
         """Report that every rank finished an iteration, and what its old samples were worth."""

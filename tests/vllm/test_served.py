@@ -26,6 +26,7 @@ from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages import Sampling
 from prefixrl.scorer.served.engine import OpenAIEngine
 from support import vllm_world as world
+from support.on_hosts import losses
 from support.paths import EXAMPLES
 from support.process_models import SEPARATOR, loaded, marked
 from support.run_helper import (
@@ -50,6 +51,8 @@ pytestmark = [
 TARGET = EXAMPLE / "target"
 START_S = 240.0
 ITERATIONS = 4
+TOLERANCE = 1e-5
+"""Largest difference of a loss that rounding makes in so few steps."""
 NEW = 20
 
 
@@ -218,7 +221,7 @@ def test_scorers_that_hold_the_process_reward_model_alone_judge_what_the_served_
 
 
 def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(served: Served, tmp_path: Path) -> None:
-    """Synchronous and greedy, so that both runs are one: every prefix, every reward, every accuracy.
+    """Synchronous and greedy, so that both runs are one: every prefix, reward and accuracy, and every step's losses.
 
     Their weights differ by rounding: which rows a forward of the rollout has depends on when they came.
     """
@@ -251,6 +254,8 @@ def test_a_run_whose_server_is_killed_ends_as_one_with_the_target_in_process(ser
     assert summary["accuracy"] == expected["accuracy"]
     assert judged(apart) == judged(alone)
     assert trained(apart) == trained(alone)
+    steps = zip(losses(apart), losses(alone), strict=True)
+    assert max(abs(theirs[name] - mine[name]) for theirs, mine in steps for name in mine) <= TOLERANCE
     assert summary["accuracy_truncated"] == expected["accuracy_truncated"]
     spent = summary["endpoint"]
     assert spent["retries"] > 0 and spent["requests"] > ITERATIONS * 16 * 8
