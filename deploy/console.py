@@ -11,6 +11,7 @@ from rich.text import Text
 from prefixrl.common.process import printable
 from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
+from prefixrl.common.wire.messages import MemoryUse
 from prefixrl.deploy.watchdog import stall_of
 
 NAMED_WAIT_S = 10.0
@@ -318,10 +319,24 @@ def _more(document: StatusDocument, progress: Progress) -> list[RenderableType]:
     if document.endpoint:
         rows.append(("the target's endpoint", str(document.endpoint)))
     told = [each for each in document.workers if each.state not in ("", "idle", each.phase) and not held_up_by(each)]
+    if document.memory:
+        rows.append(("memory, shared pages divided", _memory(document.memory)))
     if told:
         rows.append(("states", "; ".join(f"{each.name} {each.state}" for each in told)))
     rows += [(f"{each.name}, engine", each.about) for each in document.workers if each.about]
     return [cell(f"{name}: {text}") for name, text in rows]
+
+
+def _memory(sizes: dict[str, MemoryUse]) -> str:
+    """Return the memory of each process, of the workers of a role together."""
+    kinds: dict[str, list[str]] = {}
+    for name in sizes:
+        kinds.setdefault(name.partition("-")[0], []).append(name)
+    found = []
+    for kind, names in kinds.items():
+        size_mib = sum(sizes[name].share_bytes for name in names) / 2**20
+        found.append(f"{names[0] if len(names) == 1 else f'{len(names)} {kind}s'} {size_mib:,.0f} MiB")
+    return ", ".join(found)
 
 
 def held_up_by(worker: WorkerStatus) -> bool:

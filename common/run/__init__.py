@@ -16,6 +16,7 @@ best_of_n.py          one of several answers, chosen by scores of their steps; p
 paired.py             the difference of two arms on the same problems
 service.py            what systemd is told about a daemon
 placement.py          GPUs of one machine, and which process runs on which
+memory_use.py         the memory of a process
 prometheus.py         numbers of a process for Prometheus, and their endpoint
 starts.py             when and with which software the learner started
 plans.py              plans, results and answers of `prefixrl eval` and `generate`

@@ -15,6 +15,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.columns import columns
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
+from prefixrl.common.run.memory_use import memory_now
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,6 @@ POLL_S = 0.2
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_ROLLOUT, FIRST_SCORER = 1, 101
 """Ports of rollout-0 and scorer-0, after the learner's."""
-ROLLUP = Path("/proc/self/smaps_rollup")
-"""Sums over a process's memory, on Linux."""
 Kind = Literal["gauge", "counter"]
 
 
@@ -87,12 +86,11 @@ def info(role: str, directory: Path) -> Number:
 
 def memory() -> Iterator[Number]:
     """Yield the memory of this process: resident, its own alone, and its share of it all."""
-    lines = ROLLUP.read_text(encoding="ascii").splitlines()[1:] if ROLLUP.exists() else []
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    if kib:
-        own = kib["Private_Clean"] + kib["Private_Dirty"]
-        for name, found in (("resident", kib["Rss"]), ("own", own), ("share", kib["Pss"])):
-            yield Number("prefixrl_memory_bytes", 1024.0 * found, {"of": name})
+    found = memory_now()
+    if found is not None:
+        sizes = (("resident", found.resident_bytes), ("own", found.own_bytes), ("share", found.share_bytes))
+        for name, size_bytes in sizes:
+            yield Number("prefixrl_memory_bytes", float(size_bytes), {"of": name})
 
 
 def port_of(base: int, name: str) -> int:

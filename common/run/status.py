@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from prefixrl.common.config.openai_options import OpenAIConfig
-from prefixrl.common.wire.messages import Proof, Usage
+from prefixrl.common.wire.messages import MemoryUse, Proof, Usage
 
 USAGE_FILE = "usage.json"
 """In the run directory: `Usage` of the endpoint that serves the target, by scorer."""
@@ -188,5 +188,8 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """None unless the target is served elsewhere."""
     is_halting: bool = False
     """The ranks were asked to save and end."""
+    memory: dict[str, MemoryUse] = {}
+    """Memory by process: `broker`, `rank-0` and further ranks of the learner as they were when they last asked for a
+    batch, workers by name as of the last 10 s. Without those that have not reported yet."""
     drained: list[DrainedWorker] = []
     """Workers that the operator drained since the broker started."""

@@ -26,7 +26,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
 
 VERSIONS_KEPT = 1024
@@ -384,6 +384,16 @@ class Usage(_Part, frozen=True, kw_only=True):
     """Seconds in which some row waited for a rate limit."""
 
 
+class MemoryUse(_Part, frozen=True, kw_only=True):
+    """The memory of a process, as Linux counts it."""
+
+    resident_bytes: Count
+    own_bytes: Count
+    """The part that no other process has."""
+    share_bytes: Count
+    """Its own, and of pages of several processes an equal part."""
+
+
 # --- worker to broker -----------------------------------------------------------------------------------------------
 
 
@@ -433,6 +443,8 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     """Rows at the engine that wait for a seat."""
     tokens: Count = 0
     """Tokens that the engine has written."""
+    memory: MemoryUse | None = None
+    """None where the system does not tell."""
 
 
 class RowsLeft(_Message, frozen=True):
@@ -609,6 +621,8 @@ class GetBatch(_Message, frozen=True):
     ranks: int
     is_stopping: bool = False
     """This rank was asked to stop: all ranks halt before the first iteration of which none holds a batch."""
+    memory: MemoryUse | None = None
+    """The rank's; None where the system does not tell."""
 
 
 class GetGroups(_Message, frozen=True):

@@ -7,6 +7,7 @@ out: so a long forward does not look like death, nor a hung loop like life, sinc
 
 import contextlib
 import logging
+import math
 import queue
 import secrets
 import threading
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal, RunIsOver
+from prefixrl.common.run.memory_use import memory_now
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address, Find
 from prefixrl.common.wire.requester import hello
@@ -33,6 +35,8 @@ RENEW_S = 30.0
 """Longest time without an answer to a heartbeat; then the connection is made anew."""
 LOOK_S = 3.0
 """Longest silence of the broker before its address is read again: a learner may go on at another one."""
+MEMORY_EVERY_S = 10.0
+"""Time between two looks at this process's memory."""
 TICK_S = 0.2
 TURN_S = 2.0
 """Longest turn of the network thread while its process runs."""
@@ -78,6 +82,9 @@ class Link:
         self._run_id = ""
         self._greeted = False
         self._heard_s = self._turned_s = self._renewed_s = time.monotonic()
+        self._memory: messages.MemoryUse | None = None
+        self._measured_s = -math.inf
+        """Time at which the memory was looked at."""
         self._handed_over: set[str] = set()
         """Received tasks that the vitals of the work loop do not list yet."""
         self._closing = threading.Event()
@@ -206,8 +213,14 @@ class Link:
             leases=(*leases, *self._handed_over),
             state=messages.cut_text(vitals.state),
             usage=vitals.usage,
+            memory=self._newest_memory(now_s),
         )
         self._try_send(beat if self._known else self._hello)
+
+    def _newest_memory(self, now_s: float) -> messages.MemoryUse | None:
+        if now_s - self._measured_s >= MEMORY_EVERY_S:
+            self._memory, self._measured_s = memory_now(), now_s
+        return self._memory
 
     def _reconnect(self, now_s: float) -> None:
         """Connect anew while the broker is silent: where it moved to, or where it was."""

@@ -73,6 +73,8 @@ class BatchDesk:
         """Time since which rank 0 waits for its batch; None where it does not."""
         self._no_more: messages.CannotGoOn | None = None
         """The end that every rank gets once one got it: one with a batch would wait for the others in a collective."""
+        self.memory: dict[int, messages.MemoryUse | None] = {}
+        """Memory of each rank when it last asked for a batch."""
         self.truncated_fraction = 0.0
         """Fraction of texts of the newest batch that were cut by the length limit."""
 
@@ -84,6 +86,7 @@ class BatchDesk:
                 f"first: start every rank with the same number of ranks"
             )
         self._waiting[peer] = (request, now_s)
+        self.memory[request.rank] = request.memory
         self.is_halting |= request.is_stopping
 
     def halt(self, reason: str) -> None:

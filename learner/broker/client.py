@@ -9,6 +9,7 @@ from typing import cast
 import msgspec
 
 from prefixrl.common.errors import NothingToTrain, PeerLost
+from prefixrl.common.run.memory_use import memory_now
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address
@@ -50,6 +51,7 @@ class BrokerClient:
         """
         from_s, waiting_for, iteration = time.monotonic(), "", request.iteration
         log_after_s = LOG_AFTER_S
+        request = msgspec.structs.replace(request, memory=memory_now())
         while True:
             request = msgspec.structs.replace(request, is_stopping=stopped())
             answer, _ = self._requester.ask(request, _BATCH_ANSWERS)

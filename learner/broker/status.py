@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefixrl.common.run.journal import Journal
+from prefixrl.common.run.memory_use import memory_now
 from prefixrl.common.run.status import (
     AdmissionStatus,
     DrainedWorker,
@@ -13,6 +14,7 @@ from prefixrl.common.run.status import (
     StatusDocument,
     WorkerStatus,
 )
+from prefixrl.common.wire.messages import MemoryUse
 from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.dispatch import Dispatcher
@@ -79,8 +81,17 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         endpoint=sources.usage_file.total(),
         completions=dict(dispatcher.completions),
         is_halting=batches.is_halting,
+        memory=_memory(sources),
         drained=[DrainedWorker(host=host, pid=pid) for host, pid in dispatcher.registry.drained],
     )
+
+
+def _memory(sources: StatusSources) -> dict[str, MemoryUse]:
+    """Return the memory of each process that has told it."""
+    found = {"broker": memory_now()}
+    found |= {f"rank-{rank}": memory for rank, memory in sorted(sources.batches.memory.items())}
+    found |= {worker.name: worker.memory for worker in sources.dispatcher.registry.by_identity.values()}
+    return {name: memory for name, memory in found.items() if memory is not None}
 
 
 def _admission(admission: Admission) -> AdmissionStatus:

@@ -16,7 +16,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prefixrl.common.wire.messages import MOST_ROWS, UNPROVED, Heartbeat, ModelDigests, ProbeFailed, Proof, Ready
+from prefixrl.common.wire.messages import (
+    MOST_ROWS,
+    UNPROVED,
+    Heartbeat,
+    MemoryUse,
+    ModelDigests,
+    ProbeFailed,
+    Proof,
+    Ready,
+)
 from prefixrl.learner.broker.groups import SampleItem, ScoreItem
 from prefixrl.learner.broker.task_names import Content
 
@@ -108,6 +117,7 @@ class Worker:
     reported_s: float = 0.0
     """Time of the newest report of its work loop."""
     waiting_rows: int = 0
+    memory: MemoryUse | None = None
     tokens: int = 0
     tokens_per_s: float = 0.0
     rated: tuple[int, float] = (0, 0.0)
@@ -295,7 +305,7 @@ class Worker:
     def heartbeat(self, beat: Heartbeat, now_s: float) -> None:
         """Note a sign of life and the work loop's report."""
         self.busy_row_s, self.waiting_rows, self.state = beat.busy_row_s, beat.waiting_rows, beat.state
-        self.reported_s = now_s
+        self.reported_s, self.memory = now_s, beat.memory
         before, since_s = self.rated
         if not since_s or beat.tokens < before:
             self.rated = beat.tokens, now_s

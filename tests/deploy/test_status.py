@@ -10,7 +10,7 @@ from rich.console import Console
 
 from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import AdmissionStatus, StatusDocument
-from prefixrl.common.wire.messages import Batch
+from prefixrl.common.wire.messages import Batch, MemoryUse
 from prefixrl.deploy import report
 from prefixrl.deploy.console import Progress, picture, plain_line
 from prefixrl.deploy.status import newest_line
@@ -178,6 +178,16 @@ def test_the_learner_has_a_row_with_its_phase() -> None:
     counts = {"asked": 512, "judged": 96, "failed": 0}
     ends = msgspec.structs.replace(TRAINING, iteration=400, learner_phase="ends", evaluations=counts)
     assert "learner    judging held-out problems, 96 of 512 judged" in pictured(ends, 80, 24)
+
+
+def test_a_picture_shows_the_memory_of_processes_and_of_the_workers_of_a_role_together() -> None:
+    sizes = {"broker": 42, "rank-0": 1429, "rollout-0": 122, "scorer-0": 148, "scorer-1": 147}
+    memory = {
+        name: MemoryUse(resident_bytes=2**30, own_bytes=0, share_bytes=size * 2**20) for name, size in sizes.items()
+    }
+    wanted = "memory, shared pages divided: broker 42 MiB, rank-0 1,429 MiB, rollout-0 122 MiB, 2 scorers 295 MiB"
+    assert wanted in pictured(document(memory=memory))
+    assert "memory" not in pictured(document())
 
 
 def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A worker's link against a broker played by the test: nothing is lost, and every end has a reason."""
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -7,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from prefixrl.common.errors import PeerLost, Refusal, RunIsOver
@@ -21,6 +23,7 @@ from prefixrl.common.wire.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    MemoryUse,
     ModelDigests,
     Ready,
     Refused,
@@ -69,6 +72,17 @@ class FakeBroker:
                 return message
             self.beats.append(message)
         raise AssertionError(f"the link sent nothing within {timeout_s:g} s")
+
+    def hear_beat(self) -> Heartbeat:
+        """The next heartbeat."""
+
+        def heard() -> Heartbeat | None:
+            received = self.server.receive(0.05)
+            return received.message if received and isinstance(received.message, Heartbeat) else None
+
+        beat = wait_until(heard, "a heartbeat")
+        assert isinstance(beat, Heartbeat)
+        return beat
 
     def until(self, wanted: type) -> list[ToBroker]:
         """Messages up to one of a type."""
@@ -126,8 +140,27 @@ def test_heartbeats_carry_what_the_work_loop_left(broker: FakeBroker, link: Link
     link.vitals.progress, link.vitals.leases, link.vitals.state = 41, ("e-1",), "working"
     wanted = Heartbeat(progress=41, busy_row_s=0.0, leases=("e-1",), state="working")
     wait_until(
-        lambda: (received := broker.server.receive(0.05)) and received[1] == wanted, "a heartbeat with the figures"
+        lambda: msgspec.structs.replace(broker.hear_beat(), memory=None) == wanted, "a heartbeat with the figures"
     )
+
+
+def test_heartbeats_carry_the_memory_of_the_process_which_is_looked_at_seldom(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = itertools.count(1)
+    monkeypatch.setattr(links, "memory_now", lambda: MemoryUse(resident_bytes=next(sizes), own_bytes=1, share_bytes=1))
+
+    def told_bytes() -> int:
+        memory = broker.hear_beat().memory
+        assert memory is not None
+        return memory.resident_bytes
+
+    link = Link(lambda: address(broker.server.endpoint), "scorer", BEAT_S)
+    acquainted(broker, link)
+    assert [told_bytes() for _ in range(3)] == [1, 1, 1]
+    monkeypatch.setattr(links, "MEMORY_EVERY_S", 0.0)
+    wait_until(lambda: told_bytes() > 1, "another look")
+    link.close("test over", patience_s=0.5)
 
 
 def test_a_task_counts_as_held_from_its_arrival_to_its_result(broker: FakeBroker, link: Link) -> None:

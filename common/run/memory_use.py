@@ -1,0 +1,19 @@
+"""The memory of this process."""
+
+from pathlib import Path
+
+from prefixrl.common.wire.messages import MemoryUse
+
+ROLLUP = Path("/proc/self/smaps_rollup")
+"""Sums over a process's memory, on Linux."""
+
+
+def memory_now() -> MemoryUse | None:
+    """Return the memory of this process; None where the system does not tell."""
+    # The kernel goes through the page table for it: 6 ms per GiB of small pages.
+    lines = ROLLUP.read_text(encoding="ascii").splitlines()[1:] if ROLLUP.exists() else []
+    size_bytes = {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    if not size_bytes:
+        return None
+    own_bytes = size_bytes["Private_Clean"] + size_bytes["Private_Dirty"]
+    return MemoryUse(resident_bytes=size_bytes["Rss"], own_bytes=own_bytes, share_bytes=size_bytes["Pss"])
