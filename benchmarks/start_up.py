@@ -3,13 +3,16 @@
 The arithmetic example is launched as it is shipped but for few iterations and evaluations; then a scorer starts by
 itself and joins an idle run whose work waits for it, once with the embedded engine and the example's target, once with
 the simulated engine. With `--before CHECKOUT`, a folder with another state of the program, every round measures both,
-in turn. Files are in the page cache: the first round of each is left out.
+in turn, each watched by a process of its own checkout: two states may speak different protocols. Files are in the page
+cache: the first round of each is left out.
 
     endpoint         the broker's address is in the run directory
     workers ready    every worker has loaded its model
     first iteration  its line is in metrics.jsonl
     hello            the broker knows the scorer
     first lease      the scorer has work
+    loading          parts of the time between the two, in a process of its own: modules one after the other, in an
+                     order in which each finds loaded what it has in common with those before it
     memory           of each kind of process right after the first iteration: RSS counts shared pages in every process,
                      USS only what a process has alone, PSS shares them out
 
@@ -47,7 +50,7 @@ ITERATIONS = 3
 LOOK_S = 0.02
 ASK_S = 5.0
 PATIENCE_S = 120.0
-ENGINES = ("transformers", "simulated")
+LAUNCH, ENGINES = "launch", ("transformers", "simulated")
 WORKERS = 3
 """Number of workers in the example's launch: a rollout and two scorers."""
 
@@ -75,12 +78,54 @@ class Joined(msgspec.Struct, frozen=True):
     rss_mib: float
 
 
+class Loaded(msgspec.Struct, frozen=True):
+    """The loading of one embedded scorer: seconds by part."""
+
+    parts: dict[str, float]
+
+
 JOINING: tuple[tuple[str, str, Callable[[Joined], float]], ...] = (
     ("start to hello", "s", lambda each: each.hello_s),
     ("hello to first lease", "s", lambda each: each.lease_s - each.hello_s),
     ("start to first lease", "s", lambda each: each.lease_s),
     ("RSS", "MiB", lambda each: each.rss_mib),
 )
+BEFORE_HELLO = "prefixrl.common.worker.allowed", "prefixrl.common.worker.join", "prefixrl.common.worker.vitals"
+PARTS = {
+    "torch": ("torch",),
+    "sympy": ("sympy",),
+    "scipy": ("scipy.optimize",),
+    "torch.distributed.tensor": ("torch.distributed.tensor",),
+    "torch._dynamo": ("torch._dynamo",),
+    "transformers, list of its modules": ("transformers", "transformers.models"),
+    "transformers, the rest": (
+        "prefixrl.common.engines.embedded.continuous",
+        "transformers.models.llama.modeling_llama",
+    ),
+    "prefixrl": ("prefixrl.scorer.start", "prefixrl.scorer.loop", "prefixrl.common.engines.vllm_setup"),
+}
+"""Modules that a scorer with the embedded engine imports after its hello."""
+LOAD = """
+import importlib, json, sys, time
+from prefixrl.common.process import uncollected
+model, before, parts = json.loads(sys.argv[1])
+with uncollected():
+    for name in before:
+        importlib.import_module(name)
+    found = {}
+    for part, names in parts.items():
+        from_s = time.monotonic()
+        for name in names:
+            importlib.import_module(name)
+        found[part] = time.monotonic() - from_s
+from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
+from prefixrl.common.engines.rendering import Renderer
+from_s = time.monotonic()
+assert not objection(model)
+TransformersEngine(model, "cpu", "auto", 1), Renderer(model, 256, role="scorer")
+found["model and tokenizer"] = time.monotonic() - from_s
+print(json.dumps(found))
+"""
 Measured = TypeVar("Measured", Launched, Joined)
 
 
@@ -103,7 +148,7 @@ def workers(directory: Path) -> list[WorkerStatus]:
 # --- a launch ---------------------------------------------------------------------------------------------------------
 
 
-def launched(arm: str, checkout: Path) -> Launched:
+def launched() -> Launched:
     """Launch the example until its first iteration is trained."""
     folder = Path(tempfile.mkdtemp(prefix="start-up-"))
     run = folder / "run"
@@ -114,9 +159,9 @@ def launched(arm: str, checkout: Path) -> Launched:
         "evaluation.selection_problems": 8,
     }
     flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(checkout / EXAMPLE / "run.toml"), *flags]
+    command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(ROOT / EXAMPLE / "run.toml"), *flags]
     from_s = time.monotonic()
-    with subprocess.Popen(command, env=program(checkout), stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         endpoint_s = wait_for((run / ENDPOINT_FILE).exists, process, from_s)
         workers_s = wait_for(lambda: are_ready(workers(run)), process, from_s)
         metrics = run / METRICS_FILE
@@ -124,7 +169,7 @@ def launched(arm: str, checkout: Path) -> Launched:
         memory, cpu_s = family(process.pid)
         assert process.wait() == 0
     shutil.rmtree(folder)
-    return Launched(arm, endpoint_s, workers_s, iteration_s, cpu_s, memory)
+    return Launched("", endpoint_s, workers_s, iteration_s, cpu_s, memory)
 
 
 def are_ready(found: Sequence[WorkerStatus]) -> bool:
@@ -152,17 +197,17 @@ def family(pid: int) -> tuple[dict[str, tuple[int, float, float, float]], float]
 # --- a newcomer -------------------------------------------------------------------------------------------------------
 
 
-def joined(arm: str, checkout: Path, engine: str) -> Joined:
+def joined(engine: str) -> Joined:
     """Start a scorer beside a run whose prefixes wait for one."""
     with idle_run(engine) as directory:
         command = [sys.executable, "-m", "prefixrl.scorer", "--run", str(directory)]
         from_s = time.monotonic()
-        with subprocess.Popen(command, env=program(checkout), stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
             hello_s = wait_for(lambda: bool(scorers(directory)), process, from_s)
             lease_s = wait_for(lambda: has_work(scorers(directory)), process, from_s)
             rss_mib = psutil.Process(process.pid).memory_info().rss / 2**20
             process.kill()
-    return Joined(arm, engine, hello_s, lease_s, rss_mib)
+    return Joined("", engine, hello_s, lease_s, rss_mib)
 
 
 def scorers(directory: Path) -> list[WorkerStatus]:
@@ -198,7 +243,27 @@ def wait_for_work(directory: Path) -> None:
         time.sleep(LOOK_S)
 
 
+# --- its imports ------------------------------------------------------------------------------------------------------
+
+
+def loaded() -> Loaded:
+    """Load what an embedded scorer loads after its hello, part by part."""
+    asked = msgspec.json.encode((str(ROOT / EXAMPLE / "target"), BEFORE_HELLO, PARTS)).decode()
+    command = [sys.executable, "-c", LOAD, asked]
+    done = subprocess.run(command, env=program(ROOT), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return Loaded(msgspec.json.decode(done.stdout, type=dict[str, float]))
+
+
 # --- the figures ------------------------------------------------------------------------------------------------------
+
+
+def measured(arm: str, checkout: Path, what: str, kind: type[Measured]) -> Measured:
+    """Return what a process with the program of a checkout, its helpers included, measures."""
+    environment = program(checkout)
+    environment["PYTHONPATH"] += f"{os.pathsep}{checkout}"
+    command = [sys.executable, "-P", __file__, what]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    return msgspec.structs.replace(msgspec.json.decode(done.stdout, type=kind), arm=arm)
 
 
 class Details(msgspec.Struct, frozen=True):
@@ -206,6 +271,7 @@ class Details(msgspec.Struct, frozen=True):
 
     launches: list[Launched]
     newcomers: list[Joined]
+    loads: list[Loaded]
 
 
 def figures_of(details: Details) -> list[Figure]:
@@ -220,6 +286,10 @@ def figures_of(details: Details) -> list[Figure]:
     for engine in ENGINES:
         here = [each for each in details.newcomers if each.engine == engine]
         found += [_figure(f"newcomer, {engine}: {name}", unit, *_arms(here, of)) for name, unit, of in JOINING]
+    for part in details.loads[0].parts:
+        found.append(
+            _figure(f"newcomer, transformers: loading, {part}", "s", [each.parts[part] for each in details.loads], [])
+        )
     titles = sorted({title for each in details.launches for title in each.memory})
     for title in titles:
         for place, kind in enumerate(("RSS", "USS", "PSS"), start=1):
@@ -233,8 +303,8 @@ def _size_of(title: str, place: int) -> Callable[[Launched], float | None]:
     return lambda each: each.memory[title][place] if title in each.memory else None
 
 
-def _arms(measured: Sequence[Measured], of: Callable[[Measured], float | None]) -> tuple[list[float], list[float]]:
-    both = ([of(each) for each in measured if each.arm == arm] for arm in ("after", "before"))
+def _arms(starts: Sequence[Measured], of: Callable[[Measured], float | None]) -> tuple[list[float], list[float]]:
+    both = ([of(each) for each in starts if each.arm == arm] for arm in ("after", "before"))
     after, before = ([each for each in values if each is not None] for values in both)
     return after, before
 
@@ -256,16 +326,21 @@ def main(before: Path | None, rounds: int, path: Path, quick: bool) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     arms = {"after": ROOT} | ({"before": before.resolve()} if before else {})
     rounds = 1 if quick else rounds
-    details = Details([], [])
+    details = Details([], [], [])
     for number in range(0 if quick else -1, rounds):
-        launches = [launched(arm, checkout) for arm, checkout in arms.items()]
-        newcomers = [joined(arm, checkout, engine) for engine in ENGINES for arm, checkout in arms.items()]
+        launches = [measured(arm, checkout, LAUNCH, Launched) for arm, checkout in arms.items()]
+        newcomers = [measured(arm, checkout, engine, Joined) for engine in ENGINES for arm, checkout in arms.items()]
         if number >= 0:
             details.launches.extend(launches)
             details.newcomers.extend(newcomers)
+            details.loads.append(loaded())
     settings = {"rounds": rounds, "iterations": ITERATIONS} | ({"before": commit(before)} if before else {})
     Report("start_up", quick, settings, figures_of(details), details, at).finish(path, started_s)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] in ([LAUNCH], *([each] for each in ENGINES)):  # in a process of `measured`
+        found = launched() if sys.argv[1] == LAUNCH else joined(sys.argv[1])
+        sys.stdout.buffer.write(msgspec.json.encode(found))
+    else:
+        main()

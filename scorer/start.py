@@ -55,11 +55,12 @@ def _with_target(
     from prefixrl.common.engines.make import make_engine
     from prefixrl.common.engines.rendering import ByteRenderer, Renderer, renderer_of
     from prefixrl.scorer.loop import Scorer
-    from prefixrl.scorer.served.engine import OpenAIEngine
 
     config = session.config
     engine: Engine
     if config.scorer.engine == "openai":
+        from prefixrl.scorer.served.engine import OpenAIEngine
+
         session.link.vitals.state = f"waiting for {config.scorer.openai.url}"
         engine = OpenAIEngine(session.model, config, session.raise_if_hopeless)
         digests = msgspec.structs.replace(digests, model=name_digest(engine.served_model))

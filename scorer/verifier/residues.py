@@ -8,6 +8,7 @@ difference proves them unequal; unequal ones agree by chance with probability de
 
 import random
 import re
+from functools import cache
 
 from prefixrl.scorer.verifier.reader import NoValueError, TokenReader
 
@@ -49,8 +50,9 @@ def letters(text: str) -> frozenset[str]:
     return frozenset(found - {r"\frac", r"\sqrt", r"\cdot", r"\times"})
 
 
+@cache
 def _root(number: int) -> int:
-    """Return a square root modulo PRIME (Tonelli 1891)."""
+    """Return a square root modulo PRIME (Tonelli 1891); one takes milliseconds."""
     odd, twos = PRIME - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1
@@ -65,9 +67,6 @@ def _root(number: int) -> int:
         step, order = factor * factor % PRIME, least
         root, power = root * factor % PRIME, power * step % PRIME
     return root
-
-
-_ROOTS = {q: _root(q) for q in _SMALL}
 
 
 class _Reader(TokenReader):
@@ -170,7 +169,7 @@ class _Reader(TokenReader):
         left, root = int(token), 1
         for q in _SMALL:
             while left % q == 0:
-                left, root = left // q, root * _ROOTS[q] % PRIME
+                left, root = left // q, root * _root(q) % PRIME
         if left != 1:
             raise NoValueError
         return root
