@@ -5,6 +5,7 @@ launch.py        `prefixrl launch`, and the children of every command that start
 resume.py        `prefixrl resume`
 child.py         one child of a launch and its log
 template.py      the process that its workers are forked from
+template_process.py  that process, as the launch sees it
 watchdog.py      who holds a run up when nothing happens
 starting.py      the commands for who begins
 recipe.py        `prefixrl init`

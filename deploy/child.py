@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefixrl.common.process import RestartBudget, RunningProcess, printable
-from prefixrl.deploy.template import WorkerTemplate
+from prefixrl.deploy.template_process import WorkerTemplate
 from prefixrl.deploy.watchdog import Watched
 
 WORKER_RESTARTS = 10

@@ -37,7 +37,7 @@ from prefixrl.common.worker.allowed import flags as allowances
 from prefixrl.deploy.child import Child, family
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.status import View, fetch
-from prefixrl.deploy.template import WorkerTemplate, is_forked, is_possible
+from prefixrl.deploy.template_process import WorkerTemplate, is_forked, is_possible
 from prefixrl.deploy.watchdog import Watchdog
 
 ROLES = ("rollout", "scorer")

@@ -13,7 +13,7 @@ from prefixrl.common.process import own
 from prefixrl.deploy import child, launch
 from prefixrl.deploy.child import Child
 from prefixrl.deploy.launch import Launcher, _throw_away
-from prefixrl.deploy.template import WorkerTemplate
+from prefixrl.deploy.template_process import WorkerTemplate
 from support.fakes import run_on_disk
 from support.run_helper import RUN_FILE
 

@@ -18,9 +18,10 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.process import PARENT_VARIABLE, STOP_SIGNALS, allow_many_files
-from prefixrl.deploy import template as template_module
+from prefixrl.deploy import template_process
 from prefixrl.deploy.child import Child, family
-from prefixrl.deploy.template import ForkedWorker, WorkerTemplate, is_forked
+from prefixrl.deploy.template import _begin
+from prefixrl.deploy.template_process import ForkedWorker, WorkerTemplate, is_forked
 from prefixrl.deploy.watchdog import Watched
 from support.fakes import wait_until
 from support.run_helper import RUN_FILE
@@ -182,7 +183,7 @@ def test_a_worker_whose_end_cannot_be_noticed_is_not_left_behind(monkeypatch: py
 
     monkeypatch.setattr(os, "pidfd_open", fail)
     with selectors.DefaultSelector() as selector, pytest.raises(OSError, match="memory"):
-        if template_module._begin(selector) == 0:
+        if _begin(selector) == 0:
             signal.pause()
     assert len(begun) == 1 and not Path(f"/proc/{begun[0]}").exists()
 
@@ -229,7 +230,7 @@ def test_the_code_of_a_worker_is_not_that_of_a_later_one_with_its_id(
 def test_a_template_that_imports_without_end_is_given_up_with_a_line(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_module, "LOAD_S", 0.1)
+    monkeypatch.setattr(template_process, "LOAD_S", 0.1)
     (tmp_path / "endless.py").write_text("import time\ntime.sleep(300)\n")
     template = WorkerTemplate(environment, ["endless"])
     wait_until(lambda: not template.is_loading, "its end")
@@ -257,7 +258,7 @@ def test_workers_end_with_the_template_and_then_start_by_themselves(
 def test_a_stopped_template_is_named_and_holds_up_no_end(
     start: Callable[..., Worker], template: WorkerTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_module, "TELL_S", 0.1)
+    monkeypatch.setattr(template_process, "TELL_S", 0.1)
     worker = start("sleep")
     os.kill(template.pid, signal.SIGSTOP)
     wait_until(lambda: family([], template) == [Watched("template", template.pid, True)], "its state")
@@ -283,7 +284,7 @@ def test_all_end_with_the_launch(environment: dict[str, str], tmp_path: Path) ->
     (tmp_path / "launch.py").write_text(
         "import os, time\n"
         "from prefixrl.common.process import PARENT_VARIABLE\n"
-        "from prefixrl.deploy.template import WorkerTemplate\n"
+        "from prefixrl.deploy.template_process import WorkerTemplate\n"
         "environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}\n"
         "template = WorkerTemplate(environment, ['loaded_before'])\n"
         "worker = template.fork(['tested_worker', 'sleep'], environment, 1)\n"
@@ -322,7 +323,7 @@ def test_only_workers_whose_engine_is_known_to_be_embedded_are_forked(
 def test_the_modules_of_the_template_exist_and_begin_neither_threads_nor_cuda() -> None:
     code = (
         "import importlib, os, sys\n"
-        "from prefixrl.deploy.template import MODULES\n"
+        "from prefixrl.deploy.template_process import MODULES\n"
         "[importlib.import_module(each) for each in MODULES]\n"
         "assert 'torch' in sys.modules and 'vllm' not in sys.modules\n"
         "assert len(os.listdir('/proc/self/task')) == 1\n"
