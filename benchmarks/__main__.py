@@ -5,17 +5,19 @@
     python -m benchmarks --only padding     some of them
     python -m benchmarks --page             runs none, writes benchmarks/RESULTS.md from benchmarks/results
 
-Each runs as a process of its own, alone, so that none disturbs another. One that fails is named, the others go on."""
+Each runs as a process of its own, alone, so that none disturbs another. One that fails is named, the others go on; one
+that this machine lacks something for is left out, which is no failure: it says what is missing."""
 
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
 from benchmarks.page import RESULTS, names, page
-from benchmarks.results import ROOT
+from benchmarks.results import ROOT, LeftOut
 
 FULL_S, QUICK_S = 6 * 3600.0, 180.0
 """Longest time for one benchmark."""
@@ -26,25 +28,28 @@ NOT_QUICK = (
 """Their small forms take longer than a minute: they train, or install what they are compared with."""
 
 
-def run(name: str, is_quick: bool, folder: Path) -> str | None:
-    """Run one benchmark; return how it failed, if it did."""
+class Outcome(NamedTuple):
+    """The end of one benchmark."""
+
+    words: str
+    is_failure: bool = False
+
+
+def run(name: str, is_quick: bool, folder: Path) -> Outcome:
+    """Run one benchmark; its output goes to a log beside its figures."""
     log, limit_s = folder / f"{name}.log", QUICK_S if is_quick else FULL_S
     command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if is_quick else [])]
+    command += ["--json", str(folder / f"{name}.json")]
     with log.open("wb") as output:
         try:
-            subprocess.run(
-                [*command, "--json", str(folder / f"{name}.json")],
-                cwd=ROOT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=limit_s,
-                check=True,
-            )
-        except subprocess.CalledProcessError as error:
-            return f"exit code {error.returncode}; see {log}"
+            code = subprocess.run(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, timeout=limit_s, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
-            return f"not ended within {limit_s:g} s; see {log}"
-    return None
+            return Outcome(f"not ended within {limit_s:g} s; see {log}", is_failure=True)
+    if code == LeftOut.exit_code:
+        return Outcome(f"left out: {log.read_text(errors='replace').strip().rpartition('Error: ')[2]}")
+    return Outcome(f"exit code {code}; see {log}", is_failure=True) if code else Outcome("done")
 
 
 @click.command()
@@ -60,9 +65,9 @@ def main(quick: bool, only: tuple[str, ...], is_page_only: bool) -> None:
     failed = []
     for name in () if is_page_only else only or [each for each in names() if not (quick and each in NOT_QUICK)]:
         started_s = time.monotonic()
-        fault = run(name, quick, folder)
-        click.echo(f"{name}: {fault or 'done'}, {time.monotonic() - started_s:.0f} s")
-        failed += [name] if fault else []
+        outcome = run(name, quick, folder)
+        click.echo(f"{name}: {outcome.words}, {time.monotonic() - started_s:.0f} s")
+        failed += [name] if outcome.is_failure else []
     target = folder / "RESULTS.md" if quick else ROOT / "benchmarks/RESULTS.md"
     target.write_text(page(folder), encoding="utf-8")
     click.echo(f"figures: {target}")

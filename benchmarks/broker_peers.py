@@ -10,12 +10,14 @@ prompts, renews leases, and has every scored group on disk before it says so. Ra
 Redis writes its file once a second, and knows of no window, lease or check.
 
 Ray and the Redis client are installed into an environment of their own, `runs/peers`, unless `--python` names the
-interpreter of one that has them. redis-server must be on the PATH.
+interpreter of one that has them. Without a redis-server on the PATH, or where they cannot be installed, the benchmark
+is left out.
 
     python -m benchmarks.broker_peers [--python PATH] [--quick] --json FILE
 """
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,7 +28,7 @@ import click
 import msgspec
 
 from benchmarks.broker_load import KINDS, measure
-from benchmarks.results import ROOT, Figure, Report, commit, options
+from benchmarks.results import ROOT, Figure, LeftOut, Report, commit, options
 
 PEERS = {"ray": "Ray actors, by reference", "values": "Ray actors, results seen", "redis": "Redis streams"}
 WORKERS = 3
@@ -46,7 +48,12 @@ def environment() -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "ray", "redis"], check=True)
+    install = [str(python), "-m", "pip", "install", "--quiet", "ray", "redis"]
+    if code := subprocess.run(install, check=False).returncode:
+        raise LeftOut(
+            f"pip cannot install ray and redis into {folder} (exit code {code}, reason above); give the interpreter of "
+            "an environment that has them, --python PATH"
+        )
     return python
 
 
@@ -87,6 +94,10 @@ def figures_of(found: dict[str, list[Measured]]) -> list[Figure]:
 def main(quick: bool, path: Path, python: Path | None, span_s: float, rounds: int) -> None:
     """Measure and write the figures."""
     at, started_s = commit(), time.monotonic()
+    if shutil.which("redis-server") is None:
+        raise LeftOut(
+            "there is no redis-server on the PATH; install it, for example with `apt-get install redis-server`"
+        )
     span_s, rounds = (4.0, 1) if quick else (span_s, rounds)
     python = python.absolute() if python else environment()  # not resolved: it may be a link
     found: dict[str, list[Measured]] = {kind: [] for kind in ("broker", *PEERS)}

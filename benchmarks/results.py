@@ -44,6 +44,13 @@ class Figure(msgspec.Struct, frozen=True):
     spread_kind: str = "95 % interval of the mean (Student's t)"
 
 
+class LeftOut(click.ClickException):
+    """A benchmark that cannot run on this machine: what is missing, and what to do about it."""
+
+    exit_code = 77
+    """As in other suites of tests: neither done nor failed."""
+
+
 def mean_figure(
     name: str, unit: str, values: Sequence[float], baseline: Sequence[float] = (), baseline_name: str = ""
 ) -> Figure:

@@ -1,5 +1,6 @@
 """The page of figures says what the benchmarks' files say."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,11 +40,22 @@ def test_figures_too_many_for_the_page_are_on_one_of_their_own(tmp_path: Path) -
     assert "51 figures: [results/padding.md](results/padding.md)." in page(tmp_path)
 
 
-def test_a_benchmark_runs_by_its_name_and_an_unknown_one_is_refused_with_those_there_are() -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "benchmarks", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ | environment, check=False
+    )
 
+
+def test_a_benchmark_that_the_machine_lacks_something_for_is_left_out_with_the_reason_and_the_remedy(
+    tmp_path: Path,
+) -> None:
+    without = run("--quick", "--only", "broker_peers", PATH=str(tmp_path))
+    assert without.returncode == 0, without.stdout
+    assert "broker_peers: left out: there is no redis-server on the PATH; install it" in without.stdout
+
+
+def test_a_benchmark_runs_by_its_name_and_an_unknown_one_is_refused_with_those_there_are() -> None:
     done = run("--quick", "--only", "padding")
     assert done.returncode == 0 and "padding: done" in done.stdout
     assert "## Padding in one iteration" in (ROOT / "runs/benchmarks/RESULTS.md").read_text(encoding="utf-8")
