@@ -27,10 +27,10 @@ FULL = 0.9
 """Share of its time that a worker works where it keeps the learner busy: the rest evens out stragglers."""
 IDLE = 0.75
 """Where nobody works for more of the time, no number of workers is the bottleneck."""
-SIMULATED_ROWS = 128
-"""Rows of a simulated iteration, where batch and seats can be made so small."""
+SIMULATED_ROWS, LEAST_FILLS = 128, 64
+"""Rows of a simulated iteration, where batch and seats can be made so small; else it fills each seat so many times."""
 MOST_ROWS, LEAST_ITERATIONS_SIMULATED, MOST_ITERATIONS_SIMULATED = 8_000, 8, 30
-"""Length of a simulated run: a fraction of a second; a second or more with tens of thousands of rows per batch."""
+"""Length of a simulated run: a fraction of a second, or a second where many workers score a large batch."""
 LATE = 1.1
 """An iteration of so many times the learner's own time does not keep the learner busy."""
 NO_BETTER, SEARCHES = 1.05, 3
@@ -133,9 +133,10 @@ def simulated_s(rates: Rates, counts: Mapping[str, int] | None = None, max_stale
     """Return the time of an iteration by the model, with other workers or another window."""
     window = rates.shape.max_staleness if max_staleness is None else max_staleness
     system = system_of(rates, {**rates.counts, **(counts or {})}, window)
-    iterations = MOST_ROWS // (system.batch_groups * system.rows_per_group)
+    short = system.shorter(LEAST_FILLS)
+    iterations = MOST_ROWS // (short.batch_groups * short.rows_per_group)
     within = min(MOST_ITERATIONS_SIMULATED, max(LEAST_ITERATIONS_SIMULATED, iterations))
-    return foresee(system, iterations=within).iteration_s
+    return foresee(short, iterations=within).iteration_s * system.batch_groups / short.batch_groups
 
 
 def workers_for(rates: Rates, iteration_s: float) -> dict[str, int]:

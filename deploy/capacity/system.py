@@ -8,6 +8,8 @@ from typing import Literal
 
 Part = Literal["rollout", "scorer", "learner", "broker", "weights"]
 PARTS: tuple[Part, ...] = ("rollout", "scorer", "learner", "broker", "weights")
+LEAST_GROUPS, LEAST_ITERATION_S = 8, 1.5
+"""Least batch and iteration of a system that is made smaller: hundreds of the broker's turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +114,14 @@ class System:
     drains: bool = True
     """False with `rollout.swap = "in_flight"`."""
 
-    def more(self, part: Part, factor: int = 2) -> "System":
+    def more(self, part: Part, factor: float = 2) -> "System":
         """Return the system with times the workers of a role, or another part so much faster."""
         weights, broker = self.weights, self.broker
         match part:
             case "rollout":
-                return replace(self, rollouts=replace(self.rollouts, count=factor * self.rollouts.count))
+                return replace(self, rollouts=replace(self.rollouts, count=round(factor * self.rollouts.count)))
             case "scorer":
-                return replace(self, scorers=replace(self.scorers, count=factor * self.scorers.count))
+                return replace(self, scorers=replace(self.scorers, count=round(factor * self.scorers.count)))
             case "learner":
                 return replace(self, learner_s=self.learner_s / factor, publish_s=self.publish_s / factor)
             case "broker":
@@ -141,7 +143,7 @@ class System:
         """
         rows = self.batch_groups * self.rows_per_group
         least_seats = min(self.rollouts.seats, self.scorers.seats)
-        factor = max(1, min(rows // most_rows, least_seats // self.rows_per_group, self.batch_groups // 8))
+        factor = max(1, min(rows // most_rows, least_seats // self.rows_per_group, self.batch_groups // LEAST_GROUPS))
         if factor == 1:
             return self
         return replace(
@@ -151,6 +153,22 @@ class System:
             scorers=replace(self.scorers, seats=self.scorers.seats // factor),
             broker=replace(self.broker, group_s=self.broker.group_s * factor),
         )
+
+    def shorter(self, least_fills: int) -> "System":
+        """Return a like system with shorter iterations, of which as many are simulated sooner.
+
+        Batch, training and publication shrink alike, rows and seats do not. An iteration still fills every seat
+        `least_fills` times, so that its beginning and end weigh little.
+        """
+        rows = self.batch_groups * self.rows_per_group
+        fills = {each: rows / (each.count * each.seats) for each in (self.rollouts, self.scorers)}
+        longest_s = max(self.learner_s, *(each.row.mean_s * times for each, times in fills.items()))
+        most = min(min(fills.values()) / least_fills, longest_s / LEAST_ITERATION_S, self.batch_groups / LEAST_GROUPS)
+        if most <= 1.0:
+            return self
+        groups = math.ceil(self.batch_groups / most)
+        factor = self.batch_groups / groups
+        return replace(self.more("learner", factor).more("weights", factor), batch_groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,3 +194,23 @@ def test_a_coarser_system_has_the_same_rates() -> None:
     once, twice = foresee(fine), foresee(coarse, 3)
     assert twice.iteration_s == pytest.approx(once.iteration_s, rel=0.05)
     assert twice.busy["scorer"] == pytest.approx(once.busy["scorer"], abs=0.05)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize(("scorers", "learner_s"), [(4, 60.0), (8, 100.0)])
+def test_a_system_with_shorter_iterations_has_the_same_rates(staleness: int, scorers: int, learner_s: float) -> None:
+    full = system(
+        1024, 8, staleness, workers(1, 8, 0.05), workers(scorers, 8, 0.8), learner_s=learner_s, broker=BrokerCosts()
+    )
+    short = full.shorter(64)
+    factor = full.batch_groups / short.batch_groups
+    assert factor >= 2 and short.learner_s == pytest.approx(learner_s / factor)
+    before, now = foresee(full, iterations=9), foresee(short, iterations=9)
+    assert factor * now.iteration_s == pytest.approx(before.iteration_s, rel=0.01)
+    assert now.busy["scorer"] == pytest.approx(before.busy["scorer"], abs=0.01)
+
+
+def test_iterations_that_are_short_or_fill_the_seats_seldom_are_not_made_shorter() -> None:
+    seldom = system(64, 8, scorers=workers(8, 16, 1.0), rollouts=workers(1, 16, 1.0), learner_s=100.0)
+    short = system(1024, 8, scorers=workers(1, 8, 1e-3), rollouts=workers(1, 8, 1e-4), learner_s=0.5)
+    assert seldom.shorter(64) == seldom and short.shorter(64) == short
