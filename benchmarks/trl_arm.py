@@ -1,6 +1,7 @@
 """One run of TRL's GRPOTrainer on the arithmetic example, started by `trl_peer.py` in an environment of TRL.
 
-It imports nothing of the product. A line per step goes to the file: seconds since the first step began, mean reward."""
+It imports nothing of the product. A line per step goes to the file: seconds since the first step began, the clock then,
+mean reward."""
 
 import argparse
 import json
@@ -120,7 +121,7 @@ def main() -> None:
 
         def note(seconds: float, reward: float) -> bool:
             rewards.append(reward)
-            file.write(json.dumps({"seconds": seconds, "reward": reward}) + "\n")
+            file.write(json.dumps({"seconds": seconds, "clock_s": time.time(), "reward": reward}) + "\n")
             file.flush()
             return len(rewards) >= span and sum(rewards[-span:]) / span >= goal
 

@@ -60,6 +60,8 @@ def judge_exactly(gold: str, extracted: str | None) -> Judgement | None:
 # --- the exact path -------------------------------------------------------------------------------
 
 _ROUNDED = re.compile(r"-?\d*\.\d{6,}")
+_SEVERAL = re.compile(r"-?\d+(?:\.\d+)?(?:~\d+(?:\.\d+)?)+")
+"""Numbers with spaces between them, in normal form: at best a product that is not carried out."""
 _IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
 
 
@@ -110,6 +112,8 @@ def _settle_values(gold: str, answer: str) -> bool | None:
     # A decimal of many places stands for an exact value, which may be given instead.
     is_rounded = _ROUNDED.fullmatch(want) is not None
     if leaves_undone(want, got, is_number and not is_rounded) or differs_in_kind(want, got, is_number):
+        return False
+    if is_number and not is_rounded and "~" not in answer and _SEVERAL.fullmatch(got):
         return False
     if want_number is not None:
         return _is_number(want_number, got)
