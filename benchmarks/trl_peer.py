@@ -14,8 +14,8 @@ counts. This system runs as it is shipped: learner, broker, weight server, a rol
 Rates are those of steps 10 to 40 of every run, so that no start counts and answers are as long in all arms. The time
 to the goal is told twice: that of training, from the first step's begin (here: the rollout's first lease, which is
 before the learner is there) until the mean reward of the last five steps is 0.80, and what a user waits for, from the
-command on, imports and all. Arms of a seed run one after the other, and seeds are outermost, so that a change of the machine's
-speed meets all arms."""
+command on, imports and all. Arms of a seed run one after the other, and seeds are outermost, so that a change of the
+machine's speed meets all arms."""
 
 import json
 import os
