@@ -1,9 +1,9 @@
 """Attention of one token per row on a CPU, beside what transformers does for the same layer.
 
 Both get a mask, as rows in one block of a cache need; keys and values are columns of a wider block. transformers
-repeats keys and values for every head that shares them and calls torch's kernel; `embedded/attention.py` does neither
-(in bfloat16 it calls the kernel, but repeats nothing). One thread, three layers in turn so that caches of the processor
-are not all warm. Milliseconds per layer and step are those of the CPU, medians of rounds in turn.
+repeats keys and values for every head that shares them and calls torch's kernel. `embedded/cached_attention.py` does
+neither (in bfloat16 it calls the kernel, but repeats nothing). One thread, three layers in turn so that caches of the
+processor are not all warm. Milliseconds per layer and step are those of the CPU, medians of rounds in turn.
 
     python -m benchmarks.decode_attention [--quick] --json FILE
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from benchmarks.results import Figure, Report, commit, options
-from prefixrl.common.engines.embedded.attention import one_token
+from prefixrl.common.engines.embedded.cached_attention import one_token
 
 LAYERS, SPARE = 3, 20
 ROUNDS, QUICK_ROUNDS = 15, 3

@@ -5,6 +5,6 @@
 `held_model.py`  what both share: weights, and the logprobs of given texts
 `prefill.py`     the first forward of rows, which computes once what they share
 `row_cache.py`   keys and values of rows of different lengths, in one block per layer
-`attention.py`   attention of one token per row on a CPU
 `drawing.py`     the draw of a token
+`cached_attention.py`  attention of one new token per row, on a CPU
 """

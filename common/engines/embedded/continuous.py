@@ -22,7 +22,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, DynamicCache, 
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from prefixrl.common.engines.base import Continuation, Job, JobResult, Logprobs, TokenIds, room_of, spans_of
-from prefixrl.common.engines.embedded import attention
+from prefixrl.common.engines.embedded import cached_attention
 from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
 from prefixrl.common.engines.embedded.held_model import EmbeddedEngine
 from prefixrl.common.engines.embedded.prefill import prefill
@@ -138,7 +138,7 @@ class TransformersEngine(EmbeddedEngine):
         self._is_plain = config.model_type in PLAIN and set(_layers(config)) == {DynamicLayer}
         self._takes_masks = self._is_plain and config._attn_implementation == "sdpa"
         if self._takes_masks and self._device.type == "cpu":
-            attention.use_in(self._model)
+            cached_attention.use_in(self._model)
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from prefixrl.common.engines.embedded.attention import NAME, one_token
+from prefixrl.common.engines.embedded.cached_attention import NAME, one_token
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from support.tiny_model import VOCABULARY
 
