@@ -1,6 +1,7 @@
 """The segments of a journal: names, records of one, compression of closed ones."""
 
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ PARTIAL = ".partial"
 MAX_RECORD_BYTES = 1 << 30
 _RECORD_START = b"\x92\xcf"
 """An array of two whose first element is a 64-bit checksum."""
+_BYTES_OF = struct.Struct(">BI")
+"""What stands before so many bytes: the sign of a length of 32 bits, and the length."""
 _REMEDY = "restore the file or start a new run"
 
 
@@ -51,8 +54,8 @@ def numbers(folder: Path) -> list[int]:
 def pack(record: JournalRecord) -> bytes:
     """Return a record with its checksum, as it stands in a segment."""
     body = msgspec.msgpack.encode(record)
-    packed: bytes = msgpack.packb([xxhash.xxh3_64_intdigest(body), body])
-    return packed
+    # The checksum in all its eight bytes, however small it is: `_RECORD_START` is looked for.
+    return b"".join((_RECORD_START, xxhash.xxh3_64_digest(body), _BYTES_OF.pack(0xC6, len(body)), body))
 
 
 def scan(folder: Path, number: int, is_last: bool) -> Iterator[tuple[JournalRecord, int]]:

@@ -75,23 +75,35 @@ class FloodGuard:
             return
         computed_before_s = time.thread_time()
         pings, self._checked_s = int(PINGS_BYTES_S * (began_s - self._checked_s)) + 1, began_s
-        open_now = {}
+        before, open_now = self._known, dict[int, _Connection]()
+        held_bytes = silent = 0
         for descriptor in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):
-                info = self._info(descriptor)
-                if info is None:
-                    continue
-                if len(info) < _RECEIVED.size:
-                    log.warning("this kernel does not count what connections send: nothing is cut")
-                    self._port = None
-                    return
-                known = open_now[descriptor] = self._connection(descriptor)
-                (known.received,) = _RECEIVED.unpack(info)
-                known.taken = min(known.taken + pings, known.received)
+            try:
+                inode, known = os.stat(descriptor).st_ino, before.get(descriptor)
+                if known is None or known.inode != inode:
+                    # One that is known by its inode is a connection; others are asked, which costs more.
+                    if not self._is_connection(descriptor):
+                        continue
+                    known = _Connection(inode)
+                info = _info(descriptor)
+            except OSError:
+                continue  # closed meanwhile
+            if len(info) < _RECEIVED.size:
+                log.warning("this kernel does not count what connections send: nothing is cut")
+                self._port = None
+                return
+            open_now[descriptor] = known
+            (known.received,) = _RECEIVED.unpack(info)
+            known.taken = min(known.taken + pings, known.received)
+            if not known.is_cut:
+                held_bytes += known.received - known.taken
+                silent += known.is_silent
         self._known = open_now
-        self._cut_largest()
-        self._cut_silent()
-        is_near = sum(each.received - each.taken for each in open_now.values() if not each.is_cut) > NEAR_BYTES
+        is_near = held_bytes > NEAR_BYTES
+        if held_bytes > min(MOST_UNREAD_BYTES, MEMBER_BYTES, MEMBERS_BYTES):
+            self._cut_largest()
+        if silent > MOST_SILENT:
+            self._cut_silent()
         # Not the time that it took: on a busy machine most of that is spent waiting for a core.
         computed_s = time.thread_time() - computed_before_s
         self._next_s = began_s + max(HURRIED_S if is_near else CHECK_EVERY_S, CHECK_SHARE * computed_s)
@@ -101,19 +113,10 @@ class FloodGuard:
         """Seconds until the next check."""
         return CHECK_EVERY_S if self._port is None else max(0.0, self._next_s - time.monotonic())
 
-    def _info(self, descriptor: int) -> bytes | None:
-        """Return the kernel's figures of a connection; None for another descriptor."""
-        known = self._known.get(descriptor)
-        # One that is known by its inode is a connection; others are asked, which costs more.
-        if known is None or known.inode != os.stat(descriptor).st_ino:
-            with _duplicate(descriptor) as connection:
-                if connection.getsockname()[1:2] != (self._port,) or not connection.getpeername():
-                    return None
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
-        try:
-            return connection.getsockopt(*_TCP_INFO, _RECEIVED.size)
-        finally:
-            connection.detach()  # it stays with libzmq
+    def _is_connection(self, descriptor: int) -> bool:
+        """Return True for a connection that a peer made to this server; OSError for no socket."""
+        with _duplicate(descriptor) as connection:
+            return connection.getsockname()[1:2] == (self._port,) and bool(connection.getpeername())
 
     def _connection(self, descriptor: int) -> _Connection:
         inode = os.stat(descriptor).st_ino
@@ -159,6 +162,16 @@ class FloodGuard:
                 connection.shutdown(socket.SHUT_RDWR)
                 return f"{host}:{port}"
         return "a peer that is gone"
+
+
+def _info(descriptor: int) -> bytes:
+    """Return the kernel's figures of a connection."""
+    # Asked of every connection several times a second: the class beneath `socket.socket` costs less.
+    connection = socket.SocketType(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
+    try:
+        return connection.getsockopt(*_TCP_INFO, _RECEIVED.size)
+    finally:
+        connection.detach()  # it stays with libzmq
 
 
 def _duplicate(descriptor: int) -> socket.socket:

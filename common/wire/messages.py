@@ -79,8 +79,11 @@ def cut_text(text: str, most: int = MOST_TEXT_CHARS) -> str:
     return encodable(text if len(text) <= most else text[: most - 4] + " ...")
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A message of one of the unions below; its tag is its class name."""
+class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, gc=False):
+    """A message of one of the unions below; its tag is its class name.
+
+    Messages and their parts are trees of plain values: no cycle can hold one, so the garbage collector need not look.
+    """
 
 
 class _Leased(_Message, frozen=True):
@@ -90,7 +93,7 @@ class _Leased(_Message, frozen=True):
     """Its name, which no other lease ever has."""
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A piece of a message."""
 
 
@@ -271,14 +274,15 @@ class ScoredGroup(_Part, frozen=True, kw_only=True):
     @property
     def texts(self) -> tuple[TextVerdict, ...]:
         """A verdict per text: one per row, or `scorer.continuations` of them."""
-        if not any(row.continuations for row in self.verdicts):
+        if not any([row.continuations for row in self.verdicts]):
             return self.verdicts
         return tuple(text for row in self.verdicts for text in row.texts)
 
     @property
     def faults(self) -> dict[str, int]:
         """Number of texts without a verdict, by the kind of failure."""
-        return dict(Counter(each.fault for each in self.texts if each.status == "error"))
+        found = [each.fault for each in self.texts if each.status == "error"]
+        return dict(Counter(found)) if found else {}
 
 
 class StageTimes(_Part, frozen=True):

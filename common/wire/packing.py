@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.wire.continuations import row_verdict
-from prefixrl.common.wire.messages import GroupPrefixes, Kind, Row, ScoredGroup, StepScores, Verdict, WeightsNote
+from prefixrl.common.wire.messages import (
+    GroupPrefixes,
+    Kind,
+    Row,
+    ScoredGroup,
+    StepScores,
+    TextVerdict,
+    Verdict,
+    WeightsNote,
+)
 
 ProbeRow = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Tokens given, and tokens scored after them."""
@@ -155,6 +164,10 @@ def check_spans(group: GroupPrefixes, version: int, may_cross: bool) -> None:
     `version` is the oldest one allowed, -1 where no adapter wrote; `may_cross`: a row may have several.
     """
     for index, row in enumerate(group.rows):
+        if len(row.spans) == 1 and row.spans[0].version == version >= 0:
+            size = row.spans[0].tokens
+            if size and size == len(row.tokens) // TOKEN_BYTES:
+                continue  # as nearly always: all of it is of one version, that of the result
         where = f"group {group.seq} (prompt {group.prompt.prompt_id}), row {index}"
         spans = [(span.version, span.tokens) for span in row.spans]
         if version < 0:
@@ -201,31 +214,35 @@ def check_verdicts(
     where = f"group {group.prefixes.seq} (prompt {group.prefixes.prompt.prompt_id})"
     if len(group.verdicts) != len(group.prefixes.rows):
         raise ValueError(f"{where} holds {len(group.verdicts)} verdicts for {len(group.prefixes.rows)} rows")
+    gold = group.prefixes.prompt.gold
     for index, verdict in enumerate(group.verdicts):
         try:
-            _check_verdict(verdict, continuations, most_chars)
+            texts = _checked_texts(verdict, continuations, most_chars)
             if has_step_rewards and kind == "train" and verdict.process is not None:
                 _check_places(verdict.process, token_ids(group.prefixes.rows[index].tokens).size)
         except ValueError as error:
             raise ValueError(f"{where}, row {index}: {error}") from None
-        gold = group.prefixes.prompt.gold
-        if (kind == "train" or gold) and any(each.status == "no_gold" for each in verdict.texts):
+        if (kind == "train" or gold) and "no_gold" in [each.status for each in texts]:
             raise ValueError(
                 f"{where}, row {index}: status no_gold in a group of kind {kind} with gold answer {gold!r}"
             )
 
 
-def _check_verdict(verdict: Verdict, continuations: int, most_chars: int) -> None:
-    if len(verdict.texts) != continuations:
-        raise ValueError(f"verdicts on {len(verdict.texts)} continuations, asked for were {continuations}")
+def _checked_texts(verdict: Verdict, continuations: int, most_chars: int) -> tuple[TextVerdict, ...]:
+    """Return the verdicts on a row's texts; ValueError unless each can be true."""
+    texts = verdict.texts
+    if len(texts) != continuations:
+        raise ValueError(f"verdicts on {len(texts)} continuations, asked for were {continuations}")
     for each in (*verdict.continuations, verdict):
-        if not (math.isfinite(each.reward) and 0.0 <= each.reward <= 1.0):
+        if not 0.0 <= each.reward <= 1.0:  # NaN is neither
             raise ValueError(f"reward {each.reward} is outside [0, 1]")
-        _check_length(each.completion, most_chars)
+        if each.completion:
+            _check_length(each.completion, most_chars)
         if each.process is not None and each.process.ends:
             _check_ends(each.process)
     if verdict.continuations and verdict != row_verdict(verdict.continuations):
         raise ValueError("its verdict does not follow from those of its continuations")
+    return texts
 
 
 def _check_ends(found: StepScores) -> None:

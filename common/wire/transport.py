@@ -85,6 +85,9 @@ _HANDSHAKE_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
 
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+"""As plain numbers: to combine flags of an enumeration costs as much as the call they are for."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 Payload = bytes | bytearray | memoryview
@@ -203,15 +206,18 @@ class Server(Generic[In, Out]):
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._flood.check()
-            if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                break  # a poll costs more than reading what is there
+            try:
+                # To ask first whether something is there would cost more.
+                peer = self._socket.recv(_NOBLOCK)
+                break
+            except zmq.Again:
+                pass
             left_s = max(0.0, deadline_s - time.monotonic())
             # A message that never ends wakes nobody: the next check must not wait for one that does.
             if not left_s:
                 return None
-            if self._socket.poll(math.ceil(min(left_s, self._flood.rest_s) * 1000), zmq.POLLIN):
-                break
-        peer, first = self._socket.recv(), self._socket.recv(copy=False)
+            self._socket.poll(math.ceil(min(left_s, self._flood.rest_s) * 1000), zmq.POLLIN)
+        first = self._socket.recv(copy=False)
         is_member = may_be_large(peer)
         most = MAX_MESSAGE_BYTES if is_member else MAX_FRAME_BYTES
         frames, size_bytes, count = self._kept(first, most)
@@ -256,9 +262,15 @@ class Server(Generic[In, Out]):
 
     def send(self, peer: bytes, message: Out, payload: Sequence[Payload] = ()) -> None:
         """Queue a message for one peer; raises Undeliverable when it is gone or does not read."""
-        frames: list[Payload] = [peer, _checked(self._encoder.encode(message), message), *payload]
+        frames: list[Payload] = [_checked(self._encoder.encode(message), message), *payload]
+        is_small = not payload or sum(len(part) for part in payload) < 65536
+        last = frames.pop()
         try:
-            self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=sum(len(part) for part in payload) < 65536)
+            # `send_multipart` does the same, but looks at every part first. Only the first send can fail.
+            self._socket.send(peer, _MORE)
+            for part in frames:
+                self._socket.send(part, _MORE, copy=is_small)
+            self._socket.send(last, _NOBLOCK, copy=is_small)
         except zmq.ZMQError as error:
             raise Undeliverable(f"peer {peer.hex()}: {error.strerror}") from None
 

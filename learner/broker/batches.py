@@ -10,7 +10,6 @@ in which the broker could answer nobody: so ranks make it, each the same.
 
 import logging
 import math
-from collections import Counter
 
 import msgspec
 import xxhash
@@ -288,29 +287,32 @@ class BatchDesk:
 def _batch_group(result: messages.ScoredGroup) -> messages.BatchGroup:
     """Return what ranks are told of a group, but for the times that it waits."""
     prompt = len(result.prefixes.prompt_tokens) // TOKEN_BYTES
-    rows = zip(result.prefixes.rows, result.verdicts, strict=True)
-    trainable = [(row, verdict) for row, verdict in rows if verdict.is_judged]
-    judged = [text for text in result.texts if text.is_judged]
-    scores = [score for text in judged if text.process for score in text.process.scores]
-    has_process = any(text.process for text in judged)
+    pairs = zip(result.prefixes.rows, result.verdicts, strict=True)
+    trainable = [(row, verdict) for row, verdict in pairs if verdict.status not in messages.UNJUDGED]
+    rows, verdicts = [row for row, _ in trainable], [verdict for _, verdict in trainable]
+    texts = result.texts
+    judged = [text for text in texts if text.status not in messages.UNJUDGED]
+    processes = [text.process for text in judged if text.process]
+    scores = [score for each in processes for score in each.scores]
+    statuses = [text.status for text in texts]
     return messages.BatchGroup(
         seq=result.prefixes.seq,
         prompt_id=result.prefixes.prompt.prompt_id,
         version=result.version,
         weights_digest=result.weights_digest,
-        lengths=tuple((prompt, len(row.tokens) // TOKEN_BYTES) for row, _ in trainable),
-        rewards=tuple(verdict.reward for _, verdict in trainable),
-        outcomes=tuple(verdict.outcome for _, verdict in trainable) if has_process else (),
+        lengths=tuple([(prompt, len(row.tokens) // TOKEN_BYTES) for row in rows]),
+        rewards=tuple([verdict.reward for verdict in verdicts]),
+        outcomes=tuple([verdict.outcome for verdict in verdicts]) if processes else (),
         steps=len(scores),
         step_score_sum=math.fsum(scores),
         stages=messages.StageTimes(result.sampled_s, 0.0, result.scoring_s, 0.0),
-        completion_tokens=sum(verdict.completion_tokens for _, verdict in trainable),
-        truncated=sum(text.finish == "length" for text in judged),
-        cached=sum(text.was_cached for text in judged),
-        as_text=sum(verdict.was_text for _, verdict in trainable),
-        answered=sum(verdict.is_answered for _, verdict in trainable),
-        with_control=sum(row.has_control for row, _ in trainable),
-        texts=tuple(xxhash.xxh3_64_intdigest(row.tokens) >> 1 for row, _ in trainable),
-        statuses=dict(Counter(text.status for text in result.texts)),
+        completion_tokens=sum([verdict.completion_tokens for verdict in verdicts]),
+        truncated=[text.finish for text in judged].count("length"),
+        cached=[text.was_cached for text in judged].count(True),
+        as_text=[verdict.was_text for verdict in verdicts].count(True),
+        answered=[verdict.is_answered for verdict in verdicts].count(True),
+        with_control=[row.has_control for row in rows].count(True),
+        texts=tuple([xxhash.xxh3_64_intdigest(row.tokens) >> 1 for row in rows]),
+        statuses={each: statuses.count(each) for each in dict.fromkeys(statuses)},
         source=result.prefixes.prompt.source,
     )

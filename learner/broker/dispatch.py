@@ -43,6 +43,8 @@ class Dispatcher:
     def __init__(self, config: RunConfig, ledger: Ledger, prompts: PromptOrder, names: TaskNames) -> None:
         self._config, self._prompts, self._names = config, prompts, names
         self._limits = RunLimits(config)
+        self._sampling = config.rollout_sampling(), config.scorer_sampling()
+        """Of prefixes, and of completions, in training."""
         self._score_tasks = 0
         self.ledger = ledger
         self.evaluations = EvaluationQueue(config.seed, config.broker.attempts)
@@ -55,8 +57,8 @@ class Dispatcher:
         )
         rows = config.rollout.groups_per_task * config.algorithm.samples_per_prompt
         self._usual_work = {
-            "rollout": rows * config.rollout_sampling().max_new_tokens,
-            "scorer": self._scoring_work(rows, "train", config.scorer_sampling()),
+            "rollout": rows * self._sampling[0].max_new_tokens,
+            "scorer": self._scoring_work(rows, "train", self._sampling[1]),
         }
         self.outgoing: list[tuple[bytes, messages.FromBroker]] = []
         self.losses: Counter[str] = Counter()
@@ -94,7 +96,7 @@ class Dispatcher:
             item = self.ledger.start_sampling(worker.version, most) if worker.phase == "ready" else None
             if item is None:
                 return False
-            kind, rows, sampling = "train", self._config.algorithm.samples_per_prompt, self._config.rollout_sampling()
+            kind, rows, sampling = "train", self._config.algorithm.samples_per_prompt, self._sampling[0]
             groups = tuple(self._group_task(seq) for seq in item.seqs)
         version = item.version
         task = messages.PrefixTask(
@@ -122,7 +124,7 @@ class Dispatcher:
         if kind == "eval":
             sampling = self.evaluations.run_of(item.seqs[0]).request.completion_sampling
         else:
-            sampling = self._config.scorer_sampling()
+            sampling = self._sampling[1]
             self.stages.leased(item.seqs, now_s)
         task = messages.ScoreTask(
             task="",
@@ -189,9 +191,10 @@ class Dispatcher:
             return
         self._check_scores(lease, result)
         if lease:
-            texts = [text for group in result.groups for text in group.texts]
-            self.completions["judged"] += len(texts)
-            self.completions["cached"] += sum(text.was_cached for text in texts)
+            for group in result.groups:
+                texts = group.texts
+                self.completions["judged"] += len(texts)
+                self.completions["cached"] += [text.was_cached for text in texts].count(True)
         if result.kind == "train":
             self.stages.came_in(self.ledger.take_scores(result.groups), now_s)
         else:
@@ -232,7 +235,7 @@ class Dispatcher:
 
     def _check_scores(self, lease: Lease | None, result: messages.Scores) -> None:
         """Raise ValueError unless the verdicts fit; the prefixes were checked when they came in."""
-        prefix, completion = self._config.rollout_sampling(), self._config.scorer_sampling()
+        prefix, completion = self._sampling
         if lease and lease.kind == "eval":
             request = self.evaluations.run_of(lease.item.seqs[0]).request
             prefix, completion = request.prefix_sampling, request.completion_sampling

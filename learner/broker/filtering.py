@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from prefixrl.common.config.filter import is_within
-from prefixrl.common.wire.messages import ScoredGroup, TextVerdict
+from prefixrl.common.wire.messages import UNJUDGED, ScoredGroup, TextVerdict
 
 CUT: dict[Literal["any", "all"], str] = {
     "any": "a text cut by the length limit",
@@ -68,19 +68,19 @@ def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | No
 
     The band is about answers, right or wrong: scores of a process reward model do not count.
     """
-    rewards = [verdict.outcome for verdict in group.verdicts if verdict.is_judged]
-    cut = sum(verdict.status == "truncated" for verdict in group.verdicts)
+    judged = [verdict for verdict in group.verdicts if verdict.status not in UNJUDGED]
+    cut = [verdict.status for verdict in group.verdicts].count("truncated")
     if band and (cause := band.objection_to_cuts(group.texts)):
         return Objection("filtered", cause)
     if cut == len(group.verdicts):
         # Its prompt would most likely be cut again: it fails at once, and counts against broker.max_failure_share.
         return Objection("failed", TRUNCATED)
-    if not rewards:
+    if not judged:
         faults = group.faults
         commonest = max(faults, key=lambda fault: (faults[fault], fault))
         rows = "every row that was not cut" if cut else "every row"
         return Objection("expired", f"verifier error on {rows}{f': {commonest}' if commonest else ''}")
-    cause = band.objection(rewards) if band else None
+    cause = band.objection([verdict.outcome for verdict in judged]) if band else None
     return Objection("filtered", cause) if cause else None
 
 
@@ -129,13 +129,19 @@ class FailureShare:
         self.newest: deque[float] = deque(maxlen=groups)
         """Share of failed rows of each group."""
         self.most = most
+        self._failing = 0
+        """Groups of these with a failed row."""
         self._is_too_high = False
 
     def note(self, *shares: float) -> None:
         """Count groups that ended or were accepted, the oldest first."""
-        self.newest.extend(shares)
-        # Asked for with every task, and a sum over hundreds of groups.
-        self._is_too_high = len(self.newest) == self.newest.maxlen and self.share > self.most
+        for share in shares:
+            is_full = len(self.newest) == self.newest.maxlen
+            self._failing += (share > 0) - (is_full and self.newest[0] > 0)
+            self.newest.append(share)
+        # The share is a sum over hundreds of groups, and at most that of the groups with a failed row.
+        may_be = len(self.newest) == self.newest.maxlen and self._failing / len(self.newest) > self.most
+        self._is_too_high = may_be and self.share > self.most
 
     @classmethod
     def over_batches(cls, batch_groups: int, most: float) -> "FailureShare":

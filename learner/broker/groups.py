@@ -91,16 +91,16 @@ class LiveGroups:
 
     def _count(self, group: Group, change: int) -> None:
         key = group.state, group.version
-        if total := self.counts[key] + change:
+        if total := self.counts.get(key, 0) + change:
             self.counts[key] = total
         else:
             del self.counts[key]
 
-    def states(self) -> Counter[str]:
+    def states(self) -> dict[str, int]:
         """Return the number of groups by state."""
-        found: Counter[str] = Counter()
+        found: dict[str, int] = {}
         for (state, _), count in self.counts.items():
-            found[state] += count
+            found[state] = found.get(state, 0) + count
         return found
 
     def recount(self) -> Counter[tuple[State, int | None]]:
@@ -132,11 +132,12 @@ class ScoreItem:
     @property
     def seqs(self) -> tuple[int, ...]:
         """Sequence numbers of the item's groups."""
-        return tuple(group.seq for group in self.groups)
+        return tuple([group.seq for group in self.groups])
 
     def only(self, seqs: Container[int]) -> "ScoreItem":
         """Return the part with these groups."""
-        return replace(self, groups=tuple(group for group in self.groups if group.seq in seqs))
+        groups = tuple([group for group in self.groups if group.seq in seqs])
+        return self if len(groups) == len(self.groups) else replace(self, groups=groups)
 
 
 @dataclass(frozen=True)
@@ -182,10 +183,12 @@ class GroupStates:
         total = sum(age * count for age, count in self.age_histogram.items())
         return total / max(1, sum(self.age_histogram.values()))
 
-    def note_scored(self, group: ScoredGroup) -> None:
+    def note_scored(self, group: ScoredGroup, faults: Mapping[str, int]) -> None:
         """Count the rows of an accepted group that could not be judged."""
-        self.rows_left_out.update(each.status for each in group.verdicts if not each.is_judged)
-        self.row_errors.update(group.faults)
+        if left_out := [each.status for each in group.verdicts if not each.is_judged]:
+            self.rows_left_out.update(left_out)
+        if faults:
+            self.row_errors.update(faults)
 
     def note_ended(self, state: str, cause: str, faults: Mapping[str, int]) -> None:
         """Count a group that ended untrained."""
@@ -197,9 +200,12 @@ class GroupStates:
         """Count a trained group and the versions that wrote its rows."""
         self.trained += 1
         self.age_histogram[age] += 1
+        tokens: dict[int, int] = {}
         for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
             if verdict.is_judged:
                 self.rows += 1
                 self.rows_crossed += len(row.spans) > 1
                 for span in row.spans:
-                    self.token_age_histogram[iteration - span.version] += span.tokens
+                    tokens[span.version] = tokens.get(span.version, 0) + span.tokens
+        for version, size in tokens.items():
+            self.token_age_histogram[iteration - version] += size

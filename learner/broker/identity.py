@@ -42,6 +42,7 @@ class IdentityCheck:
         self._process_digest = process_digest(prm.model) if prm and Path(prm.model).is_dir() else None
         self._loaded = {"rollout": "adapter", "scorer": "target" if config.mode == "prefix" else "adapter's tokenizer"}
         self._versions: dict[int, set[str]] = {}
+        self._newest = 0
         self._initial: str | None = None
 
     def check(self, role: str, digests: ModelDigests) -> None:
@@ -89,6 +90,7 @@ class IdentityCheck:
     def publish(self, version: int, digest: str) -> None:
         """Note a digest of a version; after a resume from a checkpoint a version may have several."""
         self._versions.setdefault(version, set()).add(digest)
+        self._newest = max(self._newest, version)
         for old in [each for each in self._versions if each <= version - VERSIONS_KEPT]:
             del self._versions[old]
 
@@ -100,13 +102,14 @@ class IdentityCheck:
     def restore(self, digests: Mapping[int, Sequence[str]]) -> None:
         """Take over the digests that another broker of the run knew."""
         self._versions = {version: set(known) for version, known in digests.items()}
+        self._newest = max(self._versions, default=0)
 
     def check_version(self, version: int, digest: str) -> None:
         """Raise ValueError unless these weights were published, or are the initial adapter's.
 
         Of versions that are forgotten anything passes: no window takes a result of theirs.
         """
-        if version <= max(self._versions, default=0) - VERSIONS_KEPT:
+        if version <= self._newest - VERSIONS_KEPT:
             return
         if version == 0 and 0 not in self._versions:
             self._initial = self._initial or digest

@@ -76,8 +76,9 @@ class JournaledState:
                 is_spare = spare_cause(scored, self._filter) is not None
                 self._live.move(group, "spare" if is_spare else "scored", scored.version)
                 group.result = scored
-                self.counts.note_scored(scored)
-                self.failures.note(sum(scored.faults.values()) / len(scored.texts))
+                faults = scored.faults
+                self.counts.note_scored(scored, faults)
+                self.failures.note(sum(faults.values()) / len(scored.texts) if faults else 0.0)
                 if self.pass_rate:
                     self.pass_rate.note(not is_spare)
                     self.counts.passed_by_source[self._prompts.source(group.prompt)] += not is_spare

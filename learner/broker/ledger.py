@@ -103,7 +103,7 @@ class Ledger(JournaledState):
         return self.admission.size(size, version, self.completed, states)
 
     def _room(self, version: int, states: Mapping[str, int]) -> int:
-        accepted = sum(states.get(state, 0) for state in ACCEPTED)
+        accepted = sum([states.get(state, 0) for state in ACCEPTED])
         return self.window.room(version, self.completed, accepted, sum(states.values()) - accepted)
 
     def _issuable(self, wanted: int) -> int:
@@ -148,7 +148,7 @@ class Ledger(JournaledState):
         """Return the sampled groups that are due first, so many at most, or None."""
         while self._unscored_items:
             item = heapq.heappop(self._unscored_items)[-1]
-            if seqs := [seq for seq in item.seqs if self._state(seq) == "sampled"]:
+            if seqs := [group.seq for group in item.groups if self._state(group.seq) == "sampled"]:
                 seqs, later = seqs[:most_groups], seqs[most_groups or len(seqs) :]
                 if later:
                     self._queue_scoring(item.only(later))
@@ -331,7 +331,7 @@ class Ledger(JournaledState):
 
     def states(self) -> dict[str, int]:
         """Return the number of live groups by state."""
-        return dict(self._live.states())
+        return self._live.states()
 
     def prompt_index(self, seq: int) -> int:
         """Return the position of a live group's prompt in the order of prompts."""

@@ -29,7 +29,8 @@ class Registry:
             "rollout": Takers(("ready", "draining"), ("ready", "draining", "swapping"), prefetches=False),
             "scorer": Takers(("ready",), ("ready",), prefetches=True),
         }
-        self._supply = Supply()
+        self._slots = 0.0
+        """Items that scorers hold at once."""
         self._numbers = {"rollout": 0, "scorer": 0}
         self._given: set[str] = set()
         """Names that some worker has had: who wants none is given another."""
@@ -109,15 +110,14 @@ class Registry:
         rollouts, scorers = self._takers["rollout"], self._takers["scorer"]
         rollouts.refresh()
         scorers.refresh()
-        if rollouts.has_new_offers or scorers.has_new_offers:
-            rollouts.has_new_offers = scorers.has_new_offers = False
+        if scorers.has_new_offers:
+            scorers.has_new_offers = False
             # An item is at a scorer from the lease to the result, also while its rows wait for a seat: so it is the
             # room that counts, in items. Of an engine that takes runs, the seats are those of one item.
-            slots = [
+            self._slots = sum(
                 room / (seats if takes_runs else rows_per_item) for seats, room, takes_runs in scorers.offers.values()
-            ]
-            self._supply = Supply(len(rollouts.offers), sum(slots))
-        return self._supply
+            )
+        return Supply(len(rollouts.offers), self._slots)
 
     def revocable(self, role: str) -> tuple[Worker, Lease] | None:
         """Return the newest lease that waits for a seat while others are empty, and its holder."""

@@ -101,7 +101,8 @@ class Takers:
 
     def _place(self, worker: Worker) -> None:
         identity, is_here = worker.identity, not worker.is_leaving
-        if worker.taken > worker.seated:
+        taken, seated, free = worker.taken, worker.seated, worker.free
+        if taken > seated:
             self.crowded[identity] = worker
         else:
             self.crowded.pop(identity, None)
@@ -112,13 +113,13 @@ class Takers:
                 self.offers[identity] = offer
             else:
                 del self.offers[identity]
-        free, known = worker.free, self._newest.get(identity)
+        known = self._newest.get(identity)
         may_prefetch = self._prefetches and worker.takes_runs and free == 0
         if not is_here or worker.phase not in self._taking or not (free > 0 or may_prefetch):
             self._newest.pop(identity, None)
             return
         kind = kind_of(worker)
-        place = (free <= 0, -worker.want[0], -free, worker.tasks_done)
+        place = (free <= 0, min(0, taken - seated), -free, worker.tasks_done)
         if known is None or known[0] != kind or known[1][:4] != place:
             self._numbers += 1
             entry = Entry(*place, self._numbers, worker)

@@ -171,11 +171,6 @@ class Worker:
         return free if self.takes_runs else min(free, MOST_HELD * self.room - self.rows)
 
     @property
-    def want(self) -> tuple[int, int]:
-        """Its place in the choice for a task: empty seats before room behind full ones."""
-        return max(0, self.seated - self.taken), self.free
-
-    @property
     def taken(self) -> int:
         """Number of rows of credit that its leases take now."""
         return self.seats * len(self.leases) if self.takes_runs else self.left

@@ -29,7 +29,7 @@ def slow_places(registry: Registry, role: str, besides: set[Kind]) -> list[Place
 
 
 def place_of(worker: Worker) -> Place:
-    return worker.free > 0, worker.want, -worker.tasks_done
+    return worker.free > 0, max(0, worker.seated - worker.taken), worker.free, -worker.tasks_done
 
 
 def slow_supply(registry: Registry) -> Supply:
