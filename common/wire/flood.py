@@ -6,6 +6,7 @@ Only Linux counts so; elsewhere nothing is cut.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -28,8 +29,9 @@ CHECK_EVERY_S = 0.1
 HURRIED_S = 0.01
 """Time between two checks while more than NEAR_BYTES are held: a fast peer sends 100 MiB in a tenth of a second."""
 NEAR_BYTES = 8 * 2**20
-CHECK_SHARE = 20
-"""A check is followed by a pause at least so many times as long as it computed; a longer one lets much through."""
+CHECK_SHARE, QUIET_SHARE = 20, 50
+"""A check is followed by a pause at least so many times as long as it computed, more while little is held; a longer one
+lets much through."""
 FRAME_BYTES, PINGS_BYTES_S = 64, 64
 """A little more than what surrounds a frame, and than the heartbeats of libzmq, on the wire."""
 _TCP_INFO = (socket.IPPROTO_TCP, socket.TCP_INFO) if sys.platform == "linux" else (0, 0)
@@ -59,14 +61,15 @@ class FloodGuard:
         is_counted = sys.platform == "linux" and endpoint.startswith("tcp://")
         self._port = int(endpoint.rpartition(":")[2]) if is_counted else None
         self._known: dict[int, _Connection] = {}
+        self._taken: dict[int, tuple[int, bool]] = {}
+        """By descriptor, bytes handed over since the last check, and whether the newest message was a member's."""
         self._checked_s, self._next_s = time.monotonic(), 0.0
 
     def took(self, descriptor: int, size_bytes: int, frames: int, is_member: bool) -> None:
         """Note that a message was handed over, and whether its peer is a member by now."""
-        with contextlib.suppress(OSError):  # closed meanwhile
-            known = self._connection(descriptor)
-            known.taken += size_bytes + FRAME_BYTES * frames
-            known.is_silent, known.is_member = False, is_member
+        # Which connection had the descriptor is asked at the next check: for every message it would cost too much.
+        before, _ = self._taken.get(descriptor, (0, False))
+        self._taken[descriptor] = before + size_bytes + FRAME_BYTES * frames, is_member
 
     def check(self) -> None:
         """Cut what is too much, if it is time to look again."""
@@ -75,19 +78,14 @@ class FloodGuard:
             return
         computed_before_s = time.thread_time()
         pings, self._checked_s = int(PINGS_BYTES_S * (began_s - self._checked_s)) + 1, began_s
-        before, open_now = self._known, dict[int, _Connection]()
+        taken, self._taken = self._taken, {}
+        open_now: dict[int, _Connection] = {}
         held_bytes = silent = 0
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             try:
-                inode, known = os.stat(descriptor).st_ino, before.get(descriptor)
-                if known is None or known.inode != inode:
-                    # One that is known by its inode is a connection; others are asked, which costs more.
-                    if not self._is_connection(descriptor):
-                        continue
-                    known = _Connection(inode)
-                info = _info(descriptor)
+                known, info = self._connection(descriptor, *taken.get(descriptor, (0, None))), _info(descriptor)
             except OSError:
-                continue  # closed meanwhile
+                continue  # closed meanwhile, or no connection
             if len(info) < _RECEIVED.size:
                 log.warning("this kernel does not count what connections send: nothing is cut")
                 self._port = None
@@ -106,23 +104,27 @@ class FloodGuard:
             self._cut_silent()
         # Not the time that it took: on a busy machine most of that is spent waiting for a core.
         computed_s = time.thread_time() - computed_before_s
-        self._next_s = began_s + max(HURRIED_S if is_near else CHECK_EVERY_S, CHECK_SHARE * computed_s)
+        every_s, share = (HURRIED_S, CHECK_SHARE) if is_near else (CHECK_EVERY_S, QUIET_SHARE)
+        self._next_s = began_s + max(every_s, share * computed_s)
 
     @property
     def rest_s(self) -> float:
         """Seconds until the next check."""
         return CHECK_EVERY_S if self._port is None else max(0.0, self._next_s - time.monotonic())
 
-    def _is_connection(self, descriptor: int) -> bool:
-        """Return True for a connection that a peer made to this server; OSError for no socket."""
-        with _duplicate(descriptor) as connection:
-            return connection.getsockname()[1:2] == (self._port,) and bool(connection.getpeername())
-
-    def _connection(self, descriptor: int) -> _Connection:
-        inode = os.stat(descriptor).st_ino
-        known = self._known.get(descriptor)
-        if known is None or known.inode != inode:
-            known = self._known[descriptor] = _Connection(inode)
+    def _connection(self, descriptor: int, taken_bytes: int, is_member: bool | None) -> _Connection:
+        """Return a connection with what it handed over; OSError for another descriptor."""
+        inode, known = os.stat(descriptor).st_ino, self._known.get(descriptor)
+        is_reused = known is not None and known.inode != inode
+        if known is None or is_reused:
+            # One that is known by its inode is a connection; others are asked, which costs more.
+            with _duplicate(descriptor) as connection:
+                if connection.getsockname()[1:2] != (self._port,) or not connection.getpeername():
+                    raise OSError(errno.ENOTCONN, "not a connection to this server")
+            known = _Connection(inode)
+        known.taken += taken_bytes
+        if is_member is not None and not is_reused:  # else the message may be of the connection that is gone
+            known.is_silent, known.is_member = False, is_member
         return known
 
     def _cut_largest(self) -> None:
