@@ -62,6 +62,8 @@ class Cell(msgspec.Struct, frozen=True):
     groups: int
     cpu_ms_per_group: float
     """CPU time of the broker, all threads."""
+    others_ms_per_group: float
+    """That of the workers, and of the ranks."""
     groups_per_s: float
     busy: float
     """CPU seconds of the broker per second."""
@@ -207,9 +209,11 @@ def measure(arm: str, checkout: Path, workers: int, is_paced: bool, span_s: floa
             name = f"{arm}-{workers}-{'paced' if is_paced else 'saturated'}.txt"
             spy = ["py-spy", "record", "--pid", str(child.pid), "--duration", str(int(span_s)), "--format", "raw"]
             stack.enter_context(subprocess.Popen([*spy, "--output", str(profile / name)], stdout=subprocess.DEVNULL))
-        from_s, cpu_from_s = time.monotonic(), cpu_seconds(child.pid)
+        others = [os.getpid(), *(each.pid for each in started)]  # the ranks are threads of this process
+        from_s, cpu_from_s, others_from_s = time.monotonic(), cpu_seconds(child.pid), sum(map(cpu_seconds, others))
         time.sleep(span_s)
         to_s, cpu_s = time.monotonic(), cpu_seconds(child.pid) - cpu_from_s
+        others_s = sum(map(cpu_seconds, others)) - others_from_s
         assert child.poll() is None, (directory / "log").read_text()
         ranks.end()
         found = [msgspec.json.decode(each.communicate(b"end", timeout=30.0)[0], type=Timings) for each in started]
@@ -222,6 +226,7 @@ def measure(arm: str, checkout: Path, workers: int, is_paced: bool, span_s: floa
         to_s - from_s,
         len(acks),
         cpu_s * 1e3 / len(acks),
+        others_s * 1e3 / len(acks),
         len(acks) / (to_s - from_s),
         cpu_s / (to_s - from_s),
         (quantile(acks, 0.5), quantile(acks, 0.99)),

@@ -1,9 +1,12 @@
 """The broker beside Ray actors and Redis streams that do the same hops, in the same run.
 
 In every round, one after the other: the broker with one rollout and two scorers that answer at once (`broker_load.py`),
-then the three forms of `peer_hops.py`. All move as many bytes per group, 8 rows of 64 tokens with their text, and hand
+then the five forms of `peer_hops.py`. All move as many bytes per group, 8 rows of 64 tokens with their text, and hand
 over batches of 512. Counted is the CPU of what stands between the workers: the broker with all its threads; Ray's
-driver, raylet and global control service; redis-server. CPU of the workers is left out everywhere.
+driver, raylet and global control service, and the actor that is the queue, where there is one; redis-server. Beside it
+stands that of the whole system, with the workers and the learner, since a library in these does part of the work too:
+it encrypts, or holds the objects of Ray. They do nothing but make the messages; Ray's agents and monitors, which do
+nothing for a group, are left out.
 
 The broker does more for it: it encrypts, checks every result against its task, keeps the window and the order of
 prompts, renews leases, and has every scored group on disk before it says so. Ray's driver keeps nothing over a crash;
@@ -30,7 +33,18 @@ import msgspec
 from benchmarks.broker_load import KINDS, measure
 from benchmarks.results import ROOT, Figure, LeftOut, Report, commit, options
 
-PEERS = {"ray": "Ray actors, by reference", "values": "Ray actors, results seen", "redis": "Redis streams"}
+PEERS = {
+    "ray": "Ray actors, by reference",
+    "values": "Ray actors, results seen",
+    "queue": "Ray, an actor as queue, eight groups per call",
+    "single": "Ray, an actor as queue, one group per call",
+    "redis": "Redis streams",
+}
+QUANTITIES = {
+    "cpu_ms_per_group": ("CPU per group", "ms"),
+    "system_ms_per_group": ("CPU per group, workers and learner too", "ms"),
+    "groups_per_s": ("groups per second", "1/s"),
+}
 WORKERS = 3
 PATIENCE_S = 120.0
 
@@ -39,6 +53,9 @@ class Measured(msgspec.Struct, frozen=True):
     """One stretch of one system."""
 
     cpu_ms_per_group: float
+    """Of what stands between the workers."""
+    system_ms_per_group: float
+    """Of the workers and the learner too."""
     groups_per_s: float
 
 
@@ -67,17 +84,17 @@ def peer(python: Path, kind: str, span_s: float) -> Measured:
 def broker(span_s: float) -> Measured:
     """One stretch of the broker."""
     cell = measure("after", ROOT, WORKERS, False, span_s, None)
-    return Measured(cell.cpu_ms_per_group, cell.groups_per_s)
+    return Measured(cell.cpu_ms_per_group, cell.cpu_ms_per_group + cell.others_ms_per_group, cell.groups_per_s)
 
 
 def figures_of(found: dict[str, list[Measured]]) -> list[Figure]:
     """Medians, each with the broker's of the same rounds as its baseline."""
     figures = []
     for kind, rounds in found.items():
-        for name, unit in (("cpu_ms_per_group", "ms"), ("groups_per_s", "1/s")):
+        for name, (words, unit) in QUANTITIES.items():
             values, ours = ([getattr(each, name) for each in of] for of in (rounds, found["broker"]))
             value, against = statistics.median(values), statistics.median(ours)
-            label = f"{PEERS.get(kind, 'the broker')}: {'CPU per group' if unit == 'ms' else 'groups per second'}"
+            label = f"{PEERS.get(kind, 'the broker')}: {words}"
             spread = min(values), max(values)
             is_peer = kind in PEERS
             baseline, ratio = (against, value / against) if is_peer else (None, None)

@@ -3,20 +3,27 @@
     prompt ─▶ rollout ─▶ prefixes (8 rows) ─▶ scorer ─▶ prefixes and verdicts ─▶ batch ─▶ learner
 
 One rollout and two scorers that answer at once, as in `broker_load.py`; groups as large as there. Prints, as JSON, the
-groups per second and the CPU milliseconds per group of the processes between the workers:
+groups per second and the CPU milliseconds per group, of the processes between the workers and of those with the workers
+and the learner:
 
     ray     driver, raylet and global control service. The driver keeps a number of groups under way, passes references
             from actor to actor (small objects travel with the driver's messages) and hands over whole batches: the
             cheapest form, in which it sees no result
     values  the same, but the driver gets each result before it passes it on, as whoever checks results must
+    queue   an actor between the workers, with asyncio: they take their next groups from it with the call by which they
+            give it their results, up to eight groups at a time. So workers may come and go, as they may with the
+            broker; the driver of the forms above knows all of them from the start. Between the workers stand this
+            actor, the driver, the raylet and the global control service
+    single  the same with one group per call, as groups come and go where each takes seconds, and as the broker's do
     redis   redis-server, append-only file on, synced every second. Workers read their streams in consumer groups and
             acknowledge; nobody keeps a window, checks a result, or notices a dead worker
 
 Neither encrypts or checks anything, and neither keeps what it holds over a crash as a journal does.
 
-    python peer_hops.py ray|values|redis SECONDS
+    python peer_hops.py ray|values|queue|single|redis SECONDS
 """
 
+import asyncio
 import json
 import multiprocessing
 import os
@@ -30,7 +37,11 @@ from typing import Any
 
 ROWS, TOKENS, BATCH, IN_FLIGHT = 8, 64, 512, 64
 SCORERS = 2
+AT_ONCE = 8
+"""Groups of a call to the queue: with more, a call's arguments are no longer sent inline."""
 TEXT = "a step of an answer " * 12
+SEATS = 8
+"""Calls of a worker to the queue at once, where each is about one group: with fewer, a group costs more."""
 WARM_UP_S = 3.0
 VERDICT = {"reward": 1.0, "status": "ok", "extracted": "42", "finish": "eos", "completion_tokens": 300}
 
@@ -69,24 +80,31 @@ def named(name: str) -> list[int]:
 
 
 class Meter:
-    """Counts groups after a warm-up, and what processes spend meanwhile."""
+    """Counts groups after a warm-up, and what processes spend meanwhile: those between the workers, and all."""
 
-    def __init__(self, pids: list[int], span_s: float) -> None:
-        self._pids, self._span_s = pids, span_s
-        self._begin_s, self._from_s, self._cpu_from_s, self._groups = time.monotonic(), 0.0, 0.0, 0
+    def __init__(self, between: list[int], workers: list[int], span_s: float) -> None:
+        self._pids, self._span_s = (between, workers), span_s
+        self._begin_s, self._from_s, self._cpu_from_s, self._groups = time.monotonic(), 0.0, [0.0, 0.0], 0
+
+    def _cpu_s(self) -> list[float]:
+        return [cpu_seconds(pids) for pids in self._pids]
 
     def count(self, groups: int) -> bool:
         """Count groups that ended; False once the time is over."""
         now_s = time.monotonic()
         if not self._from_s:
             if now_s - self._begin_s > WARM_UP_S:
-                self._from_s, self._cpu_from_s = now_s, cpu_seconds(self._pids)
+                self._from_s, self._cpu_from_s = now_s, self._cpu_s()
             return True
         self._groups += groups
         if now_s - self._from_s < self._span_s:
             return True
-        cpu_s, span_s = cpu_seconds(self._pids) - self._cpu_from_s, now_s - self._from_s
-        print(json.dumps({"cpu_ms_per_group": cpu_s * 1e3 / self._groups, "groups_per_s": self._groups / span_s}))
+        between, workers = (
+            (to_s - from_s) * 1e3 / self._groups for from_s, to_s in zip(self._cpu_from_s, self._cpu_s(), strict=True)
+        )
+        rate = self._groups / (now_s - self._from_s)
+        found = {"cpu_ms_per_group": between, "system_ms_per_group": between + workers, "groups_per_s": rate}
+        print(json.dumps(found))
         return False
 
 
@@ -96,6 +114,9 @@ def with_ray(span_s: float, sees_results: bool = False) -> None:
     ray.init(num_cpus=1 + SCORERS + 1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
     class Worker:
+        def pid(self) -> int:
+            return os.getpid()
+
         def sample(self, seq: int) -> dict[str, Any]:
             return prefixes(seq)
 
@@ -106,8 +127,8 @@ def with_ray(span_s: float, sees_results: bool = False) -> None:
             return len(groups)
 
     rollout, learner, *scorers = (ray.remote(Worker).remote() for _ in range(2 + SCORERS))
-    ray.get(learner.train.remote())
-    meter = Meter([os.getpid(), *named("raylet"), *named("gcs_server")], span_s)
+    workers = ray.get([each.pid.remote() for each in (rollout, learner, *scorers)])
+    meter = Meter([os.getpid(), *named("raylet"), *named("gcs_server")], workers, span_s)
     pending: list[Any] = []
     ready: list[Any] = []
     sampling: set[Any] = set()
@@ -131,6 +152,91 @@ def with_ray(span_s: float, sees_results: bool = False) -> None:
             ray.get(learner.train.remote(*ready[:BATCH]))
             ready = ready[BATCH:]
         if not meter.count(len(scored)):
+            break
+    ray.shutdown()
+
+
+class Queue:
+    """The tasks of all workers and their results, in the process of an actor."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once, self._changed = at_once, asyncio.Condition()
+        self._next = self._under_way = self.scored = 0
+        self._prefixes: list[dict[str, Any]] = []
+        self._ready: list[dict[str, Any]] = []
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def count(self) -> int:
+        """The number of groups scored so far."""
+        return self.scored
+
+    async def sample(self, done: list[dict[str, Any]]) -> list[int]:
+        """Take a rollout's groups and give it others to sample."""
+        async with self._changed:
+            self._prefixes += done
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self._under_way < IN_FLIGHT)
+            given = list(range(self._next, self._next + min(self._at_once, IN_FLIGHT - self._under_way)))
+            self._next, self._under_way = self._next + len(given), self._under_way + len(given)
+            return given
+
+    async def score(self, done: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Take a scorer's groups and give it others to score."""
+        async with self._changed:
+            self._ready += done
+            self.scored, self._under_way = self.scored + len(done), self._under_way - len(done)
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self._prefixes)
+            given, self._prefixes = self._prefixes[: self._at_once], self._prefixes[self._at_once :]
+            return given
+
+    async def batch(self) -> list[dict[str, Any]]:
+        """Give the learner its next batch."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self._ready) >= BATCH)
+            given, self._ready = self._ready[:BATCH], self._ready[BATCH:]
+            return given
+
+
+def with_ray_queue(span_s: float, at_once: int = AT_ONCE, seats: int = 1) -> None:
+    import ray
+
+    ray.init(num_cpus=2 + SCORERS + 1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+
+    class Worker:
+        def pid(self) -> int:
+            return os.getpid()
+
+        def sample(self, queue: Any) -> None:
+            asked: list[int] = []
+            while True:
+                asked = ray.get(queue.sample.remote([prefixes(seq) for seq in asked]))
+
+        def score(self, queue: Any) -> None:
+            groups: list[dict[str, Any]] = []
+            while True:
+                groups = ray.get(queue.score.remote([judged(group) for group in groups]))
+
+        def train(self, queue: Any) -> None:
+            while ray.get(queue.batch.remote()):
+                pass
+
+    queue = ray.remote(Queue).remote(at_once)
+    actor = ray.remote(Worker).options(max_concurrency=seats)
+    rollout, learner, *scorers = (actor.remote() for _ in range(2 + SCORERS))
+    workers = ray.get([each.pid.remote() for each in (rollout, learner, *scorers)])
+    between = [os.getpid(), *named("raylet"), *named("gcs_server"), ray.get(queue.pid.remote())]
+    running = [learner.train.remote(queue)]
+    for _ in range(seats):
+        running += [rollout.sample.remote(queue), *(each.score.remote(queue) for each in scorers)]
+    meter, counted = Meter(between, workers, span_s), 0
+    while True:
+        ended, _ = ray.wait(running, num_returns=1, timeout=0.5)
+        ray.get(ended)  # nobody ends but with an error
+        before, counted = counted, ray.get(queue.count.remote())
+        if not meter.count(counted - before):
             break
     ray.shutdown()
 
@@ -169,7 +275,8 @@ def with_redis(span_s: float) -> None:
         workers = [multiprocessing.Process(target=_redis_worker, args=(path, *each), daemon=True) for each in stages]
         for worker in workers:
             worker.start()
-        meter, seq, under_way = Meter([server.pid], span_s), 0, 0
+        pids = [os.getpid(), *(worker.pid for worker in workers if worker.pid)]
+        meter, seq, under_way = Meter([server.pid], pids, span_s), 0, 0
         while True:
             while under_way < IN_FLIGHT:
                 link.xadd("prompts", {"group": json.dumps({"seq": seq, "prompt": f"{seq} + 1 ="})})
@@ -191,6 +298,8 @@ if __name__ == "__main__":
     kinds: dict[str, Callable[[float], None]] = {
         "ray": with_ray,
         "values": partial(with_ray, sees_results=True),
+        "queue": with_ray_queue,
+        "single": partial(with_ray_queue, at_once=1, seats=SEATS),
         "redis": with_redis,
     }
     kinds[sys.argv[1]](float(sys.argv[2]))
