@@ -88,9 +88,9 @@ class BrokerCosts:
     (`broker_costs` in benchmarks/scale_tables.py derives them).
     """
 
-    group_s: float = 0.358e-3
+    group_s: float = 0.249e-3
     """Per group, which passes twice: as prefixes, and with its verdicts."""
-    turn_s: float = 1.59e-3
+    turn_s: float = 1.46e-3
     """Per turn, whatever it handles."""
 
 

@@ -26,7 +26,7 @@ def lines_after(begin: str) -> list[str]:
     return PAGE.read_text(encoding="utf-8").partition(begin)[2].partition(END)[0].splitlines()
 
 
-@pytest.mark.parametrize(("workers", "offered_ms", "saturated_ms"), [("3", 1.241, 0.408), ("1000", 1.905, 0.529)])
+@pytest.mark.parametrize(("workers", "offered_ms", "saturated_ms"), [("3", 1.070, 0.295), ("1000", 1.515, 0.386)])
 def test_both_measured_loads_follow_from_the_costs(workers: str, offered_ms: float, saturated_ms: float) -> None:
     costs = broker_costs(workers)
     assert 1000 * (costs.group_s + 2 * costs.turn_s / MESSAGES) == pytest.approx(saturated_ms, rel=0.01)
