@@ -63,7 +63,7 @@ class Cell(msgspec.Struct, frozen=True):
     cpu_ms_per_group: float
     """CPU time of the broker, all threads."""
     others_ms_per_group: float
-    """That of the workers, and of the ranks."""
+    """CPU time of the workers and of the ranks."""
     groups_per_s: float
     busy: float
     """CPU seconds of the broker per second."""

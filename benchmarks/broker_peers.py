@@ -53,9 +53,9 @@ class Measured(msgspec.Struct, frozen=True):
     """One stretch of one system."""
 
     cpu_ms_per_group: float
-    """Of what stands between the workers."""
+    """CPU time of the processes between the workers."""
     system_ms_per_group: float
-    """Of the workers and the learner too."""
+    """CPU time of the workers and the learner, too."""
     groups_per_s: float
 
 

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefixrl.common.errors import PeerLost, PrefixRLError
+from prefixrl.common.process import keep_receive_buffers
 from prefixrl.common.weights.memory import Memory, MemoryFiles
 from prefixrl.common.weights.snapshot import BadSnapshot, Snapshot, check_manifest
 from prefixrl.common.wire.address import Address, beside
 from prefixrl.common.wire.keys import ClientKey
 from prefixrl.common.wire.messages import Chunk, FromWeights, GetManifest, Gone, Manifest, ToWeights, Welcome
-from prefixrl.common.wire.transport import Client, Malformed, keep_receive_buffers
+from prefixrl.common.wire.transport import Client, Malformed
 from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.staging import Staging
 

@@ -21,7 +21,7 @@ MAX_RECORD_BYTES = 1 << 30
 _RECORD_START = b"\x92\xcf"
 """An array of two whose first element is a 64-bit checksum."""
 _BYTES_OF = struct.Struct(">BI")
-"""What stands before so many bytes: the sign of a length of 32 bits, and the length."""
+"""Head of so many bytes: the sign of a length of 32 bits, and the length."""
 _REMEDY = "restore the file or start a new run"
 
 

@@ -14,7 +14,6 @@ Sockets belong to the thread that made them.
 """
 
 import contextlib
-import ctypes
 import logging
 import math
 import socket as _socket
@@ -88,8 +87,6 @@ _HANDSHAKE_EVENTS = (
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """As plain numbers: to combine flags of an enumeration costs as much as the call they are for."""
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
 Payload = bytes | bytearray | memoryview
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -139,15 +136,6 @@ def check_endpoint(endpoint: str) -> str:
     if endpoint.startswith("tcp://") and (":" in host or "[" in host):
         raise ConfigError(f"endpoint {endpoint!r} is an IPv6 address; only IPv4 is supported: tcp://10.0.0.7:5555")
     return endpoint
-
-
-def keep_receive_buffers() -> None:
-    """Let the allocator keep the memory of received frames."""
-    # Fresh pages halve the speed of large frames. glibc adopts these values once it has freed a block of 32 MiB.
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
-        mallopt(_M_TRIM_THRESHOLD, 64 * 2**20)
 
 
 class Server(Generic[In, Out]):

@@ -44,7 +44,7 @@ class Dispatcher:
         self._config, self._prompts, self._names = config, prompts, names
         self._limits = RunLimits(config)
         self._sampling = config.rollout_sampling(), config.scorer_sampling()
-        """Of prefixes, and of completions, in training."""
+        """Settings of prefixes, and of completions, in training."""
         self._score_tasks = 0
         self.ledger = ledger
         self.evaluations = EvaluationQueue(config.seed, config.broker.attempts)

@@ -17,6 +17,10 @@ SILENCE_SHARE = 1 / 4
 """Longest time between two heartbeats, as a part of the silence after which a worker counts as dead."""
 MOST_BEAT_S = 2.5
 """Longest time between two heartbeats in any case: with each a worker looks whether the broker has moved."""
+LOOK_S, MOST_LOOK_S = 0.1, 1.0
+"""Shortest and longest time between two looks for lost workers."""
+LOOKS_PER_S = 1000
+"""Looks at a worker per second, at all of them together, between these times."""
 
 
 class Registry:
@@ -83,6 +87,11 @@ class Registry:
     def of(self, role: str) -> Iterable[Worker]:
         """Return the workers of a role."""
         return [worker for worker in self.by_identity.values() if worker.role == role]
+
+    @property
+    def look_every_s(self) -> float:
+        """Time between two looks for lost workers: longer where there are many."""
+        return min(MOST_LOOK_S, max(LOOK_S, len(self.by_identity) / LOOKS_PER_S))
 
     def lost(self, now_s: float) -> list[tuple[Worker, str]]:
         """Return the workers to give up now, each with the reason for the log."""

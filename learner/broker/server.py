@@ -38,8 +38,6 @@ from prefixrl.learner.broker.workers import UNCOUNTED, Worker, check_offer
 log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 0.1
-CHECK_EACH_S, MOST_CHECK_S = 0.001, 1.0
-"""Time between two looks for lost workers, per worker, and at most: with many, each is looked at less often."""
 GOODBYE_S = 6.0
 """Longest wait for the Goodbyes. More than `requester.ASK_AGAIN_S`: a Stop whose answer was lost is sent again. Less
 than `servers.CLOSE_S`, by more than `LINGER_S`."""
@@ -195,8 +193,7 @@ class Broker:
                 self.dispatcher.take_back(peer, message.task)
 
     def _give_up_lost(self, now_s: float) -> None:
-        every_s = min(MOST_CHECK_S, max(CHECK_EVERY_S, len(self.dispatcher.registry.by_identity) * CHECK_EACH_S))
-        if now_s - self._counted_s < every_s:
+        if now_s - self._counted_s < self.dispatcher.registry.look_every_s:
             return
         self._counted_s = now_s
         for worker, reason in self.dispatcher.registry.lost(now_s):

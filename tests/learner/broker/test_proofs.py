@@ -113,9 +113,10 @@ def test_slope_and_error_are_those_of_the_slow_sums() -> None:
         assert found.shrinkage == pytest.approx(2 * squares[0] / squares[1])
 
 
-def test_the_mismatch_is_that_of_nine_positions_in_ten() -> None:
+@pytest.mark.parametrize("positions", [2, 1000, 1001])
+def test_the_mismatch_is_that_of_nine_positions_in_ten(positions: int) -> None:
     random = np.random.default_rng(2)
-    engine, learner = (random.standard_normal(1001).astype(np.float32) for _ in range(2))
+    engine, learner = (random.standard_normal(positions).astype(np.float32) for _ in range(2))
     differences = [abs(float(one) - float(other)) for one, other in zip(engine, learner, strict=True)]
     assert mismatch(engine, learner) == pytest.approx(statistics.quantiles(differences, n=10, method="inclusive")[8])
 
