@@ -110,7 +110,7 @@ def task_of(jobs: Sequence[Job]) -> Job:
     return Job(jobs[0].key, rows, draws, jobs[0].sampling, jobs[0].stop_tokens)
 
 
-def generated(engine: TransformersEngine, rows: Sequence[TokenIds], job: Job) -> None:
+def generated(engine: FixedRowsEngine, rows: Sequence[TokenIds], job: Job) -> None:
     """All rows by one call of `generate`."""
     longest = max(row.size for row in rows)
     ids, mask = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.long)
@@ -141,7 +141,8 @@ def engine_rounds(config: RunConfig, rows: int, rounds: int) -> tuple[dict[str, 
     bitwise = FixedRowsEngine(model, "cpu", "float32", 1, seats=fixed)
     texts = [row for job in jobs for row in job.rows]
     ways: dict[str, Callable[[], object]] = {
-        GENERATE: lambda: generated(continuous, texts, jobs[0]),
+        # The model of `bitwise` attends as transformers does; that of the other engine does not.
+        GENERATE: lambda: generated(bitwise, texts, jobs[0]),
         CONTINUOUS: lambda: completed(continuous, jobs),
         BITWISE: lambda: completed(bitwise, tasks),
     }
