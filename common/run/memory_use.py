@@ -11,7 +11,10 @@ ROLLUP = Path("/proc/self/smaps_rollup")
 def memory_now() -> MemoryUse | None:
     """Return the memory of this process; None where the system does not tell."""
     # The kernel goes through the page table for it: 6 ms per GiB of small pages.
-    lines = ROLLUP.read_text(encoding="ascii").splitlines()[1:] if ROLLUP.exists() else []
+    try:
+        lines = ROLLUP.read_text(encoding="ascii").splitlines()[1:]
+    except OSError:
+        return None  # no such file, no right to read it, no descriptor left: no process is to end for a figure
     size_bytes = {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     if not size_bytes:
         return None

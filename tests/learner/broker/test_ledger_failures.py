@@ -60,6 +60,15 @@ def test_the_limit_is_on_the_share_of_rows(most: float, ends: bool) -> None:
     assert ledger.failures.share == 0.5 and len(ledger.failures.newest) == 6
 
 
+def test_only_the_newest_groups_count_however_many_went_before() -> None:
+    share, noted = FailureShare(6, 0.4), list[float]()
+    for each in (*[0.0] * 6, *[1.0] * 6, *[0.5] * 6, *[0.0] * 6, 1.0, 0.0):
+        share.note(each)
+        noted.append(each)
+        newest = noted[-6:]
+        assert share.is_too_high == (len(newest) == 6 and sum(newest) / 6 > 0.4), noted
+
+
 def test_data_that_are_used_up_before_anything_was_trained_are_no_finished_run() -> None:
     ledger = make(3)
     for _ in range(3):
