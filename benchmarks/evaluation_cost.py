@@ -4,9 +4,9 @@ A real broker, weight server and publisher, a rollout and two scorers as process
 latencies, no model), and a learner that trains nothing. Runs without and with evaluations alternate; both wait for
 scorers.
 
-    own work    slot-seconds the scorers need for the problems of the evaluations, over the slots there are delay
-    how much longer as many iterations took than without, counted from the third batch until the last one is there
-                and every evaluation is finished
+    own work    seconds that the scorers' seats, all of them busy, need for the problems of the evaluations
+    delay       how much longer as many iterations took than without, counted from the third batch until the last one
+                is there and every evaluation is finished
     mixed       share of the answers of an evaluation that are not of its version
 
     python -m benchmarks.evaluation_cost [--quick] --json FILE
@@ -24,14 +24,14 @@ import click
 import torch
 
 from benchmarks.results import Figure, Report, commit, options
-from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, SLOTS, daemons, learner, simulated_run, take_batch
+from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages import Evaluate, Prompt
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.broker.evaluations import ROWS_PER_ITEM
 from prefixrl.learner.servers import Servers
 
-SCORERS, ITEMS, EVERY = 2, 32, 10
+SCORERS, ITEMS, EVERY = 2, 4, 10
 PROBLEMS = ITEMS * ROWS_PER_ITEM
 PREFIX_S, SCORING_S = 0.1, 1.0
 WARM = 2
@@ -48,6 +48,8 @@ class Ran:
     """Answers of evaluations."""
     mixed: int
     """Those of another version than asked for."""
+    seats: int
+    """Rows that the scorers score at once."""
 
 
 def run(iterations: int, every: int) -> Ran:
@@ -86,9 +88,10 @@ def learn(servers: Servers, config: RunConfig, iterations: int, every: int) -> R
             publisher.publish(version, weights, PROBE_LOGPROBS)
         found = [version for each in asked for version in versions_of(client, each)]
         elapsed_s = time.monotonic() - started_s
+        seats = sum(worker.seats for worker in client.status().workers if worker.role == "scorer")
     wanted = [each for each in asked for _ in range(PROBLEMS)]
     mixed = sum(got != version for got, version in zip(found, wanted, strict=True))
-    return Ran(elapsed_s, len(found), mixed)
+    return Ran(elapsed_s, len(found), mixed, seats)
 
 
 def question(config: RunConfig, version: int) -> Evaluate:
@@ -117,7 +120,7 @@ def versions_of(client: BrokerClient, version: int) -> list[int]:
 
 def figures_of(without: list[Ran], having: list[Ran]) -> list[Figure]:
     """The delay of each pair of runs against the evaluations' own work."""
-    own_s = having[0].evaluated / ROWS_PER_ITEM * SCORING_S / (SCORERS * SLOTS)
+    own_s = having[0].evaluated * SCORING_S / having[0].seats
     delays = [b.elapsed_s - a.elapsed_s for a, b in zip(without, having, strict=True)]
     middle, spread = statistics.median(delays), (min(delays), max(delays))
     mixed = sum(each.mixed for each in having) / sum(each.evaluated for each in having)

@@ -6,9 +6,12 @@ learner that trains nothing but publishes as many bytes as asked for after each 
 (--quick: one each).
 
     pause       from the end of the rollout's last task after it asked to swap (or the asking, when it had none) until
-    it
-                reports the new version installed and probed
+                it reports the new version installed and probed
     transfer    the pull of that version: asked for until staged and verified
+
+The simulated engine answers every probe with zeros, which tell no versions apart. So each update is proved by a digest
+of all weights instead, and nearly all of the pause is that digest. An engine whose probe changes enough with its
+weights is not asked for one.
 
     python -m benchmarks.update_pause [--quick] --json FILE
 """

@@ -2,6 +2,7 @@ r"""Answers that math-verify accepts wrongly, found from the text alone. Pure.
 
 leaves_undone     `\int_0^1 2x dx` or `\sqrt{100}` where the gold answer is a number: the question repeated
 drops_a_part      `3\ldots` and `3_7` are not 3
+has_numbers_side_by_side   `7 5` or `7 {5}`, which is added up
 differs_in_kind   (1,2) is an ordered pair or an interval, {1,2} and 1,2 are not
 is_close          six digits must agree; math-verify compares six decimals
 """
@@ -27,6 +28,20 @@ def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
     if any(_OPERATORS.fullmatch(command) for command in left):
         return True
     return gold_is_number and ("'" in last or any(_FUNCTIONS.fullmatch(command) for command in left))
+
+
+_SPACED = r"\d\}?(?:~|\\q?quad)+\{?\d+(?:\.\d+)?"
+_GROUPED = r"(?<![a-zA-Z}\]^_])\{\d+(?:\.\d+)?\}\d+(?:\.\d+)?|(?<![a-zA-Z\d.^_}])\d+(?:\.\d+)?\{\d+(?:\.\d+)?\}"
+_SIDE_BY_SIDE = re.compile(rf"(?:{_SPACED}|{_GROUPED})(?![\d.]*/)")
+"""Numbers with nothing but space or braces between them, in normal form; not `3 1/2`, a mixed number."""
+
+
+def has_numbers_side_by_side(answer: str) -> bool:
+    """Return True for numbers beside each other: at best a product that is not carried out.
+
+    math-verify adds them up.
+    """
+    return _SIDE_BY_SIDE.search(answer) is not None
 
 
 def differs_in_kind(gold: str, answer: str, gold_is_number: bool) -> bool:

@@ -16,7 +16,13 @@ from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages import Fault, VerdictStatus
 from prefixrl.scorer.verifier import symbols
 from prefixrl.scorer.verifier.equations import Claim, claims
-from prefixrl.scorer.verifier.guards import differs_in_kind, drops_a_part, leaves_undone, tuple_elements
+from prefixrl.scorer.verifier.guards import (
+    differs_in_kind,
+    drops_a_part,
+    has_numbers_side_by_side,
+    leaves_undone,
+    tuple_elements,
+)
 from prefixrl.scorer.verifier.looks import normalise, tidied
 from prefixrl.scorer.verifier.rationals import Rational, read_rational
 from prefixrl.scorer.verifier.residues import are_equal
@@ -60,8 +66,8 @@ def judge_exactly(gold: str, extracted: str | None) -> Judgement | None:
 # --- the exact path -------------------------------------------------------------------------------
 
 _ROUNDED = re.compile(r"-?\d*\.\d{6,}")
-_SEVERAL = re.compile(r"-?\d+(?:\.\d+)?(?:~\d+(?:\.\d+)?)+")
-"""Numbers with spaces between them, in normal form: at best a product that is not carried out."""
+_NUMBERS = re.compile(r"[-\d.,()\[\]{}\\/]+")
+"""Nothing but numbers: one, or a tuple, set or list of them."""
 _IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
 
 
@@ -113,7 +119,8 @@ def _settle_values(gold: str, answer: str) -> bool | None:
     is_rounded = _ROUNDED.fullmatch(want) is not None
     if leaves_undone(want, got, is_number and not is_rounded) or differs_in_kind(want, got, is_number):
         return False
-    if is_number and not is_rounded and "~" not in answer and _SEVERAL.fullmatch(got):
+    is_exact = (is_number or _NUMBERS.fullmatch(want) is not None) and not _ROUNDED.search(want)
+    if is_exact and "~" not in answer and has_numbers_side_by_side(got):
         return False
     if want_number is not None:
         return _is_number(want_number, got)

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefixrl.scorer.verifier.guards import has_numbers_side_by_side
+from prefixrl.scorer.verifier.looks import normalise
 from prefixrl.scorer.verifier.rationals import read_rational
 from prefixrl.scorer.verifier.verify import (
     UnparsableAnswerError,
@@ -78,6 +80,15 @@ def test_equal_answers_are_right_without_sympy(gold: str, answer: str) -> None:
         ("12", "(3)(4)"),
         ("12", r"24 \div 2"),
         ("12", "7 5"),  # as their sum
+        ("12", "+7 5"),
+        ("12", "(7 5)"),
+        ("12", "[7 5]"),
+        ("12", "{7} 5"),
+        ("12", "7 {5}"),
+        ("12", r"7\quad 5"),
+        ("12", "x = 7 5"),
+        ("1,12", "1,7 5"),
+        ("(1,12)", "(1,7 5)"),
         ("0", "5 0"),
         ("6", "9 9"),
         ("1.5", r"-2\ 3.5 1"),
@@ -94,6 +105,14 @@ def test_equal_answers_are_right_without_sympy(gold: str, answer: str) -> None:
 )
 def test_unequal_numbers_and_echoed_questions_are_wrong_without_sympy(gold: str, answer: str) -> None:
     assert settle_exactly(gold, answer) is False
+
+
+@pytest.mark.parametrize(
+    "answer", ["3 1/2", "3~1/2", r"3\frac12", r"3 \frac{1}{2}", r"3\frac1{2}", "3 {1}/{2}", "{7}/2", r"\frac7{2}"]
+)
+def test_a_mixed_number_or_a_fraction_in_braces_is_no_pair_of_numbers(answer: str) -> None:
+    assert settle_exactly("3.5", answer) is not False
+    assert not has_numbers_side_by_side(normalise(answer))
 
 
 @pytest.mark.parametrize(
