@@ -62,14 +62,18 @@ class FloodGuard:
         self._port = int(endpoint.rpartition(":")[2]) if is_counted else None
         self._known: dict[int, _Connection] = {}
         self._taken: dict[int, tuple[int, bool]] = {}
-        """By descriptor, bytes handed over since the last check, and whether the newest message was a member's."""
+        """By inode, bytes handed over since the last check, and whether the newest message was a member's."""
         self._checked_s, self._next_s = time.monotonic(), 0.0
 
     def took(self, descriptor: int, size_bytes: int, frames: int, is_member: bool) -> None:
         """Note that a message was handed over, and whether its peer is a member by now."""
-        # Which connection had the descriptor is asked at the next check: for every message it would cost too much.
-        before, _ = self._taken.get(descriptor, (0, False))
-        self._taken[descriptor] = before + size_bytes + FRAME_BYTES * frames, is_member
+        if self._port is None:
+            return
+        # A descriptor may have another connection at the next check: the inode is asked now.
+        with contextlib.suppress(OSError):  # its connection is gone
+            inode = os.stat(descriptor).st_ino
+            before, _ = self._taken.get(inode, (0, False))
+            self._taken[inode] = before + size_bytes + FRAME_BYTES * frames, is_member
 
     def check(self) -> None:
         """Cut what is too much, if it is time to look again."""
@@ -83,7 +87,7 @@ class FloodGuard:
         held_bytes = silent = 0
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             try:
-                known, info = self._connection(descriptor, *taken.get(descriptor, (0, None))), _info(descriptor)
+                known, info = self._connection(descriptor, taken), _info(descriptor)
             except OSError:
                 continue  # closed meanwhile, or no connection
             if len(info) < _RECEIVED.size:
@@ -112,7 +116,7 @@ class FloodGuard:
         """Seconds until the next check."""
         return CHECK_EVERY_S if self._port is None else max(0.0, self._next_s - time.monotonic())
 
-    def _connection(self, descriptor: int, taken_bytes: int, is_member: bool | None) -> _Connection:
+    def _connection(self, descriptor: int, taken: dict[int, tuple[int, bool]]) -> _Connection:
         """Return a connection with what it handed over; OSError for another descriptor."""
         inode, known = os.stat(descriptor).st_ino, self._known.get(descriptor)
         is_reused = known is not None and known.inode != inode
@@ -122,9 +126,11 @@ class FloodGuard:
                 if connection.getsockname()[1:2] != (self._port,) or not connection.getpeername():
                     raise OSError(errno.ENOTCONN, "not a connection to this server")
             known = _Connection(inode)
-        known.taken += taken_bytes
-        if is_member is not None and not is_reused:  # else the message may be of the connection that is gone
-            known.is_silent, known.is_member = False, is_member
+        if inode in taken:
+            taken_bytes, is_member = taken[inode]
+            known.taken += taken_bytes
+            if not is_reused:  # else the message may be of the connection that is gone
+                known.is_silent, known.is_member = False, is_member
         return known
 
     def _cut_largest(self) -> None:

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal
 
 Part = Literal["rollout", "scorer", "learner", "broker", "weights"]
@@ -22,6 +23,11 @@ class RowTimes:
     limit_s: float = math.inf
     measured_s: Sequence[float] = ()
     """Times to draw from, with replacement, instead of the lognormal ones; empty: none were measured."""
+
+    @property
+    def middle_s(self) -> float:
+        """Mean of the measured times, or of the lognormal ones as if none reached the limit."""
+        return fmean(self.measured_s) if self.measured_s else min(self.mean_s, self.limit_s)
 
     def draw_s(self, draws: random.Random) -> float:
         """Return the seconds of one row."""
@@ -161,9 +167,10 @@ class System:
         `least_fills` times, so that its beginning and end weigh little.
         """
         rows = self.batch_groups * self.rows_per_group
-        fills = {each: rows / (each.count * each.seats) for each in (self.rollouts, self.scorers)}
-        longest_s = max(self.learner_s, *(each.row.mean_s * times for each, times in fills.items()))
-        most = min(min(fills.values()) / least_fills, longest_s / LEAST_ITERATION_S, self.batch_groups / LEAST_GROUPS)
+        roles = (self.rollouts, self.scorers)
+        fills = [rows / (each.count * each.seats) for each in roles]
+        longest_s = max(self.learner_s, *(each.row.middle_s * times for each, times in zip(roles, fills, strict=True)))
+        most = min(min(fills) / least_fills, longest_s / LEAST_ITERATION_S, self.batch_groups / LEAST_GROUPS)
         if most <= 1.0:
             return self
         groups = math.ceil(self.batch_groups / most)

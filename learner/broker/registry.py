@@ -110,8 +110,11 @@ class Registry:
         return found
 
     def pick(self, role: str, besides: Container[Kind] = ()) -> Worker | None:
-        """Return who gets the next task, not of `besides`: by want, then by fewest tasks done."""
-        # Without the second, new workers stay idle for ever where work is short.
+        """Return who gets the next task, not of `besides`.
+
+        Most empty seats are first, then most free rows, then fewest tasks done.
+        """
+        # Without the last, new workers stay idle for ever where work is short.
         return self._takers[role].best(besides)
 
     def supply(self, rows_per_item: int = 1) -> Supply:

@@ -210,6 +210,24 @@ def test_a_system_with_shorter_iterations_has_the_same_rates(staleness: int, sco
     assert now.busy["scorer"] == pytest.approx(before.busy["scorer"], abs=0.01)
 
 
+def test_training_and_publication_shrink_with_a_shorter_iteration_and_rows_do_not() -> None:
+    path = WeightsPath(pulled_bytes=8e9, hosts=2, server_bytes_per_s=1e9, writing_s=4, install_s=2)
+    whole = replace(system(1024, 8, 2, workers(1, 8, 0.05), workers(4, 8, 0.8), 60.0), publish_s=3.0, weights=path)
+    short = whole.shorter(64)
+    factor = whole.batch_groups / short.batch_groups
+    assert factor >= 2
+    small = replace(path, pulled_bytes=8e9 / factor, writing_s=4 / factor, install_s=2 / factor)
+    expected = replace(whole, batch_groups=short.batch_groups, publish_s=3 / factor, learner_s=60 / factor)
+    assert short == replace(expected, weights=small)
+
+
+def test_measured_times_decide_like_the_mean_they_have_how_short_an_iteration_may_be() -> None:
+    by_mean = system(1024, 8, 0, workers(1, 8, 0.01), workers(1, 8, 0.1), learner_s=0.1)
+    row = RowTimes(measured_s=[0.05, 0.15])
+    measured = replace(by_mean, scorers=replace(by_mean.scorers, row=row))
+    assert measured.shorter(4).batch_groups == by_mean.shorter(4).batch_groups < 1024
+
+
 def test_iterations_that_are_short_or_fill_the_seats_seldom_are_not_made_shorter() -> None:
     seldom = system(64, 8, scorers=workers(8, 16, 1.0), rollouts=workers(1, 16, 1.0), learner_s=100.0)
     short = system(1024, 8, scorers=workers(1, 8, 1e-3), rollouts=workers(1, 8, 1e-4), learner_s=0.5)

@@ -1,5 +1,6 @@
 """The bound on what connections send and nobody has read, over real sockets."""
 
+import os
 import socket
 import struct
 import sys
@@ -188,3 +189,71 @@ def test_the_connection_that_holds_most_is_cut_and_the_others_stay(
         honest.send(Stop("still here"))
         found = wait_until(lambda: server.receive(1.0), "the honest peer's message")
         assert found.peer == b"honest"
+
+
+DESCRIPTOR = 900
+"""High, so that nothing else of this process has it."""
+
+
+@contextmanager
+def accepted(listener: socket.socket) -> Iterator[int]:
+    """A new connection to a server under the same descriptor as the one before; its peer sends nothing."""
+    with socket.create_connection(listener.getsockname()[:2]):
+        with listener.accept()[0] as connection:
+            os.dup2(connection.fileno(), DESCRIPTOR)
+        try:
+            yield DESCRIPTOR
+        finally:
+            os.close(DESCRIPTOR)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def guard(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> flood.FloodGuard:
+    monkeypatch.setattr(flood, "CHECK_EVERY_S", 0.0)
+    return flood.FloodGuard(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+
+
+def is_member(guard: flood.FloodGuard, descriptor: int) -> bool:
+    """Check, and return whether a connection counts as a member's."""
+    guard._next_s = 0.0
+    guard.check()
+    return guard._known[descriptor].is_member
+
+
+def test_a_connection_does_not_inherit_the_membership_of_one_that_came_and_went_between_two_checks(
+    listener: socket.socket, guard: flood.FloodGuard
+) -> None:
+    with accepted(listener) as descriptor:
+        guard.took(descriptor, 10, 1, True)
+    with accepted(listener):
+        assert not is_member(guard, descriptor)
+        assert guard._known[descriptor].is_silent
+        guard.took(descriptor, 10, 1, True)
+        assert is_member(guard, descriptor), "by a message of its own"
+
+
+def test_a_late_message_of_a_closed_connection_makes_no_member_of_the_one_that_has_its_descriptor(
+    listener: socket.socket, guard: flood.FloodGuard
+) -> None:
+    with accepted(listener) as descriptor:
+        guard.took(descriptor, 10, 1, True)
+        assert is_member(guard, descriptor)
+    with accepted(listener):
+        guard.took(descriptor, 10, 1, True)
+        assert not is_member(guard, descriptor), "the message may be of either"
+        guard.took(descriptor, 10, 1, True)
+        assert is_member(guard, descriptor), "by its next message"
+
+
+def test_a_message_of_a_connection_that_is_gone_is_no_fault(listener: socket.socket, guard: flood.FloodGuard) -> None:
+    with accepted(listener) as descriptor:
+        pass
+    guard.took(descriptor, 10, 1, True)
+    guard.check()
+    assert descriptor not in guard._known

@@ -1,6 +1,7 @@
 """A worker's link against a broker played by the test: nothing is lost, and every end has a reason."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -155,6 +156,7 @@ def test_heartbeats_carry_the_memory_of_the_process_which_is_looked_at_seldom(
         assert memory is not None
         return memory.resident_bytes
 
+    monkeypatch.setattr(links, "MEMORY_EVERY_S", math.inf)
     link = Link(lambda: address(broker.server.endpoint), "scorer", BEAT_S)
     acquainted(broker, link)
     assert [told_bytes() for _ in range(3)] == [1, 1, 1]
