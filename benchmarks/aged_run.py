@@ -160,7 +160,7 @@ class AgedRun:
         assert isinstance(choice, Choice), "the window is filled before each iteration"
         data = self.data(self.ledger.results(choice.seqs))
         metrics = train_iteration(self.models, data, self.config, self._steps)
-        ages = Counter(data.iteration - sample.version for sample in data.samples.values())
+        ages = Counter(data.iteration - int(sample.versions.min()) for sample in data.samples.values())
         self.ledger.trained(self.version)
         self.ledger.check()
         self.version += 1

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,7 +96,8 @@ def report(
     row_advantages = _row_advantages(data, micro_batches)
     figures = means(totals, facts.whitening.moments)
     figures |= reward_figures(data.rewards, data.groups) | mask_figures(micro_batches)
-    figures["crossed_rows_fraction"] = _crossed(data, micro_batches)
+    oldest, newest = _row_ages(micro_batches)
+    figures["crossed_rows_fraction"] = _crossed(oldest, newest)
     figures |= _step_figures(reports, steps)
     drift = _drift(micro_batches, facts.max_staleness)
     figures |= drift_figures(drift) | facts.reward_model
@@ -111,7 +111,7 @@ def report(
         "steps_left_out": float(facts.steps_left_out),
     }
     figures = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
-    histograms = _histograms(data, micro_batches, facts.ratio)
+    histograms = _histograms(micro_batches, oldest, facts.ratio)
     histograms["log_ratio"] = histogram(LOG_RATIO_EDGES, bins)
     return IterationMetrics(figures, histograms, row_advantages, reports, drift_by_age(drift))
 
@@ -178,34 +178,34 @@ def mask_figures(micro_batches: Sequence[PreparedMicroBatch]) -> Report:
     }
 
 
-def _crossed(data: IterationData, micro_batches: Sequence[PreparedMicroBatch]) -> float:
+def _crossed(oldest: Tensor, newest: Tensor) -> float:
     """Return the share of rows with tokens of more than one version. A collective."""
-    samples = [data.samples[row] for micro_batch in micro_batches for row in micro_batch.rows]
-    crossed = sum(sample.version < sample.versions.max() for sample in samples)
-    counts = torch.tensor([crossed, len(samples)], device=micro_batches[0].batch.mask.device).double()
-    crossed_rows, rows = sum_over_ranks(counts).tolist()
-    return float(crossed_rows / max(rows, 1))
+    counts = torch.stack([(newest < oldest).sum(), newest.new_tensor(newest.numel())])
+    crossed, rows = sum_over_ranks(counts).tolist()
+    return float(crossed / max(rows, 1))
 
 
-def _histograms(data: IterationData, micro_batches: Sequence[PreparedMicroBatch], ratio: Ratio) -> dict[str, Histogram]:
-    samples = [data.samples[row] for micro_batch in micro_batches for row in micro_batch.rows]
-    ages = [data.iteration - sample.version for sample in samples]
-    of_tokens = [data.iteration - sample.versions for sample in samples]
-    device = micro_batches[0].batch.mask.device
+def _row_ages(micro_batches: Sequence[PreparedMicroBatch]) -> tuple[Tensor, Tensor]:
+    """Return the ages of the oldest and of the newest token of each row: int64, (rows,)."""
+    oldest, newest = [], []
+    for each in micro_batches:
+        mask = each.batch.mask
+        is_row = mask.any(dim=1)  # a filler has no token
+        oldest.append(each.ages.masked_fill(~mask, -1).amax(dim=1)[is_row])
+        newest.append(each.ages.masked_fill(~mask, torch.iinfo(torch.int64).max).amin(dim=1)[is_row])
+    return torch.cat(oldest), torch.cat(newest)
+
+
+def _histograms(micro_batches: Sequence[PreparedMicroBatch], oldest: Tensor, ratio: Ratio) -> dict[str, Histogram]:
+    pairs = [(each, each.batch.mask) for each in micro_batches]
     importance = [
-        log_ratios(micro_batch.proximal, micro_batch.batch.behaviour, micro_batch.batch.mask, ratio)[
-            units(micro_batch.batch.mask, ratio)
-        ]
-        for micro_batch in micro_batches
+        log_ratios(each.proximal, each.batch.behaviour, mask, ratio)[units(mask, ratio)] for each, mask in pairs
     ]
     values = {
-        "advantage": (
-            ADVANTAGE_EDGES,
-            torch.cat([micro_batch.advantages[micro_batch.batch.mask] for micro_batch in micro_batches]),
-        ),
+        "advantage": (ADVANTAGE_EDGES, torch.cat([each.advantages[mask] for each, mask in pairs])),
         "log_importance": (LOG_RATIO_EDGES, torch.cat(importance)),
-        "age": (AGE_EDGES, torch.tensor(ages, device=device)),
-        "token_age": (AGE_EDGES, torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *of_tokens])).to(device)),
+        "age": (AGE_EDGES, oldest),
+        "token_age": (AGE_EDGES, torch.cat([each.ages[mask] for each, mask in pairs])),
     }
     return {name: histogram(edges, sum_over_ranks(bin_counts(seen, edges))) for name, (edges, seen) in values.items()}
 

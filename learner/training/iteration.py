@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,14 +105,15 @@ _newest_plan = lru_cache(maxsize=1)(plan_iteration)
 
 
 def _check_rows(data: IterationData, max_staleness: int) -> None:
-    for row, sample in data.samples.items():
-        for version in (sample.version, int(sample.versions.max())):
-            age = data.iteration - version
-            if not 0 <= age <= max_staleness:
-                raise TrainingFault(
-                    f"iteration {data.iteration} was given row {row} (group {data.groups[row]}) of version {version}, "
-                    f"{age} versions old; algorithm.max_staleness allows 0 to {max_staleness}"
-                )
+    ages = data.iteration - np.concatenate([np.zeros(0, np.int32), *(each.versions for each in data.samples.values())])
+    bad = np.flatnonzero((ages < 0) | (ages > max_staleness))
+    if bad.size:
+        rows = [row for row, sample in data.samples.items() for _ in sample.versions]
+        row, age = rows[bad[0]], int(ages[bad[0]])
+        raise TrainingFault(
+            f"iteration {data.iteration} was given row {row} (group {data.groups[row]}) of version "
+            f"{data.iteration - age}, {age} versions old; algorithm.max_staleness allows 0 to {max_staleness}"
+        )
     for row, reward in enumerate(data.rewards):
         if not math.isfinite(reward):
             raise TrainingFault(

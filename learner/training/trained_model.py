@@ -112,14 +112,19 @@ class TrainedModel:
         return StepReport(is_applied, float(self.engine.get_global_grad_norm()) if is_applied else math.inf)
 
     def _plain_step(self) -> StepReport:
-        """Step at stage 0, which checks nothing; all ranks see the same norm of averaged gradients."""
-        gradients = [parameter.grad for parameter in self.engine.module.parameters() if parameter.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients))
+        """Clip and step at stage 0, which checks nothing itself.
+
+        All ranks see the same norm of averaged gradients.
+        """
+        trained = [parameter for parameter in self.engine.module.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
         if not math.isfinite(norm):
             self.engine.zero_grad()
             return StepReport(False, math.inf)
+        # DeepSpeed would measure the norm once more.
+        torch.nn.utils.clip_grads_with_norm_(trained, self._config.grad_clip, norm)
         self.engine.step()
-        return StepReport(True, norm)
+        return StepReport(True, float(norm))
 
     @property
     def adam(self) -> torch.optim.Optimizer:
@@ -185,7 +190,7 @@ def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]
     """Return DeepSpeed's config: the user's, with the keys that the learner decides.
 
     Raises:
-        ConfigError: on a key the learner decides, or an impossible ZeRO stage.
+        ConfigError: on a key the learner decides, an impossible ZeRO stage, or gradients that would be scaled.
     """
     taken = sorted(set(config.deepspeed) & set(OWN_DEEPSPEED_KEYS))
     if taken:
@@ -201,6 +206,12 @@ def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]
                 f'learner.deepspeed.zero_optimization.{key}.device = "nvme": checkpoints could not see the weights '
                 'there; allowed are "cpu" and "none"'
             )
+    autocast = config.deepspeed.get("torch_autocast") or {}
+    if autocast.get("enabled") and autocast.get("dtype") not in ("bfloat16", "bf16", "torch.bfloat16"):
+        raise ConfigError(
+            f"learner.deepspeed.torch_autocast.dtype = {autocast.get('dtype')!r}: the gradients of float16 are scaled, "
+            'and the learner checks and clips them as they are; allowed are "bfloat16" and "bf16"'
+        )
     zero["stage"] = stage
     zero.setdefault("reduce_bucket_size", min(BUCKET, max(parameters, 1)))
     settings: dict[str, Any] = {"steps_per_print": 2**31, "zero_force_ds_cpu_optimizer": False, **config.deepspeed}
@@ -208,7 +219,7 @@ def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]
         "zero_optimization": zero,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": config.grad_clip,
+        "gradient_clipping": config.grad_clip if stage else 0.0,  # at stage 0 `TrainedModel` clips
     }
     if config.dtype == "bfloat16":
         settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
