@@ -55,7 +55,8 @@ SUCCESSION_BEATS = 2
 
 Before it misses one, the broker gives its name to nobody else.
 """
-TICK_S = 0.2
+TICK_S, START_TICK_S = 0.2, 0.02
+"""Time between two looks at the children, and between two looks for what the start of workers waits for."""
 ASK_S = 2.0
 """Longest wait for a broker that is asked why a worker went."""
 KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer"}
@@ -220,8 +221,19 @@ class Launcher:
                     self._view.announce(line)
                 self._view.refresh()
                 self._look_for_stalls()
-                time.sleep(TICK_S)
+                self._pause(known)
         return STOPPED
+
+    def _pause(self, known: int) -> None:
+        """Wait until it is time to look again, or workers can start: the run waits for them."""
+        looks_again_s = time.monotonic() + TICK_S
+        while time.monotonic() < looks_again_s:
+            if self.workers and not self._due:
+                time.sleep(TICK_S)
+            elif (self._due and not self._is_template_loading) or _modified(self._endpoint_file) != known:
+                return
+            else:
+                time.sleep(START_TICK_S)
 
     def _look_for_stalls(self) -> None:
         """Name who holds the run up; TrainingFault where a stall is to end it."""
@@ -242,9 +254,13 @@ class Launcher:
             if not worker.is_drained and (worker.process is None or worker.code is not None)
         ]
 
+    @property
+    def _is_template_loading(self) -> bool:
+        return self._template is not None and self._template.is_loading
+
     def _start_due(self) -> None:
         """Start whom nothing holds up: a worker that is to be forked waits for the template."""
-        is_loading = self._template is not None and self._template.is_loading
+        is_loading = self._is_template_loading
         due, self._due = self._due, [worker for worker in self._due if worker.template and is_loading]
         for worker in due:
             if worker not in self._due:

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+
+from prefixrl.learner.training.lora import is_low_rank
 
 BLOCK_ENTRIES = 16 * 1024 * 1024
 """Logits at a time (64 MiB in float32, of which two are alive), and entries of the weight at a time."""
@@ -44,12 +45,12 @@ class TokenHead(nn.Module):
         super().__init__()
         self.layer = layer
         self._is_float32 = dtype == "float32"
-        is_low_rank = isinstance(layer, BaseTunerLayer)
-        linear = layer.get_base_layer() if is_low_rank else layer
+        has_matrices = is_low_rank(layer)
+        linear = layer.get_base_layer() if has_matrices else layer
         self.weight, self.bias = linear.weight, linear.bias
-        self.first = layer.lora_A["default"].weight if is_low_rank else None
-        self.second = layer.lora_B["default"].weight if is_low_rank else None
-        self._scaling = float(layer.scaling["default"]) if is_low_rank else 0.0
+        self.first = layer.lora_A["default"].weight if has_matrices else None
+        self.second = layer.lora_B["default"].weight if has_matrices else None
+        self._scaling = float(layer.scaling["default"]) if has_matrices else 0.0
 
     def forward(
         self, hidden: Tensor, tokens: Tensor, temperature: float, has_entropy: bool, masked: Tensor | None = None

@@ -4,9 +4,11 @@ peft, imported only where it is used, puts the matrices into the model's linear 
 weights under the model's own names.
 """
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,14 +52,17 @@ def add(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None:
     _check_targets(model, list(names))
 
 
+def is_low_rank(layer: object) -> bool:
+    """Return True for a layer that has matrices; whoever added them has loaded peft."""
+    tuners = sys.modules.get("peft.tuners.tuners_utils")
+    return tuners is not None and isinstance(layer, tuners.BaseTunerLayer)
+
+
 def _check_targets(model: PreTrainedModel, names: list[str]) -> None:
     """Refuse modules that cannot be merged: not linear, or tied to the embedding."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
     is_tied = bool(model.config.get_text_config().tie_word_embeddings)
-    for name, layer in model.named_modules():
-        if not isinstance(layer, BaseTunerLayer):
-            continue
+    low_rank: list[tuple[str, Any]] = [each for each in model.named_modules() if is_low_rank(each[1])]
+    for name, layer in low_rank:
         if not isinstance(layer.get_base_layer(), nn.Linear):
             raise ConfigError(
                 f"learner.lora.target_modules = {names}: {name} is a {type(layer.get_base_layer()).__name__}, not a "
@@ -86,9 +91,7 @@ def merged(tensors: Mapping[str, Tensor], settings: LoraConfig) -> dict[str, Ten
 @contextmanager
 def disabled(module: nn.Module) -> Iterator[None]:
     """Switch the low-rank matrices off; peft's own switch would change `requires_grad` too."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [each for each in module.modules() if isinstance(each, BaseTunerLayer)]
+    layers: list[Any] = [each for each in module.modules() if is_low_rank(each)]
     for layer in layers:
         layer._disable_adapters = True
     try:

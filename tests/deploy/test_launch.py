@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,19 @@ if mine == 0:
     assert launcher.run_and_stop(lambda: False) == 0
     assert (tmp_path / "starts").read_text().split() == ["first-0", "first-1"]
     assert launcher.workers[0].budget.used == 0
+
+
+def test_workers_that_can_start_wait_for_no_look_at_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "TICK_S", 3600.0)
+    launcher = launcher_of(tmp_path, "")
+    worker, endpoint = launcher.workers.pop(), tmp_path / "run/endpoint"
+    opening = threading.Timer(0.1, endpoint.write_text, ["there"])
+    opening.start()
+    launcher._pause(known=0)
+    assert endpoint.exists()
+    opening.join()
+    launcher.workers = launcher._due = [worker]
+    launcher._pause(known=endpoint.stat().st_mtime_ns)
 
 
 def test_a_template_that_is_lost_is_said_once(
