@@ -26,7 +26,7 @@ class RowTimes:
 
     @property
     def middle_s(self) -> float:
-        """Mean of the measured times, or of the lognormal ones as if none reached the limit."""
+        """Mean of the measured times, or of the lognormal ones, at most the limit."""
         return fmean(self.measured_s) if self.measured_s else min(self.mean_s, self.limit_s)
 
     def draw_s(self, draws: random.Random) -> float:

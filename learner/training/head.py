@@ -60,9 +60,9 @@ class TokenHead(nn.Module):
         `masked` tokens (vocabulary,) have no part in the distribution. Entropy is 0 where not asked for. Where asked
         for it costs forward one more pass over each block and no memory; backward pays for it only if a loss uses it.
         """
-        flat, is_low_rank = hidden.flatten(0, -2), not getattr(self.layer, "disable_adapters", True)
+        flat, is_enabled = hidden.flatten(0, -2), not getattr(self.layer, "disable_adapters", True)
         parts: list[Part] = [(flat, self.weight)]
-        if is_low_rank and self.first is not None and self.second is not None:
+        if is_enabled and self.first is not None and self.second is not None:
             parts.append((flat @ self.first.T * self._scaling, self.second))
         logprobs, entropy = token_logprobs(
             parts, self.bias, tokens.flatten(), temperature, has_entropy, is_float32=self._is_float32, masked=masked

@@ -30,10 +30,18 @@ def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
     return gold_is_number and ("'" in last or any(_FUNCTIONS.fullmatch(command) for command in left))
 
 
-_SPACED = r"\d\}?(?:~|\\q?quad)+\{?\d+(?:\.\d+)?"
-_GROUPED = r"(?<![a-zA-Z}\]^_])\{\d+(?:\.\d+)?\}\d+(?:\.\d+)?|(?<![a-zA-Z\d.^_}])\d+(?:\.\d+)?\{\d+(?:\.\d+)?\}"
-_SIDE_BY_SIDE = re.compile(rf"(?:{_SPACED}|{_GROUPED})(?![\d.]*/)")
-"""Numbers with nothing but space or braces between them, in normal form; not `3 1/2`, a mixed number."""
+_NUMBER = r"\d+(?:\.\d+)?"
+_SPACE = r"(?:~|\\(?:q?quad|(?:thin|med|thick|en)space|enskip)(?![a-zA-Z])|\\text\{~?\})"
+_SPACED = rf"\d\}}*{_SPACE}+\{{*{_NUMBER}"
+_GROUPED = (
+    rf"(?<![a-zA-Z\\{{}}\]^_])\{{+{_NUMBER}\}}+\{{*{_NUMBER}|(?<![a-zA-Z\d.^_}}])(?:{_NUMBER})\{{+{_NUMBER}\}}"
+    rf"|^[(\[]{_NUMBER}[)\]]{_SPACE}*{_NUMBER}$"
+)
+_SIDE_BY_SIDE = re.compile(rf"(?:{_SPACED}|{_GROUPED})(?!\d|[\d.]*/|(?<=10)\^)")
+"""Numbers with nothing but space or brackets between them, in normal form.
+
+Not `3 1/2`, a mixed number, nor `2 10^3`, from which a sign is missing.
+"""
 
 
 def has_numbers_side_by_side(answer: str) -> bool:

@@ -4,9 +4,10 @@
                                  ▲ what the rows of a job share, once │
                                  └──── weights installed in between ◀─┘
 
-A row that has ended leaves the forward, and one that waits takes its seat: no row waits for another's end. Tokens are
-drawn by inverting the cumulative distribution at the row's own uniforms, so what runs beside a row changes its draws
-only by the rounding of its logits. Where texts must be equal bit by bit, `bitwise` takes `fixed_rows.py` instead.
+A row that has ended leaves the forward, and one that waits takes its seat: no row waits for another's end. Rows that
+have the same text are one row of the forward until their tokens differ. Tokens are drawn by inverting the cumulative
+distribution at the row's own uniforms, so what runs beside a row changes its draws only by the rounding of its logits.
+Where texts must be equal bit by bit, `bitwise` takes `fixed_rows.py` instead.
 """
 
 import time
@@ -129,8 +130,8 @@ class TransformersEngine(EmbeddedEngine):
         """Rows that wait for a seat."""
         self._uncached: deque[_Row] = deque()
         """Rows in a seat whose keys and values must be computed anew."""
-        self._seated: list[_Row] = []
-        """Rows of the cache, in its order."""
+        self._texts: list[list[_Row]] = []
+        """Rows in a seat by their texts, each of which is a row of the cache, in its order."""
         self._steps_waited = 0
         """Steps for which rows have waited to join, though there were seats."""
         self._cache = RowCache(seats)
@@ -185,10 +186,15 @@ class TransformersEngine(EmbeddedEngine):
                 found.append(each[max(0, row[0].size - 1) : text.size - 1])
         return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
 
+    @property
+    def _seated(self) -> list[_Row]:
+        """Rows that are decoded, in the order of their texts."""
+        return [row for rows in self._texts for row in rows]
+
     @torch.inference_mode()
     def step(self, timeout_s: float) -> list[JobResult]:
         """Give every seated row a token, and newcomers their first; nothing is waited for."""
-        done = self._decode() if self._seated else []
+        done = self._decode() if self._texts else []
         if joining := self._joining():
             done += self._join(joining)
         if not self._open:
@@ -196,31 +202,35 @@ class TransformersEngine(EmbeddedEngine):
         return done
 
     def _decode(self) -> list[JobResult]:
-        started_s, rows = time.monotonic(), self._seated
+        started_s, texts, rows = time.monotonic(), self._texts, self._seated
         mask = self._cache.begin_step()
         output = self._model(
-            input_ids=torch.tensor([[row.tokens[-1]] for row in rows], device=self._device),
+            input_ids=torch.tensor([[first.tokens[-1]] for first, *_ in texts], device=self._device),
             attention_mask=mask[:, None, None] if self._takes_masks else mask,
-            position_ids=torch.tensor([[row.size - 1] for row in rows], device=self._device),
+            position_ids=torch.tensor([[first.size - 1] for first, *_ in texts], device=self._device),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
         )
         self._cache.end_step()
-        ended = self._write(rows, output.logits[:, -1])
+        self._write(rows, output.logits[:, -1], [place for place, text in enumerate(texts) for _ in text])
         self.busy_row_s += len(rows) * (time.monotonic() - started_s)
-        done = [rows[place] for place in ended]
-        for into, place in self._cache.leave(ended):
-            rows[into] = rows[place]
-        del rows[len(rows) - len(ended) :]
-        return self._results(done)
+        parted = [_parts(text) for text in texts]
+        texts[:] = [parts[0] if parts else [] for parts in parted]
+        self._cache.fork([place for place, parts in enumerate(parted) for _ in parts[1:]])
+        texts += [part for parts in parted for part in parts[1:]]
+        gone = [place for place, text in enumerate(texts) if not text]
+        for into, place in self._cache.leave(gone):
+            texts[into] = texts[place]
+        del texts[len(texts) - len(gone) :]
+        return self._results(rows)
 
     def _joining(self) -> list[_Row]:
         """Take the rows out of the queues that join in this step."""
-        free = self.seats - len(self._seated) - len(self._uncached)
-        ready = len(self._uncached) + min(free, len(self._queue))
+        seated = sum(map(len, self._texts))
+        ready = len(self._uncached) + min(self.seats - seated - len(self._uncached), len(self._queue))
         self._steps_waited += 1 if ready else 0
-        is_worth_it = ready >= JOIN_SHARE * len(self._seated) or self._steps_waited > JOIN_STEPS
+        is_worth_it = ready >= JOIN_SHARE * seated or self._steps_waited > JOIN_STEPS
         if not ready or not (is_worth_it or self._uncached):
             return []
         self._steps_waited = 0
@@ -242,39 +252,43 @@ class TransformersEngine(EmbeddedEngine):
         for row in rows:
             row.entry.started_s = row.entry.started_s or started_s
         found = prefill(self._model, [row.text for row in rows], [row.entry.job.key for row in rows], self._is_plain)
-        ended = set(self._write(rows, found.logits[found.source]))
-        staying = [place for place in range(len(rows)) if place not in ended]
-        if staying:
-            self._cache.join(found.layers, found.mask, [found.source[place] for place in staying])
+        self._write(rows, found.logits, found.source)
+        texts: list[list[_Row]] = [[] for _ in range(len(found.logits))]
+        for row, source in zip(rows, found.source, strict=True):
+            texts[source].append(row)
+        parted = [(source, part) for source, text in enumerate(texts) for part in _parts(text)]
+        if parted:
+            self._cache.join(found.layers, found.mask, [source for source, _ in parted])
         self.busy_row_s += (len(self._seated) + len(rows)) * (time.monotonic() - started_s)
-        self._seated += [rows[place] for place in staying]
-        return self._results([rows[place] for place in sorted(ended)])
+        self._texts += [part for _, part in parted]
+        return self._results(rows)
 
-    def _write(self, rows: Sequence[_Row], logits: torch.Tensor) -> list[int]:
-        """Draw the next token of rows; return the places of those that have ended with it."""
+    def _write(self, rows: Sequence[_Row], logits: torch.Tensor, source: Sequence[int]) -> None:
+        """Draw the next token of rows; `source[i]` is the row of `logits` (texts, vocabulary) for the i-th."""
         most = max(1, DRAW_CELLS // logits.shape[1])
         for kind in dict.fromkeys(row.entry.kind for row in rows):
             places = [place for place, row in enumerate(rows) if row.entry.kind is kind]
             for first in range(0, len(places), most):
-                self._draw(kind, rows, places[first : first + most], logits)
+                part = places[first : first + most]
+                self._draw(kind, [rows[place] for place in part], logits[[source[place] for place in part]])
         self.progress += len(rows)
         self.tokens += len(rows)
-        return [place for place, row in enumerate(rows) if row.has_ended]
 
-    def _draw(self, kind: _Kind, rows: Sequence[_Row], places: list[int], logits: torch.Tensor) -> None:
-        uniforms = np.asarray([rows[place].draws[len(rows[place].tokens)] for place in places])
-        own = logits if len(places) == len(rows) else logits[places]
-        own = truncated(masked(own, kind.masked_tokens), kind.sampling)
-        tokens, logprobs = draw(own, kind.sampling.temperature, uniforms)
-        for place, token, logprob in zip(places, tokens.tolist(), logprobs.tolist(), strict=True):
-            rows[place].tokens.append(token)
-            rows[place].logprobs.append(logprob)
-            rows[place].versions.append(self._version)
+    def _draw(self, kind: _Kind, rows: Sequence[_Row], logits: torch.Tensor) -> None:
+        uniforms = np.asarray([row.draws[len(row.tokens)] for row in rows])
+        allowed = truncated(masked(logits, kind.masked_tokens), kind.sampling)
+        tokens, logprobs = draw(allowed, kind.sampling.temperature, uniforms)
+        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            row.versions.append(self._version)
 
-    def _results(self, ended: Sequence[_Row]) -> list[JobResult]:
-        """Note the ends of rows; return the jobs that have ended with them."""
+    def _results(self, rows: Sequence[_Row]) -> list[JobResult]:
+        """Note which of the rows have ended; return the jobs that have ended with them."""
         done: list[JobResult] = []
-        for row in ended:
+        for row in rows:
+            if not row.has_ended:
+                continue
             entry, key = row.entry, row.entry.job.key
             entry.rows[row.index] = row.continuation()
             entry.left -= 1
@@ -287,8 +301,17 @@ class TransformersEngine(EmbeddedEngine):
 
     def _forget_cached(self) -> None:
         self._uncached.extendleft(reversed(self._seated))
-        self._seated = []
+        self._texts = []
         self._cache.clear()
+
+
+def _parts(rows: Sequence[_Row]) -> list[list[_Row]]:
+    """Return the rows of one text that go on, by their newest tokens."""
+    found: dict[int, list[_Row]] = {}
+    for row in rows:
+        if not row.has_ended:
+            found.setdefault(row.tokens[-1], []).append(row)
+    return list(found.values())
 
 
 def _settings(sampling: Sampling) -> Sampling:

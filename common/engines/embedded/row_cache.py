@@ -119,6 +119,21 @@ class RowCache(Cache):
         """Keep the column that the forward filled."""
         self._place.at += 1
 
+    def fork(self, source: Sequence[int]) -> None:
+        """Append a copy of each of these rows: a text that goes on in another way."""
+        if not source:
+            return
+        place = self._place
+        first, after = place.rows, place.rows + len(source)
+        self._make_room(after, 0)
+        index, used = torch.tensor(source, device=self._mask.device), slice(place.low, place.at)
+        for block in self._blocks:
+            for held in block.held:
+                held[first:after, :, used] = held[index, :, used]
+        self._mask[first:after] = self._mask[index]
+        place.starts += [place.starts[each] for each in source]
+        place.rows = after
+
     def leave(self, gone: Sequence[int]) -> list[tuple[int, int]]:
         """Let rows leave; return pairs (place, row) of the rows that were moved into their places."""
         place, left = self._place, self._place.rows - len(gone)

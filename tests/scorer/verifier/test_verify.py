@@ -86,6 +86,13 @@ def test_equal_answers_are_right_without_sympy(gold: str, answer: str) -> None:
         ("12", "{7} 5"),
         ("12", "7 {5}"),
         ("12", r"7\quad 5"),
+        ("12", r"7\thinspace5"),
+        ("12", r"7 \text{ } 5"),
+        ("12", "{7}{5}"),
+        ("12", "{7} {5}"),
+        ("12", "{{7}} 5"),
+        ("12", "(7) 5"),
+        ("12", "[7]5"),
         ("12", "x = 7 5"),
         ("1,12", "1,7 5"),
         ("(1,12)", "(1,7 5)"),
@@ -105,6 +112,20 @@ def test_equal_answers_are_right_without_sympy(gold: str, answer: str) -> None:
 )
 def test_unequal_numbers_and_echoed_questions_are_wrong_without_sympy(gold: str, answer: str) -> None:
     assert settle_exactly(gold, answer) is False
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\frac 1 2", r"\frac1 2", r"\dfrac 1 2", r"\frac 12", r"\frac{1} 2", r"\frac 1{2}"]
+)
+def test_a_fraction_needs_no_braces(answer: str) -> None:
+    assert settle_exactly("0.5", answer) is True
+    assert settle_exactly("3.5", f"3 {answer}") is True
+    assert settle_exactly("-0.5", f"-{answer}") is True
+
+
+def test_a_power_of_ten_after_a_space_is_no_second_number() -> None:
+    assert settle_exactly("1500", "1.5 10^3") is not False
+    assert settle_exactly("12", "2 10") is False
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,10 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     for number in range(draw(st.integers(1, 6))):
         head = draw(st.lists(TOKENS, min_size=1, max_size=14))
         tails = draw(st.lists(st.lists(TOKENS, max_size=6), min_size=1, max_size=5))
+        copies = draw(st.integers(1, 3))
         asked = job(
             f"job {number}",
-            [head + tail for tail in tails],
+            [head + tail for tail in tails for _ in range(copies)],
             draw(SAMPLINGS),
             stops=draw(st.frozensets(TOKENS, max_size=12)),
             masks=draw(st.sampled_from([frozenset[int](), frozenset({7, 8, 9})])),
@@ -351,17 +352,24 @@ def test_what_the_rows_of_a_job_share_is_computed_once(
 
     monkeypatch.setattr(engine._model, "forward", watched)
     question = [5, 9, 2, 44, 8, 17, 3]
-    equal = job("equal", [question] * 6, settings(0.8, 2))
-    assert_rows_follow(model, equal, finish(engine, equal)["equal"])
-    assert shapes == [(1, 7), (6, 1)]
+    equal = job("equal", [question] * 6, settings(0.8, 4))
+    written = finish(engine, equal)["equal"]
+    assert_rows_follow(model, equal, written)
+    assert shapes == [(1, 7), *((texts_after(written, tokens), 1) for tokens in (1, 2, 3))]
+    assert 1 < texts_after(written, 1) < 6, "some of them have the same first token"
     shapes.clear()
-    branching = job("branching", [[*question, 20 + each // 2] for each in range(6)], settings(0.8, 2))
+    branching = job("branching", [[*question, 20 + each // 2] for each in range(6)], settings(0.0, 3))
     assert_rows_follow(model, branching, finish(engine, branching)["branching"])
-    assert shapes == [(1, 7), (3, 1), (6, 1)]
+    assert shapes == [(1, 7), (3, 1), (3, 1), (3, 1)], "equal texts go on alike at temperature 0"
     shapes.clear()
     apart = job("apart", [[20 + each, *question] for each in range(3)], settings(0.8, 1))
     assert_rows_follow(model, apart, finish(engine, apart)["apart"])
     assert shapes == [(3, 8)]
+
+
+def texts_after(written: JobResult, tokens: int) -> int:
+    """Return the number of different beginnings of so many tokens."""
+    return len({tuple(row.tokens[:tokens].tolist()) for row in written.rows})
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
