@@ -264,7 +264,7 @@ class TransformersEngine(EmbeddedEngine):
         return self._results(rows)
 
     def _write(self, rows: Sequence[_Row], logits: torch.Tensor, source: Sequence[int]) -> None:
-        """Draw the next token of rows; `source[i]` is the row of `logits` (texts, vocabulary) for the i-th."""
+        """Draw the next token of rows, each from its row `source` of logits (texts, vocabulary)."""
         most = max(1, DRAW_CELLS // logits.shape[1])
         for kind in dict.fromkeys(row.entry.kind for row in rows):
             places = [place for place, row in enumerate(rows) if row.entry.kind is kind]
