@@ -150,7 +150,7 @@ def pad_lines(lines: Sequence[Sequence[Sample]], pad_id: int) -> PaddedRows:
                 raise ValueError(f"rows of group {sample.group} share a line, but their prompts differ")
             begins.append((cell, index * width, len(prompt), segment))
             cell += len(sample.tokens)
-    # All rows at once: some calls of numpy for each row would take 2 % of a small model's iteration.
+    # All rows at once: some calls of numpy for each row would hold a small model up.
     sizes = np.array([len(sample.tokens) for sample in samples])
     first, line_at, asked, segment_of = np.repeat(np.array(begins), sizes, axis=0).T
     offsets = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)

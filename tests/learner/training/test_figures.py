@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from prefixrl.learner.training.figures import bin_counts, histogram, means, reward_figures
+from prefixrl.learner.training.batch import PaddedRows, PreparedMicroBatch, Sample, filler_row, pad
+from prefixrl.learner.training.figures import _row_ages, bin_counts, histogram, means, reward_figures
 
 
 def sums_of(importance: list[float], returns: list[float], values: list[float]) -> dict[str, float]:
@@ -88,3 +90,20 @@ def test_groups_that_all_passed_or_all_failed_are_uniform() -> None:
             "groups_of_one_fraction": 2 / 5,
         }
     )
+
+
+def prepared(batch: PaddedRows, iteration: int) -> PreparedMicroBatch:
+    nothing = torch.zeros_like(batch.behaviour)
+    ages = torch.where(batch.mask, iteration - batch.versions, 0)
+    return PreparedMicroBatch((), batch, batch.mask, nothing, None, nothing, nothing, nothing, ages)
+
+
+def test_a_row_is_as_old_as_its_oldest_token_and_a_filler_is_no_row() -> None:
+    token = np.ones(1, np.int32)
+    rows = [
+        Sample(token, np.ones(len(of), np.int32), np.zeros(len(of), np.float32), 0.0, 0, np.array(of, np.int32))
+        for of in ([2, 3, 5], [4, 4], [5])
+    ]
+    oldest, newest = _row_ages([prepared(pad(rows, 0), 5), prepared(filler_row(0), 5)])
+    assert oldest.tolist() == [3, 1, 0]
+    assert newest.tolist() == [0, 1, 0]

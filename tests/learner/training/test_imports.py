@@ -5,7 +5,7 @@ import sys
 
 
 def test_a_learner_without_low_rank_matrices_does_not_load_peft() -> None:
-    # peft takes a tenth of a second, for which a run would wait.
+    # The first iteration would wait for it.
     code = "import prefixrl.learner.loop, prefixrl.learner.training.model, sys; print('peft' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.split()[-1] == "False"
