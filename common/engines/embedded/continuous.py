@@ -270,7 +270,10 @@ class TransformersEngine(EmbeddedEngine):
             places = [place for place, row in enumerate(rows) if row.entry.kind is kind]
             for first in range(0, len(places), most):
                 part = places[first : first + most]
-                self._draw(kind, [rows[place] for place in part], logits[[source[place] for place in part]])
+                own = [source[place] for place in part]
+                # A copy of all logits is as large as they are, with a large vocabulary many times a step's keys.
+                is_whole = own == list(range(len(logits)))
+                self._draw(kind, [rows[place] for place in part], logits if is_whole else logits[own])
         self.progress += len(rows)
         self.tokens += len(rows)
 
