@@ -271,7 +271,7 @@ class TransformersEngine(EmbeddedEngine):
             for first in range(0, len(places), most):
                 part = places[first : first + most]
                 own = [source[place] for place in part]
-                # A copy of all logits is as large as they are, with a large vocabulary many times a step's keys.
+                # A copy would hold all logits once more, which are many with a large vocabulary.
                 is_whole = own == list(range(len(logits)))
                 self._draw(kind, [rows[place] for place in part], logits if is_whole else logits[own])
         self.progress += len(rows)
