@@ -2,12 +2,12 @@
 
     launch ─┬─ learner ──┬─ broker
             │            └─ weight server
-            └─ template ─┬─ rollout-0 ..      each with a log of its own in <run directory>/logs
-                         └─ scorer-0 ..
+            ├─ rollout-0 ..      each with a log of its own in <run directory>/logs
+            ├─ scorer-0 ..
+            └─ template          workers are forked from it (`template.py`) or, without it, start by themselves
 
 The learner is the run: when it ends, the launch ends with its exit code. A worker that ends while the learner goes on
-is started again, forked from the template (`template.py`) or, without it, by itself. A learner that is killed is
-started again and resumes from its last checkpoint; the workers stay.
+is started again. A learner that is killed is started again and resumes from its last checkpoint; the workers stay.
 """
 
 import os

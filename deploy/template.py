@@ -1,23 +1,25 @@
 """The process that a launch forks its workers from, so that torch is imported once for all.
 
-    launch ── socket: module, arguments, environment, log ──▶ template ── fork ──▶ worker
-      ▲ ◀── Imported, Forked, NotForked, Ended ──────────────────────┘
+    launch ── socket: module, arguments, environment, log ──▶ template ── fork ──▶ one between ── fork ──▶ worker
+      ▲ ◀── Imported, NotForked ─────────────────────────────────┘                                           │
+      └──── Forked; then the word to begin ──────────────────────────────────────────────────────────────────┘
 
-It imports what an embedded engine needs and does nothing else: it has one thread, and neither CUDA nor ZeroMQ is begun.
-Where that is not so, what it forks begins anew as a program of its own. It ends with the launch, and the workers end
-with it; the launch then starts them one by one. The launch's side is `template_process.py`.
+The template imports what an embedded engine needs and does nothing else: it has one thread, and neither CUDA nor ZeroMQ
+is begun. Where that is not so, what it forks begins anew as a program of its own.
+
+The process between ends at once, and the launch adopts the worker, which is then a child like any other: nothing ends
+with the template. A worker waits until the launch is its parent, says so, and waits for the word to begin: one that the
+launch has given up meanwhile ends. The template ends with the launch. The launch's side is `template_process.py`.
 """
 
 import errno
 import importlib
 import os
 import runpy
-import selectors
 import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack
 
 import msgspec
 import setproctitle
@@ -27,10 +29,11 @@ from prefixrl.common.process import PARENT_VARIABLE, die_with_parent, uncollecte
 MOST_BYTES = 1 << 20
 RETRY_S = 0.1
 """Wait where the system has no memory for a message."""
+ADOPTED_TICK_S = 0.001
 
 
 class Fork(msgspec.Struct, tag=True):
-    """The request for a worker; its output goes to the descriptor that comes with it."""
+    """The request for a worker, with two descriptors: its output, and the word to begin."""
 
     arguments: list[str]
     """The module and what is to follow it."""
@@ -42,7 +45,7 @@ class Imported(msgspec.Struct, tag=True):
 
 
 class Forked(msgspec.Struct, tag=True):
-    """A worker has begun."""
+    """A worker is a child of the launch and waits for the word to begin."""
 
     pid: int
 
@@ -53,14 +56,7 @@ class NotForked(msgspec.Struct, tag=True):
     why: str
 
 
-class Ended(msgspec.Struct, tag=True):
-    """A worker has ended; the code as `subprocess` has it."""
-
-    pid: int
-    code: int
-
-
-Answer = Imported | Forked | NotForked | Ended
+Answer = Imported | Forked | NotForked
 
 
 def main() -> None:
@@ -86,46 +82,57 @@ def _serve(link: socket.socket) -> tuple[list[str], bool] | None:
 
     And with True if the template had no other thread, which would be missing in the worker.
     """
-    with selectors.DefaultSelector() as selector:
-        selector.register(link, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is not link:
-                    _tell_end(link, selector, key)
-                    continue
-                data, descriptors, _, _ = socket.recv_fds(link, MOST_BYTES, 1)
-                if not data:
-                    return None
-                request, parent_pid = msgspec.msgpack.decode(data, type=Fork), os.getpid()
-                try:
-                    if not descriptors:
-                        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-                    threads = len(os.listdir("/proc/self/task"))
-                    pid = _begin(selector)
-                except OSError as error:
-                    _tell(link, NotForked(str(error)))
-                else:
-                    if pid == 0:
-                        _close_all(link, selector)
-                        _take_over(request, descriptors[0], parent_pid)
-                        return request.arguments, threads == 1
-                    _tell(link, Forked(pid))
-                for descriptor in descriptors:
-                    os.close(descriptor)
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(link, MOST_BYTES, 2)
+        if not data:
+            return None
+        request = msgspec.msgpack.decode(data, type=Fork)
+        try:
+            if len(descriptors) < 2:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            is_alone = len(os.listdir("/proc/self/task")) == 1
+            is_forked = _fork()
+        except OSError as error:
+            _tell(link, NotForked(str(error)))
+        else:
+            if is_forked:
+                _take_over(request, descriptors[0], descriptors[1], link)
+                return request.arguments, is_alone
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def _begin(selector: selectors.BaseSelector) -> int:
-    """Fork, and have the worker's end noticed; return its id, 0 in the worker."""
-    if (pid := os.fork()) == 0:
-        return 0
-    with ExitStack() as undo:
-        undo.callback(os.waitpid, pid, 0)
-        undo.callback(os.kill, pid, signal.SIGKILL)
-        handle = os.pidfd_open(pid)
-        undo.callback(os.close, handle)
-        selector.register(handle, selectors.EVENT_READ, pid)
-        undo.pop_all()
-    return pid
+def _fork() -> bool:
+    """Fork twice; return True in the worker, once the one between has ended."""
+    if child := os.fork():
+        if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            raise OSError(abs(code), os.strerror(code) if code > 0 else f"ended by signal {-code}")
+        return False
+    between = os.getpid()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os._exit(error.errno or errno.EAGAIN)
+    if child:
+        os._exit(0)
+    while os.getppid() == between:
+        time.sleep(ADOPTED_TICK_S)
+    return True
+
+
+def _take_over(request: Fork, output: int, word: int, link: socket.socket) -> None:
+    """Become a process as the launch would start it: session, output, environment."""
+    os.setsid()
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    _tell(link, Forked(os.getpid()))
+    link.close()
+    if not os.read(word, 1):
+        os._exit(1)  # the launch has ended, or waits for it no longer
+    os.close(word)
 
 
 def _tell(link: socket.socket, answer: Answer) -> None:
@@ -138,32 +145,6 @@ def _tell(link: socket.socket, answer: Answer) -> None:
             return
         except OSError:
             time.sleep(RETRY_S)
-
-
-def _tell_end(link: socket.socket, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-    selector.unregister(key.fileobj)
-    os.close(key.fd)
-    code = os.waitstatus_to_exitcode(os.waitpid(key.data, 0)[1])
-    _tell(link, Ended(key.data, code))
-
-
-def _close_all(link: socket.socket, selector: selectors.BaseSelector) -> None:
-    for key in list(selector.get_map().values()):
-        if key.fileobj is not link:
-            os.close(key.fd)
-    link.close()
-
-
-def _take_over(request: Fork, output: int, parent_pid: int) -> None:
-    """Become a process as the launch would start it: session, output, environment."""
-    os.setsid()
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    os.close(output)
-    os.environ.clear()
-    os.environ.update(request.environment)
-    # As the template knew it: one that ended since is no parent any more, and the worker is to end too.
-    os.environ[PARENT_VARIABLE] = str(parent_pid)
 
 
 def _knows_cuda() -> bool:

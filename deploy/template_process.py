@@ -13,8 +13,8 @@ from contextlib import suppress
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.process import deaf_children
-from prefixrl.deploy.template import MOST_BYTES, Answer, Ended, Fork, Forked, Imported, NotForked
+from prefixrl.common.process import adopting_orphans, deaf_children
+from prefixrl.deploy.template import MOST_BYTES, Answer, Fork, Forked, Imported, NotForked
 
 MODULES = (
     "prefixrl.common.engines.embedded.continuous",
@@ -27,12 +27,12 @@ MODULES = (
     "prefixrl.common.worker.join",
 )
 """Imports of workers with an embedded engine; by name, since these are processes of their own."""
-TELL_S = 10.0
-"""Longest wait for the code of a worker that has ended; a template that a signal stopped tells none."""
 ANSWER_S = 30.0
 """Longest wait for a fork, on a machine that does much else."""
 LOAD_S = 120.0
 """Longest wait for the imports."""
+LEAST_TICK_S, MOST_TICK_S = 0.001, 0.05
+"""Time between two looks whether a worker that is waited for has ended: it doubles."""
 
 
 def is_forked(config: RunConfig, role: str, has_gpus: bool) -> bool:
@@ -46,12 +46,12 @@ def is_forked(config: RunConfig, role: str, has_gpus: bool) -> bool:
 
 
 def is_possible() -> bool:
-    """Return True where processes can be held by descriptors, as since Linux 5.3."""
+    """Return True where a launch can adopt what the template forks, as on Linux."""
     try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
+        with adopting_orphans():
+            return True
+    except OSError:
         return False
-    return True
 
 
 class WorkerTemplate:
@@ -61,7 +61,7 @@ class WorkerTemplate:
         """Start it; `environment`: that of workers, as far as all have it in common."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "prefixrl.deploy.template", str(theirs.fileno()), *modules]
-        # A batch system sends its signals to every process of the job: workers are to finish what they have.
+        # A batch system sends its signals to every process of the job: what is to be forked later is not to be lost.
         with theirs, deaf_children():
             # What keeps it from importing keeps workers that start by themselves, and those say so in their logs.
             self._process = subprocess.Popen(
@@ -73,8 +73,6 @@ class WorkerTemplate:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self._codes: dict[int, int] = {}
-        """Exit codes by id; one that was asked for is forgotten, since ids are used again."""
         self._news: list[str] = []
         self._load_deadline_s = time.monotonic() + LOAD_S
         self._is_ready = self.is_lost = False
@@ -87,85 +85,85 @@ class WorkerTemplate:
     @property
     def is_loading(self) -> bool:
         """True until it can fork."""
-        self._read(0.0)
-        if not self._is_ready and time.monotonic() > self._load_deadline_s:
-            self._lose(f"had not ended its imports after {LOAD_S:.0f} s")
+        if not self._is_ready and not self.is_lost:
+            self._is_ready = isinstance(self._read(0.0), Imported)
+            if not self._is_ready and time.monotonic() > self._load_deadline_s:
+                self._lose(f"had not ended its imports after {LOAD_S:.0f} s")
         return not self._is_ready and not self.is_lost
 
     def news(self) -> list[str]:
         """Return what went wrong since the last call, for the console."""
+        if self._is_ready and not self.is_lost:
+            self._read(0.0)  # its end
         news, self._news = self._news, []
         return news
 
     def fork(self, arguments: list[str], environment: dict[str, str], output: int) -> "ForkedWorker | None":
-        """Start a worker, `python -m ARGUMENTS`; None where it has to start by itself."""
-        request = msgspec.msgpack.encode(Fork(arguments, environment))
+        """Start `python -m ARGUMENTS` as a child; None where it has to start by itself."""
+        word, begin = os.pipe()
         try:
-            socket.send_fds(self._link, [request], [output])
+            with adopting_orphans():
+                pid = self._ask(msgspec.msgpack.encode(Fork(arguments, environment)), [output, word])
+            if pid is None:
+                return None
+            os.write(begin, b"!")
+            return ForkedWorker(pid)
+        finally:
+            os.close(word)
+            os.close(begin)
+
+    def _ask(self, request: bytes, descriptors: list[int]) -> int | None:
+        """Return the id of a worker that waits for the word to begin."""
+        try:
+            socket.send_fds(self._link, [request], descriptors)
         except ConnectionError:
-            pass  # it has ended, as is read after what it still told
+            pass  # it has ended, as the next read finds
         except OSError as error:
             self._say_not_forked(str(error))
             return None
         deadline_s = time.monotonic() + ANSWER_S
-        while not self.is_lost and (left_s := deadline_s - time.monotonic()) > 0.0:
-            match self._read(left_s):
+        while True:
+            match self._read(deadline_s - time.monotonic()):
+                case Imported():
+                    self._is_ready = True
                 case Forked(pid):
-                    return ForkedWorker(pid, self)
+                    return pid
                 case NotForked(why):
                     self._say_not_forked(why)
                     return None
-        self._lose(f"did not answer within {ANSWER_S:.0f} s")
-        return None
+                case None:
+                    self._lose(f"did not answer within {ANSWER_S:.0f} s")
+                    return None
 
     def _say_not_forked(self, why: str) -> None:
         self._news.append(f"the worker template (process {self.pid}) cannot fork ({why}): a worker starts by itself")
 
-    def code_of(self, pid: int) -> int | None:
-        """Return the exit code of a worker whose end was told."""
-        self._read(0.0)
-        return self._codes.pop(pid, None)
-
-    def _read(self, timeout_s: float) -> Forked | NotForked | None:
-        """Take what it has said; return its answer to a request."""
-        while not self.is_lost and _is_readable(self._link.fileno(), timeout_s):
-            timeout_s = 0.0
-            try:
-                data = self._link.recv(MOST_BYTES)
-            except OSError:
-                data = b""
-            if not data:
-                self._lose_ended()
-                break
-            match msgspec.msgpack.decode(data, type=Answer):
-                case Imported():
-                    self._is_ready = True
-                case Ended(pid, code):
-                    self._codes[pid] = code
-                case Forked() | NotForked() as answer:
-                    return answer
-        return None
-
-    def lose_silent(self) -> None:
-        """End it because it does not tell of a worker's end."""
-        self._lose(f"did not tell of a worker's end within {TELL_S:.0f} s")
-
-    def _lose_ended(self) -> None:
-        code: int | None = None
+    def _read(self, timeout_s: float) -> Answer | None:
+        """Return what it says within a time; lose it if it has ended."""
+        if self.is_lost or not _is_readable(self._link.fileno(), timeout_s):
+            return None
+        data = b""
+        with suppress(OSError):
+            data = self._link.recv(MOST_BYTES)
+        if data:
+            answer: Answer = msgspec.msgpack.decode(data, type=Answer)
+            return answer
         with suppress(subprocess.TimeoutExpired):  # what it held is closed: it is about to be gone
-            code = self._process.wait(TELL_S)
+            self._process.wait(ANSWER_S)
+        code = self._process.returncode
         self._lose("closed its socket" if code is None else f"ended with exit code {code}")
+        return None
 
     def _lose(self, why: str) -> None:
         """End it and say so, once."""
         if not self.is_lost:
-            forked = "the workers forked from it end with it, and " if self._is_ready else ""
-            what = f"{forked}workers start by themselves from now on"
-            self._news.append(f"the worker template (process {self.pid}) {why}: {what}")
+            self._news.append(
+                f"the worker template (process {self.pid}) {why}: workers start by themselves from now on"
+            )
             self.close()
 
     def close(self) -> None:
-        """End it, and with it every worker that still runs."""
+        """End it; what it forked stays."""
         self.is_lost = True
         self._process.kill()
         self._process.wait()
@@ -173,46 +171,34 @@ class WorkerTemplate:
 
 
 class ForkedWorker:
-    """A worker that the template forked: what a launch needs of `subprocess.Popen`."""
+    """A forked worker, a child of this process: what a launch needs of `subprocess.Popen`."""
 
-    def __init__(self, pid: int, template: WorkerTemplate) -> None:
-        self.pid, self._template = pid, template
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
         self._code: int | None = None
-        # Ids are used again; a descriptor stays with its process. One that has ended already has told its code.
-        self._handle: int | None = None
-        with suppress(ProcessLookupError):
-            self._handle = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         """Return its exit code, None while it runs."""
-        if self._code is None and self._has_ended(0.0):
-            self._code = self._template.code_of(self.pid)
-            if self._code is None and self._template.is_lost:
-                self._code = -signal.SIGKILL  # as it ended with the template
-            if self._code is not None and self._handle is not None:
-                os.close(self._handle)
-                self._handle = None
+        if self._code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self._code = os.waitstatus_to_exitcode(status)
         return self._code
-
-    def _has_ended(self, timeout_s: float | None) -> bool:
-        return self._handle is None or _is_readable(self._handle, timeout_s)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; subprocess.TimeoutExpired as there."""
-        if not self._has_ended(timeout):
-            raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
-        deadline_s = time.monotonic() + TELL_S
+        deadline_s, tick_s = None if timeout is None else time.monotonic() + timeout, LEAST_TICK_S
         while (code := self.poll()) is None:
-            if time.monotonic() > deadline_s:
-                self._template.lose_silent()
-            time.sleep(0.001)  # its end is about to be told
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+            time.sleep(tick_s)
+            tick_s = min(2.0 * tick_s, MOST_TICK_S)
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send a signal unless it has ended."""
-        if self.poll() is None and self._handle is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, number)
+        """Send a signal unless it has ended; until its code is read, its id is no other's."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it at once."""

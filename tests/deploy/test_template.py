@@ -1,10 +1,8 @@
 """The template of a launch: what it forks is as if it had been started by itself, and nothing ends by its neighbour."""
 
-import errno
 import json
 import os
 import resource
-import selectors
 import signal
 import subprocess
 import sys
@@ -20,7 +18,6 @@ from prefixrl.common.config.load import load
 from prefixrl.common.process import PARENT_VARIABLE, STOP_SIGNALS, allow_many_files
 from prefixrl.deploy import template_process
 from prefixrl.deploy.child import Child, family
-from prefixrl.deploy.template import _begin
 from prefixrl.deploy.template_process import ForkedWorker, WorkerTemplate, is_forked
 from prefixrl.deploy.watchdog import Watched
 from support.fakes import wait_until
@@ -101,8 +98,11 @@ def test_a_forked_worker_is_as_if_started_by_itself(start: Callable[..., Worker]
     told = worker.told()
     assert told["loaded"], "what the template imported is there"
     assert told["argv"][1:] == ["sleep", "--flag"] and told["name"] == "__main__" and told["mark"] == "its own"
-    assert told["session"] and told["parent"][0] == told["parent"][1] and not told["blocked"]
-    assert not any("socket:" in each or "anon_inode:" in each for each in told["descriptors"]), "the template's own"
+    assert told["session"] and not told["blocked"]
+    # `listdir` itself has one open; the rest of those of the template and of its fork would be more pipes and sockets.
+    foreign = [each for each in told["descriptors"] if "socket:" in each or "anon_inode:" in each or "pipe:" in each]
+    assert len(foreign) == 2, "stdout and stderr"
+    assert told["parent"] == [os.getpid()] * 2, "a child of this process"
     assert psutil.Process(worker.process.pid).cmdline()[0] == "prefixrl-tested"
     worker.process.send_signal(signal.SIGTERM)
     assert worker.process.wait(30.0) == -signal.SIGTERM
@@ -135,9 +135,8 @@ def test_signals_of_a_batch_system_do_not_end_the_template(
     start: Callable[..., Worker], template: WorkerTemplate
 ) -> None:
     worker = start("sleep")
-    parent = worker.told()["parent"][0]
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        os.kill(parent, number)
+    for number in STOP_SIGNALS:
+        os.kill(template.pid, number)
     assert start("code", "0").process.wait(30.0) == 0
     assert worker.process.poll() is None and not template.is_lost
 
@@ -174,36 +173,30 @@ def test_a_template_that_cannot_fork_says_so_and_its_workers_stay(
     assert worker.process.poll() is None and not template.is_lost and not template.news()
 
 
-def test_a_worker_whose_end_cannot_be_noticed_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[int] = []
-
-    def fail(pid: int) -> int:
-        begun.append(pid)
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    monkeypatch.setattr(os, "pidfd_open", fail)
-    with selectors.DefaultSelector() as selector, pytest.raises(OSError, match="memory"):
-        if _begin(selector) == 0:
-            signal.pause()
-    assert len(begun) == 1 and not Path(f"/proc/{begun[0]}").exists()
-
-
-def test_a_worker_forked_as_the_template_ends_is_no_orphan(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "ends_at_fork.py").write_text(
-        "import os, signal, time\n"
-        "def end_parent():\n"
-        "    parent = os.getppid()\n"
-        "    os.kill(parent, signal.SIGKILL)\n"
-        "    while os.getppid() == parent:\n"
-        "        time.sleep(0.001)\n"
-        "os.register_at_fork(after_in_child=end_parent)\n"
+def test_a_worker_that_the_launch_waits_for_no_longer_does_not_begin(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_process, "ANSWER_S", 0.1)
+    (tmp_path / "begins_slowly.py").write_text(
+        "import os, time\nbegin = os.setsid\nos.setsid = lambda: (time.sleep(0.5), begin())\n"
     )
-    for template in ready(WorkerTemplate(environment, ["ends_at_fork"])):
+    for template in ready(WorkerTemplate(environment, ["begins_slowly"])):
         output, theirs = os.pipe()
-        template.fork(["tested_worker", "sleep"], environment, theirs)
+        assert template.fork(["tested_worker", "sleep"], environment, theirs) is None and template.is_lost
         os.close(theirs)
         with os.fdopen(output, "rb") as pipe:
             assert pipe.read() == b"", "it ended before its work began"
+    (line,) = template.news()
+    assert "did not answer within" in line
+
+
+def test_only_what_is_forked_is_adopted(start: Callable[..., Worker]) -> None:
+    start("code", "0").process.wait(30.0)
+    orphaned = "import subprocess, sys; print(subprocess.Popen(['sleep', '300'], stdout=subprocess.DEVNULL).pid)"
+    pid = int(subprocess.check_output([sys.executable, "-c", orphaned]))
+    parent = psutil.Process(pid).ppid()
+    os.kill(pid, signal.SIGKILL)
+    assert parent != os.getpid()
 
 
 def test_descriptors_of_any_number_are_waited_for(environment: dict[str, str]) -> None:
@@ -219,14 +212,6 @@ def test_descriptors_of_any_number_are_waited_for(environment: dict[str, str]) -
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_the_code_of_a_worker_is_not_that_of_a_later_one_with_its_id(
-    start: Callable[..., Worker], template: WorkerTemplate
-) -> None:
-    worker = start("code", "3")
-    assert worker.process.wait(30.0) == 3
-    assert template.code_of(worker.process.pid) is None
-
-
 def test_a_template_that_imports_without_end_is_given_up_with_a_line(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,31 +224,46 @@ def test_a_template_that_imports_without_end_is_given_up_with_a_line(
     assert line.endswith(": workers start by themselves from now on")
 
 
-def test_workers_end_with_the_template_and_then_start_by_themselves(
+def test_workers_outlive_the_template_and_later_ones_start_by_themselves(
     start: Callable[..., Worker], template: WorkerTemplate, environment: dict[str, str], tmp_path: Path
 ) -> None:
     worker = start("sleep")
-    os.kill(worker.told()["parent"][0], signal.SIGKILL)
-    assert worker.process.wait(30.0) == -signal.SIGKILL and template.is_lost
-    (line,) = template.news()
-    assert f"(process {template.pid}) ended with exit code -9: the workers forked from it end with it" in line
+    worker.told()
+    os.kill(template.pid, signal.SIGKILL)
+    wait_until(lambda: template.news() and template.is_lost, "the launch to notice it")
     command = [sys.executable, "-m", "tested_worker", "code", "4"]
     child = Child("scorer-0", command, tmp_path / "scorer-0.log", environment, template=template)
     child.start()
     wait_until(lambda: child.code is not None, "the end of the child")
     child.close()
     assert child.code == 4 and '"loaded": false' in (tmp_path / "scorer-0.log").read_text()
+    assert worker.process.poll() is None
+    worker.process.kill()
+    assert worker.process.wait(30.0) == -signal.SIGKILL
+
+
+def test_a_template_that_ended_unnoticed_is_named_when_a_worker_is_wanted(
+    template: WorkerTemplate, environment: dict[str, str]
+) -> None:
+    os.kill(template.pid, signal.SIGKILL)
+    output, theirs = os.pipe()
+    assert template.fork(["tested_worker", "sleep"], environment, theirs) is None
+    for descriptor in (output, theirs):
+        os.close(descriptor)
+    (line,) = template.news()
+    assert line == (
+        f"the worker template (process {template.pid}) ended with exit code -9: workers start by themselves from now on"
+    )
 
 
 def test_a_stopped_template_is_named_and_holds_up_no_end(
-    start: Callable[..., Worker], template: WorkerTemplate, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Worker], template: WorkerTemplate
 ) -> None:
-    monkeypatch.setattr(template_process, "TELL_S", 0.1)
     worker = start("sleep")
     os.kill(template.pid, signal.SIGSTOP)
     wait_until(lambda: family([], template) == [Watched("template", template.pid, True)], "its state")
     worker.process.kill()
-    assert worker.process.wait(30.0) == -signal.SIGKILL and template.is_lost
+    assert worker.process.wait(30.0) == -signal.SIGKILL and not template.is_lost
 
 
 def test_what_no_fork_survives_starts_as_a_program_of_its_own(environment: dict[str, str]) -> None:
@@ -294,7 +294,7 @@ def test_all_end_with_the_launch(environment: dict[str, str], tmp_path: Path) ->
     assert launch.stdout
     told = json.loads(launch.stdout.readline())
     below = psutil.Process(launch.pid).children(recursive=True)
-    assert len(below) == 2 and told["parent"][0] in [each.pid for each in below]
+    assert len(below) == 2 and told["parent"] == [launch.pid] * 2
     launch.kill()
     launch.wait()
     launch.stdout.close()
