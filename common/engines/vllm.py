@@ -34,7 +34,7 @@ from prefixrl.common.engines.vllm_facts import RowCounts, about, engine_config, 
 from prefixrl.common.engines.vllm_setup import BACKEND, VllmSetup, engine_arguments, platform_of, prepare_environment
 from prefixrl.common.errors import DataError, PeerLost, UserError
 from prefixrl.common.seeds import row_seed
-from prefixrl.common.weights.low_rank import AdapterFolders, is_low_rank, pairs
+from prefixrl.common.weights.low_rank import AdapterFolders, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
@@ -196,7 +196,7 @@ class VllmEngine(RowJobs):
         """Replace all weights; ValueError if they are not the model's, PeerLost if vLLM hangs."""
         if not self._own:
             self.weights()
-        if self._setup.low_rank and is_low_rank(snapshot.tensors):
+        if self._setup.low_rank and are_low_rank(snapshot.tensors):
             matrices = pairs(snapshot.tensors, self._own)
             folder = self._folders.write(matrices, self._setup.low_rank)
             self._call(self._adapt(folder, snapshot.version), CONTROL_S, "install new matrices")

@@ -44,7 +44,7 @@ def published_name(name: str) -> str | None:
     return None
 
 
-def is_low_rank(names: Iterable[str]) -> bool:
+def are_low_rank(names: Iterable[str]) -> bool:
     """Return True if a version holds matrices, False if it holds whole weights."""
     return any(name.endswith(FIRST) for name in names)
 

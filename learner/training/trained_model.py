@@ -209,8 +209,9 @@ def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]
     autocast = config.deepspeed.get("torch_autocast") or {}
     if autocast.get("enabled") and autocast.get("dtype") not in ("bfloat16", "bf16", "torch.bfloat16"):
         raise ConfigError(
-            f"learner.deepspeed.torch_autocast.dtype = {autocast.get('dtype')!r}: the gradients of float16 are scaled, "
-            'and the learner checks and clips them as they are; allowed are "bfloat16" and "bf16"'
+            f"learner.deepspeed.torch_autocast.dtype = {autocast.get('dtype')!r}: DeepSpeed would scale gradients of "
+            'another dtype than bfloat16, and the learner checks and clips them as they are; allowed are "bfloat16" '
+            'and "bf16"'
         )
     zero["stage"] = stage
     zero.setdefault("reduce_bucket_size", min(BUCKET, max(parameters, 1)))

@@ -10,7 +10,7 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import own
+from prefixrl.common.process import PARENT_VARIABLE, own
 from prefixrl.deploy import child, launch
 from prefixrl.deploy.child import Child
 from prefixrl.deploy.launch import Launcher, _throw_away
@@ -138,6 +138,23 @@ def test_workers_that_can_start_wait_for_no_look_at_the_others(tmp_path: Path, m
     opening.join()
     launcher.workers = launcher._due = [worker]
     launcher._pause(known=endpoint.stat().st_mtime_ns)
+
+
+def test_a_worker_that_is_to_be_forked_waits_for_the_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "TICK_S", 3600.0)
+    launcher = launcher_of(tmp_path, "")
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.5)\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), PARENT_VARIABLE: str(os.getpid())}
+    launcher._template = template = WorkerTemplate(environment, ["slow"])
+    try:
+        launcher._due = launcher.workers
+        launcher.workers[0].template = template
+        launcher._start_due()
+        assert launcher._due and launcher.workers[0].process is None
+        launcher._pause(known=0)
+        assert not template.is_loading and not template.is_lost
+    finally:
+        template.close()
 
 
 def test_a_template_that_is_lost_is_said_once(

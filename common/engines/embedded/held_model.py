@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from prefixrl.common.engines.base import JobQueue, TokenIds, check_fit, digest_of, own_checksum, score_rows
 from prefixrl.common.errors import DataError
-from prefixrl.common.weights.low_rank import LayerProducts, LowRank, is_low_rank, pairs
+from prefixrl.common.weights.low_rank import LayerProducts, LowRank, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
@@ -56,7 +56,7 @@ class EmbeddedEngine(JobQueue):
     def install(self, snapshot: Snapshot) -> None:
         """Copy every tensor in place; ValueError unless names, shapes and dtypes fit the model."""
         own, tensors = self._parameters(), snapshot.tensors
-        if self._products and is_low_rank(tensors):
+        if self._products and are_low_rank(tensors):
             self._products.set(pairs(tensors, own), self._device)
         else:
             check_fit(own, tensors)

@@ -13,7 +13,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.weights.low_rank import is_low_rank, pairs, published_name
+from prefixrl.common.weights.low_rank import are_low_rank, pairs, published_name
 from prefixrl.learner.training import lora
 from prefixrl.learner.training.model import Models
 from support.paths import EXAMPLE
@@ -77,7 +77,7 @@ def test_matrices_that_do_not_fit_are_refused_and_change_nothing(trained: Models
 
 
 def test_a_version_tells_by_its_names_what_it_holds(trained: Models) -> None:
-    assert is_low_rank(matrices(trained)) and not is_low_rank(trained.state_dict_for_publication())
+    assert are_low_rank(matrices(trained)) and not are_low_rank(trained.state_dict_for_publication())
     own = TransformersEngine(str(ADAPTER), "cpu", "float32", 1).weights()
     assert {name.removeprefix("model.layers.0.") for name in pairs(matrices(trained), own) if ".0." in name} == {
         f"self_attn.{each}_proj" for each in "qkvo"

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from prefixrl.learner.training import distributed
 from prefixrl.learner.training.batch import PaddedRows, PreparedMicroBatch, Sample, filler_row, pad
-from prefixrl.learner.training.figures import _row_ages, bin_counts, histogram, means, reward_figures
+from prefixrl.learner.training.figures import _crossed, _row_ages, bin_counts, histogram, means, reward_figures
 
 
 def sums_of(importance: list[float], returns: list[float], values: list[float]) -> dict[str, float]:
@@ -107,3 +108,5 @@ def test_a_row_is_as_old_as_its_oldest_token_and_a_filler_is_no_row() -> None:
     oldest, newest = _row_ages([prepared(pad(rows, 0), 5), prepared(filler_row(0), 5)])
     assert oldest.tolist() == [3, 1, 0]
     assert newest.tolist() == [0, 1, 0]
+    distributed.start("cpu", 0, 1)
+    assert _crossed(oldest, newest) == pytest.approx(1 / 3), "one row has tokens of several ages"

@@ -95,7 +95,8 @@ def test_published_weights_are_a_copy_that_later_steps_do_not_change(adapter: Pa
     [
         ({"gradient_clipping": 3.0}, "gradient_clipping.*learner.grad_clip"),
         ({"bf16": {"enabled": True}}, "bf16.*learner.dtype"),
-        ({"torch_autocast": {"enabled": True, "dtype": "float16"}}, "'float16'.*scaled.*allowed are .bfloat16."),
+        ({"torch_autocast": {"enabled": True, "dtype": "float16"}}, "'float16'.*scale.*allowed are .bfloat16."),
+        ({"torch_autocast": {"enabled": True}}, "torch_autocast.dtype = None.*allowed are .bfloat16."),
         ({"zero_optimization": {"stage": 4}}, "stage = 4; allowed are 0, 1, 2 and 3"),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "nvme.*allowed"),
     ],

@@ -136,6 +136,11 @@ def test_a_mixed_number_or_a_fraction_in_braces_is_no_pair_of_numbers(answer: st
     assert not has_numbers_side_by_side(normalise(answer))
 
 
+@pytest.mark.parametrize("answer", ["x^2{3}", "x_1{2}", r"\log2{8}", "x^{2}{3}", r"\sqrt[3]{2}", "x_{1}{2}"])
+def test_a_number_that_belongs_to_what_stands_before_it_is_beside_none(answer: str) -> None:
+    assert not has_numbers_side_by_side(normalise(answer))
+
+
 @pytest.mark.parametrize(
     ("gold", "answer"),
     [
