@@ -19,7 +19,7 @@ def model_folder(model: str, needs_weights: bool = True) -> str:
     """
     if os.path.isdir(model):
         return model
-    fault = f"model {model!r} is neither a folder on this host nor available from the hub"
+    fault = f"model {model!r} is neither a folder on this host ({os.path.abspath(model)}) nor available from the hub"
     remedy = "give a local folder, or fetch it where there is a network (`hf download`); a gated model"
     return _fetched(fault, remedy, model, allow_patterns=list(FILES if needs_weights else TOKENIZER_FILES))
 

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from prefixrl.common.config import user_function
+from prefixrl.common.config import catalogue, user_function
 from prefixrl.common.config.catalogue import SYNONYMS
 from prefixrl.common.config.data import resolve
 from prefixrl.common.config.prompting import AnyModel, checkpoint_of, with_texts
@@ -46,7 +46,8 @@ def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
         raise ConfigError(f"cannot read the run file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return _resolve_paths(_validate(document, settings, str(path)), path.resolve().parent)
+    where = f"{path} with --set" if settings else str(path)
+    return _resolve_paths(_validate(document, settings, where), path.resolve().parent)
 
 
 def from_flags(document: dict[str, Any], settings: tuple[str, ...]) -> RunConfig:
@@ -137,6 +138,9 @@ def _nearest(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if not near and name in SYNONYMS:
         return f"; did you mean {SYNONYMS[name]!r}?"
+    elsewhere = [each.key for each in catalogue.settings() if each.key.rpartition(".")[2] == name]
+    if not near and elsewhere:
+        return f"; did you mean {' or '.join(map(repr, elsewhere))}?"
     near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
 

@@ -76,6 +76,11 @@ def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], patience_s
     """Wait until a broker has started; PeerLost after `patience_s`, RunIsOver on a stop."""
     check_format(directory)
     from_s, wait = time.monotonic(), WaitLog(f"a learner to start its broker in {directory}")
+    if not directory.exists():
+        log.warning(
+            "there is no run directory %s (yet): waiting %g s for a learner to make it; is the path right?",
+            directory.absolute(), patience_s,
+        )  # fmt: skip
     while not (directory / ENDPOINT_FILE).exists():
         if stopping():
             raise RunIsOver("asked to stop before a run had begun")

@@ -65,6 +65,9 @@ def test_an_unknown_key_is_refused_with_the_nearest() -> None:
         ("learner.learning_rate=1e-5", "did you mean 'learner.actor_lr'?"),
         ("num_generations=4", "did you mean 'algorithm.samples_per_prompt'?"),
         ("learner.actor_rl=1e-5", "did you mean 'actor_lr'?"),
+        ("actor_lr=1e-5", "did you mean 'learner.actor_lr'?"),
+        ("learner.kl=0.1", "did you mean 'algorithm.kl'?"),
+        ("temperature=0.5", "did you mean 'rollout.temperature' or 'scorer.temperature'?"),
     ],
 )
 def test_a_run_file_with_a_name_from_elsewhere_is_refused_with_ours(given: str, hint: str) -> None:

@@ -311,7 +311,7 @@ ONE_LINE: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("setting", "expected"), ONE_LINE.values(), ids=ONE_LINE.keys())
 def test_a_refusal_names_file_key_value_and_remedy(run_file: Path, setting: str, expected: str) -> None:
     head, line = refusal(run_file, setting).split("\n")
-    assert head == f"{run_file}: 1 problem"
+    assert head == f"{run_file} with --set: 1 problem"
     assert line.startswith(f"  {expected}")
 
 
@@ -374,7 +374,7 @@ def test_the_filter_survives_the_wire_and_is_off_when_absent(run_file: Path) -> 
 
 def test_all_problems_are_reported_at_once(run_file: Path) -> None:
     head, *lines = refusal(run_file, "algorithm.clip=0", "seed=-1", "data.tain=x").split("\n")
-    assert head == f"{run_file}: 3 problems"
+    assert head == f"{run_file} with --set: 3 problems"
     assert {line.split()[0].rstrip(":") for line in lines} == {"algorithm.clip", "seed", "data.tain"}
 
 

@@ -1,0 +1,21 @@
+"""A worker finds its run, or says what it waits for."""
+
+from pathlib import Path
+
+import pytest
+
+from prefixrl.common.errors import RunIsOver
+from prefixrl.common.worker.join import find_broker
+
+
+def test_a_worker_whose_run_directory_is_missing_says_so_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RunIsOver, match="before a run had begun"):
+        find_broker(tmp_path / "mistyped", None, None, lambda: True)
+    (line,) = caplog.messages
+    assert line.startswith(f"there is no run directory {tmp_path}/mistyped (yet): waiting 600 s for a learner")
+    caplog.clear()
+    with pytest.raises(RunIsOver):
+        find_broker(tmp_path, None, None, lambda: True)
+    assert not caplog.messages, "one that is there may be waited for"
