@@ -332,7 +332,8 @@ def time_lines(config: RunConfig, prompt_tokens: int, iterations: int) -> list[s
     learner = learner_s(work, count, launch.learner_ranks, tflops)
     lines = [
         f"an iteration of the learner: {work.forwards} forward-equivalents over {work.tokens:,} tokens (prompts of "
-        f"{prompt_tokens}, guessed from their characters): {learner:.1f} s at learner.device_tflops = {tflops:g}, {launch.learner_ranks} ranks",
+        f"{prompt_tokens}, guessed from their characters): {learner:.1f} s at learner.device_tflops = {tflops:g}, "
+        f"{launch.learner_ranks} ranks",
         _engine_time(config, "rollout", rows * config.max_sampled_tokens, launch.rollouts),
     ]
     parts_s = [
