@@ -19,7 +19,7 @@ def model_folder(model: str, needs_weights: bool = True) -> str:
     """
     if os.path.isdir(model):
         return model
-    fault = f"model {model!r} is neither a folder on this host ({os.path.abspath(model)}) nor available from the hub"
+    fault = f"model {model!r} is no folder here (a relative one: beside the run file), nor available from the hub"
     remedy = "give a local folder, or fetch it where there is a network (`hf download`); a gated model"
     return _fetched(fault, remedy, model, allow_patterns=list(FILES if needs_weights else TOKENIZER_FILES))
 
@@ -40,8 +40,8 @@ def dataset_folder(dataset: str) -> str:
     name, _, revision = dataset.partition("@")
     fault = f"dataset {dataset!r} is not available from the hub"
     remedy = (
-        f"fetch it where there is a network (`hf download --repo-type dataset {name}`) and give the folder as path, "
-        f"of a problem set under [data.paths]; a gated dataset"
+        f"fetch it where there is a network (`hf download --repo-type dataset {name}`) and give the folder instead "
+        'of the name (that of a problem set as [data.paths] NAME = "FOLDER"); a gated dataset'
     )
     options = {"repo_type": "dataset", "revision": revision or None, "allow_patterns": list(DATA_FILES)}
     return _fetched(fault, remedy, name, **options)

@@ -8,7 +8,7 @@ from prefixrl.common.config.load import changed, from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run import journal
-from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.directory_format import check_holds_run
 from prefixrl.common.run.records import VersionPublished
 
 LATEST, BEST = "latest", "best"
@@ -41,10 +41,8 @@ class Weights:
 
 def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
     """Return the config of a run with settings over it; raise ConfigError."""
-    check_format(run)
+    check_holds_run(run)
     known = run / "config.json"
-    if not known.exists():
-        raise ConfigError(f"{run} holds no run (no file {known})")
     return changed(from_json(known.read_text(encoding="utf-8"), str(known)), settings, "--set")
 
 

@@ -14,7 +14,7 @@ from prefixrl.common.config.load import CONFIG_FILE, load
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.run import journal, json_lines
 from prefixrl.common.run.columns import columns
-from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.directory_format import check_holds_run
 from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary
 from prefixrl.deploy.inspect import trained_groups
 from prefixrl.deploy.runs import state_of
@@ -36,9 +36,7 @@ class Run:
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         """Raise ConfigError if the directory holds no run, or one of another release."""
         self.directory = Path(directory)
-        check_format(self.directory)
-        if not self._config.exists():
-            raise ConfigError(f"{self.directory} holds no run (no file {self._config})")
+        check_holds_run(self.directory)
 
     def __repr__(self) -> str:
         """Return the call that makes it again."""

@@ -30,12 +30,14 @@ from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault,
 from prefixrl.common.process import PARENT_VARIABLE, end_children, own, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.disk import held_bytes
+from prefixrl.common.run.documents import SUMMARY_FILE
 from prefixrl.common.run.placement import LEARNER, described, gpus_here, place, processes_of, visible
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
 from prefixrl.deploy.child import Child, family
 from prefixrl.deploy.report import print_table, write_report
+from prefixrl.deploy.runs import state_of
 from prefixrl.deploy.status import View, fetch
 from prefixrl.deploy.template_process import WorkerTemplate, is_forked, is_possible
 from prefixrl.deploy.watchdog import Watchdog
@@ -71,6 +73,8 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
     if fresh:
         _throw_away(directory)
     check_format(directory)
+    if said := _finished(directory):
+        click.echo(said)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     stop = stop_event()
     flags = [flag for setting in settings for flag in ("--set", setting)]
@@ -102,6 +106,20 @@ def _throw_away(directory: Path) -> None:
             raise ConfigError(f"--fresh: {directory} is not empty and holds no run; remove it yourself if you mean it")
         with own(directory):
             shutil.rmtree(directory)
+
+
+def _finished(directory: Path) -> str:
+    """Return what a launch can still do for a run that is finished, "" for any other."""
+    if not (directory / SUMMARY_FILE).exists():
+        return ""
+    found = state_of(directory)
+    if found.state != "finished" or found.iterations < (found.total_iterations or 0):
+        return ""
+    more = shlex.join(["prefixrl", "resume", str(directory), "--change", "algorithm.iterations=N"])
+    return (
+        f"the run in {directory} is finished after {found.iterations} iterations: nothing more is trained; `{more}` "
+        f"prolongs it, --fresh starts it anew"
+    )
 
 
 def _holds_a_run(directory: Path) -> bool:

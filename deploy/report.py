@@ -103,7 +103,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
     missing = summary.evaluations_incomplete
     crossed = f"{_counted(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
     return [
-        *([("mean reward, with a bootstrap interval", ", ".join(means))] if means else []),
+        *([("means of rewards, with bootstrap intervals", ", ".join(means))] if means else []),
         *([("evaluations that are incomplete", ", ".join(missing))] if missing else []),
         ("held-out problems", str(summary.eval_problems)),
         *(fixed if "fixed_prefix" in summary.accuracy else []),

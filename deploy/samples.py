@@ -12,7 +12,7 @@ import msgspec
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.hub import cached_file
-from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.directory_format import check_holds_run
 from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.deploy.inspect import TrainedGroup, trained_groups
 
@@ -67,7 +67,7 @@ class SampleChoice:
 
 def samples(directory: Path, choice: SampleChoice, as_json: bool) -> Iterator[str]:
     """Yield lines for people or programs; raise ConfigError or DataError."""
-    check_format(directory)
+    check_holds_run(directory)
     decode = decoder(directory)
     groups = list(trained_groups(directory))
     if not groups:
@@ -90,7 +90,7 @@ def samples(directory: Path, choice: SampleChoice, as_json: bool) -> Iterator[st
 
 def follow(directory: Path, as_json: bool, stopped: Callable[[], bool]) -> Iterator[str]:
     """Yield the samples of each iteration as it is trained, until stopped."""
-    check_format(directory)
+    check_holds_run(directory)
     decode, shown = decoder(directory), -1
     while not stopped():
         newest = shown
@@ -173,7 +173,10 @@ def lines_of(sample: SampleText) -> Iterator[str]:
     for name, text in parts.items():
         if text:
             yield f"  {name:>{TEXT_COLUMN - 4}}: {_indented(text)}"
-    yield f"  {'gold':>{TEXT_COLUMN - 4}}: {_indented(sample.gold)}   found: {_indented(sample.extracted or 'nothing')}"
+    found = f"   found: {_indented(sample.extracted or 'nothing')}"
+    # A reward function of the user's own looks for no answer.
+    is_looked_for = sample.extracted or sample.status == "no_answer"
+    yield f"  {'gold':>{TEXT_COLUMN - 4}}: {_indented(sample.gold)}{found if is_looked_for else ''}"
     yield ""
 
 

@@ -27,7 +27,8 @@ def explained(key: str | None) -> Iterator[str]:
         return
     found = [each for each in known if each.key == key or each.key.startswith(f"{key}.")]
     if not found:
-        found = [each for each in known if each.key.rsplit(".", 1)[-1] == key or each.key == SYNONYMS.get(key)]
+        last = key.rsplit(".", 1)[-1]  # other trainers have it in other sections
+        found = [each for each in known if each.key.rsplit(".", 1)[-1] == key or each.key == SYNONYMS.get(last)]
     if not found:
         near = difflib.get_close_matches(key, [each.key for each in known], n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(near)}?" if near else "; `prefixrl config` lists the sections"

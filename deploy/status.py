@@ -34,7 +34,8 @@ def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
     check_format(directory)
     endpoint = directory / ENDPOINT_FILE
     if not endpoint.exists():
-        raise ConfigError(f"{directory} holds no run that was ever started (no file {endpoint})")
+        why = f"no file {endpoint}" if directory.exists() else "there is no such folder"
+        raise ConfigError(f"{directory} holds no run that was ever started ({why})")
     try:
         requester = Requester(address_in(directory, "operator"), "operator", answer_s)
     except PeerLost as error:

@@ -47,6 +47,7 @@ SYNONYMS: Mapping[str, str] = {
         "checkpoint.every": "save_steps save_freq save_interval",
         "checkpoint.keep": "save_total_limit max_ckpt_num",
         "evaluation.every": "eval_steps test_freq eval_freq",
+        "launch.rollouts": "vllm_num_engines num_engines",
         "reward.function": "reward_fn reward_func reward_funcs custom_reward_function",
         "scorer.max_new_tokens": "target_max_len",
         "scorer.vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization",

@@ -193,8 +193,11 @@ def resolve(data: DataConfig, base: Path) -> DataConfig:
 def _local(key: str, name: str, base: Path) -> str:
     path = (base / os.path.expanduser(name)).resolve()
     if not path.exists():
+        missing = f"{key} = {name!r}: there is no such file or folder (looked at {path})"
+        if key.startswith("data.paths."):
+            raise ConfigError(missing)
         raise ConfigError(
-            f"{key} = {name!r}: there is no such file (looked at {path}), and no problem set of that name. Known "
-            f"problem sets: {', '.join(PROBLEM_SETS)}; a dataset on the hub is {HUB}OWNER/NAME"
+            f"{missing}, and no problem set of that name. Known problem sets: {', '.join(PROBLEM_SETS)}; a dataset on "
+            f"the hub is {HUB}OWNER/NAME"
         )
     return str(path)

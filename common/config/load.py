@@ -135,12 +135,11 @@ def _explain(loc: tuple[int | str, ...], kind: str, message: str, value: object)
 
 
 def _nearest(name: str, known: list[str]) -> str:
+    if elsewhere := [each.key for each in catalogue.settings() if each.key.rpartition(".")[2] == name]:
+        return f"; did you mean {' or '.join(map(repr, elsewhere))}?"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if not near and name in SYNONYMS:
         return f"; did you mean {SYNONYMS[name]!r}?"
-    elsewhere = [each.key for each in catalogue.settings() if each.key.rpartition(".")[2] == name]
-    if not near and elsewhere:
-        return f"; did you mean {' or '.join(map(repr, elsewhere))}?"
     near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"
 

@@ -27,6 +27,15 @@ def write_format(directory: Path) -> None:
     write_atomically(directory / FORMAT_FILE, msgspec.json.encode(mark).decode() + "\n")
 
 
+def check_holds_run(directory: Path) -> None:
+    """Raise ConfigError unless a directory holds a run that this release can read."""
+    check_format(directory)
+    known = directory / "config.json"
+    if not known.exists():
+        why = f"no file {known}" if directory.exists() else "there is no such folder"
+        raise ConfigError(f"{directory} holds no run ({why})")
+
+
 def check_format(directory: Path) -> None:
     """Raise ConfigError where a directory holds a run of another release; change nothing."""
     known = directory / FORMAT_FILE

@@ -15,6 +15,7 @@ from prefixrl.common.errors import ConfigError, DataError, PeerLost, RunIsOver
 from prefixrl.common.hub import model_folder
 from prefixrl.common.process import AskedToStop
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.documents import END_FILE
 from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given
 from prefixrl.common.wire.messages import Done, Welcome
 from prefixrl.common.wire.requester import WaitLog
@@ -69,6 +70,10 @@ def find_broker(
     if directory is None:
         return given(endpoint or "", key_file or Path())
     _wait_for_endpoint(directory, stopping)
+    if (directory / END_FILE).exists():
+        log.warning(
+            "the run in %s has ended (`prefixrl list` tells how): waiting for a learner to go on with it", directory
+        )
     return partial(address_in, directory, "worker")
 
 

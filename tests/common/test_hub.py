@@ -61,7 +61,7 @@ def test_a_cached_hub_name_is_its_snapshot_with_the_same_digests_and_stop_tokens
 @pytest.mark.slow
 def test_a_name_that_nobody_has_is_one_message_with_the_remedy(cache: Path) -> None:
     told = ask(cache, "someone/else")
-    assert told.startswith("error: model 'someone/else' is neither a folder on this host (")
+    assert told.startswith("error: model 'someone/else' is no folder here (")
     assert "HF_TOKEN" in told
 
 

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from prefixrl.deploy.__main__ import main
+from prefixrl.deploy.launch import _finished as finished
 from prefixrl.deploy.runs import state_of
 from support.runs_on_disk import finish, held, made, write_end
 from support.tiny_model import save_model
@@ -64,3 +65,14 @@ def test_folders_without_a_run_are_one_message(tmp_path: Path) -> None:
     for command in ("list", "compare"):
         refused = cli(command, tmp_path)
         assert refused.exit_code == 2 and str(tmp_path) in refused.output
+
+
+def test_the_launch_of_a_finished_run_says_that_nothing_more_is_trained(tmp_path: Path, adapter: Path) -> None:
+    run = made(tmp_path / "run", adapter, 10)
+    finish(run, 0.75)
+    assert f"is finished after 10 iterations: nothing more is trained; `prefixrl resume {run} --change" in finished(run)
+    extended = json.loads((run / "config.json").read_text())
+    extended["algorithm"]["iterations"] = 11
+    (run / "config.json").write_text(json.dumps(extended))
+    assert finished(run) == ""
+    assert finished(made(tmp_path / "killed", adapter, 10)) == finished(tmp_path / "none") == ""

@@ -16,6 +16,7 @@ from prefixrl.common.run.records import BatchFormed, GroupScored, JournalRecord,
 from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.deploy.__main__ import main
+from prefixrl.deploy.samples import SampleText, lines_of
 from support.tiny_model import with_tokenizer
 
 ITERATIONS = 16
@@ -113,3 +114,19 @@ def test_an_iteration_that_is_not_there_and_a_run_without_any_are_refused(run: P
     journal.close()
     empty = shown(run)
     assert empty.exit_code == 2 and "nothing is trained yet" in empty.output
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    for folder, why in ((tmp_path, f"no file {tmp_path}/config.json"), (tmp_path / "gone", "there is no such folder")):
+        refused = shown(folder)
+        assert refused.exit_code == 2 and f"{folder} holds no run ({why})" in refused.output
+
+
+def test_only_where_an_answer_was_looked_for_is_it_told_what_was_found() -> None:
+    sample = SampleText(
+        iteration=1, group=2, prompt_id="p", question="q", gold="g", prefix="a", completion="b", extracted="",
+        status="no_answer", reward=0.0, advantage=None,
+    )  # fmt: skip
+    assert list(lines_of(sample))[-2].endswith("gold: g   found: nothing")
+    judged_otherwise = msgspec.structs.replace(sample, status="ok")
+    assert list(lines_of(judged_otherwise))[-2].endswith("gold: g")

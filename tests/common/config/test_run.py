@@ -400,9 +400,10 @@ def test_a_missing_model_is_refused_with_where_it_was_looked_for(run_file: Path,
 def test_a_missing_data_file_is_refused_with_where_it_was_looked_for(run_file: Path) -> None:
     for key in ("train", "eval"):
         assert refusal(run_file, f"data.{key}=gone.jsonl").startswith(
-            f"data.{key} = 'gone.jsonl': there is no such file (looked at {run_file.parent / 'gone.jsonl'}), and no "
-            f"problem set of that name. Known problem sets: gsm8k, math, "
+            f"data.{key} = 'gone.jsonl': there is no such file or folder (looked at {run_file.parent / 'gone.jsonl'}), "
+            f"and no problem set of that name. Known problem sets: gsm8k, math, "
         )
+    assert refusal(run_file, "data.paths.math=/gone").endswith("there is no such file or folder (looked at /gone)")
 
 
 def test_an_unreadable_run_file_is_refused_by_name(tmp_path: Path) -> None:

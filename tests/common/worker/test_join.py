@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.errors import RunIsOver
+from prefixrl.common.run.documents import END_FILE
+from prefixrl.common.wire.address import ENDPOINT_FILE
 from prefixrl.common.worker.join import find_broker
 
 
@@ -19,3 +21,12 @@ def test_a_worker_whose_run_directory_is_missing_says_so_at_once(
     with pytest.raises(RunIsOver):
         find_broker(tmp_path, None, None, lambda: True)
     assert not caplog.messages, "one that is there may be waited for"
+
+
+def test_a_worker_of_a_run_that_has_ended_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / ENDPOINT_FILE).write_text("tcp://127.0.0.1:1")
+    find_broker(tmp_path, None, None, lambda: True)
+    assert not caplog.messages
+    (tmp_path / END_FILE).write_text("{}")
+    find_broker(tmp_path, None, None, lambda: True)
+    assert "has ended" in caplog.text and "waiting for a learner to go on with it" in caplog.text

@@ -163,7 +163,7 @@ def test_fractional_rewards_are_reported_as_a_mean_reward(tmp_path: Path, capsys
     found = summarised(evaluated(tmp_path, lambda name, problem: 0.25 * problem), tmp_path / "run")
     assert set(found.accuracy_interval.values()) == {"bootstrap"}
     print_table(tmp_path / "run")
-    assert "mean reward, with a bootstrap interval: no_prefix, fixed" in capsys.readouterr().out
+    assert "means of rewards, with bootstrap intervals: no_prefix, fixed" in capsys.readouterr().out
 
 
 def test_a_family_of_which_an_arm_has_no_verdict_leaves_its_cell_empty(
