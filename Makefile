@@ -10,7 +10,7 @@ ALL := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installe
 .PHONY: help setup demo test test-all bench bench-quick chaos systemd vllm slurm hosts gpu check clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 # A stamp is written last: an interrupted install is done again.
 .venv/.installed: pyproject.toml

@@ -225,11 +225,15 @@ def sentences(rates: Rates, advice: Advice) -> list[str]:
         most = max(shares, key=lambda each: shares[each])
         window = rates.shape.max_staleness + 1
         wider_s = rates.iteration_s * simulated_s(rates, max_staleness=window) / advice.simulated_s
+        wider = f"a wider window (algorithm.max_staleness = {window})"
+        gain = f"could bring an iteration to about {wider_s:.2f} s"
+        if NO_BETTER * wider_s > rates.iteration_s:
+            gain = "gains nothing in the simulation"
         lines.append(
             f"nobody is busy for most of the time (the most: {most}, {shares[most]:.0%}), so more workers change "
-            f"little: they wait for stragglers, for updates or for room. Raise algorithm.max_staleness (with {window} "
-            f"an iteration could take about {wider_s:.2f} s), shorten the longest answers (scorer.max_new_tokens), or "
-            f"see who waits in `prefixrl status`"
+            f"little: they wait for stragglers, for updates, for room, or for a core where there are fewer cores than "
+            f"processes; {wider} {gain}. Shorten the longest answers (scorer.max_new_tokens), or see who waits in "
+            f"`prefixrl status`"
         )
     elif role == LEARNER:
         spare = [

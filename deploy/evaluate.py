@@ -5,6 +5,7 @@
 Everything lies in <run>/eval/<checkpoint>. Asked again, the command judges only what is not judged yet.
 """
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,10 @@ def _data(run: Path, data: DataConfig, given: tuple[str, ...]) -> DataConfig:
     train, held = _kept(run / TRAIN_FILE, data.train, data.code), _kept(run / EVAL_FILE, data.eval, data.code)
     if given:
         sources = DataConfig.model_validate({"train": list(given)}).train
-        data = resolve(data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
+        try:
+            data = resolve(data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
+        except ConfigError as error:  # which names the key that the flag stands in for
+            raise ConfigError(re.sub(r"^data\.train(\[\d+\])? =", "--data", str(error))) from None
         held = data.eval
     return data.model_copy(update={"train": train, "eval": held})
 

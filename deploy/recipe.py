@@ -153,7 +153,10 @@ def _size_of(adapter: str) -> Size:
     """Return the size of a local model by its files; raises ConfigError for another."""
     weights = sum(path.stat().st_size for path in Path(adapter).glob("*.safetensors")) if Path(adapter).is_dir() else 0
     if not weights:
-        raise ConfigError(f"--size is needed: one of {', '.join(RECIPES)}, by the adapter, whose weights are not here")
+        raise ConfigError(
+            f"give --size, one of {', '.join(RECIPES)}: it follows from the weights of the adapter, and {adapter} is "
+            f"no folder on this host that has them"
+        )
     return "tiny" if weights <= MOST_TINY_BYTES else "1b" if weights <= MOST_1B_BYTES else "7b"
 
 

@@ -347,7 +347,8 @@ class Broker:
         self.versions.ready(worker, ready)
         worker.take_ready(ready, now_s)
         engine = f"{ready.engine} engine" + (f" ({ready.about})" if ready.about else "")
-        log.info("%s is ready: %d seats, %s, version %d", worker.name, ready.seats, engine, ready.version)
+        held = f", version {ready.version}" if worker.role == "rollout" else ""
+        log.info("%s is ready: %d seats, %s%s", worker.name, ready.seats, engine, held)
 
     # --- learner and operator ----------------------------------------------------------------------------------------
 

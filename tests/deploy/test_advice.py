@@ -163,7 +163,9 @@ def test_the_words_name_the_role_the_counts_and_the_key() -> None:
     assert "the learner waits 40% for scorers" in few
     many = said(rates(10.0, 9.8, 0.10, 0.20, (1, 1, 8)))
     assert "the learner is the bottleneck (busy for 98% of the time)" in many and "2 of 8 scorers would do" in many
-    assert "nobody is busy for most of the time" in said(rates(10.0, 5.0, 0.30, 0.50, (1, 1, 2)))
+    idle = said(rates(10.0, 5.0, 0.30, 0.50, (1, 1, 2)))
+    assert "nobody is busy for most of the time" in idle
+    assert "a wider window (algorithm.max_staleness = 3) gains nothing in the simulation" in idle
     apart = said(rates(10.0, 4.0, 0.20, 0.40, (1, 1, 1), sync=True))
     assert "With max_staleness = 1 an iteration could take about 5.00 s" in apart
     assert "which gives 8.15 s for the run as it is" in apart

@@ -90,7 +90,7 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         ((*MODELS, "--data", str(rows)), "has the columns a, b, none of which is a question"),
         ((*MODELS, "--data", str(bare)), "is it JSONL in UTF-8?"),
         ((*MODELS, *DATA[:2], "--eval", "gone.jsonl"), "--eval gone.jsonl"),
-        (("--adapter", "a/hub", *MODELS[2:], *DATA), "--size is needed"),
+        (("--adapter", "a/hub", *MODELS[2:], *DATA), "give --size"),
     ):
         refused = init(*arguments)
         assert refused.exit_code == 2 and said in refused.output, refused.output
