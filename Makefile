@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALL := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all bench bench-quick chaos systemd vllm slurm hosts gpu check clean
+.PHONY: help setup dev demo test test-all bench bench-quick chaos systemd vllm slurm hosts gpu check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -29,6 +29,8 @@ help:  ## this list
 	touch $@
 
 setup: .venv/.installed  ## a virtual environment in .venv with everything a run needs
+
+dev: .venv/.installed-dev  ## the same, with what tests and checks need
 
 demo: .venv/.installed  ## train the arithmetic example on this machine
 	$(BIN)/prefixrl launch deploy/examples/arithmetic/run.toml --fresh
