@@ -30,8 +30,12 @@ def cached_file(model: str, name: str) -> Path | None:
         path = Path(model) / name
         return path if path.is_file() else None
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    found = try_to_load_from_cache(model, name)
+    try:
+        found = try_to_load_from_cache(model, name)
+    except HFValidationError:  # a folder of another host
+        return None
     return Path(found) if isinstance(found, str) else None
 
 

@@ -12,7 +12,7 @@ from prefixrl.common.config.load import load
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.digests import tokenizer_digests
 from prefixrl.common.engines.rendering import Renderer
-from prefixrl.common.hub import TOKENIZER_FILES, model_folder
+from prefixrl.common.hub import TOKENIZER_FILES, cached_file, model_folder
 from prefixrl.deploy.show import show
 from prefixrl.learner.evaluation.eval_command import target_texts
 from support.vllm_world import EXAMPLE
@@ -99,3 +99,8 @@ def test_what_shows_prompts_or_cuts_openings_fetches_no_weights(cache: Path, mon
     assert list(show(config, "sum 3 1 4", ""))
     assert target_texts(config).stop_tokens
     assert asked == [(f"a/{name}", TOKENIZER_FILES) for name in ("adapter", "target", "target")]
+
+
+def test_of_a_folder_of_another_host_no_file_is_here(tmp_path: Path) -> None:
+    assert cached_file(str(tmp_path / "elsewhere" / "adapter"), "config.json") is None
+    assert cached_file(str(EXAMPLE / "adapter"), "config.json") == EXAMPLE / "adapter" / "config.json"
