@@ -15,28 +15,45 @@ TAIL_CHARS = 160
 WARNING = "warning: "
 
 
-def asking_lines(config: RunConfig, question: str) -> list[str]:
-    """Return lines per model, then warnings; models that are not on this host stay unread.
+def renderers_here(config: RunConfig) -> dict[str, Renderer]:
+    """Return the renderer of each section whose tokenizer is on this host, and is used.
 
     Raises:
         ConfigError, DataError: a template or stop that a tokenizer cannot have.
     """
-    found: dict[str, Renderer] = {}
-    lines: list[str] = []
+    found = {}
     for section, role in roles(config):
         model = config.asked(role).model
-        if (config.rollout if role == "rollout" else config.scorer).engine == "simulated":
-            continue
         tokenizer = cached_file(model, "tokenizer.json") or cached_file(model, "tokenizer_config.json")
-        if tokenizer is None:
-            lines.append(f"{section}: how it is asked is not known before it is on this host ({model})")
-            continue
-        found[section] = renderer_of(config, role, str(tokenizer.parent))
-        lines += _lines(section, found[section], question)
+        if tokenizer is not None and not _is_simulated(config, role):
+            found[section] = renderer_of(config, role, str(tokenizer.parent))
+    return found
+
+
+def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) -> list[str]:
+    """Return lines per model, then warnings; models that are not on this host stay unread.
+
+    Args:
+        here: `renderers_here`.
+
+    Raises:
+        ConfigError: a template that cannot render the question.
+    """
+    lines: list[str] = []
     for section, role in roles(config):
-        if section in found:
-            lines += [WARNING + each for each in warnings(config, role, found[section])]
-    return lines + [WARNING + each for each in differing(found)]
+        if section in here:
+            lines += _lines(section, here[section], question)
+        elif not _is_simulated(config, role):
+            model = config.asked(role).model
+            lines.append(f"{section}: how it is asked is not known before it is on this host ({model})")
+    for section, role in roles(config):
+        if section in here:
+            lines += [WARNING + each for each in warnings(config, role, here[section])]
+    return lines + [WARNING + each for each in differing(here)]
+
+
+def _is_simulated(config: RunConfig, role: Role) -> bool:
+    return (config.rollout if role == "rollout" else config.scorer).engine == "simulated"
 
 
 def roles(config: RunConfig) -> list[tuple[str, Role]]:

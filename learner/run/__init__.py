@@ -3,7 +3,9 @@
 alarms.py            alarms about a run that learns nothing any more; pure
 directory.py         adoption and lock of a run directory, settings and inputs that must not change
 forecast.py          the text of `--check`
-budget.py            its memory and time for a config, and what cannot fit
+budget.py            its memory for a config, and what cannot fit
+iteration_time.py    its seconds at declared speeds
+prompt_lengths.py    tokens of a prompt: measured, else guessed
 footprint.py         bytes of a learner rank and of an engine; pure
 disk_room.py         room for checkpoints and versions on the disk
 pace.py              work of an iteration and its seconds; pure

@@ -1,4 +1,4 @@
-"""Memory and time of a config, beside what its devices have: lines, and refusals."""
+"""Memory of a config, beside what its devices have: lines, and refusals."""
 
 from pathlib import Path
 from typing import TypedDict
@@ -7,6 +7,7 @@ from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import SPARE_COLUMNS, RunConfig
 from prefixrl.common.config.worker_sections import EngineConfig, RolloutConfig, ScorerConfig
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.hub import cached_file
 from prefixrl.learner.run.footprint import (
     BUCKET,
     GIB,
@@ -16,8 +17,7 @@ from prefixrl.learner.run.footprint import (
     learner_footprint,
     remedies,
 )
-from prefixrl.learner.run.model_shapes import parameters, shape_of
-from prefixrl.learner.run.pace import IterationWork, engine_s, learner_s
+from prefixrl.learner.run.model_shapes import parameters, shape_of, unknown_size, without_weights
 from prefixrl.learner.run.process_model import process_fault, process_share
 from prefixrl.learner.training.attention import shares_prompts
 from prefixrl.learner.training.plan import Lengths, Plan, line_tokens, plan_iteration
@@ -167,7 +167,7 @@ def _states_text(plan: RankPlan) -> str:
     if plan.low_rank is None:
         held = [f"{models} trained with optimiser", *(["reference"] if plan.has_reference else [])]
     else:
-        matrices = "low-rank matrices not counted before the adapter is downloaded"
+        matrices = "low-rank matrices not counted without the adapter's config.json"
         if plan.low_rank[1]:
             matrices = f"{sum(plan.trained):,} low-rank and head parameters with optimiser"
         held = [f"{models} frozen", matrices]
@@ -179,25 +179,20 @@ def _states_text(plan: RankPlan) -> str:
 
 
 def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, int]:
-    """Return the parameters of actor and critic beside frozen weights; 0 without model files."""
-    if not Path(config.adapter.model, "config.json").is_file():
+    """Return the parameters of actor and critic beside frozen weights; 0 without a config.json."""
+    path = cached_file(config.adapter.model, "config.json")
+    if path is None:
         return 0, 0
     # Seconds of imports, which only a run with low-rank matrices pays for.
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     from prefixrl.learner.training import lora
 
     try:
-        shape = AutoConfig.from_pretrained(config.adapter.model)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(shape)
-    except (OSError, ValueError) as error:
-        problem = f"is no model folder transformers can load: {error}"
-        raise DataError(f"adapter.model = {config.adapter.model!r} {problem}") from error
+        model = without_weights(str(path.parent))
+    except DataError as error:
+        raise DataError(f"adapter.model = {error}") from error
     lora.add(model, settings, 0)
     actor = sum(each.numel() for each in model.parameters() if each.requires_grad)
-    return actor, actor + int(shape.get_text_config().hidden_size)
+    return actor, actor + int(model.config.get_text_config().hidden_size)
 
 
 # --- engines --------------------------------------------------------------------------------------------------------
@@ -269,7 +264,7 @@ def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) 
     model = config.model_of("scorer" if role == "scorer" else "rollout")
     section, known = section_of(config, role), parameters(model)
     if known is None:
-        return f"a {role}: its model's size is not known before it is downloaded"
+        return f"a {role}'s model: {unknown_size(model)}"
     on_disk = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
     width = 2 if role == "scorer" else _DTYPE_BYTES[config.learner.dtype]
     weights = (on_disk if role == "scorer" else 0) or width * known[0]
@@ -301,65 +296,7 @@ def _share(config: RunConfig, role: str, limit: int | None) -> float:
     return given or (max(0.0, 1.0 - FREE - beside) if beside else VLLM_SHARE)
 
 
-# --- time -----------------------------------------------------------------------------------------------------------
-
-
-def time_lines(config: RunConfig, prompt_tokens: int, iterations: int) -> list[str]:
-    """Return the work of an iteration, its seconds at the declared speeds, and those of the run."""
-    known, algorithm, launch = parameters(config.adapter.model), config.algorithm, config.launch
-    if known is None:
-        return []
-    rows = algorithm.groups_per_iteration * algorithm.samples_per_prompt
-    plan, _ = planned(config, prompt_tokens)
-    work = IterationWork(
-        rows=rows,
-        prompt_tokens=prompt_tokens,
-        sampled_tokens=config.max_sampled_tokens,
-        prompts=sum(len(micro) for minibatch in plan for share in minibatch for micro in share),
-        epochs=algorithm.ppo_epochs,
-        has_critic=algorithm.has_critic,
-        has_reference=algorithm.kl > 0,
-        # Of the first minibatch it may be spared (`iteration.is_measured_late`): that is not counted.
-        is_measured=algorithm.proximal == "measured",
-        is_checkpointed=config.learner.gradient_checkpointing,
-        is_scored=config.implicit_reward is not None,
-        is_scorer_trained=config.implicit_reward is not None and config.implicit_reward.update != "none",
-    )
-    shape = shape_of(config.adapter.model)
-    # The embedding is a look-up, the output head runs at sampled positions alone.
-    count = known[0] - (shape.embedding * (1 if shape.is_tied else 2) if shape else 0)
-    tflops = config.learner.device_tflops
-    learner = learner_s(work, count, launch.learner_ranks, tflops)
-    lines = [
-        f"an iteration of the learner: {work.forwards} forward-equivalents over {work.tokens:,} tokens (prompts of "
-        f"{prompt_tokens}, guessed from their characters): {learner:.1f} s at learner.device_tflops = {tflops:g}, "
-        f"{launch.learner_ranks} ranks",
-        _engine_time(config, "rollout", rows * config.max_sampled_tokens, launch.rollouts),
-    ]
-    parts_s = [
-        learner,
-        engine_s(rows * config.max_sampled_tokens, launch.rollouts, config.rollout.expected_tokens_per_s),
-    ]
-    if config.target is not None and config.scorer.engine != "openai":
-        completions = rows * config.scorer.continuations * config.scorer.max_new_tokens
-        lines.append(_engine_time(config, "scorer", completions, launch.scorers))
-        parts_s.append(engine_s(completions, launch.scorers, config.scorer.expected_tokens_per_s))
-    is_overlapped = algorithm.max_staleness > 0
-    iteration_s = max(parts_s) if is_overlapped else sum(parts_s)
-    how = "side by side" if is_overlapped else "one after the other (max_staleness = 0)"
-    lines.append(
-        f"an iteration, these {how}: {iteration_s:.1f} s; {iterations} iterations: "
-        f"{iterations * iteration_s / 3600:.1f} h, evaluations and verification apart"
-    )
-    return lines
-
-
-def _engine_time(config: RunConfig, role: str, tokens: int, workers: int) -> str:
-    speed = section_of(config, role).expected_tokens_per_s
-    return (
-        f"an iteration of {workers} {role}s: at most {tokens:,} tokens, {engine_s(tokens, workers, speed):.1f} s at "
-        f"{role}.expected_tokens_per_s = {speed:g}; less where texts end before their limit"
-    )
+# --- both -----------------------------------------------------------------------------------------------------------
 
 
 def check_fit(config: RunConfig, prompt_tokens: int) -> None:

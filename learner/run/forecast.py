@@ -8,15 +8,15 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.data import problems
 from prefixrl.learner.run import budget
 from prefixrl.learner.run.disk_room import room_lines
-from prefixrl.learner.run.model_shapes import parameters
+from prefixrl.learner.run.iteration_time import time_lines
+from prefixrl.learner.run.model_shapes import parameters, unknown_size
 from prefixrl.learner.run.pace import summed_rate
 from prefixrl.learner.run.process_model import process_lines
+from prefixrl.learner.run.prompt_lengths import PromptLength, prompt_length
 
 SMALL_PARAMETERS, SMALL_REACH, EXAMPLE_REACH = 250_000_000, 1e-3, 1.4e-2
 """Models whose weights must move further than the published recipe moves those of 1.5 billion parameters, and how far.
 The last one is the sum of the arithmetic example, which trains."""
-TOKEN_CHARS, TEMPLATE_TOKENS = 3, 48
-"""Estimate of a question's tokens before a tokenizer is read: its characters, and the chat template around it."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def forecast(config: RunConfig) -> Forecast:
         f"{'prefixes' if config.mode == 'prefix' else 'answers'} of up to {config.max_sampled_tokens} tokens "
         f"(window of {algorithm.max_staleness} versions{over_sampled})",
     ]
-    data = [*_data("train", train), *_data("eval", held_out), *_shared(train, held_out), *_asking(config, train)]
-    prompt_tokens = _prompt_tokens(config, train)
-    work = [*_memory(config, prompt_tokens), *budget.time_lines(config, prompt_tokens, iterations)]
-    return Forecast("\n".join([*data, *lines, *_reach(config, count), *work]), prompt_tokens)
+    data = [*_data("train", train), *_data("eval", held_out), *_shared(train, held_out)]
+    asking, prompts = _asking(config, train)
+    work = [*_memory(config, prompts.tokens), *time_lines(config, prompts, iterations)]
+    return Forecast("\n".join([*data, *asking, *lines, *_reach(config, count), *work]), prompts.tokens)
 
 
 def _reach(config: RunConfig, problems_count: int) -> list[str]:
@@ -80,37 +80,32 @@ def _shared(train: problems.Loaded, held_out: problems.Loaded) -> list[str]:
     ]
 
 
-def _asking(config: RunConfig, train: problems.Loaded) -> list[str]:
-    """Return how the models are asked the first problem, and what looks wrong about it."""
+def _asking(config: RunConfig, train: problems.Loaded) -> tuple[list[str], PromptLength]:
+    """Return how models are asked, what looks wrong about it, and the length of a prompt."""
     # Late: seconds of imports, which only --check pays for.
-    from prefixrl.common.engines.asking import asking_lines
+    from prefixrl.common.engines.asking import asking_lines, renderers_here
 
-    return asking_lines(config, train.problems[0].question)
-
-
-def _prompt_tokens(config: RunConfig, train: problems.Loaded) -> int:
-    """Estimate the mean length of a prompt."""
-    chars = sum(len(each.question) + len(each.system) for each in train.problems) / len(train.problems)
-    chars += sum(len(text or "") for text in (config.adapter.prompt_template, config.adapter.system))
-    return min(config.rollout.max_prompt_tokens, math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS)
+    here = renderers_here(config)
+    lines = asking_lines(config, here, train.problems[0].question)
+    return lines, prompt_length(config, train.problems, here.get("adapter"))
 
 
 def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
     limit, plan = budget.device_bytes(config), budget.rank_plan(config, prompt_tokens)
-    known = {"adapter": parameters(config.adapter.model)}
+    models = {"adapter": config.adapter.model}
     if config.target is not None and config.scorer.engine != "openai":
-        known["target"] = parameters(config.target.model)
-    sizes = [
-        f"{name}: {found[0] / 1e6:,.1f} M parameters ({found[1]})"
-        if found
-        else f"{name}: its size is not known before it is downloaded"
-        for name, found in known.items()
-    ]
+        models["target"] = config.target.model
+    sizes = [f"{name}: {_size(model)}" for name, model in models.items()]
     learner = [*budget.learner_lines(plan, limit), *room_lines(config, plan)] if plan else []
     engines = [
         line for role in ("rollout", "scorer") for line in budget.engine_lines(config, role, prompt_tokens, limit)
     ]
     return [*sizes, *learner, *engines, *process_lines(config, limit)]
+
+
+def _size(model: str) -> str:
+    known = parameters(model)
+    return f"{known[0] / 1e6:,.1f} M parameters ({known[1]})" if known else unknown_size(model)
 
 
 def _data(kind: str, loaded: problems.Loaded) -> list[str]:

@@ -2,12 +2,19 @@
 
 import json
 import math
+import os
 import re
 import struct
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from prefixrl.common.errors import DataError
 from prefixrl.common.hub import cached_file
 from prefixrl.learner.run.footprint import ModelShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LLAMA_LIKE = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 BIASED = {"Qwen2ForCausalLM", "Qwen2ForProcessRewardModel"}
@@ -39,18 +46,21 @@ def shape_of(model: str) -> ModelShape | None:
     kinds = set(config.get("architectures") or ())
     if not kinds & (LLAMA_LIKE | BIASED):
         return None
-    heads = config["num_attention_heads"]
-    return ModelShape(
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads", heads),
-        head_size=config.get("head_dim") or config["hidden_size"] // heads,
-        vocabulary=config["vocab_size"],
-        is_tied=bool(config.get("tie_word_embeddings", False)),
-        is_biased=bool(kinds & BIASED),
-    )
+    try:
+        heads = config["num_attention_heads"]
+        return ModelShape(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            intermediate=config["intermediate_size"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads", heads),
+            head_size=config.get("head_dim") or config["hidden_size"] // heads,
+            vocabulary=config["vocab_size"],
+            is_tied=bool(config.get("tie_word_embeddings", False)),
+            is_biased=bool(kinds & BIASED),
+        )
+    except KeyError:  # left to the defaults of its family
+        return None
 
 
 QUANTISED = re.compile(r"awq|gptq|fp8|nvfp4|mxfp4|gguf|bnb|int[48]|[348]-?bit|w\d+a\d+", re.IGNORECASE)
@@ -58,9 +68,9 @@ QUANTISED = re.compile(r"awq|gptq|fp8|nvfp4|mxfp4|gguf|bnb|int[48]|[348]-?bit|w\
 
 
 def parameters(model: str) -> tuple[int, str] | None:
-    """Return the parameters of a model and their origin: file headers or a hub name (7B, 0.5B).
+    """Return a model's parameters and their origin: weights, config.json or name (7B, 0.5B).
 
-    None where a hub name says neither the number nor the bits of a weight.
+    None where a hub name says neither the number nor the bits of a weight, and no config on this host tells.
     """
     total = sum(_tensor_sizes(path) for path in Path(model).glob("*.safetensors"))
     if total:
@@ -68,7 +78,12 @@ def parameters(model: str) -> tuple[int, str] | None:
     name = model.rsplit("/", 1)[-1]
     if QUANTISED.search(name):
         return None
-    shape = _published(model)
+    shape, path = _published(model), cached_file(model, "config.json")
+    # A folder may be called like a model that it does not hold.
+    if path is not None and (shape is None or os.path.isdir(model)):
+        counted = _counted(str(path.parent))
+        if counted is not None:
+            return counted, "from its config.json"
     if shape is not None:
         return shape.parameters, "by its name"
     # Not the 7B of 8x7B, which is one expert of eight.
@@ -76,6 +91,45 @@ def parameters(model: str) -> tuple[int, str] | None:
     if named is None:
         return None
     return int(float(named.group(1)) * {"B": 1e9, "M": 1e6}[named.group(2)]), "from its name"
+
+
+def unknown_size(model: str) -> str:
+    """Return the words for a model of which `parameters` tells nothing."""
+    if os.path.isdir(model):
+        return f"its size is not known: {model} has no weights (*.safetensors) and no config.json that tells it"
+    return "its size is not known: neither its name nor a config.json in the hub's cache tells it"
+
+
+def without_weights(folder: str) -> "PreTrainedModel":
+    """Return the model of a folder's config.json on torch's meta device; executes no code there.
+
+    Raises:
+        DataError: transformers knows no such model.
+    """
+    # Seconds of imports, for models without weights and for low-rank matrices only.
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # a config that nobody checked fails in ways of its own
+        raise DataError(f"{folder!r} is no model folder transformers can load: {error}") from error
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+@cache
+def _counted(folder: str) -> int | None:
+    """Count the parameters of a folder's config.json; None if unknown, or quantised."""
+    try:
+        model = without_weights(folder)
+    except DataError:
+        return None
+    if getattr(model.config, "quantization_config", None) is not None:
+        return None
+    return sum(each.numel() for each in model.parameters())
 
 
 def _published(model: str) -> ModelShape | None:

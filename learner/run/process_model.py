@@ -10,7 +10,7 @@ from pathlib import Path
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.learner.run.footprint import CONTEXT_BYTES, GIB
-from prefixrl.learner.run.model_shapes import parameters, shape_of
+from prefixrl.learner.run.model_shapes import parameters, shape_of, unknown_size
 
 HIDDEN_COPIES = 12
 """Hidden states that a layer holds at once without gradients: residual, norms, attention and the wide inner layer."""
@@ -72,7 +72,7 @@ def process_lines(config: RunConfig, limit_bytes: int | None) -> list[str]:
         return []
     known, shape = parameters(prm.model), shape_of(prm.model)
     if known is None:
-        return ["a scorer's process reward model: its size is not known before it is downloaded"]
+        return [f"a scorer's process reward model: {unknown_size(prm.model)}"]
     weights, width = _weights(prm, known[0])
     text = f"{weights / GIB:.2f} GiB of weights"
     if shape is not None:

@@ -8,7 +8,7 @@ import pytest
 from prefixrl.common.config.load import changed, load
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.asking import asking_lines
+from prefixrl.common.engines.asking import asking_lines, renderers_here
 from prefixrl.common.engines.rendering import Renderer, masked_tokens, renderer_of
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.learner.data.lengths import too_long
@@ -28,6 +28,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_of(*settings: str) -> RunConfig:
     return load(EXAMPLE / "run.toml", settings)
+
+
+def asked(config: RunConfig) -> list[str]:
+    """The lines about how its models are asked `QUESTION`."""
+    return asking_lines(config, renderers_here(config), QUESTION)
 
 
 def test_the_token_that_closes_a_turn_is_a_stop_beside_the_eos_of_a_base_model(base: Path) -> None:
@@ -162,7 +167,7 @@ def test_control_tokens_are_the_special_ones_that_end_no_text(base: Path) -> Non
 
 
 def test_the_lines_about_a_base_model_show_prompt_and_stops_and_warn_of_its_closer(base: Path) -> None:
-    lines = asking_lines(run_of(f"target.model={base}"), QUESTION)
+    lines = asked(run_of(f"target.model={base}"))
     assert f"target: chat template, a prompt ends with '<|user|> {QUESTION} <|assistant|>'" in lines
     assert "target: a text ends at 0 '<|endoftext|>', 1 '<|im_end|>'" in lines
     warnings = [line for line in lines if line.startswith("warning: ")]
@@ -173,23 +178,23 @@ def test_the_lines_about_a_base_model_show_prompt_and_stops_and_warn_of_its_clos
 
 
 def test_the_lines_about_the_example_warn_of_nothing() -> None:
-    assert not any("warning" in line for line in asking_lines(run_of(), QUESTION))
+    assert not any("warning" in line for line in asked(run_of()))
 
 
 def test_the_lines_warn_of_a_folder_without_a_template_unless_that_is_meant(tmp_path: Path) -> None:
     folder = base_model(EXAMPLE / "adapter", tmp_path / "bare")
     (folder / "chat_template.jinja").unlink()
     models = (f"adapter.model={folder}", f"target.model={folder}")
-    found = [line for line in asking_lines(run_of(*models), QUESTION) if "warning" in line]
+    found = [line for line in asked(run_of(*models)) if "warning" in line]
     assert [line.split(":")[1].strip() for line in found] == ["adapter", "target"]
     assert "has no chat template" in found[0] and "adapter.chat_template = false" in found[0]
     meant = ("adapter.chat_template=false", "target.chat_template=false")
-    assert not any("warning" in line for line in asking_lines(run_of(*models, *meant), QUESTION))
+    assert not any("warning" in line for line in asked(run_of(*models, *meant)))
 
 
 def test_the_lines_warn_of_a_template_that_closes_nothing_and_leave_out_what_is_not_here() -> None:
     config = run_of("target.model=org/away", "adapter.chat_template={% for m in messages %}{{ m.content }}{% endfor %}")
-    lines = asking_lines(config, QUESTION)
+    lines = asked(config)
     assert any("no token closes an assistant's turn" in line and "rollout.stop_tokens" in line for line in lines)
     assert "target: how it is asked is not known before it is on this host (org/away)" in lines
 

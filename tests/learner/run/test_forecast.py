@@ -213,7 +213,7 @@ def test_states_are_what_is_trained_with_its_optimiser_what_is_frozen_and_the_av
 
 def test_low_rank_matrices_of_an_adapter_that_is_not_here_are_not_counted_and_that_is_said() -> None:
     said = forecast(load(ARITHMETIC, ("adapter.model=Qwen/Qwen2.5-1.5B", LORA, CRITIC))).text
-    assert "(2 frozen, low-rank matrices not counted before the adapter is downloaded)" in said
+    assert "(2 frozen, low-rank matrices not counted without the adapter's config.json)" in said
     assert "1,543.7 M" in said
 
 
