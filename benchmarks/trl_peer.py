@@ -20,8 +20,8 @@ machine's speed meets all arms.
 What stands in the way of more is work, not waiting: the processes use nine tenths of both cores, and half of that is
 the target's decoding, which TRL has to pay too. `engine_batching.json` has the CPU time of each process per iteration.
 The first two steps take four times as long as two later ones, since the learner still loads while the first prefixes
-are written; more work begun meanwhile only takes the cores from it. From the command on, another third of what training
-takes goes into imports (`docs/decisions/025-worker-template.md`)."""
+are written; more work begun meanwhile only takes the cores from it. Of the time from the command on, a third is over
+before the first lease: imports (`docs/decisions/025-worker-template.md`)."""
 
 import json
 import os
