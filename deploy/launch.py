@@ -35,6 +35,7 @@ from prefixrl.common.run.placement import LEARNER, described, gpus_here, place, 
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
+from prefixrl.deploy.checkpoints import config_of
 from prefixrl.deploy.child import Child, family
 from prefixrl.deploy.report import print_table, write_report
 from prefixrl.deploy.runs import state_of
@@ -115,7 +116,9 @@ def _finished(directory: Path) -> str:
     found = state_of(directory)
     if found.state != "finished" or found.iterations < (found.total_iterations or 0):
         return ""
-    more = shlex.join(["prefixrl", "resume", str(directory), "--change", "algorithm.iterations=N"])
+    by_epochs = config_of(directory, ()).algorithm.iterations is None
+    key = "data.epochs" if by_epochs else "algorithm.iterations"
+    more = shlex.join(["prefixrl", "resume", str(directory), "--change", f"{key}=N"])
     return (
         f"the run in {directory} is finished after {found.iterations} iterations: nothing more is trained; `{more}` "
         f"prolongs it, --fresh starts it anew"

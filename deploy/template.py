@@ -35,6 +35,8 @@ ADOPTED_TICK_S = 0.001
 class Fork(msgspec.Struct, tag=True):
     """The request for a worker, with two descriptors: its output, and the word to begin."""
 
+    number: int
+    """Told with the answer: one that comes late is not for the next request."""
     arguments: list[str]
     """The module and what is to follow it."""
     environment: dict[str, str]
@@ -47,12 +49,14 @@ class Imported(msgspec.Struct, tag=True):
 class Forked(msgspec.Struct, tag=True):
     """A worker is a child of the launch and waits for the word to begin."""
 
+    number: int
     pid: int
 
 
 class NotForked(msgspec.Struct, tag=True):
     """No worker has begun: the system lacks memory, processes or files."""
 
+    number: int
     why: str
 
 
@@ -93,7 +97,7 @@ def _serve(link: socket.socket) -> tuple[list[str], bool] | None:
             is_alone = len(os.listdir("/proc/self/task")) == 1
             is_forked = _fork()
         except OSError as error:
-            _tell(link, NotForked(str(error)))
+            _tell(link, NotForked(request.number, str(error)))
         else:
             if is_forked:
                 _take_over(request, descriptors[0], descriptors[1], link)
@@ -128,7 +132,7 @@ def _take_over(request: Fork, output: int, word: int, link: socket.socket) -> No
     os.close(output)
     os.environ.clear()
     os.environ.update(request.environment)
-    _tell(link, Forked(os.getpid()))
+    _tell(link, Forked(request.number, os.getpid()))
     link.close()
     if not os.read(word, 1):
         os._exit(1)  # the launch has ended, or waits for it no longer

@@ -46,7 +46,9 @@ def is_forked(config: RunConfig, role: str, has_gpus: bool) -> bool:
 
 
 def is_possible() -> bool:
-    """Return True where a launch can adopt what the template forks, as on Linux."""
+    """Return True where a launch can adopt what is forked, as on Linux, and learn its end."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        return False  # whoever started the launch has the kernel forget how children end
     try:
         with adopting_orphans():
             return True
@@ -74,6 +76,7 @@ class WorkerTemplate:
                 start_new_session=True,
             )
         self._news: list[str] = []
+        self._asked = 0
         self._load_deadline_s = time.monotonic() + LOAD_S
         self._is_ready = self.is_lost = False
 
@@ -103,7 +106,9 @@ class WorkerTemplate:
         word, begin = os.pipe()
         try:
             with adopting_orphans():
-                pid = self._ask(msgspec.msgpack.encode(Fork(arguments, environment)), [output, word])
+                self._asked += 1
+                request = Fork(self._asked, arguments, environment)
+                pid = self._ask(msgspec.msgpack.encode(request), [output, word])
             if pid is None:
                 return None
             os.write(begin, b"!")
@@ -126,9 +131,9 @@ class WorkerTemplate:
             match self._read(deadline_s - time.monotonic()):
                 case Imported():
                     self._is_ready = True
-                case Forked(pid):
+                case Forked(self._asked, pid):
                     return pid
-                case NotForked(why):
+                case NotForked(self._asked, why):
                     self._say_not_forked(why)
                     return None
                 case None:

@@ -135,9 +135,12 @@ def _explain(loc: tuple[int | str, ...], kind: str, message: str, value: object)
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    if elsewhere := [each.key for each in catalogue.settings() if each.key.rpartition(".")[2] == name]:
-        return f"; did you mean {' or '.join(map(repr, elsewhere))}?"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    settings = catalogue.settings()
+    elsewhere = [each.key for each in settings if each.key.rpartition(".")[2] == name]
+    # A section that is called nearly so is meant less often than a key that is called just so.
+    if elsewhere and (not near or near[0] in [each.key for each in settings if each.is_section]):
+        return f"; did you mean {' or '.join(map(repr, elsewhere))}?"
     if not near and name in SYNONYMS:
         return f"; did you mean {SYNONYMS[name]!r}?"
     near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.5)

@@ -42,24 +42,25 @@ def shape_of(model: str) -> ModelShape | None:
     path = cached_file(model, "config.json")
     if path is None:
         return _published(model)
-    config = json.loads(path.read_text(encoding="utf-8"))
-    kinds = set(config.get("architectures") or ())
-    if not kinds & (LLAMA_LIKE | BIASED):
-        return None
     try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kinds = set(config.get("architectures") or ())
+        if not kinds & (LLAMA_LIKE | BIASED):
+            return None
         heads = config["num_attention_heads"]
         return ModelShape(
             layers=config["num_hidden_layers"],
             hidden=config["hidden_size"],
             intermediate=config["intermediate_size"],
             heads=heads,
-            kv_heads=config.get("num_key_value_heads", heads),
+            kv_heads=config.get("num_key_value_heads") or heads,
             head_size=config.get("head_dim") or config["hidden_size"] // heads,
             vocabulary=config["vocab_size"],
             is_tied=bool(config.get("tie_word_embeddings", False)),
             is_biased=bool(kinds & BIASED),
         )
-    except KeyError:  # left to the defaults of its family
+    # Sizes are left to the defaults of its family, or it is no config: whoever loads the model says so.
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
         return None
 
 

@@ -75,4 +75,7 @@ def test_the_launch_of_a_finished_run_says_that_nothing_more_is_trained(tmp_path
     extended["algorithm"]["iterations"] = 11
     (run / "config.json").write_text(json.dumps(extended))
     assert finished(run) == ""
+    extended["algorithm"]["iterations"], extended["data"]["epochs"] = None, 1
+    (run / "config.json").write_text(json.dumps(extended))
+    assert "--change data.epochs=N" in finished(run)
     assert finished(made(tmp_path / "killed", adapter, 10)) == finished(tmp_path / "none") == ""

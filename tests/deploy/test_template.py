@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -18,7 +20,8 @@ from prefixrl.common.config.load import load
 from prefixrl.common.process import PARENT_VARIABLE, STOP_SIGNALS, allow_many_files
 from prefixrl.deploy import template_process
 from prefixrl.deploy.child import Child, family
-from prefixrl.deploy.template_process import ForkedWorker, WorkerTemplate, is_forked
+from prefixrl.deploy.template import Forked, NotForked
+from prefixrl.deploy.template_process import ForkedWorker, WorkerTemplate, is_forked, is_possible
 from prefixrl.deploy.watchdog import Watched
 from support.fakes import wait_until
 from support.run_helper import RUN_FILE
@@ -188,6 +191,29 @@ def test_a_worker_that_the_launch_waits_for_no_longer_does_not_begin(
             assert pipe.read() == b"", "it ended before its work began"
     (line,) = template.news()
     assert "did not answer within" in line
+
+
+def test_an_answer_that_comes_late_is_not_taken_for_the_next(
+    template: WorkerTemplate, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    real, template._link = template._link, ours
+    with theirs, real:
+        for answer in (NotForked(1, "killed between"), Forked(1, 4), NotForked(2, "full")):
+            theirs.send(msgspec.msgpack.encode(answer))
+        for _ in range(2):
+            assert template.fork(["tested_worker"], environment, 1) is None
+        first, second = template.news()
+    assert "(killed between)" in first and "(full)" in second
+
+
+def test_where_the_ends_of_children_are_ignored_nothing_is_forked() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert not is_possible()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert is_possible()
 
 
 def test_only_what_is_forked_is_adopted(start: Callable[..., Worker]) -> None:

@@ -67,6 +67,8 @@ def test_an_unknown_key_is_refused_with_the_nearest() -> None:
         ("learner.actor_rl=1e-5", "did you mean 'actor_lr'?"),
         ("actor_lr=1e-5", "did you mean 'learner.actor_lr'?"),
         ("learner.kl=0.1", "did you mean 'algorithm.kl'?"),
+        ("scorers=2", "did you mean 'launch.scorers'?"),
+        ("data.train=[{paths='x'}]", "did you mean 'path'?"),
         ("temperature=0.5", "did you mean 'rollout.temperature' or 'scorer.temperature'?"),
     ],
 )

@@ -81,6 +81,12 @@ def test_a_config_that_does_not_tell_is_no_fault_and_executes_nothing(config: ob
     folder = folder_of(tmp_path / "mine", config)
     (folder / "code.py").write_text(CODE)
     assert parameters(str(folder)) is None
+    assert shape_of(str(folder)) is None or "quantization_config" in str(config)
+
+
+def test_heads_of_keys_and_values_that_are_null_are_as_many_as_those_of_queries(tmp_path: Path) -> None:
+    shape = shape_of(str(folder_of(tmp_path / "mine", QWEN | {"num_key_value_heads": None})))
+    assert shape is not None and shape.kv_heads == shape.heads
 
 
 def test_where_a_config_does_not_tell_the_name_still_does(tmp_path: Path) -> None:
