@@ -114,10 +114,11 @@ def _finished(directory: Path) -> str:
     if not (directory / SUMMARY_FILE).exists():
         return ""
     found = state_of(directory)
-    if found.state != "finished" or found.iterations < (found.total_iterations or 0):
+    wanted = config_of(directory, ()).algorithm.iterations
+    # A run that was extended is finished until it goes on; of epochs a filter leaves fewer iterations than are counted.
+    if found.state != "finished" or found.iterations < (wanted or 0):
         return ""
-    by_epochs = config_of(directory, ()).algorithm.iterations is None
-    key = "data.epochs" if by_epochs else "algorithm.iterations"
+    key = "algorithm.iterations" if wanted else "data.epochs"
     more = shlex.join(["prefixrl", "resume", str(directory), "--change", f"{key}=N"])
     return (
         f"the run in {directory} is finished after {found.iterations} iterations: nothing more is trained; `{more}` "

@@ -95,7 +95,7 @@ def _serve(link: socket.socket) -> tuple[list[str], bool] | None:
             if len(descriptors) < 2:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             is_alone = len(os.listdir("/proc/self/task")) == 1
-            is_forked = _fork()
+            is_forked = _fork(int(request.environment[PARENT_VARIABLE]))
         except OSError as error:
             _tell(link, NotForked(request.number, str(error)))
         else:
@@ -106,11 +106,11 @@ def _serve(link: socket.socket) -> tuple[list[str], bool] | None:
             os.close(descriptor)
 
 
-def _fork() -> bool:
-    """Fork twice; return True in the worker, once the one between has ended."""
+def _fork(launch_pid: int) -> bool:
+    """Fork twice; return True in the worker, once the launch has adopted it."""
     if child := os.fork():
         if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-            raise OSError(abs(code), os.strerror(code) if code > 0 else f"ended by signal {-code}")
+            raise OSError(code, os.strerror(code)) if code > 0 else OSError(f"ended by signal {-code}")
         return False
     between = os.getpid()
     try:
@@ -121,6 +121,8 @@ def _fork() -> bool:
         os._exit(0)
     while os.getppid() == between:
         time.sleep(ADOPTED_TICK_S)
+    if os.getppid() != launch_pid:
+        os._exit(1)  # the launch has ended, or waits for it no longer
     return True
 
 

@@ -61,7 +61,7 @@ def _rows(config: RunConfig) -> int:
 
 
 def _computed(model: str, count: int) -> int:
-    """Return the parameters that every token of a forward passes."""
+    """Return the parameters that a token of a forward passes; all experts of a mixture count."""
     shape = shape_of(model)
     # The embedding is a look-up, the output head runs at sampled positions alone.
     return count - (shape.embedding * (1 if shape.is_tied else 2) if shape else 0)
