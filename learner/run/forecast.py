@@ -82,7 +82,7 @@ def _shared(train: problems.Loaded, held_out: problems.Loaded) -> list[str]:
 
 def _asking(config: RunConfig, train: problems.Loaded) -> tuple[list[str], PromptLength]:
     """Return how models are asked, what looks wrong about it, and the length of a prompt."""
-    # Late: seconds of imports, for `--check` and learners that share a GPU alone.
+    # Late: seconds of imports, only for `--check` and for learners that share a GPU.
     from prefixrl.common.engines.asking import asking_lines, renderers_here
 
     here = renderers_here(config)
