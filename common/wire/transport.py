@@ -18,6 +18,7 @@ import logging
 import math
 import socket as _socket
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
@@ -161,6 +162,8 @@ class Server(Generic[In, Out]):
         self._encoder = msgspec.msgpack.Encoder()
         self._authenticator = Authenticator(self._context, keys)
         self._socket = self._context.socket(zmq.ROUTER)
+        # Also where an exception ends the process: the context would wait for ever for the authenticator's socket.
+        self._end = weakref.finalize(self, _end, self._socket, self._authenticator, self._context)
         for option, value in {**_COMMON_OPTIONS, **_SERVER_OPTIONS}.items():
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.SNDHWM, queue_messages)
@@ -265,13 +268,13 @@ class Server(Generic[In, Out]):
     def close(self, linger_s: float = 0.0) -> None:
         """Close the socket; queued messages get `linger_s` to leave."""
         self._socket.close(linger=int(linger_s * 1000))
-        self._authenticator.stop()
-        self._context.term()
+        self._end()
 
-    def __del__(self) -> None:
-        # Forgotten, its context would wait for ever for the socket of the authenticator's thread.
-        if hasattr(self, "_socket"):
-            self.close()
+
+def _end(socket: "zmq.Socket[bytes]", authenticator: Authenticator, context: Context) -> None:
+    socket.close(linger=0)
+    authenticator.stop()
+    context.term()
 
 
 def _checked(encoded: bytes, message: object) -> bytes:

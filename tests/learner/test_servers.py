@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -79,6 +80,19 @@ def test_killed_children_come_back_on_their_addresses_with_their_books(config: R
     assert servers.failure is None
     journal = Path(config.directory) / "journal" / "000000.msgpack"
     assert journal.read_bytes().count(b"VersionPublished") == 1
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no limits of another process on this system")
+def test_a_broker_whose_disk_fails_ends_and_comes_back(config: RunConfig, servers: Servers) -> None:
+    client = BrokerClient(servers.address)
+    failing = servers._processes[module.BROKER]
+    resource.prlimit(failing.pid, resource.RLIMIT_FSIZE, (1, 1))  # its next write to the journal raises EFBIG
+    client.published(NOTE)
+    assert servers._processes[module.BROKER] is not failing
+    assert failing.returncode == 1
+    assert client.status().iteration == 0
+    client.close()
+    assert servers.failure is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "lo", "localhost"])

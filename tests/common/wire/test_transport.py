@@ -1,5 +1,8 @@
 """Sockets as the daemons use them: what arrives, what is refused, and what a gone peer looks like."""
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -42,6 +45,25 @@ def receive(server: Work) -> tuple[bytes, ToBroker]:
     received = server.receive(20.0)
     assert received is not None
     return received[0], received[1]
+
+
+FAULT = """
+import sys
+from pathlib import Path
+from prefixrl.common.wire.keys import make_keys, server_keys
+from prefixrl.common.wire.messages import ToBroker
+from prefixrl.common.wire.transport import Server
+make_keys(Path(sys.argv[1]))
+server = Server("tcp://127.0.0.1:0", ToBroker, server_keys(Path(sys.argv[1])))
+server.receive(0.1)
+raise AssertionError("a fault")
+"""
+
+
+def test_a_process_with_a_server_ends_by_an_exception(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FAULT, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    assert ended.returncode == 1 and ended.stderr.endswith("AssertionError: a fault\n")
 
 
 @pytest.mark.parametrize("kind", ["tcp", "ipc"])
