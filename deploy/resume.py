@@ -63,6 +63,11 @@ def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
         before, after = config.model_dump(mode="json"), new.model_dump(mode="json")
         newest = max((directory / "checkpoints").glob("step_????????"), default=None)
         iteration, now_s = int(newest.name[5:]) if newest else 0, time.time()
+        if (length := new.algorithm.iterations) is not None and length < iteration:
+            raise ConfigError(
+                f"--change algorithm.iterations={length}: the run has a checkpoint of {iteration} iterations; "
+                f"{iteration} ends it there, with its last evaluation and summary"
+            )
         keys = [key for key in CHANGEABLE if _at(before, key) != _at(after, key)]
         lines = [ChangeLine(now_s, iteration, key, _at(before, key), _at(after, key)) for key in keys]
         json_lines.append(directory / CHANGES_FILE, lines)

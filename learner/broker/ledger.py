@@ -110,7 +110,8 @@ class Ledger(JournaledState):
         """Return how many of so many groups the data still holds prompts for."""
         if self._prompts.total is None:
             return wanted
-        return min(wanted, self._prompts.total - self._next_prompt + len(self._requeued))
+        # A run whose epochs were lowered may have asked more than it has now.
+        return min(wanted, max(0, self._prompts.total - self._next_prompt) + len(self._requeued))
 
     def _issue(self) -> int:
         prompt_index, requeues = self._requeued[0] if self._requeued else (self._next_prompt, 0)
@@ -272,7 +273,7 @@ class Ledger(JournaledState):
 
     def batch(self, iteration: int) -> Choice | NotYetChosen | Starved | None:
         """Return an iteration's groups, those to wait for, why none comes; None: the run is over."""
-        if iteration in self.batches:
+        if iteration in self.batches and not self._is_past_the_end(iteration):
             return Choice(self.batches[iteration])
         assert iteration == self.completed, "batches are asked for in order"
         size = self._batch_size()
@@ -307,10 +308,13 @@ class Ledger(JournaledState):
 
     def _batch_size(self) -> int:
         size = self.window.batch_groups
-        if self.window.iterations is not None and self.completed >= self.window.iterations:
+        if self._is_past_the_end(self.completed):
             return 0
         # The last batch may be small: no prompt is left, and everything live has to come in first.
         return size if self._issuable(size) > 0 else min(size, self.outstanding)
+
+    def _is_past_the_end(self, iteration: int) -> bool:
+        return self.window.iterations is not None and iteration >= self.window.iterations
 
     def results(self, seqs: Sequence[int]) -> list[ScoredGroup]:
         """Return the scored groups of a batch, in the order given."""
@@ -367,7 +371,8 @@ class Ledger(JournaledState):
 
         Batches before `completed` are trained, later ones handed out again, same groups, same order. Groups that were
         sampling or scoring are queued again; workers that still hold them deliver as usual. Where the records end
-        early, fewer iterations than `completed` are completed afterwards.
+        early, fewer iterations than `completed` are completed afterwards. The run may be shorter than when they were
+        written: a batch beyond its end is not handed out, unless it is made longer again.
         """
         for record in records:
             if isinstance(record, LedgerState):
@@ -376,7 +381,18 @@ class Ledger(JournaledState):
                 self.apply(record)
             while self.completed < completed and self.completed in self.batches:
                 self.trained(self.completed)
+        self._end_unfit()
         waiting = [group.seq for group in self._live if group.state == "queued"]
         size = self.limits.groups_per_item
         self._resample.extend(tuple(waiting[start : start + size]) for start in range(0, len(waiting), size))
         self._end_surplus()
+
+    def _end_unfit(self) -> None:
+        """End the groups for which a run that was shortened has no iteration left; results stay first."""
+        if self.window.iterations is None:
+            return
+        room = self.window.batch_groups * max(0, self.window.iterations - self._next_iteration)
+        are_all_binding = self.window.over_sampling == 1
+        binding = [each for each in self._live if each.state == "scored" or (are_all_binding and not each.is_accepted)]
+        for group in sorted(binding, key=lambda each: (each.state != "scored", each.seq))[room:]:
+            self._drop(group)

@@ -16,7 +16,17 @@ from prefixrl.common.run.directory_format import write_format
 from prefixrl.deploy.inspect import checked
 from prefixrl.deploy.resume import CHANGES_FILE, ChangeLine, resumed
 from support.fakes import run_on_disk
-from support.run_helper import SMALL, check_books, command, finish, launched
+from support.run_helper import (
+    RUN_FILE,
+    SMALL,
+    check_books,
+    command,
+    finish,
+    launched,
+    logs,
+    trained_iterations,
+    wait_for,
+)
 
 
 def begun(folder: Path) -> Path:
@@ -65,6 +75,14 @@ def test_a_wrong_value_changes_nothing(tmp_path: Path) -> None:
     assert (directory / "config.json").read_bytes() == before
 
 
+def test_a_run_does_not_become_shorter_than_it_is(tmp_path: Path) -> None:
+    directory = begun(tmp_path)
+    (directory / "checkpoints/step_00000004").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="has a checkpoint of 4 iterations; 4 ends it there"):
+        resumed(directory, ("algorithm.iterations=3",))
+    assert load(resumed(directory, ("algorithm.iterations=4",))).algorithm.iterations == 4
+
+
 def test_a_run_that_goes_on_cannot_be_changed(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     with own(directory), pytest.raises(ConfigError, match="another learner works in"):
@@ -80,6 +98,39 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ConfigError, match="holds no run"):
         resumed(tmp_path / "nothing", ())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("key", ["algorithm.iterations", "data.epochs"])
+def test_a_stopped_run_is_ended_earlier(tmp_path: Path, key: str) -> None:
+    directory, example = tmp_path / "run", tmp_path / "example"
+    shutil.copytree(RUN_FILE.parent, example)
+    run_file = example / RUN_FILE.name
+    if key == "data.epochs":
+        lines = (example / "train.jsonl").read_text().splitlines(keepends=True)
+        (example / "train.jsonl").write_text("".join(lines[:64]))
+        run_file.write_text(
+            run_file.read_text().replace("iterations = 100", "").replace("[data]", "[data]\nepochs = 500")
+        )
+    settings = [each for each in SMALL if "iterations" not in each]
+    with launched(directory, *settings, 'algorithm.admission="as_early_as_allowed"', run_file=run_file) as first:
+        wait_for(lambda: trained_iterations(directory) >= 5, "five iterations")
+        first.terminate()
+        assert first.wait(60) == 130
+    done = int(max((directory / "checkpoints").glob("step_????????")).name[5:])
+    assert checked(directory)
+    change = f"{key}={done if key == 'algorithm.iterations' else 1}"
+    again = [sys.executable, "-m", "prefixrl.deploy", "resume", str(directory), "--change", change]
+    ended = subprocess.run(again, capture_output=True, text=True, check=False, timeout=120.0)
+    assert ended.returncode == 0, ended.stdout + ended.stderr + logs(directory)
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["versions"] == done or key == "data.epochs"
+    assert done <= summary["versions"] < done + 6, "what was under way, and no more"
+    batched = summary["groups"]["outstanding"]
+    assert batched in (0, 16) and summary["groups"]["issued"] == batched + sum(
+        summary["groups"][each] for each in ("trained", "filtered", "failed", "expired")
+    )
 
 
 @pytest.mark.slow

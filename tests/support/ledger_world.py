@@ -73,6 +73,10 @@ class World:
     trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
     draws: int = 0
     over: bool = False
+    resumed_at: int = 0
+    """Iterations completed at the last restart."""
+    is_changed: bool = False
+    """True if the length of the run was changed."""
     starved: Starved | None = None
 
     def __post_init__(self) -> None:
@@ -92,6 +96,7 @@ class World:
         item = self.ledger.start_sampling(version)
         self._sync()
         if item is not None:
+            assert item.seqs, "a task of nothing"
             self.check_admission(version)
             self.sampling.append(item)
         return item is not None
@@ -199,9 +204,21 @@ class World:
         self.ledger = self._new()
         self.ledger.replay(self.records, completed)
         self._compare_with_the_newest_segment(completed)
-        self.completed = completed
+        self.completed = self.resumed_at = completed
         self.over = False
         self.starved = None
+
+    def change_length(self, length: int) -> None:
+        """The run is stopped, and goes on as one of another length: iterations, or rounds of its places."""
+        if self.shape.iterations is not None:
+            self.shape.iterations = length
+            # What was trained beyond the end, after the checkpoint, is given up with it.
+            self.trained = {t: seqs for t, seqs in self.trained.items() if t < max(length, self.completed)}
+        else:
+            self.shape.places = length
+        self.is_changed = True
+        self.restart(self.completed)
+        self._sync()
 
     def begin_segment(self) -> None:
         """The journal's next segment begins, as bytes on a disk."""
@@ -249,7 +266,7 @@ class World:
         for until in range(first - 1, max(due, default=0) + 1):
             fits = shape.batch_groups * (until - first + 1)
             assert sum(each <= until for each in due) <= fits, f"more groups due by {until} than can be trained"
-        if shape.over_sampling == 1:
+        if shape.over_sampling == 1 and not self.is_changed:
             assert "expired: surplus" not in counts.causes
         if shape.passing in (None, 10):
             assert not counts.filtered
@@ -263,34 +280,39 @@ class World:
         needed = shape.batch_groups * (version + shape.max_staleness + 1 - self.completed) - accepted
         assert under_way <= -(-shape.over_sampling * needed // 1), "more under way than the cap"
 
+    def advance(self) -> None:
+        """Everybody works properly for one iteration."""
+        while self.start_sampling(self.completed):
+            pass
+        while self.sampling:
+            self.deliver_prefixes(self.sample(self.sampling.pop()))
+        while self.start_scoring():
+            self.deliver_scores(self.scoring.pop().groups)
+        for item in [*self.scoring]:
+            self.scoring.remove(item)
+            self.deliver_scores(item.groups)
+        self.train()
+
     def finish(self) -> None:
         """Everybody works properly from now on: the run must end, with nothing left over."""
         for _ in range(5000):
-            while self.start_sampling(self.completed):
-                pass
-            while self.sampling:
-                self.deliver_prefixes(self.sample(self.sampling.pop()))
-            while self.start_scoring():
-                self.deliver_scores(self.scoring.pop().groups)
-            for item in [*self.scoring]:
-                self.scoring.remove(item)
-                self.deliver_scores(item.groups)
-            self.train()
+            self.advance()
             self.check()
             if self.over:
                 break
         assert self.over, "the run hangs"
         if self.starved is None or self.starved.why == "data":
-            assert self.ledger.outstanding == 0
+            assert self.ledger.outstanding == sum(map(len, self.ledger.batches.values()))
+            assert not self.ledger.batches or self.is_changed, "only a run that was shortened leaves a batch"
             assert (self.starved is None) == bool(self.trained)
         else:
             assert self.shape.passing == 0 and not self.shape.fills
         if self.starved is None and self.shape.iterations is not None:
-            assert self.completed == self.shape.iterations
+            assert self.completed == max(self.shape.iterations, self.resumed_at), "a shortened run went on"
         if self.starved is None and self.shape.places is not None:
             books = self.ledger.counts
             ended = books.trained + books.filtered + books.failed
-            assert ended == self.shape.places, "a prompt was lost"
+            assert ended == max(self.shape.places, self.ledger.state().next_prompt), "a prompt was lost"
         counts = Counter(seq for seqs in self.trained.values() for seq in seqs)
         assert not counts or max(counts.values()) == 1
 

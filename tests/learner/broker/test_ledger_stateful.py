@@ -123,6 +123,10 @@ class LedgerMachine(RuleBasedStateMachine):
             self.world.ledger.admission.finish_iteration(1.0, waited_s, old_ess)
 
     @rule()
+    def an_iteration_goes_well(self) -> None:
+        self.world.advance()
+
+    @rule()
     def a_batch_is_handed_out(self) -> None:
         self.world.batch_only()
 
@@ -133,6 +137,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def everything_restarts_from_a_checkpoint(self, data: st.DataObject) -> None:
         self.world.restart(data.draw(st.integers(0, self.world.completed)))
+
+    @rule(length=st.integers(1, 8))
+    def the_run_goes_on_with_another_length(self, length: int) -> None:
+        self.world.change_length(length)
 
     @invariant()
     def the_books_balance(self) -> None:
