@@ -140,7 +140,7 @@ def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Sour
     """Return the file with the problems that a run kept; the sources where it never began."""
     if not path.exists():
         return sources
-    runs_programs = any(source.runs_programs(code) for source in sources)
+    runs_programs = any(source.code_of(code) != "none" for source in sources)
     return (Source(path=str(path.resolve()), code="tests" if runs_programs else "none"),)
 
 

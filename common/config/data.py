@@ -97,13 +97,13 @@ class Source(Section):
         assert self.path is not None
         return Path(self.path.removeprefix(HUB)).name.partition(".")[0]
 
-    def runs_programs(self, default: CodeMode) -> bool:
-        """Return True if some of its rows, not read yet, may be judged by running programs."""
+    def code_of(self, default: CodeMode) -> CodeMode:
+        """Return how programs judge its rows, not read yet, or some of them; `data.code` is the default."""
         tests = self.problem_set.tests_where if self.problem_set else None
         if self.code is not None or tests is None:
-            return (self.code or default) != "none"
+            return self.code or default
         column, value = tests
-        return value in (self.where.get(column) or (value,))
+        return "tests" if value in (self.where.get(column) or (value,)) else "none"
 
 
 class DataConfig(Section):
@@ -151,7 +151,12 @@ class DataConfig(Section):
     @property
     def runs_programs(self) -> bool:
         """True if answers to some problems may be judged by running programs."""
-        return any(source.runs_programs(self.code) for source in (*self.train, *self.eval))
+        return any(source.code_of(self.code) != "none" for source in (*self.train, *self.eval))
+
+    @property
+    def has_fractions(self) -> bool:
+        """True if some training problems may be rewarded by the share of tests that a program passes."""
+        return any(source.code_of(self.code) == "tests" for source in self.train)
 
     @property
     def weights(self) -> tuple[float, ...] | None:

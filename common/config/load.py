@@ -163,16 +163,15 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
     """Make the paths of everything on this host absolute; hub names (org/name) stay unchanged."""
 
     def model(section: str, asked: AnyModel) -> AnyModel:
-        return with_texts(asked.model_copy(update={"model": folder(section, asked.model)}), section, base)
+        return with_texts(asked.model_copy(update={"model": folder(f"{section}.model", asked.model)}), section, base)
 
-    def folder(section: str, name: str) -> str:
+    def folder(key: str, name: str) -> str:
         local = base / os.path.expanduser(name)
         if local.exists():
             return str(local.resolve())
         if name.startswith((".", "/", "~")) or name.count("/") != 1:
             raise ConfigError(
-                f"{section}.model = {name!r}: there is no such folder (looked at {local}) and it is not a hub name "
-                f"(org/name)"
+                f"{key} = {name!r}: there is no such folder (looked at {local}) and it is not a hub name (org/name)"
             )
         return name
 
@@ -185,8 +184,13 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         upload = (str((base / os.path.expanduser(upload[0])).resolve()), *upload[1:])
     scorer, prm = config.scorer, config.scorer.prm
     if prm is not None:
-        prm = prm.model_copy(update={"model": folder("scorer.prm", prm.model)})
+        prm = prm.model_copy(update={"model": folder("scorer.prm.model", prm.model)})
         scorer = scorer.model_copy(update={"prm": prm})
+    reward = config.implicit_reward
+    if reward is not None:
+        named = {"model": reward.model, "reference_model": reward.reference_model}
+        found = {key: folder(f"implicit_reward.{key}", name) for key, name in named.items() if name is not None}
+        reward = reward.model_copy(update=found)
     directory, adapter = Path(os.path.expanduser(config.directory)).resolve(), model("adapter", config.adapter)
     if adapter.init_from is not None:
         adapter = adapter.model_copy(update={"init_from": checkpoint_of(adapter.init_from, base, directory)})
@@ -196,6 +200,7 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         "target": config.target and model("target", config.target),
         "data": resolve(config.data, base),
         "scorer": scorer,
+        "implicit_reward": reward,
         "checkpoint": config.checkpoint.model_copy(update={"upload": upload}),
         "reward": RewardConfig(function=function("reward.function", config.reward.function)),
         "algorithm": config.algorithm.model_copy(update={"advantage_function": advantage_function}),

@@ -221,7 +221,7 @@ class RunConfig(Section):
                 f"algorithm.minibatches = {self.algorithm.minibatches} exceeds the {rows} rows of an iteration "
                 f"(groups_per_iteration x samples_per_prompt)"
             )
-        if self.reward.function is None:  # else rewards are fractions, and so are means
+        if self.reward.function is None and not self.data.has_fractions:
             self.filter.check_reachable(self.algorithm.samples_per_prompt, self.scorer.continuations)
         return self
 

@@ -15,7 +15,7 @@ import msgspec
 
 from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import DataError
+from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.run import json_lines
 from prefixrl.learner.data import files
 from prefixrl.learner.data.lengths import too_long
@@ -201,9 +201,15 @@ def _check(report: SourceReport, data: DataConfig) -> None:
 
 
 def read_all(config: RunConfig) -> tuple[Loaded, Loaded]:
-    """Return training and held-out problems that fit into a prompt; raise DataError as `read`."""
+    """Return training and held-out problems that fit into a prompt; raise DataError as `read`, ConfigError."""
     train = _fitting(read(config.data.train, config.data), config)
     mixture(config, train.problems)
+    warmup, steps = config.algorithm.critic_warmup_steps, config.steps_in_all(len(train.problems))
+    if warmup >= steps:
+        raise ConfigError(
+            f"algorithm.critic_warmup_steps = {warmup}: the run has {steps} optimiser steps, so the adapter would "
+            f"never learn; lower it, or make the run longer (algorithm.iterations, data.epochs)"
+        )
     return train, _fitting(read(config.data.eval, config.data), config)
 
 

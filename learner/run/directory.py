@@ -97,8 +97,10 @@ class RunDirectory:
 
     def _adopt_inputs(self, given: "Inputs") -> None:
         known = inputs(self.path) or given
-        names = [name for name in Inputs.__struct_fields__ if getattr(known, name) != getattr(given, name)]
-        if changed := ", ".join(name.replace("_", ".", 1) for name in names):
+        # What an earlier release did not record is taken as it is now.
+        recorded = {name: was for name in Inputs.__struct_fields__ if (was := getattr(known, name))}
+        names = [name for name, was in recorded.items() if was != getattr(given, name)]
+        if changed := ", ".join(KEYS_OF_INPUTS.get(name, name.replace("_", ".", 1)) for name in names):
             raise ConfigError(
                 f"{self.path} holds a run whose input files were others: {changed} changed since it began; {REMEDY}"
             )
@@ -119,6 +121,20 @@ class Inputs(msgspec.Struct, frozen=True):
     """For a hub name, whose files need not be on this host, the digest of the name."""
     scorer_prm_model: str = ""
     """Digest of the process reward model, or of its hub name; "" without one."""
+    kl_anchor: str = ""
+    """Digest of the reference of the KL where it is not the first adapter; "" elsewhere."""
+    implicit_reward_model: str = ""
+    implicit_reward_reference: str = ""
+    """Digests of the reward model of tokens and of its frozen reference; "" where they are no folders of their own."""
+
+
+KEYS_OF_INPUTS = {
+    "scorer_prm_model": "scorer.prm.model",
+    "kl_anchor": "adapter.model",
+    "implicit_reward_model": "implicit_reward.model",
+    "implicit_reward_reference": "implicit_reward.reference_model",
+}
+"""Keys of the run file that are not the field's name with a dot."""
 
 
 def inputs(directory: Path) -> Inputs | None:
@@ -128,6 +144,8 @@ def inputs(directory: Path) -> Inputs | None:
 
 
 def _inputs(config: RunConfig) -> Inputs:
+    reward, adapter = config.implicit_reward, config.adapter
+    has_anchor = config.algorithm.kl > 0 and adapter.init_from is not None and adapter.reference == "model"
     return Inputs(
         data_train=tuple(file_digest(path) for path in input_files(config.data.train)),
         reward_function=function_digest(config.reward.function),
@@ -135,7 +153,15 @@ def _inputs(config: RunConfig) -> Inputs:
         adapter_model=model_digests(model_folder(config.adapter.start)),
         target_model=model_digests(config.target.model) if config.target else None,
         scorer_prm_model=process_digest(config.scorer.prm.model) if config.scorer.prm else "",
+        kl_anchor=_weights_digest(adapter.model if has_anchor else None),
+        implicit_reward_model=_weights_digest(reward.model if reward else None),
+        implicit_reward_reference=_weights_digest(reward.reference_model if reward else None),
     )
+
+
+def _weights_digest(model: str | None) -> str:
+    """Return the digest of the weights that this process loads of a model, "" for None."""
+    return model_digests(model_folder(model)).model if model else ""
 
 
 def _changes(was: object, now: object, key: KeyPath, free: frozenset[KeyPath]) -> Iterator[str]:

@@ -48,3 +48,18 @@ def test_a_setting_without_effect_is_refused_with_the_remedy(
     with pytest.raises(ConfigError) as caught:
         load(run_file, settings)
     assert message in str(caught.value)
+
+
+def test_a_relative_folder_of_a_reward_model_lies_beside_the_run_file(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in ("prm", "ref"):
+        (run_file.parent / name).mkdir()
+    keys = ("implicit_reward.model=prm", "implicit_reward.reference_model=./ref")
+    reward = load(run_file, ("algorithm.name=prime", *keys)).implicit_reward
+    assert reward and reward.model == str(run_file.parent / "prm") and reward.reference_model is not None
+    assert Path(reward.reference_model) == run_file.parent / "ref"
+    with pytest.raises(ConfigError, match=r"implicit_reward\.reference_model = './refs': there is no such folder"):
+        load(run_file, ("algorithm.name=prime", "implicit_reward.reference_model=./refs"))

@@ -348,6 +348,14 @@ def test_only_training_has_several_continuations(run_file: Path) -> None:
     assert (several.texts_per_row("train"), several.texts_per_row("eval")) == (4, 1)
 
 
+@pytest.mark.parametrize("where", ["data.code=tests", 'data.train=[{path="train.jsonl", code="tests"}]'])
+def test_a_share_of_passed_tests_can_hit_any_band(run_file: Path, where: str) -> None:
+    band = ("filter.accuracy=[0.3, 0.37]",)
+    assert load(run_file, (*band, where)).filter.accuracy == (0.3, 0.37)
+    assert "no group can pass" in refusal(run_file, *band, "data.code=answers")
+    assert "no group can pass" in refusal(run_file, *band, 'data.eval=[{path="train.jsonl", code="tests"}]')
+
+
 def test_a_band_that_only_fractions_can_hit_wants_a_reward_function(run_file: Path) -> None:
     (run_file.parent / "mine.py").write_text("def score(question, answer, gold):\n    return 0.4\n")
     settings = ("filter.accuracy=[0.3, 0.45]", "algorithm.samples_per_prompt=2")

@@ -1,5 +1,7 @@
 """A run directory has one learner at a time and one config for its whole life."""
 
+import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from prefixrl.common.config.load import from_json
+from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
@@ -20,6 +23,7 @@ from support.fakes import end, free_pair, run_on_disk, wait_until
 HOLDER = """
 import sys, time
 from prefixrl.common.config.load import from_json
+from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.learner.run.directory import RunDirectory
 held = RunDirectory(from_json(open(sys.argv[1]).read()))
 open(sys.argv[2], "w").close()
@@ -146,6 +150,34 @@ def test_inputs_that_changed_under_their_names_are_refused_when_a_run_goes_on(na
     file.write_bytes(before)
     with held(config):
         pass
+
+
+@pytest.mark.parametrize("name", ["adapter.model", "implicit_reward.model", "implicit_reward.reference_model"])
+def test_models_that_only_the_learner_loads_are_inputs_too(name: str, tmp_path: Path) -> None:
+    usual = run_on_disk(tmp_path)
+    for each in ("prm", "ref", "step/hf"):
+        shutil.copytree(tmp_path / "adapter", tmp_path / each)
+    reward = ImplicitRewardConfig(model=str(tmp_path / "prm"), reference_model=str(tmp_path / "ref"))
+    config = usual.model_copy(update={"implicit_reward": reward})
+    config = changed(config, "adapter", init_from=str(tmp_path / "step"), reference="model")
+    (Path(config.directory) / "config.json").write_text(config.model_dump_json())
+    with held(config):
+        pass
+    folder = {"adapter.model": "adapter", "implicit_reward.model": "prm"}.get(name, "ref")
+    (tmp_path / folder / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(ConfigError, match=f"input files were others: {name} changed since"):
+        RunDirectory(config)
+
+
+def test_an_input_that_an_earlier_release_did_not_record_is_recorded_now(config: RunConfig, tmp_path: Path) -> None:
+    with held(config) as directory:
+        known = directory.path / "inputs.json"
+    shutil.copytree(tmp_path / "adapter", tmp_path / "prm")
+    prime = config.model_copy(update={"implicit_reward": ImplicitRewardConfig(model=str(tmp_path / "prm"))})
+    (directory.path / "config.json").write_text(prime.model_dump_json())
+    assert json.loads(known.read_bytes())["implicit_reward_model"] == ""
+    with held(prime):
+        assert json.loads(known.read_bytes())["implicit_reward_model"]
 
 
 def test_a_directory_that_cannot_be_made_is_refused(config: RunConfig, tmp_path: Path) -> None:

@@ -166,6 +166,14 @@ def test_without_a_device_to_ask_nothing_is_refused_and_that_is_said(tmp_path: P
     assert "of a device that is not here (learner.device_memory_gib)" in forecast(config).text
 
 
+def test_a_critic_that_learns_alone_to_the_end_is_refused() -> None:
+    run = ("learner.device=cpu", "algorithm.iterations=2", "algorithm.minibatches=4")
+    steps = load(EXAMPLES / "arithmetic/run.toml", run).steps_in_all(1)
+    with pytest.raises(ConfigError, match=rf"critic_warmup_steps = {steps}: the run has {steps} optimiser steps"):
+        forecast(load(EXAMPLES / "arithmetic/run.toml", (*run, f"algorithm.critic_warmup_steps={steps}")))
+    forecast(load(EXAMPLES / "arithmetic/run.toml", (*run, f"algorithm.critic_warmup_steps={steps - 1}")))
+
+
 def test_more_ranks_than_launch_starts_are_told_to_check_too(tmp_path: Path) -> None:
     flags = ["--set", "learner.device=cpu", "--nproc-per-node", "4"]
     done = CliRunner().invoke(main, [str(EXAMPLES / "arithmetic/run.toml"), "--check", *flags])
