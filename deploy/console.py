@@ -101,6 +101,8 @@ def learner_phase(document: StatusDocument, progress: Progress) -> str:
 def judged(document: StatusDocument) -> str:
     """Return how many problems are judged, of those asked for."""
     counts = {"asked": 0, "judged": 0, "failed": 0} | document.evaluations
+    if not counts["asked"]:
+        return "nothing asked yet"
     failed = f", {counts['failed']} failed" if counts["failed"] else ""
     return f"{counts['judged']} of {counts['asked']} judged{failed}"
 

@@ -78,7 +78,7 @@ def test_a_picture_shows_the_mean_age_and_what_is_begun_ahead() -> None:
 @pytest.mark.parametrize(
     ("evaluations", "said"),
     [
-        ({}, "0 of 0 judged"),
+        ({}, "nothing asked yet"),
         ({"asked": 64, "judged": 12, "failed": 0}, "12 of 64 judged"),
         ({"asked": 64, "judged": 12, "failed": 3}, "12 of 64 judged, 3 failed"),
     ],
@@ -111,7 +111,7 @@ def test_a_picture_of_any_width_says_in_full_who_waits_for_what(width: int) -> N
 
 def test_workers_that_are_still_loading_are_named() -> None:
     workers = worker_status("rollout", "vllm"), worker_status("scorer", "", phase="loading")
-    assert line_of(document(*workers)) == "0 of 0 judged; loading: scorer-0"
+    assert line_of(document(*workers)) == "nothing asked yet; loading: scorer-0"
     assert line_of(document(*workers, total_iterations=8)).endswith("; loading: scorer-0")
 
 
