@@ -98,7 +98,7 @@ class Source(Section):
         return Path(self.path.removeprefix(HUB)).name.partition(".")[0]
 
     def code_of(self, default: CodeMode) -> CodeMode:
-        """Return how programs judge its rows, not read yet, or some of them; `data.code` is the default."""
+        """Return how programs judge some of its rows, not read yet; `default` is `data.code`."""
         tests = self.problem_set.tests_where if self.problem_set else None
         if self.code is not None or tests is None:
             return self.code or default
@@ -155,7 +155,7 @@ class DataConfig(Section):
 
     @property
     def has_fractions(self) -> bool:
-        """True if some training problems may be rewarded by the share of tests that a program passes."""
+        """True if some training problems may be rewarded by the share of passed tests."""
         return any(source.code_of(self.code) == "tests" for source in self.train)
 
     @property

@@ -250,6 +250,12 @@ class Authenticator(ThreadAuthenticator):
         self.start()
         self.configure_curve_callback(ZAP_DOMAIN, self)
 
+    def end(self, socket: "zmq.Socket[bytes]", context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        """End with the socket that it lets into, and their context."""
+        socket.close(linger=0)
+        self.stop()
+        context.term()
+
     def callback(self, domain: str, key: bytes) -> bool:
         """Return True for a key that may come in here."""
         found = self._run_keys.clients.find(key.decode())

@@ -163,7 +163,7 @@ class Server(Generic[In, Out]):
         self._authenticator = Authenticator(self._context, keys)
         self._socket = self._context.socket(zmq.ROUTER)
         # Also where an exception ends the process: the context would wait for ever for the authenticator's socket.
-        self._end = weakref.finalize(self, _end, self._socket, self._authenticator, self._context)
+        self._end = weakref.finalize(self, self._authenticator.end, self._socket, self._context)
         for option, value in {**_COMMON_OPTIONS, **_SERVER_OPTIONS}.items():
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.SNDHWM, queue_messages)
@@ -269,12 +269,6 @@ class Server(Generic[In, Out]):
         """Close the socket; queued messages get `linger_s` to leave."""
         self._socket.close(linger=int(linger_s * 1000))
         self._end()
-
-
-def _end(socket: "zmq.Socket[bytes]", authenticator: Authenticator, context: Context) -> None:
-    socket.close(linger=0)
-    authenticator.stop()
-    context.term()
 
 
 def _checked(encoded: bytes, message: object) -> bytes:

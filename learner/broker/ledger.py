@@ -388,7 +388,7 @@ class Ledger(JournaledState):
         self._end_surplus()
 
     def _end_unfit(self) -> None:
-        """End the groups for which a run that was shortened has no iteration left; results stay first."""
+        """End the groups that a run that was shortened has no iteration for; results come first."""
         if self.window.iterations is None:
             return
         room = self.window.batch_groups * max(0, self.window.iterations - self._next_iteration)

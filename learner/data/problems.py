@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -201,7 +202,7 @@ def _check(report: SourceReport, data: DataConfig) -> None:
 
 
 def read_all(config: RunConfig) -> tuple[Loaded, Loaded]:
-    """Return training and held-out problems that fit into a prompt; raise DataError as `read`, ConfigError."""
+    """Return training and held-out problems that fit into a prompt; DataError, ConfigError."""
     train = _fitting(read(config.data.train, config.data), config)
     mixture(config, train.problems)
     warmup, steps = config.algorithm.critic_warmup_steps, config.steps_in_all(len(train.problems))
@@ -290,6 +291,16 @@ def mixture(config: RunConfig, train: Sequence[Problem]) -> Mixture | None:
         return Mixture([counts[label] for label in labels(config.data.train)], weights)
     except ValueError as error:
         raise DataError(f"data.train: {error}") from None
+
+
+def as_asked(config: RunConfig, loaded: Sequence[Problem]) -> list[Problem]:
+    """Return training problems about as often as an epoch asks them."""
+    mixed = mixture(config, loaded)
+    if mixed is None:
+        return list(loaded)
+    starts = accumulate(mixed.sizes, initial=0)
+    shares = zip(starts, mixed.sizes, mixed.counts, strict=False)
+    return [loaded[start + each * size // count] for start, size, count in shares for each in range(count)]
 
 
 def training(config: RunConfig) -> list[Problem]:

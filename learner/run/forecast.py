@@ -87,7 +87,7 @@ def _asking(config: RunConfig, train: problems.Loaded) -> tuple[list[str], Promp
 
     here = renderers_here(config)
     lines = asking_lines(config, here, train.problems[0].question)
-    return lines, prompt_length(config, train.problems, here.get("adapter"))
+    return lines, prompt_length(config, problems.as_asked(config, train.problems), here.get("adapter"))
 
 
 def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:

@@ -29,6 +29,7 @@ def prompt_length(config: RunConfig, problems: Sequence[Problem], renderer: "Ren
     """Return the mean length of the training prompts.
 
     Args:
+        problems: as often as the run asks them.
         renderer: that of the rollouts; None where the adapter's tokenizer is not on this host.
     """
     if config.rollout.engine == "simulated":

@@ -111,3 +111,18 @@ def test_the_mean_does_not_depend_on_the_order_of_the_rows(tmp_path: Path) -> No
         flags = (f"data.train={path}", f"data.eval={path}", "data.family_column=question")
         said.append(re.findall(r"prompts of about \d+", forecast(run_of(*flags)).text))
     assert said[0] and said[0] == said[1] == said[2]
+
+
+def test_the_mean_is_that_of_the_prompts_that_an_epoch_asks(tmp_path: Path) -> None:
+    for name, rows, words in (("short", 300, 1), ("long", 100, 60)):
+        lines = [json.dumps({"id": f"{name} {row}", "question": " 1" * words, "answer": 1}) for row in range(rows)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    paths = [f'path="{tmp_path / name}.jsonl"' for name in ("short", "long")]
+    apart = [told(f"data.train=[{{{path}}}]", f"data.eval=[{{{paths[1]}}}]") for path in paths]
+    together = told(f"data.train=[{{{paths[0]}, weight=1}}, {{{paths[1]}, weight=3}}]", f"data.eval=[{{{paths[1]}}}]")
+    assert apart[0] < apart[1] and together == pytest.approx((apart[0] + 3 * apart[1]) / 4, rel=0.03)
+
+
+def told(*settings: str) -> int:
+    """Return the tokens of a prompt that `--check` tells."""
+    return forecast(run_of(*settings, "data.family_column=question")).prompt_tokens
