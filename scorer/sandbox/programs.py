@@ -7,7 +7,6 @@ Expected outputs never enter the sandbox. A fault of the program is a wrong answ
 """
 
 import json
-import math
 import re
 from typing import Any
 
@@ -15,11 +14,11 @@ import msgspec
 
 from prefixrl.common.engines.extract import THINK_CLOSE
 from prefixrl.common.wire.messages import CodeMode
+from prefixrl.scorer.sandbox.comparison import is_printed, is_returned
 from prefixrl.scorer.sandbox.runner import ProgramLimits, ProgramRun, run
 
 MAX_TESTS = 10
 MAX_PROGRAM_CHARS = 65_536
-RELATIVE = 1e-9
 
 _BLOCK = re.compile(r"<llm-code>(.*?)</llm-code>", re.DOTALL)
 _FENCE = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -37,6 +36,11 @@ class Tests(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not self.inputs or len(self.inputs) != len(self.outputs):
             raise ValueError(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs")
+        texts = self.inputs if self.fn_name else (*self.inputs, *self.outputs)
+        kinds = (str, list) if self.fn_name else (str, list, int, float)
+        if strange := [each for each in texts if not isinstance(each, kinds)]:
+            what = "arguments as a list, or as lines of JSON" if self.fn_name else "text, a list of lines or a number"
+            raise ValueError(f"{strange[0]!r:.40} where there should be {what}")
 
 
 def read_tests(gold: str) -> Tests:
@@ -78,11 +82,24 @@ import json, os, sys
 result = os.fdopen(os.dup(1), "w")
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 space = {"__name__": "program"}
+exec(USUAL, space)
+known = dict(space)
 exec(compile(PROGRAM, "program.py", "exec"), space)
-function = getattr(space["Solution"](), NAME) if "Solution" in space else space[NAME]
+own = {name: value for name, value in space.items() if known.get(name) is not value}
+function = getattr(own["Solution"](), NAME) if "Solution" in own else own[NAME]
 result.write(json.dumps(function(*json.loads(ARGUMENTS))))
 result.close()
 """
+
+USUAL = """
+from typing import *
+import bisect, collections, functools, heapq, itertools, math, operator, random, re, string
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from functools import cache, cmp_to_key, lru_cache, reduce
+from heapq import heapify, heappop, heappush
+from itertools import accumulate, chain, combinations, permutations, product
+"""
+"""Names that a function to be called may use without an import, as where such tasks come from."""
 
 
 def value_of(program: str, limits: ProgramLimits) -> tuple[ProgramRun, str | None]:
@@ -91,15 +108,6 @@ def value_of(program: str, limits: ProgramLimits) -> tuple[ProgramRun, str | Non
     lines = [line for line in finished.stdout.decode(errors="replace").splitlines() if line.strip()]
     is_done = finished.status == "exited" and finished.code == 0
     return finished, lines[-1].strip() if is_done and lines else None
-
-
-def is_value(gold: str, value: str) -> bool:
-    """Return True if a program's number is the gold answer, up to the rounding of floats."""
-    try:
-        want, got = float(gold.replace(",", "").strip("$ ")), float(value)
-    except ValueError:
-        return False
-    return math.isclose(want, got, rel_tol=RELATIVE, abs_tol=1e-12)
 
 
 def share_passed(program: str, tests: Tests, limits: ProgramLimits) -> tuple[float, bool]:
@@ -115,35 +123,14 @@ def share_passed(program: str, tests: Tests, limits: ProgramLimits) -> tuple[flo
             return passed / len(inputs), True
         if finished.status == "exited" and finished.code == 0:
             stdout = finished.stdout.decode(errors="replace")
-            passed += _returned(stdout, expected) if tests.fn_name else _printed(stdout, expected)
+            passed += is_returned(stdout, expected) if tests.fn_name else is_printed(stdout, expected)
     return passed / len(inputs), False
 
 
 def _ask(program: str, given: Any, function: str | None, limits: ProgramLimits) -> ProgramRun:
     if function is None:
-        lines = given if isinstance(given, str) else "\n".join(map(str, given))
+        lines = "\n".join(map(str, given)) if isinstance(given, list) else str(given)
         return run(program, lines.encode(), limits)
     arguments = [json.loads(line) for line in given.splitlines()] if isinstance(given, str) else given
-    head = f"PROGRAM, NAME, ARGUMENTS = {program!r}, {function!r}, {json.dumps(arguments)!r}\n"
+    head = f"PROGRAM, NAME, ARGUMENTS, USUAL = {program!r}, {function!r}, {json.dumps(arguments)!r}, {USUAL!r}\n"
     return run(head + _CALL, limits=limits)
-
-
-def _printed(stdout: str, expected: Any) -> bool:
-    """Return True if equal line by line, or word by word up to the rounding of numbers."""
-    wanted = expected if isinstance(expected, str) else "\n".join(map(str, expected))
-    got, want = ([line.strip() for line in text.strip().splitlines()] for text in (stdout, wanted))
-    if got == want:
-        return True
-    words = list(zip(" ".join(got).split(), " ".join(want).split(), strict=False))
-    is_as_long = len(" ".join(got).split()) == len(" ".join(want).split())
-    return len(got) == len(want) and is_as_long and all(a == b or is_value(b, a) for a, b in words)
-
-
-def _returned(stdout: str, expected: Any) -> bool:
-    wanted = json.loads(expected) if isinstance(expected, str) and expected[:1] in '[{"' else expected
-    try:
-        got = json.loads(stdout)
-        # Some sets wrap each output in a list of one.
-        return bool(got == wanted or [got] == wanted or str(got) == wanted)
-    except (ValueError, RecursionError):  # a program may print brackets within brackets without end
-        return False

@@ -25,7 +25,8 @@ import setproctitle
 from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.process import STOP_SIGNALS, die_with_parent
 from prefixrl.common.wire.messages import Fault, encodable
-from prefixrl.scorer.sandbox.programs import is_value, read_tests, share_passed, value_of
+from prefixrl.scorer.sandbox.comparison import is_rounded
+from prefixrl.scorer.sandbox.programs import read_tests, share_passed, value_of
 from prefixrl.scorer.sandbox.runner import ProgramLimits, SandboxError
 from prefixrl.scorer.verifier import scoring
 from prefixrl.scorer.verifier.complaints import Complaints
@@ -38,6 +39,8 @@ from prefixrl.scorer.verifier.exchange import (
     deadline_s,
     frame,
 )
+from prefixrl.scorer.verifier.looks import normalise
+from prefixrl.scorer.verifier.rationals import read_rational
 from prefixrl.scorer.verifier.verify import (
     GoldError,
     UnparsableAnswerError,
@@ -95,7 +98,8 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
         return ChildAnswer("timeout")
     if value is None:
         return ChildAnswer("parse_fail")
-    if is_value(question.gold, value):
+    number = read_rational(normalise(question.gold))
+    if number is not None and is_rounded(value, number.value):
         return ChildAnswer("right", extracted=value)
     known = judge_exactly(question.gold, value)
     if known is None:

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from prefixrl.common.wire.messages import CodeMode
-from prefixrl.scorer.sandbox.programs import _returned, find_program, read_tests
+from prefixrl.scorer.sandbox.comparison import is_returned
+from prefixrl.scorer.sandbox.programs import find_program, read_tests
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.verify import Judgement
 
@@ -56,7 +57,17 @@ def test_a_word_that_begins_with_def_is_no_program() -> None:
     assert find_program("the sequence defined by (a) is\ndefinitely 7", "answers") is None
 
 
-@pytest.mark.parametrize("gold", ["7", '{"inputs": [], "outputs": []}', '{"inputs": ["1"], "outputs": []}'])
+NO_TESTS = (
+    "7",
+    '{"inputs": [], "outputs": []}',
+    '{"inputs": ["1"], "outputs": []}',
+    '{"inputs": ["1"], "outputs": [null]}',
+    '{"inputs": [{"a": 1}], "outputs": ["1"]}',
+    '{"inputs": [3], "outputs": [3], "fn_name": "f"}',
+)
+
+
+@pytest.mark.parametrize("gold", NO_TESTS)
 def test_a_gold_answer_without_tests_is_told(gold: str) -> None:
     with pytest.raises(ValueError, match="holds no tests"):
         read_tests(gold)
@@ -74,10 +85,13 @@ def test_the_value_of_a_program_is_the_answer() -> None:
         ("def simple_math_problem() -> int:\n    eggs = 16\n    return eggs * 2 - 14\n", "18"),
         (r"no program: \boxed{18}", "18"),
         (r"a number defined by \boxed{17}", "18"),
+        (block("1 / 3"), r"\frac{1}{3}"),
+        (block("1000000000500"), "1000000000000"),
+        (block("12"), "1,2"),
     )
     assert [(each.reward, each.status) for each in found] == [
-        (1.0, "ok"), (1.0, "ok"), (0.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"), (0.0,
-            "ok"),
+        (1.0, "ok"), (1.0, "ok"), (0.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"), (1.0, "ok"),
+        (0.0, "ok"), (1.0, "ok"), (0.0, "ok"), (0.0, "ok"),
     ]  # fmt: skip
     assert [each.extracted for each in found[:4]] == ["18", "18", "21", "0.30000000000000004"]
 
@@ -115,6 +129,26 @@ def test_the_share_of_tests_passed_is_the_reward() -> None:
         (1.0, "ok"), (pytest.approx(1 / 3), "ok"), (1.0, "ok"), (0.0, "ok"), (0.0, "ok"), (1.0, "ok"), (1.0, "ok"),
         (0.5, "ok"), (0.0, "no_answer"), (0.0, "timeout"),
     ]  # fmt: skip
+
+
+def called(given: object, expected: object) -> str:
+    return json.dumps({"inputs": [given], "outputs": [expected], "fn_name": "f"})
+
+
+def test_a_function_is_called_as_its_tests_are_written() -> None:
+    method = "class Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n        return Counter(x)[1]"
+    numbers = json.dumps({"inputs": [3], "outputs": [4]})
+    found = judged(
+        "tests",
+        (fenced(method), called([[1, 2, 1]], 2)),
+        (fenced("print(int(input()) + 1)"), numbers),
+        (fenced("def f(x):\n    return x"), called('""', "")),
+        (fenced("def f(x):\n    return x"), called('"[abc"', "[abc")),
+        (fenced("def f(x):\n    return x"), called("true", "true")),
+        (fenced("def g(x):\n    return x"), called([1], 1)),
+        (fenced("pass"), json.dumps({"inputs": [[[2, 3]]], "outputs": [[2, 3]], "fn_name": "List"})),
+    )
+    assert [(each.reward, each.status) for each in found] == [(1.0, "ok")] * 5 + [(0.0, "ok")] * 2
 
 
 def test_only_ten_tests_are_run() -> None:
@@ -161,5 +195,5 @@ def test_a_sandbox_that_refuses_is_an_error_and_never_a_wrong_answer() -> None:
 
 @pytest.mark.parametrize("depth", [900, 200_000])
 def test_a_result_of_brackets_in_brackets_is_wrong_and_no_fault(depth: int) -> None:
-    assert not _returned("[" * depth, [1])
-    assert not _returned("[" * depth + "]" * depth, "1")
+    assert not is_returned("[" * depth, [1])
+    assert not is_returned("[" * depth + "]" * depth, "1")

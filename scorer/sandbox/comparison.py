@@ -1,0 +1,72 @@
+"""What a program printed or returned, beside what is expected. Pure.
+
+Whole numbers and strings of digits are met exactly, so that no almost right program is right; floats up to rounding.
+"""
+
+import json
+import math
+import re
+from contextlib import suppress
+from fractions import Fraction
+from typing import Any
+
+RELATIVE, TINY, OF_WHOLE = 1e-9, 1e-12, 1e-6
+"""Rounding of a float: as a share of the number, at least so much, and at most so much of a whole number."""
+MOST_CHARS = 400
+"""Longest text that is read as a number."""
+
+_WHOLE = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
+_FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+
+
+def is_rounded(text: str, number: Fraction) -> bool:
+    """Return True if a text writes a number as a float, up to rounding."""
+    if len(text) > MOST_CHARS or not _FLOAT.fullmatch(text) or not math.isfinite(near := float(text)):
+        return False
+    slack = max(RELATIVE * abs(number), TINY)
+    return abs(Fraction(near) - number) <= (min(slack, OF_WHOLE) if number.denominator == 1 else slack)
+
+
+def is_printed(stdout: str, expected: Any) -> bool:
+    """Return True if equal line by line, or word by word up to the rounding of floats."""
+    wanted = "\n".join(map(str, expected)) if isinstance(expected, list) else str(expected)
+    got, want = ([line.strip() for line in text.strip().splitlines()] for text in (stdout, wanted))
+    if got == want:
+        return True
+    words, expected_words = (" ".join(lines).split() for lines in (got, want))
+    is_as_long = len(got) == len(want) and len(words) == len(expected_words)
+    return is_as_long and all(map(_is_word, words, expected_words))
+
+
+def _is_word(got: str, want: str) -> bool:
+    if got == want or len(want) > MOST_CHARS:
+        return got == want
+    if _WHOLE.fullmatch(want):
+        return is_rounded(got, Fraction(int(want)))
+    if not _FLOAT.fullmatch(want) or not math.isfinite(float(want)):
+        return False
+    return is_rounded(f"{got}." if _WHOLE.fullmatch(got) else got, Fraction(float(want)))
+
+
+def is_returned(stdout: str, expected: Any) -> bool:
+    """Return True if the JSON of a returned value is the expected one, which may be given as JSON in a text."""
+    wanted = [expected]
+    if isinstance(expected, str):
+        with suppress(ValueError, RecursionError):
+            wanted.append(json.loads(expected))
+    try:
+        got = json.loads(stdout)
+        # Some sets wrap each output in a list of one.
+        return str(got) == expected or any(_is_equal(each, want) for want in wanted for each in (got, [got]))
+    except (ValueError, RecursionError):  # a program may print brackets within brackets without end
+        return False
+
+
+def _is_equal(got: Any, want: Any) -> bool:
+    if isinstance(got, list) and isinstance(want, list):
+        return len(got) == len(want) and all(map(_is_equal, got, want))
+    if isinstance(want, float) and isinstance(got, int | float):
+        return math.isclose(got, want, rel_tol=RELATIVE, abs_tol=TINY)
+    if isinstance(got, float) and isinstance(want, int):
+        return math.isfinite(got) and is_rounded(repr(got), Fraction(want))
+    return bool(got == want)

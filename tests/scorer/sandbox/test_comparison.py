@@ -1,0 +1,83 @@
+"""What programs print and return, beside what is expected: exact where it is whole, rounded where it is a float."""
+
+import json
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixrl.scorer.sandbox.comparison import is_printed, is_returned, is_rounded
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        ("3", "3"), ("3\n", " 3 "), ("3.0", "3"), ("2.9999999999999996", "3"), ("1e18", "1000000000000000000"),
+        ("2", "2.0"), ("0.30000000000000004", "0.3"), ("1e-13", "0.0"), ("1 2\n3", "1 2.0\n3"), ("0.5", ".5"),
+        ("é", "é"), ("4", 4), ("1\n2", ["1", "2"]), ("1000", "1e3"),
+    ],
+)  # fmt: skip
+def test_what_is_right(printed: str, expected: object) -> None:
+    assert is_printed(printed, expected)
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        ("2000000001", "2000000000"), ("2000000001.0", "2000000000"), ("1234567890123", "1234567890000"),
+        ("12345678901234567891", "12345678901234567890"), ("10" * 15 + "11" * 15, "10" * 15 + "00" * 15),
+        ("11", "0011"), ("0011", "11"), ("12", "1,2"), ("5", "$5"), ("inf", "Infinity"), ("nan", "nan."),
+        ("1e999", "1e998"), ("1 2", "1\n2"), ("1", "1 2"), ("2.00001", "2.0"), ("3.0000001e9", "3000000000"),
+        ("1_000", "1000"), ("٣", "3"), ("", "0"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong(printed: str, expected: object) -> None:
+    assert not is_printed(printed, expected)
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (3, 3), (3, [3]), (3, "3"), (True, "true"), (None, "null"), (2.0, "2.00000"), ("", ""), ("[abc", "[abc"),
+        ("{}", "{}"), ({}, "{}"), ([0.1 + 0.2, [1]], [0.3, [1.0]]), ([1, 2], "[1, 2]"), ('"', '"'), ("a", '"a"'),
+        (True, "True"),
+    ],
+)  # fmt: skip
+def test_a_returned_value_is_met_as_it_is_or_as_json_in_a_text(returned: object, expected: object) -> None:
+    assert is_returned(json.dumps(returned), expected)
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (2000000001, 2000000000), (2000000001.0, 2000000000), ([1, 2], [1]), ([1], [1, 2]), (0, ""), (None, 0),
+        (float("nan"), 1), (float("inf"), 2), ("1", 1),
+    ],
+)  # fmt: skip
+def test_another_value_is_wrong(returned: object, expected: object) -> None:
+    assert not is_returned(json.dumps(returned), expected)
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(-(10**30), 10**30))
+def test_whole_numbers_are_right_only_if_they_are_equal(printed: int, expected: int) -> None:
+    assert is_printed(str(printed), str(expected)) == (printed == expected)
+    assert is_returned(str(printed), expected) == (printed == expected)
+
+
+@given(st.floats(-1e15, 1e15), st.floats(-1e15, 1e15))
+def test_floats_are_right_up_to_nine_digits(printed: float, expected: float) -> None:
+    """Slow twin: in fractions, nothing is rounded."""
+    got, want = Fraction(printed), Fraction(expected)
+    slack = max(Fraction(1, 10**9) * abs(want), Fraction(1, 10**12))
+    if want.denominator == 1:
+        slack = min(slack, Fraction(1, 10**6))
+    if abs(abs(got - want) - slack) > slack / 10**6:
+        assert is_rounded(f"{printed:.20e}", want) == (abs(got - want) < slack)
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_no_text_is_a_fault(printed: str, expected: str) -> None:
+    is_printed(printed, expected)
+    is_returned(printed, expected)
+    assert is_printed(printed, printed)
