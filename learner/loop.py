@@ -136,7 +136,10 @@ class Learner:
         shard = self.client.groups(self.iteration, groups_of_rank(plan, data.groups, rank))
         self.fetched_s = time.monotonic() - now_s
         if self.rank_zero and self.iteration == 0:
-            self.rank_zero.arms.ask_candidates(list(shard.values()))
+            # All groups, so that the prefixes written most often are the same for any number of ranks.
+            every = range(len(batch.groups))
+            whole = shard if len(shard) == len(every) else self.client.groups(0, every)
+            self.rank_zero.arms.ask_candidates([whole[index] for index in every])
         return batch, shard
 
     def train(self, batch: Batch, shard: dict[int, ScoredGroup]) -> None:

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from prefixrl.common.config.learner import LOW_RANKS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.vllm_options import VllmConfig
+from prefixrl.common.engines.base import positions_of
 from prefixrl.common.errors import DataError, UserError
 from prefixrl.common.weights.low_rank import LowRank
 
@@ -123,11 +124,8 @@ def _context_tokens(role: str, config: RunConfig, hf_config: Any) -> int:
         answer = max(config.scorer.max_new_tokens, config.evaluation.max_new_tokens or 0)
         answer += config.scorer.most_extension_tokens
         needed = config.scorer.max_prompt_tokens + max([prefix, *texts]) + answer
-    text_config = hf_config.get_text_config()
-    limit = getattr(text_config, "max_position_embeddings", None)
-    is_plain = (getattr(text_config, "rope_parameters", None) or {}).get("rope_type", "default") == "default"
-    # Scaled positions reach further than max_position_embeddings by rules of their own: vLLM checks those itself.
-    return min(needed, limit) if limit and is_plain else needed
+    limit = positions_of(hf_config.get_text_config())  # scaled positions are checked by vLLM itself
+    return min(needed, limit) if limit else needed
 
 
 def engine_arguments(setup: VllmSetup, platform: Platform) -> dict[str, Any]:

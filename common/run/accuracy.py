@@ -158,12 +158,12 @@ def _chosen(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
 
 
 def _pass_at(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
-    """Return pass@k for every k for which all problems have answers: else it is of no one set."""
+    """Return pass@k for k = 1, 2, 4, ... and the fewest answers of a problem: beyond, it is of no one set."""
     fewest = min(len(each) for each in problems)
     counts = [(sum(row.reward == 1.0 for row in each), len(each)) for each in problems]
     return {
         str(k): statistics.fmean(pass_at(right, of, k) for right, of in counts)
-        for k in (2**power for power in range(fewest.bit_length()))
+        for k in sorted({fewest, *(2**power for power in range(fewest.bit_length()))})
     }
 
 

@@ -64,12 +64,13 @@ def by_source(
         passed: groups of a source that a filter let pass so far.
         filtered: those that it left out.
     """
-    rewards: dict[str, list[float]] = defaultdict(list)
+    rewards, outcomes = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for group in groups:
         for name in _names(group.source):
             rewards[name] += group.rewards
+            outcomes[name] += group.outcomes or group.rewards  # with step rewards an answer's reward is no verdict
     found = {f"reward/{name}": sum(each) / len(each) for name, each in rewards.items() if each}
-    found |= {f"accuracy/{name}": sum(map(is_right, each)) / len(each) for name, each in rewards.items() if each}
+    found |= {f"accuracy/{name}": sum(map(is_right, each)) / len(each) for name, each in outcomes.items() if each}
     judged: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for is_filtered, counts in enumerate((passed or {}, filtered or {})):
         for source, count in counts.items():

@@ -245,7 +245,8 @@ def value_loss(
     with torch.no_grad():
         return loss, {
             "value_tokens": terms.mask.sum().double(),
-            "value_clipped": _total(clipped > free, terms.mask),
+            # Within the range both are equal but for rounding.
+            "value_clipped": _total((clipped > free) & ((values - old_values).abs() > clip), terms.mask),
             "value": _total(old_values, terms.mask),
             "return": _total(returns, terms.mask),
             "return_squared": _total(returns.double().square(), terms.mask),

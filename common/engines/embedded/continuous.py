@@ -10,6 +10,7 @@ distribution at the row's own uniforms, so what runs beside a row changes its dr
 Where texts must be equal bit by bit, `bitwise` takes `fixed_rows.py` instead.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -65,6 +66,8 @@ class _Open:
     started_s: float | None = None
     """Time at which its first row took a seat."""
     rows: dict[int, Continuation] = field(default_factory=dict)
+    limit: float = math.inf
+    """Most tokens of a row, its prompt included."""
 
 
 @dataclass(eq=False, slots=True)
@@ -97,7 +100,8 @@ class _Row:
     @property
     def has_ended(self) -> bool:
         """True if no token follows."""
-        return self.has_stopped or len(self.tokens) == self.entry.job.sampling.max_new_tokens
+        is_full = len(self.tokens) == self.entry.job.sampling.max_new_tokens or self.size >= self.entry.limit
+        return self.has_stopped or is_full
 
     def continuation(self) -> Continuation:
         """Return what was written."""
@@ -153,10 +157,11 @@ class TransformersEngine(EmbeddedEngine):
         return self._open[key].left if key in self._open else 0
 
     def submit(self, job: Job) -> None:
-        """Queue the rows of a job; each joins when a seat is free."""
+        """Queue the rows of a job; each joins when a seat is free. UserError: one is too long."""
+        self._check_room(job)
         drawn = (_settings(job.sampling), job.masked_tokens)
         kind = self._kinds.setdefault(drawn, _Kind(*drawn))
-        entry = self._open[job.key] = _Open(job, kind, len(job.rows))
+        entry = self._open[job.key] = _Open(job, kind, len(job.rows), limit=self._limit or math.inf)
         self._queue.extend(_Row(entry, index, job.uniforms[index]) for index in range(len(job.rows)))
 
     def cancel(self, key: str) -> bool:

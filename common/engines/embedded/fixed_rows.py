@@ -58,6 +58,11 @@ class FixedRowsEngine(EmbeddedEngine):
         self.about = FIXED.format("bitwise")
         self._running: _Running | None = None
 
+    def submit(self, job: Job) -> None:
+        """Queue a job. UserError: a row is too long."""
+        self._check_room(job)
+        super().submit(job)
+
     @torch.inference_mode()
     def step(self, timeout_s: float) -> list[JobResult]:
         """Do one decoding step of the oldest job; there is nothing to wait `timeout_s` for."""
@@ -99,7 +104,8 @@ class FixedRowsEngine(EmbeddedEngine):
         )
 
     def _decode(self, running: _Running) -> None:
-        positions = (running.attention.cumsum(-1) - 1).clamp(min=0)
+        # Rows that have ended are fed on: a model with learned positions has none for them beyond its limit.
+        positions = (running.attention.cumsum(-1) - 1).clamp(min=0, max=self._limit and self._limit - 1)
         output = self._model(
             input_ids=running.fed[:, running.cached :],
             attention_mask=running.attention,
@@ -118,6 +124,8 @@ class FixedRowsEngine(EmbeddedEngine):
         self.progress += int(running.alive.sum())
         self.tokens += int(running.alive.sum())
         running.alive &= ~np.isin(chosen, list(running.job.stop_tokens))
+        if self._limit is not None:
+            running.alive &= np.array([row.size for row in job.rows]) + len(running.tokens) < self._limit
         fed = torch.from_numpy(chosen.astype(np.int64)).to(self._device).unsqueeze(1)
         running.fed = torch.cat([running.fed, fed], dim=1)
         running.attention = torch.cat([running.attention, running.attention.new_ones(len(chosen), 1)], dim=1)

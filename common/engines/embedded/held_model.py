@@ -7,8 +7,17 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from prefixrl.common.engines.base import JobQueue, TokenIds, check_fit, digest_of, own_checksum, score_rows
-from prefixrl.common.errors import DataError
+from prefixrl.common.engines.base import (
+    Job,
+    JobQueue,
+    TokenIds,
+    check_fit,
+    digest_of,
+    own_checksum,
+    positions_of,
+    score_rows,
+)
+from prefixrl.common.errors import DataError, UserError
 from prefixrl.common.weights.low_rank import LayerProducts, LowRank, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages import EngineChecksum
@@ -46,6 +55,17 @@ class EmbeddedEngine(JobQueue):
         layers = dict(self._model.named_modules()) if low_rank else {}
         self._products = LayerProducts(layers, low_rank.scale) if low_rank else None
         self._version, self._digest = 0, ""
+        self._limit = positions_of(self._model.config.get_text_config())
+        """Most tokens of a row, as with vLLM: it ends there, cut; None where positions have no plain limit."""
+
+    def _check_room(self, job: Job) -> None:
+        """Raise UserError where a row leaves no room for an answer."""
+        longest = max((row.size for row in job.rows), default=0)
+        if self._limit is not None and longest >= self._limit:
+            raise UserError(
+                f"a row of {longest} tokens leaves no room in the {self._limit} positions of the model "
+                f"(max_position_embeddings): lower max_prompt_tokens, or take a model with more"
+            )
 
     @property
     def most_positions(self) -> int | None:

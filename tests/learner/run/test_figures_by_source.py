@@ -69,6 +69,12 @@ def test_a_program_that_passes_some_tests_is_rewarded_and_not_right() -> None:
     assert found["reward/eurus2_rl"] == pytest.approx(0.6)
 
 
+def test_beside_step_rewards_accuracy_is_that_of_the_verdicts() -> None:
+    mixed = msgspec.structs.replace(group("math500", 0.9, 0.85, 0.2, 0.8), outcomes=(1.0, 1.0, 0.0, 1.0))
+    found = by_source([mixed])
+    assert found["accuracy/math500"] == 0.75 and found["reward/math500"] == pytest.approx(0.6875)
+
+
 def test_the_ledger_counts_what_a_filter_does_by_the_source_of_the_prompt_and_so_does_its_successor() -> None:
     def make() -> Ledger:
         return Ledger(

@@ -330,10 +330,20 @@ def test_the_value_loss_is_the_formula_summed_token_by_token(seed: int, aggregat
         for t in range(size):
             near = old[i][t] + min(max(now[i][t] - old[i][t], -clip), clip)
             row += 0.5 * max((now[i][t] - returns[i][t]) ** 2, (near - returns[i][t]) ** 2)
-            clipped += (near - returns[i][t]) ** 2 > (now[i][t] - returns[i][t]) ** 2
+            is_outside = abs(now[i][t] - old[i][t]) > clip
+            clipped += is_outside and (near - returns[i][t]) ** 2 > (now[i][t] - returns[i][t]) ** 2
         total += row / size if aggregation == "sequence" else row
     assert math.isclose(loss.item(), total / 7.0, abs_tol=1e-9)
     assert sums["value_clipped"].item() == clipped
+
+
+def test_a_value_within_the_range_is_not_clipped_by_rounding() -> None:
+    torch.manual_seed(0)
+    old, now = torch.randn(50, 40) * 0.02, torch.randn(50, 40) * 0.001
+    assert float((now - old).abs().max()) < 0.2
+    mask = torch.ones_like(old, dtype=torch.bool)
+    _, sums = value_loss(ValueTerms(now, old, torch.randn(50, 40), mask), 0.2, "token", 1.0)
+    assert sums["value_clipped"].item() == 0
 
 
 @given(st.floats(-3.0, 0.0), st.floats(-3.0, 0.0))

@@ -15,7 +15,7 @@ from benchmarks.snapshots import snapshot_of
 from prefixrl.common.engines.base import Continuation
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
-from prefixrl.common.errors import DataError
+from prefixrl.common.errors import DataError, UserError
 from support.embedded_jobs import PROMPTS, TOKENS, EmbeddedEngines, finish, job, same, settings
 from support.tiny_model import VOCABULARY, save_model
 
@@ -61,12 +61,12 @@ def test_a_rows_ids_do_not_depend_on_the_rows_it_is_padded_with(engine: Embedded
         assert alone.logprobs == pytest.approx(together[index].logprobs, abs=1e-5)
 
 
-def test_positions_count_from_a_rows_first_real_token(tmp_path: Path, load: Loader) -> None:
-    """Learned positions: unlike rotary ones they tell where the padding ends."""
+def with_positions(folder: Path, positions: int) -> Path:
+    """Save a model with learned positions."""
     torch.manual_seed(3)
     shape = GPT2Config(
         vocab_size=VOCABULARY,
-        n_positions=32,
+        n_positions=positions,
         n_embd=16,
         n_layer=1,
         n_head=2,
@@ -74,8 +74,26 @@ def test_positions_count_from_a_rows_first_real_token(tmp_path: Path, load: Load
         bos_token_id=None,
         eos_token_id=1,
     )
-    GPT2LMHeadModel(shape).save_pretrained(tmp_path)
-    engine = load(tmp_path)
+    GPT2LMHeadModel(shape).save_pretrained(folder)
+    return folder
+
+
+def test_a_row_ends_where_its_model_has_no_more_positions(tmp_path: Path, load: Loader) -> None:
+    prompts = [[5, 9, 2, 44], [7] * 11, [3, 4]]
+    asked = job("a", prompts, settings(0.9, 40))
+    short = finish(load(with_positions(tmp_path / "short", 12)), asked)["a"].rows
+    long = finish(load(with_positions(tmp_path / "long", 64)), asked)["a"].rows
+    for prompt, row, longer in zip(prompts, short, long, strict=True):
+        assert row.finish == "length" and len(prompt) + row.tokens.size == 12 and len(longer.tokens) == 40
+    engine = load(tmp_path / "short")
+    engine.submit(replace(asked, key="b"))
+    with pytest.raises(UserError, match="a row of 12 tokens leaves no room in the 12 positions of the model"):
+        engine.submit(job("c", [[3] * 12]))
+
+
+def test_positions_count_from_a_rows_first_real_token(tmp_path: Path, load: Loader) -> None:
+    """Learned positions: unlike rotary ones they tell where the padding ends."""
+    engine = load(with_positions(tmp_path, 32))
     for prompt, row in zip(PROMPTS, finish(engine, job("a"))["a"].rows, strict=True):
         scored = engine.logprobs(np.asarray([*prompt, *row.tokens], dtype=np.int32), 0.7)
         assert row.logprobs == pytest.approx(scored[len(prompt) - 1 :], abs=1e-5)
