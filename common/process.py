@@ -15,19 +15,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TextIO
+from types import FrameType
+from typing import Any, Protocol, TextIO
 
 import setproctitle
 
 from prefixrl.common.errors import ConfigError, PrefixRLError, UserError, is_full
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that ask for an orderly end; batch systems send any of them."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""Signals that ask for an orderly end; batch systems send any of them, a terminal that is closed the last one."""
 END_SIGNAL: signal.Signals = getattr(signal, "SIGRTMIN", signal.SIGVTALRM)  # macOS has no real-time signals
 """Signal by which a learner ends its servers. Nobody else sends it: a batch system sends SIGTERM to all processes."""
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
@@ -140,14 +141,33 @@ def stop_event(numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> threading.Ev
     """Return an event that these signals set; a second SIGINT ends the process at once."""
     event = threading.Event()
 
-    def stop(number: int, _frame: object) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
         if event.is_set() and number == signal.SIGINT:
             os._exit(130)
         event.set()
 
-    for number in numbers:
-        signal.signal(number, stop)
+    handle_stops(stop, numbers)
     return event
+
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+def handle_stops(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGNALS) -> dict[signal.Signals, Any]:
+    """Have stop signals handled, unless nohup ignores SIGHUP; return the handlers before."""
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            # The terminal is gone: a word to it would fail, and end the process before it has saved.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for descriptor in terminals:
+                os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+        handler(number, frame)
+
+    heard = [each for each in numbers if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handle) for number in heard}
 
 
 class AskedToStop(BaseException):
@@ -163,10 +183,9 @@ class StopSignals:
     def __init__(self) -> None:
         self._requests = self._interrupts = 0
         self._ends_at_once = False
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._take)
+        handle_stops(self._take)
 
-    def _take(self, number: int, _frame: object) -> None:
+    def _take(self, number: int, _frame: FrameType | None) -> None:
         self._requests += 1
         self._interrupts += number == signal.SIGINT
         if self._requests > 2 or self._interrupts > 1:

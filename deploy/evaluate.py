@@ -5,6 +5,7 @@
 Everything lies in <run>/eval/<checkpoint>. Asked again, the command judges only what is not judged yet.
 """
 
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -16,13 +17,15 @@ import msgspec
 from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source, resolve
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import stop_event, write_atomically
+from prefixrl.common.process import own, stop_event, write_atomically
 from prefixrl.common.run.plans import PLAN_FILE, PREFIX_ARMS, RESULTS_FILE, ArmResult, EvaluationPlan, EvaluationResults
 from prefixrl.common.wire.messages import CodeMode
-from prefixrl.deploy.checkpoints import INCOMPLETE, LATEST, CheckpointOptions, config_of, weights_of
+from prefixrl.deploy.checkpoints import FREE_PORT, INCOMPLETE, LATEST, CheckpointOptions, config_of, weights_of
 from prefixrl.deploy.launch import STOPPED, Launcher
 from prefixrl.deploy.results import markdown, print_results
 
+WEIGHTS = "weights_judged"
+"""Folder of an evaluation with the checkpoint that it judges, while it does."""
 USUAL_ARMS = ("no_prefix", "fixed_prefix", "adapter")
 
 
@@ -45,13 +48,15 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
         for index, checkpoint in enumerate(options.checkpoints or (LATEST,))
     ]
     plans = [(plan, config) for plan, config in plans if plan.arms]
+    for plan, config in plans:  # all at once: a run that goes on removes checkpoints while the first is judged
+        _prepare(plan, config, options.fresh)
     found: list[ArmResult] = []
     incomplete: list[str] = []
     stop = stop_event()
     for number, (plan, config) in enumerate(plans, start=1):
         if len(plans) > 1:
             click.echo(f"{number} of {len(plans)}: {plan.label} after {plan.version} iterations")
-        directory = _directory(plan, config, options.fresh)
+        directory = Path(config.directory)
         launcher = Launcher(config, ["prefixrl.learner.evaluation.eval_command", str(directory)], "evaluation")
         code = launcher.run_and_stop(stop.is_set)
         if stop.is_set():
@@ -60,6 +65,7 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
         if code != 0:
             launcher.report_failure(code)
             return code
+        shutil.rmtree(directory / WEIGHTS, ignore_errors=True)
         results = msgspec.json.decode((directory / RESULTS_FILE).read_bytes(), type=EvaluationResults)
         found += results.results
         incomplete += [f"{plan.label}: {name}" for name in results.incomplete]
@@ -80,14 +86,19 @@ def _plan(
     run: Path, label: str, checkpoint: str, options: EvaluateOptions, is_first: bool
 ) -> tuple[EvaluationPlan, RunConfig]:
     """Plan one checkpoint of a run; arms without an adapter are judged with the first one only."""
-    config = config_of(run, options.settings)
+    config = config_of(run, (f'broker.listen="{FREE_PORT}"', *options.settings))
     kind = _kind(config)
     weights = weights_of(run, config, checkpoint, options.is_averaged)
     arms = [arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS)]
     name = f"step_{weights.version:08d}" + ("_ema" if options.is_averaged else "")
-    adapter = config.adapter.model_copy(update={"model": weights.model, "init_from": None})
-    changes = {"adapter": adapter, "data": _data(run, config.data, options.sets)}
-    config = config.model_copy(update={"directory": str((run / "eval" / name).resolve()), **changes})
+    directory = (run / "eval" / name).resolve()
+    held = str(directory / WEIGHTS) if weights.version else weights.model
+    changes = {
+        "directory": str(directory),
+        "adapter": config.adapter.model_copy(update={"model": held, "init_from": None}),
+        "data": _data(run, config.data, options.sets),
+    }
+    config = config.model_copy(update=changes)
     plan = EvaluationPlan(
         config=config.model_dump_json(),
         label=label,
@@ -144,21 +155,51 @@ def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Sour
     return (Source(path=str(path.resolve()), code="tests" if runs_programs else "none"),)
 
 
-def _directory(plan: EvaluationPlan, config: RunConfig, fresh: bool) -> Path:
-    """Return the evaluation's directory, with its plan and the files that the run kept."""
+def _prepare(plan: EvaluationPlan, config: RunConfig, fresh: bool) -> None:
+    """Make an evaluation's directory: its plan, its weights, the files that the run kept.
+
+    Raises:
+        ConfigError: it is being judged now, or its checkpoint was removed meanwhile.
+    """
     directory = Path(config.directory)
-    known = directory / PLAN_FILE
-    if fresh and known.exists():
-        shutil.rmtree(directory)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
-    run = directory.parent.parent
-    if (tried := run / "evaluations" / "candidates.json").exists():
-        shutil.copyfile(tried, directory / tried.name)
-    (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
-    for name, sources in ((TRAIN_FILE, config.data.train), (EVAL_FILE, config.data.eval)):
-        (directory / name).unlink(missing_ok=True)
-        kept = (run / name).resolve()
-        if [source.path for source in sources] == [str(kept)]:
-            shutil.copyfile(kept, directory / name)
-    write_atomically(known, msgspec.json.encode(plan).decode())
-    return directory
+    with own(directory):
+        if fresh and (directory / PLAN_FILE).exists():
+            shutil.rmtree(directory)
+            (directory / "logs").mkdir(parents=True)
+        run = directory.parent.parent
+        _hold(run / "checkpoints" / f"step_{plan.version:08d}", directory, plan.version)
+        if (tried := run / "evaluations" / "candidates.json").exists():
+            shutil.copyfile(tried, directory / tried.name)
+        (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
+        for name, sources in ((TRAIN_FILE, config.data.train), (EVAL_FILE, config.data.eval)):
+            (directory / name).unlink(missing_ok=True)
+            kept = (run / name).resolve()
+            if [source.path for source in sources] == [str(kept)]:
+                shutil.copyfile(kept, directory / name)
+        write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
+
+
+def _hold(checkpoint: Path, directory: Path, version: int) -> None:
+    """Put a checkpoint's weights in an evaluation's directory, where the run removes none."""
+    if version == 0:
+        return
+    exported = checkpoint / ("hf_ema" if directory.name.endswith("_ema") else "hf")
+    shutil.rmtree(directory / WEIGHTS, ignore_errors=True)
+    try:
+        shutil.copytree(exported, directory / WEIGHTS, copy_function=_link)
+    except (OSError, shutil.Error) as error:
+        raise ConfigError(
+            f"the run removed {checkpoint} just now, or it cannot be read ({error}); name another --checkpoint, or "
+            "keep more of them (checkpoint.keep)"
+        ) from None
+
+
+def _link(source: str, target: str) -> None:
+    """Give a file another name; copy it where the file system has none."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)

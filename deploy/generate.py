@@ -26,15 +26,13 @@ from prefixrl.common.process import printable, stop_event, write_atomically
 from prefixrl.common.run.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, AnswerLine, GenerationPlan
 from prefixrl.common.run.status import USAGE_FILE, total_usage
 from prefixrl.common.wire.messages import Usage
-from prefixrl.deploy.checkpoints import INCOMPLETE, LATEST, CheckpointOptions, Weights, config_of, weights_of
+from prefixrl.deploy.checkpoints import FREE_PORT, INCOMPLETE, LATEST, CheckpointOptions, Weights, config_of, weights_of
 from prefixrl.deploy.launch import STOPPED, Launcher
 
 STDIN = "-"
 SHOWN_FAILURES = 10
 FAILURES = {"bad_row": "bad row", "failed": "no answer", "error": "no verdict"}
 """Statuses of lines without an answer or a verdict, in words."""
-FREE_PORT = "tcp://127.0.0.1:0"
-"""Never the configured port: the run may still be training."""
 
 
 @dataclass(frozen=True, kw_only=True)

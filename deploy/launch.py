@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,8 +67,11 @@ KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer
 """Keys of `config.json` in every release; a model folder has a `config.json` too."""
 
 
-def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
-    """Run to the end; return the exit code. Raise ConfigError for whatever the user got wrong."""
+def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None = None) -> int:
+    """Run to the end; return the exit code. Raise ConfigError for whatever the user got wrong.
+
+    `stop`: set by stop signals, by a caller that has heard them before; None: they are heard from here on.
+    """
     config = load(run_file, settings)
     import_functions(config)
     directory = Path(config.directory)
@@ -77,7 +81,7 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool) -> int:
     if said := _finished(directory):
         click.echo(said)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
-    stop = stop_event()
+    stop = stop or stop_event()
     flags = [flag for setting in settings for flag in ("--set", setting)]
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
     launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])

@@ -89,7 +89,7 @@ def read(body: bytes, limits: Limits, is_chat: bool) -> Asked:
     """Return what a body asks for; raises ApiError."""
     try:
         document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is no JSON ({error}); send one JSON object") from None
     if not isinstance(document, dict):
         raise _refused("", document, "a JSON object", "send one")

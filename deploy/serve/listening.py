@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import STOP_SIGNALS
+from prefixrl.common.process import handle_stops
 from prefixrl.deploy.serve.app import is_loopback
 
 HEADER_S = 10.0
@@ -113,7 +113,7 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Take stop signals, and unlike uvicorn do not raise them again at the end."""
-        before = {number: signal.signal(number, self.handle_exit) for number in STOP_SIGNALS}
+        before = handle_stops(self.handle_exit)
         try:
             yield
         finally:

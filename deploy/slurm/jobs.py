@@ -50,7 +50,7 @@ def read_submission(directory: Path) -> Submission:
     path = directory / FOLDER / RECORD
     try:
         return msgspec.json.decode(path.read_bytes(), type=Submission)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(
             f"{directory} holds no run that was submitted to SLURM (no file {path}); submit one with `prefixrl slurm "
             "run.toml --submit`"

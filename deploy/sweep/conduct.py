@@ -1,5 +1,6 @@
 """Runs of a sweep on this machine: one after another, or the one of an index."""
 
+import threading
 from collections.abc import Iterator
 
 import click
@@ -7,6 +8,7 @@ import click
 from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PrefixRLError
+from prefixrl.common.process import stop_event
 from prefixrl.deploy.checkpoints import config_of
 from prefixrl.deploy.launch import STOPPED, launch
 from prefixrl.deploy.runs import PLACE, flat_settings, is_locked, state_of
@@ -25,15 +27,16 @@ def conduct(sweep: Sweep) -> int:
     """
     for run in sweep.runs:
         sweep.config(run)  # all are right, or none begins
-    failed = []
+    failed, stop = [], stop_event()
     for run in sweep.runs:
         try:
-            code = one(sweep, run)
+            # A stop between two runs is heard, too.
+            code = Halted.exit_code if stop.is_set() else one(sweep, run, stop)
         except PrefixRLError as error:
             click.echo(f"run {run.index}: {error}", err=True)
             code = error.exit_code
         if code == Halted.exit_code:
-            click.echo(f"the sweep is stopped in run {run.index}; the same command goes on with it")
+            click.echo(f"the sweep is stopped at run {run.index}; the same command goes on with it")
             return STOPPED
         if code:
             failed.append(run.index)
@@ -42,8 +45,11 @@ def conduct(sweep: Sweep) -> int:
     return SOME_FAILED if failed else 0
 
 
-def one(sweep: Sweep, run: SweptRun) -> int:
-    """Launch or resume a run unless it is finished; return its exit code, 143 for a stop."""
+def one(sweep: Sweep, run: SweptRun, stop: threading.Event | None = None) -> int:
+    """Launch or resume a run unless it is finished; return its exit code, 143 for a stop.
+
+    `stop`: as for `launch`.
+    """
     config = sweep.config(run)
     title = f"run {run.index} of {len(sweep.runs)}, {run.directory}"
     if (run.directory / CONFIG_FILE).exists() and state_of(run.directory).state == "finished":
@@ -54,7 +60,7 @@ def one(sweep: Sweep, run: SweptRun) -> int:
         click.echo(f"{title}: goes on in another process", err=True)
         return 0
     click.echo(title)
-    code = launch(sweep.run_file, run.settings, fresh=False)
+    code = launch(sweep.run_file, run.settings, fresh=False, stop=stop)
     # By this code a batch system knows that the run saved and goes on at its next start.
     return Halted.exit_code if code == STOPPED else code
 

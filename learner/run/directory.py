@@ -20,7 +20,7 @@ from prefixrl.common.run.directory_format import check_format, write_format
 from prefixrl.common.run.documents import END_FILE, RunEnd
 from prefixrl.common.wire.address import advertised, bindable, weights_listen
 from prefixrl.common.wire.interfaces import address_of, names
-from prefixrl.common.wire.messages import ModelDigests
+from prefixrl.common.wire.messages import ModelDigests, encodable
 from prefixrl.learner.data.problems import input_files
 
 NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)
@@ -85,10 +85,10 @@ class RunDirectory:
         try:
             yield
         except PrefixRLError as error:
-            end = RunEnd(exit_code=error.exit_code, reason=str(error))
+            end = RunEnd(exit_code=error.exit_code, reason=encodable(str(error)))
             raise
         except BaseException as error:
-            end = RunEnd(exit_code=1, reason=f"{type(error).__name__}: {error}")
+            end = RunEnd(exit_code=1, reason=encodable(f"{type(error).__name__}: {error}"))
             raise
         finally:
             # The disk may be full: that is no reason to hide why the run ended.

@@ -114,12 +114,15 @@ class Uploads:
             self._wanted.wait()
             self._wanted.clear()
             number, tried = self._asked, set[int]()
-            while (found := self._take(tried)) is not None:
-                tried.add(found[0])
-                try:
-                    self._upload(*found)
-                except OSError as fault:
-                    log.error("the upload of checkpoint %d failed: %s", found[0], fault)
+            try:
+                while (found := self._take(tried)) is not None:
+                    tried.add(found[0])
+                    try:
+                        self._upload(*found)
+                    except OSError as fault:
+                        log.error("the upload of checkpoint %d failed: %s", found[0], fault)
+            except OSError as fault:
+                log.error("no checkpoint to upload could be looked for: %s; tried again with the next one", fault)
             self._served = number
 
     def _take(self, tried: set[int]) -> tuple[int, Path, str] | None:

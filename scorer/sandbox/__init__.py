@@ -1,6 +1,7 @@
 """Programs that models wrote, run where they can do no harm.
 
-programs.py  which text is a program, how it is called, whether its result is right
-runner.py    `run`: a program to its end, from outside
-child.py     the process inside: namespaces, seccomp filter, limits
+programs.py    which text is a program, how it is called, the share of tests it passes
+comparison.py  whether what it printed or returned is what is expected
+runner.py      `run`: a program to its end, from outside
+child.py       the process inside: namespaces, seccomp filter, limits
 """

@@ -1,4 +1,4 @@
-"""What a program printed or returned, beside what is expected. Pure.
+"""Comparison of what a program printed or returned with what is expected. Pure.
 
 Whole numbers and strings of digits are met exactly, so that no almost right program is right; floats up to rounding.
 """
@@ -49,7 +49,7 @@ def _is_word(got: str, want: str) -> bool:
 
 
 def is_returned(stdout: str, expected: Any) -> bool:
-    """Return True if the JSON of a returned value is the expected one, which may be given as JSON in a text."""
+    """Return True if the JSON of a value is the expected one, or what its text says in JSON."""
     wanted = [expected]
     if isinstance(expected, str):
         with suppress(ValueError, RecursionError):

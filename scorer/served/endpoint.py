@@ -38,6 +38,8 @@ UNRESOLVED_S = 30.0
 MOST_LATE = 2
 """Requests of a row without an answer in time, after which the row is refused."""
 MOST_NAMES = 20
+BELIEVED = frozenset({401, 402, 403})
+"""Statuses that end a run that goes on: a key that was withdrawn, no credit."""
 LOG_EVERY_S = 10.0
 """Least time between two log lines about an endpoint that answers only now and then."""
 
@@ -84,6 +86,7 @@ class CompletionsEndpoint:
         self._client = HttpClient(section)
         self._seats = asyncio.Semaphore(section.requests)
         self._trial = b""
+        self._has_answered = False
 
     async def close(self) -> None:
         """Close the sockets."""
@@ -226,6 +229,10 @@ class CompletionsEndpoint:
         self._count_asking(1)
         try:
             outcome = await self._client.complete(content)
+            if isinstance(outcome, EndpointRefused) and self._has_answered and outcome.status not in BELIEVED:
+                # A proxy answers so while what is behind it is exchanged.
+                outcome = Retry(outcome.reason)
+            self._has_answered |= isinstance(outcome, Completed)
             self._note(outcome)
         finally:
             self._count_asking(-1)

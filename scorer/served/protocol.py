@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -30,6 +30,9 @@ MOST_STOPS = 4
 REASON_CHARS = 300
 GARBLED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors of the decoder; for invalid UTF-8 and endless brackets they are not msgspec's own."""
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 _ENDS: dict[str, Finish] = {"stop": "eos", "eos": "eos", "eos_token": "eos", "stop_sequence": "eos", "length": "length"}
 _GIVEN_UP = {"abort", "error", None}
@@ -115,13 +118,13 @@ class _Models(msgspec.Struct, frozen=True):
 class _Choice(msgspec.Struct, frozen=True):
     text: str | None = None
     finish_reason: str | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
 
 
 class _Counted(msgspec.Struct, frozen=True):

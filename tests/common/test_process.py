@@ -1,14 +1,18 @@
 """The conduct that all processes of a run share."""
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 
 from prefixrl.common.process import end_children, printable, write_atomically
+from support.fakes import wait_until
 
 
 def test_a_file_is_on_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,3 +134,35 @@ def test_a_fault_of_a_process_that_is_not_taken_apart_keeps_its_stack_trace() ->
     program = "from prefixrl.common.process import no_teardown\nwith no_teardown(): 1 / 0"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+
+
+HANGS_UP = """
+import sys, time
+from prefixrl.common.process import stop_event
+stop = stop_event()
+open(sys.argv[2], "w").close()
+stop.wait(float(sys.argv[3]))
+print("a last word to the terminal", flush=True)
+with open(sys.argv[1], "w") as file:
+    file.write("saved" if stop.is_set() else "went on")
+"""
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_asks_to_stop_unless_nohup_is_in_between(tmp_path: Path, ignored: bool) -> None:
+    terminal, inner = pty.openpty()
+
+    def begin() -> None:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+
+    output = subprocess.DEVNULL if ignored else inner  # nohup gives it another
+    files = str(tmp_path / "said"), str(tmp_path / "ready")
+    command = [sys.executable, "-c", HANGS_UP, *files, "1.0" if ignored else "60.0"]
+    child = subprocess.Popen(command, stdin=inner, stdout=output, stderr=output, preexec_fn=begin)
+    os.close(inner)
+    wait_until((tmp_path / "ready").exists, "the first line")
+    os.close(terminal)
+    assert child.wait(60.0) == 0
+    assert (tmp_path / "said").read_text() == ("went on" if ignored else "saved")

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from prefixrl.common.errors import ConfigError
+from prefixrl.deploy.serve.api_request import ApiError, Limits, read
 from prefixrl.deploy.serve.listening import key_of
 from support.fakes import wait_until
 from support.paths import EXAMPLE
@@ -59,6 +60,13 @@ def begun(server: ServedRun) -> socket.socket:
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [b'{"prompt": "\xff"}', b'{"\xff": 1}', b"[" * 100_000, b"{"])
+def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError, match="the body is no JSON") as refused:
+        read(body, Limits("m", 100), is_chat=False)
+    assert refused.value.status == 400
 
 
 def test_a_list_of_problems_gets_an_answer_each_and_a_chat_the_same_one(server: ServedRun) -> None:

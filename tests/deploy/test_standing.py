@@ -130,7 +130,13 @@ def test_a_folder_that_is_no_run_is_one_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(Halted("saved"), 143), (TrainingFault("no finite weights"), 5), (OSError("disk full"), 1)]
+    ("error", "code"),
+    [
+        (Halted("saved"), 143),
+        (TrainingFault("no finite weights"), 5),
+        (OSError("disk full"), 1),
+        (TrainingFault("a function of the user's raised \udcff"), 5),
+    ],
 )
 def test_a_learner_notes_how_it_ended(error: Exception, code: int, tmp_path: Path) -> None:
     directory = RunDirectory(run_on_disk(tmp_path))
@@ -140,7 +146,7 @@ def test_a_learner_notes_how_it_ended(error: Exception, code: int, tmp_path: Pat
         assert not path.exists(), "a killed learner leaves none"
         raise error
     end = msgspec.json.decode(path.read_bytes(), type=RunEnd)
-    assert end.exit_code == code and str(error) in end.reason
+    assert end.exit_code == code and str(error).replace("\udcff", "?") in end.reason
     with directory.end_noted():
         pass
     assert msgspec.json.decode(path.read_bytes(), type=RunEnd).exit_code == 0

@@ -1,16 +1,20 @@
 """Sweeps: the grid of a file, its runs one after another, and their table."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import write_atomically
+from prefixrl.common.process import STOP_SIGNALS, write_atomically
 from prefixrl.deploy.__main__ import main
+from prefixrl.deploy.launch import STOPPED
 from prefixrl.deploy.sweep import array, conduct, grid, outcome
 from support import runs_on_disk
 from support.run_helper import RUN_FILE
@@ -130,6 +134,24 @@ def test_a_run_that_finished_with_other_settings_is_not_taken_for_that_of_the_sw
     write_atomically(run / "config.json", config.model_dump_json())
     assert conduct.one(sweep, sweep.runs[0]) == 0
     assert run_config(tmp_path / "adapter") != config
+
+
+def test_a_stop_between_two_runs_ends_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[str, ...]] = []
+
+    def launch(_: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None) -> int:
+        launched.append(settings)
+        os.kill(os.getpid(), signal.SIGTERM)  # behind the end of the run, while its table is written
+        return 0
+
+    monkeypatch.setattr(conduct, "launch", launch)
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        assert conduct.conduct(grid.read(sweep_file(tmp_path, TWO_BLOCKS))) == STOPPED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert len(launched) == 1
 
 
 def test_an_array_has_a_task_per_run_with_the_resources_of_the_largest(tmp_path: Path) -> None:

@@ -55,8 +55,10 @@ class EmbeddedEngine(JobQueue):
         layers = dict(self._model.named_modules()) if low_rank else {}
         self._products = LayerProducts(layers, low_rank.scale) if low_rank else None
         self._version, self._digest = 0, ""
-        self._limit = positions_of(self._model.config.get_text_config())
-        """Most tokens of a row, as with vLLM: it ends there, cut; None where positions have no plain limit."""
+        text_config = self._model.config.get_text_config()
+        is_rotary = getattr(text_config, "rope_parameters", None) is not None
+        self._limit = None if is_rotary else positions_of(text_config)
+        """Most tokens of a row, at which it ends as if cut: a model with learned positions has no more of them."""
 
     def _check_room(self, job: Job) -> None:
         """Raise UserError where a row leaves no room for an answer."""

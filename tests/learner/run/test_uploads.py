@@ -1,5 +1,6 @@
 """Uploads: every complete checkpoint reaches the command once, failures are told, counted and tried again."""
 
+import errno
 import logging
 import os
 import signal
@@ -16,6 +17,8 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.crash_points import FOLDER_VARIABLE, VARIABLE
 from prefixrl.common.run.documents import UPLOADS_FILE, UploadLine
+from prefixrl.learner.run import uploads as module
+from prefixrl.learner.run.retention import checkpoints
 from prefixrl.learner.run.uploads import Uploads, check_command, counts
 from support.fakes import wait_until
 
@@ -158,3 +161,22 @@ def test_a_learner_that_is_killed_takes_its_upload_along_and_the_next_repeats_it
     assert subprocess.run(command, env=environment).returncode == 0
     assert lines(tmp_path) == [(2, 0)]
     assert set((tmp_path / "there").read_text().split()) == {str(tmp_path / "checkpoints/step_00000002")}
+
+
+def test_a_checkpoint_that_cannot_be_read_for_a_moment_does_not_end_the_uploads(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    uploads, stale = start(shell(COPY, tmp_path / "there")), [OSError(errno.ESTALE, "Stale file handle")]
+
+    def looked(directory: Path) -> dict[int, Path]:
+        if stale:
+            raise stale.pop()
+        return checkpoints(directory)
+
+    monkeypatch.setattr(module, "checkpoints", looked)
+    save(tmp_path, 1)
+    wait(uploads)
+    assert "no checkpoint to upload could be looked for: [Errno 116] Stale file handle" in caplog.text
+    assert lines(tmp_path) == []
+    wait(uploads)
+    assert lines(tmp_path) == [(1, 0)]

@@ -1,4 +1,4 @@
-"""What programs print and return, beside what is expected: exact where it is whole, rounded where it is a float."""
+"""Whole numbers and strings of digits that a program gives are met exactly, floats up to rounding."""
 
 import json
 from fractions import Fraction
