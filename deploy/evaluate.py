@@ -65,10 +65,11 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
         if code != 0:
             launcher.report_failure(code)
             return code
-        shutil.rmtree(directory / WEIGHTS, ignore_errors=True)
         results = msgspec.json.decode((directory / RESULTS_FILE).read_bytes(), type=EvaluationResults)
         found += results.results
         incomplete += [f"{plan.label}: {name}" for name in results.incomplete]
+    for _, config in plans:  # behind all: two names may be of one checkpoint
+        shutil.rmtree(Path(config.directory) / WEIGHTS, ignore_errors=True)
     print_results(found, incomplete)
     out = out or Path(plans[0][1].directory) / "table.md"
     out.write_text(markdown(found, incomplete), encoding="utf-8")
