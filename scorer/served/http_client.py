@@ -21,6 +21,8 @@ from prefixrl.scorer.served.protocol import Completed, EndpointRefused, Retry, R
 log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+MOST_BYTES = 64 * 2**20
+"""Longest body of an answer that is read; a completion has thousands of times less."""
 
 T = TypeVar("T")
 Reader = Callable[[int, Mapping[str, str], bytes, datetime], T]
@@ -73,8 +75,12 @@ class HttpClient:
         outcome: T | Retry
         try:
             async with asyncio.timeout(self._section.request_s):
-                answer = await self._client.send(request)
-            outcome = read(answer.status_code, answer.headers, answer.content, datetime.now(UTC))
+                answer = await self._client.send(request, stream=True)
+                content = await _content(answer)
+            if len(content) > MOST_BYTES:
+                outcome = Retry(f"an answer of more than {MOST_BYTES // 2**20} MiB")
+            else:
+                outcome = read(answer.status_code, answer.headers, content, datetime.now(UTC))
         except TimeoutError:
             outcome = Retry(f"no answer within scorer.openai.request_s = {self._section.request_s:g}", is_late=True)
         except (httpx2.HTTPError, OSError) as error:
@@ -86,6 +92,19 @@ class HttpClient:
         if isinstance(outcome, Retry | RowRefused | EndpointRefused):
             return replace(outcome, reason=protocol.redacted(outcome.reason, self._key))
         return outcome
+
+
+async def _content(answer: httpx2.Response) -> bytes:
+    """Return the body of an answer, or a beginning of more than `MOST_BYTES`."""
+    found = bytearray()
+    try:
+        async for part in answer.aiter_bytes():
+            found += part
+            if len(found) > MOST_BYTES:
+                break
+    finally:
+        await answer.aclose()
+    return bytes(found)
 
 
 def _key_of(section: OpenAIConfig) -> str:

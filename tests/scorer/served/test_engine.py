@@ -21,7 +21,7 @@ from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.seeds import row_seed, row_uniforms
 from prefixrl.common.wire.messages import Sampling
 from prefixrl.common.worker.join import EndedEarly
-from prefixrl.scorer.served import endpoint
+from prefixrl.scorer.served import endpoint, http_client
 from prefixrl.scorer.served.engine import OpenAIEngine
 from support.completions_server import (
     END,
@@ -290,6 +290,14 @@ def test_what_fails_is_asked_again_with_the_same_seed_and_counted(reply: Reply) 
         assert engine.usage.completion_tokens == 1 + 3 * NEW
         assert (engine.usage.limited_s > 0) == (reply.status == 429)
         assert engine.waits_for == ""
+
+
+def test_a_huge_answer_is_not_read_to_its_end_and_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "MOST_BYTES", 4096)
+    with serving(once(Reply(content=b'{"choices": "' + b"x" * 10_000_000))) as server, engine_of(server) as engine:
+        each = job(rows=2)
+        assert texts(run(engine, each)["a"]) == expected(each)
+        assert engine.usage.retries == 2
 
 
 def test_nothing_is_asked_before_the_time_that_a_rate_limit_names() -> None:
