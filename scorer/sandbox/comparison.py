@@ -10,8 +10,9 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
-RELATIVE, TINY, OF_WHOLE = 1e-9, 1e-12, 1e-6
-"""Rounding of a float: as a share of the number, at least so much, and at most so much of a whole number."""
+RELATIVE, TINY, OF_WHOLE = Fraction(1, 10**9), Fraction(1, 10**12), Fraction(1, 10**6)
+"""Rounding of a float: as a share of the number, at least so much, and at most so much of a whole number. Fractions,
+since a number with hundreds of digits is no float."""
 MOST_CHARS = 400
 """Longest text that is read as a number."""
 
@@ -23,8 +24,12 @@ def is_rounded(text: str, number: Fraction) -> bool:
     """Return True if a text writes a number as a float, up to rounding."""
     if len(text) > MOST_CHARS or not _FLOAT.fullmatch(text) or not math.isfinite(near := float(text)):
         return False
+    return _is_near(Fraction(near), number)
+
+
+def _is_near(got: Fraction, number: Fraction) -> bool:
     slack = max(RELATIVE * abs(number), TINY)
-    return abs(Fraction(near) - number) <= (min(slack, OF_WHOLE) if number.denominator == 1 else slack)
+    return abs(got - number) <= (min(slack, OF_WHOLE) if number.denominator == 1 else slack)
 
 
 def is_printed(stdout: str, expected: Any) -> bool:
@@ -65,8 +70,7 @@ def is_returned(stdout: str, expected: Any) -> bool:
 def _is_equal(got: Any, want: Any) -> bool:
     if isinstance(got, list) and isinstance(want, list):
         return len(got) == len(want) and all(map(_is_equal, got, want))
-    if isinstance(want, float) and isinstance(got, int | float):
-        return math.isclose(got, want, rel_tol=RELATIVE, abs_tol=TINY)
-    if isinstance(got, float) and isinstance(want, int):
-        return math.isfinite(got) and is_rounded(repr(got), Fraction(want))
+    floats = [each for each in (got, want) if isinstance(each, float)]
+    if floats and all(map(math.isfinite, floats)) and isinstance(got, int | float) and isinstance(want, int | float):
+        return _is_near(Fraction(got), Fraction(want))
     return bool(got == want)

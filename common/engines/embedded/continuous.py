@@ -10,7 +10,6 @@ distribution at the row's own uniforms, so what runs beside a row changes its dr
 Where texts must be equal bit by bit, `bitwise` takes `fixed_rows.py` instead.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -66,8 +65,6 @@ class _Open:
     started_s: float | None = None
     """Time at which its first row took a seat."""
     rows: dict[int, Continuation] = field(default_factory=dict)
-    limit: float = math.inf
-    """Most tokens of a row, its prompt included."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,6 +74,8 @@ class _Row:
     entry: _Open
     index: int
     draws: NDArray[np.float64]
+    most_tokens: int
+    """Number of tokens that it may have besides its prompt."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -100,8 +99,7 @@ class _Row:
     @property
     def has_ended(self) -> bool:
         """True if no token follows."""
-        is_full = len(self.tokens) == self.entry.job.sampling.max_new_tokens or self.size >= self.entry.limit
-        return self.has_stopped or is_full
+        return self.has_stopped or len(self.tokens) == self.most_tokens
 
     def continuation(self) -> Continuation:
         """Return what was written."""
@@ -161,8 +159,10 @@ class TransformersEngine(EmbeddedEngine):
         self._check_room(job)
         drawn = (_settings(job.sampling), job.masked_tokens)
         kind = self._kinds.setdefault(drawn, _Kind(*drawn))
-        entry = self._open[job.key] = _Open(job, kind, len(job.rows), limit=self._limit or math.inf)
-        self._queue.extend(_Row(entry, index, job.uniforms[index]) for index in range(len(job.rows)))
+        entry = self._open[job.key] = _Open(job, kind, len(job.rows))
+        self._queue.extend(
+            _Row(entry, index, job.uniforms[index], self._most_tokens(job, row)) for index, row in enumerate(job.rows)
+        )
 
     def cancel(self, key: str) -> bool:
         """Drop a job of which no row has a seat yet; False when one has, or it is unknown."""

@@ -37,6 +37,8 @@ class _Running:
     versions: list[int]
     """Version of each decoding step."""
     alive: NDArray[np.bool_]
+    most_tokens: NDArray[np.int64]
+    """Most tokens of each row besides its prompt."""
     started_s: float
 
 
@@ -73,7 +75,7 @@ class FixedRowsEngine(EmbeddedEngine):
         rows = int(running.alive.sum())
         self._decode(running)
         self.busy_row_s += rows * (time.monotonic() - started_s)
-        if running.alive.any() and len(running.tokens) < running.job.sampling.max_new_tokens:
+        if running.alive.any():
             return []
         self._running = None
         return [_result(running)]
@@ -100,6 +102,7 @@ class FixedRowsEngine(EmbeddedEngine):
             logprobs=[],
             versions=[],
             alive=np.ones(len(job.rows), dtype=bool),
+            most_tokens=np.array([self._most_tokens(job, row) for row in job.rows]),
             started_s=time.monotonic(),
         )
 
@@ -124,8 +127,7 @@ class FixedRowsEngine(EmbeddedEngine):
         self.progress += int(running.alive.sum())
         self.tokens += int(running.alive.sum())
         running.alive &= ~np.isin(chosen, list(running.job.stop_tokens))
-        if self._limit is not None:
-            running.alive &= np.array([row.size for row in job.rows]) + len(running.tokens) < self._limit
+        running.alive &= len(running.tokens) < running.most_tokens
         fed = torch.from_numpy(chosen.astype(np.int64)).to(self._device).unsqueeze(1)
         running.fed = torch.cat([running.fed, fed], dim=1)
         running.attention = torch.cat([running.attention, running.attention.new_ones(len(chosen), 1)], dim=1)

@@ -75,6 +75,11 @@ class EmbeddedEngine(JobQueue):
         limit: int | None = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         return limit
 
+    def _most_tokens(self, job: Job, row: TokenIds) -> int:
+        """Return how many tokens a row of a job gets at most."""
+        most = job.sampling.max_new_tokens
+        return most if self._limit is None else min(most, self._limit - row.size)
+
     def install(self, snapshot: Snapshot) -> None:
         """Copy every tensor in place; ValueError unless names, shapes and dtypes fit the model."""
         own, tensors = self._parameters(), snapshot.tensors

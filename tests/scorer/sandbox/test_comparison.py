@@ -59,6 +59,13 @@ def test_another_value_is_wrong(returned: object, expected: object) -> None:
     assert not is_returned(json.dumps(returned), expected)
 
 
+def test_numbers_beyond_all_floats_are_no_fault() -> None:
+    huge = "7" * 350
+    assert not is_printed("1.0", huge) and not is_printed(huge, "1.0") and is_printed(huge, huge)
+    assert not is_returned(huge, 1.0) and not is_returned("1.0", int(huge)) and is_returned(huge, int(huge))
+    assert not is_rounded("1.0", Fraction(2**30_000)) and not is_rounded("1.0", Fraction(1, 2**30_000) + 2)
+
+
 @given(st.integers(-(10**30), 10**30), st.integers(-(10**30), 10**30))
 def test_whole_numbers_are_right_only_if_they_are_equal(printed: int, expected: int) -> None:
     assert is_printed(str(printed), str(expected)) == (printed == expected)
