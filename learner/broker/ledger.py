@@ -24,7 +24,6 @@ from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.filtering import AccuracyFilter, Starved, objection, spare_cause
 from prefixrl.learner.broker.groups import (
-    ACCEPTED,
     UNVERIFIED,
     Group,
     LedgerLimits,
@@ -103,8 +102,10 @@ class Ledger(JournaledState):
         return self.admission.size(size, version, self.completed, states)
 
     def _room(self, version: int, states: Mapping[str, int]) -> int:
-        accepted = sum([states.get(state, 0) for state in ACCEPTED])
-        return self.window.room(version, self.completed, accepted, sum(states.values()) - accepted)
+        scored = states.get("scored", 0)
+        unverified = sum(states.values()) - scored - states.get("batched", 0)
+        # A batch fills its iteration, though it be a short one that was the last before the run was made longer.
+        return self.window.room(version, self._next_iteration, scored, unverified)
 
     def _issuable(self, wanted: int) -> int:
         """Return how many of so many groups the data still holds prompts for."""

@@ -1,8 +1,8 @@
 """The window: no sample is trained later than S, none is discarded for its age. Pure.
 
 Version = number of completed iterations. B groups are trained per iteration, S is the window, T the length of the run
-(where it is known), `consumed` = B x completed iterations. A live group is *accepted* (scored, passed, not trained yet;
-batched included) or *unverified* (everything before that). f is the over-sampling factor, 1 without a prompt filter.
+(where it is known), `consumed` = B x iterations whose batch is chosen. A live group in no batch yet is *accepted*
+(scored, passed) or *unverified* (everything before that). f is the over-sampling factor, 1 without a prompt filter.
 
     admission   a worker with installed version v may start a group iff
                 unverified < ceil(f (B min(v + S + 1, T) - consumed - accepted))
@@ -48,12 +48,15 @@ class Window:
     iterations: int | None = None
     """Length of the run in iterations; None: until the prompts are used up."""
 
-    def room(self, version: int, completed: int, accepted: int, unverified: int) -> int:
-        """Return how many groups a worker with `version` installed may start now (never negative)."""
+    def room(self, version: int, chosen: int, accepted: int, unverified: int) -> int:
+        """Return how many groups a worker with `version` installed may start now (never negative).
+
+        `chosen` is the number of iterations that have their batch, trained or not.
+        """
         until = version + self.max_staleness + 1
         if self.iterations is not None:
             until = min(until, self.iterations)
-        needed = max(0, self.batch_groups * (until - completed) - accepted)
+        needed = max(0, self.batch_groups * (until - chosen) - accepted)
         return max(0, math.ceil(self.over_sampling * needed) - unverified)
 
     def deadline(self, version: int) -> int:

@@ -275,9 +275,9 @@ class World:
         """Check the cap on groups under way after one was given out at `version`."""
         shape = self.shape
         states = Counter(group.state for group in self.ledger.live())
-        accepted = states["scored"] + states["batched"]
         under_way = states["sampling"] + states["sampled"] + states["scoring"] + states["spare"]
-        needed = shape.batch_groups * (version + shape.max_staleness + 1 - self.completed) - accepted
+        chosen = self.completed + len(self.ledger.batches)
+        needed = shape.batch_groups * (version + shape.max_staleness + 1 - chosen) - states["scored"]
         assert under_way <= -(-shape.over_sampling * needed // 1), "more under way than the cap"
 
     def advance(self) -> None:

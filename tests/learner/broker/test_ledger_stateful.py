@@ -179,14 +179,17 @@ class BatchedCountedOut(Ledger):
     """Fault: groups that were handed out as a batch no longer count as outstanding."""
 
     def _room(self, version: int, states: Mapping[str, int]) -> int:
-        return super()._room(version, {state: count for state, count in states.items() if state != "batched"})
+        chosen, self.batches = self.batches, {}
+        room = super()._room(version, {state: count for state, count in states.items() if state != "batched"})
+        self.batches = chosen
+        return room
 
 
 class NewestVersionWindow(Window):
     """Admits by the newest version, which is the number of completed iterations."""
 
-    def room(self, version: int, completed: int, accepted: int, unverified: int) -> int:
-        return super().room(completed, completed, accepted, unverified)
+    def room(self, version: int, chosen: int, accepted: int, unverified: int) -> int:
+        return super().room(chosen, chosen, accepted, unverified)
 
 
 class LearnersVersion(Ledger):

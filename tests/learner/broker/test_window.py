@@ -30,38 +30,38 @@ def test_overfull_names_the_first_iteration_that_cannot_hold_what_is_due(
 @given(
     window=windows,
     version=st.integers(0, 6),
-    completed=st.integers(0, 6),
+    chosen=st.integers(0, 6),
     accepted=st.integers(0, 20),
     unverified=st.integers(0, 20),
 )
 def test_room_is_the_number_of_groups_that_may_start_one_after_the_other(
-    window: Window, version: int, completed: int, accepted: int, unverified: int
+    window: Window, version: int, chosen: int, accepted: int, unverified: int
 ) -> None:
-    consumed, started = window.batch_groups * completed, 0
+    consumed, started = window.batch_groups * chosen, 0
     outstanding = accepted + unverified
     while consumed + outstanding + started < window.batch_groups * (version + window.max_staleness + 1):
         started += 1
-    assert window.room(version, completed, accepted, unverified) == started
+    assert window.room(version, chosen, accepted, unverified) == started
 
 
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 9)),
     tenths=st.integers(10, 30),
     version=st.integers(0, 6),
-    completed=st.integers(0, 6),
+    chosen=st.integers(0, 6),
     accepted=st.integers(0, 20),
     unverified=st.integers(0, 40),
 )
 def test_over_sampling_multiplies_what_is_still_needed_and_the_run_ends_where_it_ends(
-    shape: tuple[int, int, int], tenths: int, version: int, completed: int, accepted: int, unverified: int
+    shape: tuple[int, int, int], tenths: int, version: int, chosen: int, accepted: int, unverified: int
 ) -> None:
     batch_groups, staleness, iterations = shape
     window = Window(batch_groups, staleness, Fraction(tenths, 10), iterations)
-    started, needed = 0, batch_groups * (min(version + staleness + 1, iterations) - completed)
+    started, needed = 0, batch_groups * (min(version + staleness + 1, iterations) - chosen)
     # Counted in tenths, one group after the other: ten more tenths under way may reach up to nine beyond the cap.
     while 10 * (unverified + started) < tenths * (needed - accepted):
         started += 1
-    assert window.room(version, completed, accepted, unverified) == started
+    assert window.room(version, chosen, accepted, unverified) == started
 
 
 @given(window=windows, iteration=st.integers(0, 5), deadlines=st.lists(st.integers(0, 8)))
