@@ -83,15 +83,18 @@ def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(tmp_path: 
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=1,
     )
     made = Qwen2ForCausalLM(shape)
-    made.model.norm.weight.data.fill_(10.0)  # logits up to about 24, where one step of bfloat16 is 0.125
+    for layer in made.model.layers:  # each layer adds nothing: processors round it differently, and the head is meant
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    made.model.norm.weight.data.fill_(8.0)  # logits up to about 10, where one step of bfloat16 is 0.06
     made.to(torch.bfloat16).save_pretrained(tmp_path)
     learner = Qwen2ForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
-    weight, mean_gaps = learner.lm_head.weight.float(), {}
+    weight, mean_gaps = learner.lm_head.weight.float(), dict[str, float]()
     for head in ("float32", "model"):
         run = world.config(dtype="bfloat16")
         section = run.learner.model_copy(update={"dtype": "bfloat16", "head_dtype": head})
@@ -107,7 +110,7 @@ def test_float32_logits_bring_a_bfloat16_engine_nearer_to_the_learner(tmp_path: 
             gaps += (expected[:, 0] - torch.from_numpy(row.logprobs)).abs().tolist()
         mean_gaps[head] = sum(gaps) / len(gaps)
     report(f"mismatch at age 0 in bfloat16, nats: {mean_gaps['float32']:.2g}, bfloat16 logits {mean_gaps['model']:.2g}")
-    assert mean_gaps["float32"] < 0.8 * mean_gaps["model"]
+    assert mean_gaps["float32"] < 0.1 * mean_gaps["model"]
 
 
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied head", "head of its own"])
