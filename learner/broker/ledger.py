@@ -23,15 +23,7 @@ from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupIssued, Gr
 from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.filtering import AccuracyFilter, Starved, objection, spare_cause
-from prefixrl.learner.broker.groups import (
-    UNVERIFIED,
-    Group,
-    LedgerLimits,
-    PromptSource,
-    SampleItem,
-    ScoreItem,
-    State,
-)
+from prefixrl.learner.broker.groups import UNVERIFIED, Group, LedgerLimits, PromptSource, SampleItem, ScoreItem, State
 from prefixrl.learner.broker.journaled import SURPLUS, JournaledState
 from prefixrl.learner.broker.window import Choice, NotYetChosen, Window, choose
 
