@@ -202,7 +202,14 @@ def test_a_group_said_twice_is_refused(run: RealRun) -> None:
 
 def hoard(peer: Peer, run: RealRun, slots: int) -> tuple[PrefixTask, Prefixes]:
     """Become a rollout that holds tasks; the last of them, and an answer to it."""
-    run.train(lambda: join_as_worker(peer, run, "rollout", slots))
+
+    def join() -> None:
+        before = run.log.count(" is ready: ")
+        join_as_worker(peer, run, "rollout", slots)
+        # The end of the iteration comes over another connection: handled first, it gives all work to the honest.
+        wait_until(lambda: run.log.count(" is ready: ") > before, "its Ready")
+
+    run.train(join)
     task = peer.hear(PrefixTask)
     return task, sampled(task, run.publisher.digests[task.version])
 
