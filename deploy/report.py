@@ -20,6 +20,7 @@ from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import ARMS, METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary
 from prefixrl.common.run.plans import GREEDY, SAMPLED
 from prefixrl.common.run.starts import STARTS_FILE, StartLine
+from prefixrl.deploy.console import cell
 from prefixrl.deploy.curves import SMOOTHED_OVER
 from prefixrl.deploy.inspect import TrainedGroup, trained_groups
 from prefixrl.deploy.page import Cells, PageContent, file_text, page
@@ -59,9 +60,9 @@ def print_table(directory: Path) -> None:
     if not summary.accuracy and not summary.evaluations_incomplete:
         console.print("nothing was judged: the run has no held-out problems (data.eval)", highlight=False)
     for columns, rows in _tables(summary) if summary.accuracy else ():
-        table = Table(*(Column(name, no_wrap=True) for name in columns), box=box.SIMPLE_HEAD)
+        table = Table(*(Column(cell(name), no_wrap=True) for name in columns), box=box.SIMPLE_HEAD)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(cell, row))
         console.print(table)
     for name, value in _facts(summary):
         console.print(printable(f"{name}: {value}"), highlight=False, markup=False)

@@ -7,13 +7,14 @@ from itertools import combinations
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from prefixrl.common.process import printable
 from prefixrl.common.run.accuracy import over_runs
 from prefixrl.common.run.best_of_n import CHOICES
 from prefixrl.common.run.paired import difference
 from prefixrl.common.run.plans import ArmResult
+from prefixrl.deploy.console import cell
 
 COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "95% interval", "maj", "pass", "problems", "cut")
 PAIR_COLUMNS = ("set", "decoding", "arm", "less", "difference", "95% interval", "better", "worse", "of", "by chance")
@@ -40,9 +41,9 @@ def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
     # A file has no width of its own.
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     for columns, lines in _tables(results):
-        table = Table(*columns, box=box.SIMPLE_HEAD)
+        table = Table(*(Column(cell(name)) for name in columns), box=box.SIMPLE_HEAD)
         for line in lines:
-            table.add_row(*line)
+            table.add_row(*map(cell, line))
         console.print(table)
     for note in _notes(results, incomplete):
         console.print(printable(note), markup=False, highlight=False)
@@ -55,7 +56,8 @@ def markdown(results: list[ArmResult], incomplete: list[str]) -> str:
 
 
 def _markdown(columns: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, ["---" for _ in columns], *rows])
+    lines = [columns, ["---" for _ in columns], *rows]
+    return "\n".join(f"| {' | '.join(each.replace('|', '&#124;') for each in line)} |" for line in lines)
 
 
 def _searched(results: list[ArmResult]) -> list[tuple[str, ...]]:

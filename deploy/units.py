@@ -149,14 +149,14 @@ class Installation:
         }
 
     def _environment(self) -> str:
-        flags = " ".join(shlex.quote(flag) for setting in self.settings for flag in ("--set", setting))
+        flags = " ".join(_flag(flag) for setting in self.settings for flag in ("--set", setting))
         values = {
             "PREFIXRL_RUN_FILE": str(self.run_file),
             "PREFIXRL_RUN": str(self.directory),
             "PREFIXRL_LEARNER_RANKS": str(self.config.launch.learner_ranks),
             "PREFIXRL_LEARNER_FLAGS": flags,
             "PREFIXRL_ROLLOUT_FLAGS": "",
-            "PREFIXRL_SCORER_FLAGS": " ".join(map(shlex.quote, allowances(self.config))),
+            "PREFIXRL_SCORER_FLAGS": " ".join(map(_flag, allowances(self.config))),
         }
         lines = [f"{name}={in_double_quotes(value)}\n" for name, value in values.items()]
         return f"{HEAD},\n# or into {self.prefix}-scorer-1.env and its like.\n" + "".join(lines)
@@ -218,7 +218,7 @@ def installation(
         pwd.getpwnam(user)
     except KeyError:
         raise ConfigError(f"--as-user {user!r}: there is no such account on this machine") from None
-    kept = tuple(each for each in settings if not each.startswith("directory="))
+    kept = tuple(each for each in settings if each.partition("=")[0].strip() != "directory")
     return Installation(prefix_of(name), places(is_user), config, run_file.resolve(), kept, user)
 
 
@@ -249,7 +249,12 @@ def quoted(text: str) -> str:
     """Write a text in a unit as one word."""
     if re.fullmatch(r"[A-Za-z0-9_./@:+,=-]+", text):
         return text
-    return in_double_quotes(escaped(text).replace("$", "$$"))
+    return in_double_quotes(escaped(text))
+
+
+def _flag(text: str) -> str:
+    """Write an argument in a variable that systemd splits: there, a backslash escapes within single quotes too."""
+    return shlex.quote(text.replace("\\", "\\\\"))
 
 
 def in_double_quotes(text: str) -> str:

@@ -98,7 +98,7 @@ def _apply(document: dict[str, Any], setting: str) -> None:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text  # an unquoted string: --set rollout.engine=transformers
+        value = text.strip()  # an unquoted string: --set rollout.engine=transformers
     *sections, last = key.strip().split(".")
     for section in sections:
         if document.get(section) is None:  # absent, or null in a resolved config

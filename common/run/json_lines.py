@@ -1,6 +1,8 @@
 """Files of JSON lines; while one is appended to, its last line may be incomplete."""
 
+import io
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -59,12 +61,32 @@ def write(path: Path, rows: Iterable[msgspec.Struct]) -> None:
 
 
 def append(path: Path, rows: Iterable[msgspec.Struct]) -> None:
-    """Write rows at the end of a file: all, or none where it raises OSError."""
-    with path.open("ab", buffering=0) as file:
-        before, rest = file.tell(), memoryview(msgspec.json.Encoder().encode_lines(rows))
+    """Write rows at the end of a file: all, or none where it raises OSError.
+
+    A last line that was cut when a machine died is removed: what is behind it would be damaged with it.
+    """
+    with path.open("a+b", buffering=0) as file:
+        _end_last_line(file)
+        before, rest = file.seek(0, os.SEEK_END), memoryview(msgspec.json.Encoder().encode_lines(rows))
         try:
             while rest:
                 rest = rest[file.write(rest) :]
         except OSError:
             file.truncate(before)
             raise
+
+
+def _end_last_line(file: io.FileIO) -> None:
+    """Give the last line of a file its line end, or remove it if it was cut."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - TAIL_BYTES))
+    tail = file.read()
+    line = tail[tail.rfind(b"\n") + 1 :]
+    if not line:
+        return
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        file.truncate(size - len(line))
+    else:
+        file.write(b"\n")

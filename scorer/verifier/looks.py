@@ -55,6 +55,7 @@ _FORMS = (
 )  # fmt: skip
 """Forms of one thing that models write, each as parsers know it."""
 _REPEATING = re.compile(r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{(\d{1,15})\}(?!\d)")
+_E_NOTATION = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})\.?", re.ASCII)
 _WHOLE = re.compile(r"\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|mbox|textrm)\s*(?=\{)")
 
 
@@ -76,6 +77,9 @@ def tidied(answer: str) -> str:
         text = _REPEATING.sub(_as_fraction, text).strip()
     while (inner := _inner(text)) is not None:
         text = inner.strip()
+    # A parser reads 4.5e33 as 4.5 times Euler's number times 33.
+    if power := _E_NOTATION.fullmatch(text):
+        return rf"{power[1]} \times 10^{{{int(power[2])}}}"
     return text
 
 

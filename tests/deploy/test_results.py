@@ -1,13 +1,14 @@
 """The table of `prefixrl eval`: which runs have a mean, and why others have none."""
 
 import msgspec
+import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.run.accuracy import Accuracy
 from prefixrl.common.run.best_of_n import CHOICES
 from prefixrl.common.run.plans import ArmResult
 from prefixrl.deploy.evaluate import _kind
-from prefixrl.deploy.results import markdown
+from prefixrl.deploy.results import markdown, print_results
 from support.paths import ROOT
 
 EXAMPLES = ROOT / "deploy/examples"
@@ -47,6 +48,16 @@ def test_runs_of_several_kinds_have_none_and_it_is_said_of_which_arm() -> None:
     said = markdown([*found, *alone], [])
     assert "| 2 runs | no_prefix | greedy | 0.500 |" in said and MEAN_NOTE in said
     assert "no_prefix: runs" not in said
+
+
+def test_brackets_and_bars_of_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [result("lr[a=1]", "p", 0.2), result("x[/b]", "q", 0.4), result("a|b", "r", 0.4)]
+    print_results(found, [])
+    said = capsys.readouterr().out
+    assert "lr[a=1]" in said and "x[/b]" in said and "a|b" in said
+    lines = markdown(found, []).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len({line.count("|") for line in table[:5]}) == 1
 
 
 def test_one_run_has_neither_a_mean_nor_a_note_on_it() -> None:

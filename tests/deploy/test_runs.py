@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from prefixrl.common.run.documents import SUMMARY_FILE
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.launch import _finished as finished
+from prefixrl.deploy.report import print_table
 from prefixrl.deploy.runs import state_of
 from support.runs_on_disk import finish, held, made, write_end
 from support.tiny_model import save_model
@@ -52,6 +54,20 @@ def test_a_comparison_shows_the_settings_that_differ_and_no_others(tmp_path: Pat
     assert ["algorithm.clip", "0.2", "0.3"] in lines
     assert ["iterations", "1", "2"] in lines
     assert not [line for line in lines if line and line[0] in ("algorithm.gamma", "directory", "seed")]
+
+
+def test_names_of_families_are_no_markup_in_a_runs_table(
+    tmp_path: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(tmp_path / "run", adapter, 2)
+    finish(run, 0.5)
+    found = json.loads((run / SUMMARY_FILE).read_text())
+    found["accuracy_ci95"] = {"trained_adapter": [0.4, 0.6]}
+    found["accuracy_by_family"] = {"trained_adapter": {"sets [finite]": 0.25, "[/INST] chat": 0.75}}
+    (run / SUMMARY_FILE).write_text(json.dumps(found))
+    print_table(run)
+    said = capsys.readouterr().out
+    assert "sets [finite]" in said and "[/INST] chat" in said
 
 
 def test_names_of_runs_cannot_move_a_terminal_and_are_no_markup(tmp_path: Path, adapter: Path) -> None:

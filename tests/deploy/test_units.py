@@ -11,7 +11,8 @@ import pytest
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.deploy.units import Installation, places, prefix_of, uninstall
+from prefixrl.deploy.units import Installation, Places, places, prefix_of, uninstall
+from prefixrl.deploy.units import installation as installation_of
 from support.paths import EXAMPLE
 
 
@@ -50,6 +51,20 @@ def test_settings_and_the_run_directory_are_for_their_owner_alone(config_home: P
     installation(tmp_path / "run").install()
     private = (tmp_path / "run", config_home / "prefixrl", config_home / "prefixrl/prefixrl.env")
     assert [stat.S_IMODE(path.stat().st_mode) & 0o077 for path in private] == [0, 0, 0]
+
+
+def test_a_path_with_a_dollar_sign_stands_in_a_machines_unit_as_it_is(tmp_path: Path) -> None:
+    config = load(EXAMPLE / "run.toml", (f"directory={tmp_path / 'a $x 50%'}",))
+    where = Places(tmp_path / "units", tmp_path / "settings", "systemctl", "multi-user.target")
+    files = Installation("prefixrl", where, config, EXAMPLE / "run.toml", (), "root").files()
+    unit = files[tmp_path / "units" / "prefixrl-learner.service"]
+    assert f'ReadWritePaths="{tmp_path}/a $x 50%%"' in unit and "$$" not in unit
+
+
+def test_the_directory_of_a_setting_is_the_runs_alone(tmp_path: Path) -> None:
+    settings = (f"directory = {tmp_path / 'mine'}", "seed=3")
+    found = installation_of(EXAMPLE / "run.toml", settings, True, None, None)
+    assert found.directory == tmp_path / "mine" and found.settings == ("seed=3",)
 
 
 def test_gpus_are_dealt_out_once_and_then_belong_to_the_user(

@@ -305,6 +305,30 @@ def test_programs_of_models_can_be_isolated_under_the_limits_of_the_scorer(manag
     assert "probed: programs can be isolated" in manager.since(began_s), manager.since(began_s)
 
 
+ODD_SETTINGS = (r'scorer.stop_texts=["\n\nProblem:"]', r"""adapter.system="It's \\boxed{} $HOME 100% ${HOME}" """)
+
+
+def test_settings_reach_a_process_as_they_were_given_and_its_program_may_have_any_name(
+    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, seen = tmp_path / "my $x 50%" / "python", tmp_path / "seen"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {seen}.part && mv {seen}.part {seen}\n")
+    program.chmod(0o755)
+    config = load(RUN_FILE, (f"directory={tmp_path / 'run'}", *ODD_SETTINGS))
+    where = Places(manager.units, manager.config / "prefixrl", "systemctl --user", "default.target")
+    monkeypatch.setattr(sys, "executable", str(program))
+    Installation("prefixrl-odd", where, config, RUN_FILE, ODD_SETTINGS, "root").install()
+    manager.ctl("daemon-reload")
+    manager.ctl("start", "--no-block", "prefixrl-odd-learner.service")
+    try:
+        wait_for(seen.exists, "the learner's start", timeout_s=30.0)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{manager.journal('prefixrl-odd-learner.service')}") from None
+    assert seen.read_text().split("\0")[-5:] == ["--set", ODD_SETTINGS[0], "--set", ODD_SETTINGS[1], ""]
+    manager.ctl("stop", "prefixrl-odd-learner.service")
+
+
 LONG_SAVE = """
 import sys, time
 from pathlib import Path

@@ -41,6 +41,22 @@ def test_whole_lines_are_read_without_a_word(tmp_path: Path, caplog: pytest.LogC
     assert not caplog.records
 
 
+@pytest.mark.parametrize("torn", [b'{"iteration":2,"te', b"\0" * 20, b'{"iteration":2,"text":"\xc3'])
+def test_what_is_appended_behind_a_torn_line_is_read(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(WHOLE + torn)
+    json_lines.append(path, [Line(2)])
+    json_lines.append(path, [Line(3)])
+    assert json_lines.read(path, Line) == [Line(0), Line(1, "so"), Line(2), Line(3)]
+
+
+def test_a_whole_line_without_its_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(WHOLE.rstrip(b"\n"))
+    json_lines.append(path, [Line(2)])
+    assert json_lines.read(path, Line) == [Line(0), Line(1, "so"), Line(2)]
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [(b'{"iterat\n' + WHOLE, 1), (WHOLE + b"\0\0\n" + WHOLE, 3), (WHOLE + b'{"iteration":null}\n', 3)],

@@ -33,13 +33,14 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 LINES = (Path(__file__).parent / "answers.jsonl").read_text(encoding="utf-8").splitlines()
 CASES = [msgspec.json.decode(line, type=Case) for line in LINES]
 GOLDS = list(dict.fromkeys(case.gold for case in CASES))
-SAME = {(r"\frac13", r"0.\overline{3}"), ("east", r"\text{east}")}
+SAME = {(r"\frac13", r"0.\overline{3}"), ("east", r"\text{east}"), ("1e-05", "10^{-5}")}
 """Neighbours that are equal."""
 PITFALLS = {
     "base", "case", "choice", "complex", "date", "derivative", "echo", "equation", "extraction", "fraction",
     "gold wrapping", "hedge", "integer", "interval", "junk", "line break", "matrix", "matrix equation",
-    "model's form", "no expression", "polynomial", "published form", "relative tolerance", "second choice", "set",
-    "subscript", "surd", "text", "text after", "tiny numbers", "tuple", "unit", "unsolved equation", "word",
+    "model's form", "no expression", "polynomial", "published form", "relative tolerance", "scientific",
+    "second choice", "set", "subscript", "surd", "text", "text after", "tiny numbers", "tuple", "unit",
+    "unsolved equation", "word",
 }  # fmt: skip
 
 
