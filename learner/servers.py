@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
@@ -39,9 +40,19 @@ class Servers:
     """Starts, watches and restarts both; a restarted broker is given `completed`, an iteration.
 
     With `trains` false the broker issues no groups: it serves evaluations alone. `ranks`: learner ranks of the run.
+    `raise_if_stopped` ends the wait for their start.
     """
 
-    def __init__(self, config: RunConfig, directory: Path, completed: int, trains: bool = True, ranks: int = 1) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: Path,
+        completed: int,
+        trains: bool = True,
+        ranks: int = 1,
+        raise_if_stopped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._raise_if_stopped = raise_if_stopped
         self._trains, self._ranks = trains, ranks
         self._directory = directory
         self.completed = completed
@@ -56,12 +67,12 @@ class Servers:
         self._local_door = _door_in(self._folder)
         self._weights_file, endpoint_file = directory / "weights_endpoint", directory / "endpoint"
         self._weights_file.unlink(missing_ok=True)
-        known_ns = endpoint_file.stat().st_mtime_ns if endpoint_file.exists() else 0
+        before = _written(endpoint_file)
         try:
             self._start_weight_server()
-            self.weights_endpoint = self._wait_for_file(self._weights_file, WEIGHT_SERVER, 0)
+            self.weights_endpoint = self._wait_for_file(self._weights_file, WEIGHT_SERVER, None)
             self._start_broker()
-            self.endpoint = self._wait_for_file(endpoint_file, BROKER, known_ns)
+            self.endpoint = self._wait_for_file(endpoint_file, BROKER, before)
         except BaseException:
             self.close()
             raise
@@ -87,10 +98,11 @@ class Servers:
         with deaf_children():
             self._processes[name] = subprocess.Popen(command, start_new_session=True)
 
-    def _wait_for_file(self, path: Path, name: str, newer_than_ns: int) -> str:
+    def _wait_for_file(self, path: Path, name: str, before: tuple[int, int] | None) -> str:
         process = self._processes[name]
         wait = WaitLog(f"the {name} (pid {process.pid}) to open its socket")
-        while not path.exists() or path.stat().st_mtime_ns <= newer_than_ns:
+        while _written(path) in (None, before):
+            self._raise_if_stopped()
             code = process.poll()
             if code is not None:
                 # The child logged the reason. Exit code 2 is a user's error, which it stays here.
@@ -153,6 +165,15 @@ class Servers:
         end_children(list(self._processes.values()), patience_s, number=END_SIGNAL)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _written(path: Path) -> tuple[int, int] | None:
+    """Return what tells one writing of a file from another, whatever the clock says; None without one."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _private_folder(directory: Path) -> Path | None:

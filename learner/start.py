@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import DataError, PeerLost, TrainingFault
+from prefixrl.common.errors import DataError, Halted, PeerLost, TrainingFault
 from prefixrl.common.hub import model_folder
 from prefixrl.common.process import uncollected
 from prefixrl.common.run.directory_format import check_format
@@ -70,7 +70,8 @@ def _lead(
     if init_from and not is_resumed and (fault := damage(Path(init_from))):
         raise DataError(f"adapter.init_from = {init_from!r} is a damaged checkpoint: {fault}; choose another one")
     completed, service = _completed(directory), Service(stopped=stopped)
-    servers, golds = Servers(config, directory, completed, ranks=ranks), None
+    servers = Servers(config, directory, completed, ranks=ranks, raise_if_stopped=partial(_halt_if, stopped))
+    golds = None
     try:
         answers = [each for each in training if each.code != "tests"]
         if config.reward.function is None and answers:
@@ -180,6 +181,11 @@ def _raise_if(stopped: Callable[[], bool]) -> None:
             "asked to stop while the disk is full: neither this nor a checkpoint can be written; iterations after the "
             "newest checkpoint are trained again"
         )
+
+
+def _halt_if(stopped: Callable[[], bool]) -> None:
+    if stopped():
+        raise Halted("stopped as asked while the servers of the run began; everything is as it was, start it again")
 
 
 class _Moved(PeerLost):

@@ -19,7 +19,7 @@ import pytest
 
 from prefixrl.common import process
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import PeerLost
+from prefixrl.common.errors import Halted, PeerLost
 from prefixrl.common.wire.address import beside
 from prefixrl.common.wire.messages import GetManifest, Gone
 from prefixrl.common.wire.transport import Client
@@ -275,6 +275,24 @@ def test_servers_are_deaf_to_what_a_batch_system_sends_to_every_process_and_end_
     servers.close()
     assert [child.returncode for child in started] == [0, 0], "neither was started twice"
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(), "the learner itself hears them"
+
+
+def test_a_clock_that_went_backwards_does_not_hold_a_start_up(config: RunConfig) -> None:
+    endpoint = Path(config.directory) / "endpoint"
+    Servers(config, Path(config.directory), 0).close()
+    later_s = time.time() + 7200.0
+    os.utime(endpoint, (later_s, later_s))
+    Servers(config, Path(config.directory), 0).close()
+    assert endpoint.stat().st_mtime < later_s, "it did not wait for a file of the future"
+
+
+def test_a_stop_ends_the_wait_for_the_servers_start_and_the_servers(config: RunConfig) -> None:
+    def stopped() -> None:
+        raise Halted("stopped as asked")
+
+    with pytest.raises(Halted):
+        Servers(config, Path(config.directory), 0, raise_if_stopped=stopped)
+    assert not psutil.Process().children()
 
 
 def test_children_do_not_outlive_a_killed_learner(config: RunConfig) -> None:
