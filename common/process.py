@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -234,10 +235,11 @@ def exit_codes() -> Iterator[None]:
 def no_teardown() -> Iterator[None]:
     """End this process with the block and its exit code; the interpreter is not taken apart.
 
-    An exception without an exit code is not held up.
+    An exception without an exit code is printed, and the code is 1.
 
     Gloo's threads may still hold a tensor of a collective that is over. A thread that lets go of one while the
-    interpreter is taken apart aborts the process: a finished rank would look like a killed one.
+    interpreter is taken apart aborts the process: a finished rank would look like a killed one. And what libraries
+    print then, screens full of leaked objects, would hide the exception.
     """
     code: object = 0
     try:
@@ -245,6 +247,9 @@ def no_teardown() -> Iterator[None]:
             yield
     except SystemExit as ended:
         code = ended.code if ended.code is not None else 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # nobody reads it any more

@@ -181,7 +181,7 @@ def _call(function_ref: str, rewards: Sequence[float], groups: Sequence[int]) ->
     what = f"algorithm.advantage_function = {function_ref!r}"
     try:
         given = user_function.load(function_ref)(list(rewards), list(groups))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # whatever it raises is its own: signals raise nothing here
         reason = user_function.explain(error, user_function.file_of(function_ref))
         raise TrainingFault(f"{what} failed: {reason}") from error
     values = given.tolist() if hasattr(given, "tolist") else given

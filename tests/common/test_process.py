@@ -131,9 +131,13 @@ def test_a_process_that_is_not_taken_apart_ends_with_its_code_after_its_exit_fun
 
 
 def test_a_fault_of_a_process_that_is_not_taken_apart_keeps_its_stack_trace() -> None:
-    program = "from prefixrl.common.process import no_teardown\nwith no_teardown(): 1 / 0"
+    program = (
+        "import sys\nfrom prefixrl.common.process import no_teardown\n"
+        "class Held:\n    def __del__(self): sys.stderr.write('leaked\\n' * 100)\n"
+        "held = Held()\nwith no_teardown(): 1 / 0"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+    assert done.returncode == 1 and done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 HANGS_UP = """

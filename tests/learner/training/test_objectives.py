@@ -346,6 +346,7 @@ def test_a_users_function_may_give_arrays_and_their_scalars(tmp_path: Path, body
         ("return [10 ** 400, 0]", r"returned inf for row 0 \(reward 0.5, group 3\)"),
         ("return [0, 10 ** 5000]", r"returned inf for row 1 \(reward 1.0, group 4\)"),
         ("import sys; sys.exit()", r"failed: SystemExit:  \(mine.py, line 2\)"),
+        ("import asyncio; raise asyncio.CancelledError", r"failed: CancelledError:  \(mine.py, line 2\)"),
         ("import numpy; return numpy.zeros(3)", "returned 3 values; expected a list of 2"),
         ("import numpy; return numpy.zeros((2, 2))", r"returned \[0.0, 0.0\] for row 0"),
         ("return [1 / 0]", r"failed: ZeroDivisionError: division by zero \(mine.py, line 2\)"),
