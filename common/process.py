@@ -247,7 +247,7 @@ def no_teardown() -> Iterator[None]:
             yield
     except SystemExit as ended:
         code = ended.code if ended.code is not None else 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 -- printed, and the process ends
         traceback.print_exc()
         code = 1
     atexit._run_exitfuncs()
