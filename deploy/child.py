@@ -135,11 +135,21 @@ def family(children: Sequence[Child], template: WorkerTemplate | None = None) ->
             continue
         pid = child.process.pid
         found.append(Watched(child.name, pid, _is_stopped(pid)))
-        with contextlib.suppress(OSError, ValueError):
-            for each in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()):
-                title = Path(f"/proc/{each}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
-                if title.startswith("prefixrl-"):
-                    found.append(Watched(title.removeprefix("prefixrl-"), each, _is_stopped(each)))
+        found += _servers_of(pid)
+    return found
+
+
+def _servers_of(pid: int) -> list[Watched]:
+    """Return what a process started, by any of its threads; of a learner of several ranks, what these started too."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        threads = sorted(Path(f"/proc/{pid}/task").iterdir())
+        for each in (int(each) for thread in threads for each in (thread / "children").read_text("ascii").split()):
+            title = Path(f"/proc/{each}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+            if title.startswith("prefixrl-"):
+                found.append(Watched(title.removeprefix("prefixrl-"), each, _is_stopped(each)))
+            if title.startswith("prefixrl-learner-"):
+                found += _servers_of(each)
     return found
 
 

@@ -82,6 +82,9 @@ class Watchdog:
         self.stall = stall_of(document) if document is not None and idle_s >= self.stall_s else ""
         if self.stall:
             found[RUN], since_s[RUN] = f"makes {self.stall}", now_s - idle_s
+        elif broker and broker.label in found and self._answered_s is not None:
+            silent_s = now_s - max(self._answered_s, self._back_s)
+            self.stall = f"the {broker.label} has not answered for {silent_s:.0f} s" if silent_s >= self.stall_s else ""
         return [*self._over(found, now_s), *self._lasting(found, since_s, now_s)]
 
     def _is_silent(self, now_s: float, answers: bool, broker: Watched) -> bool:

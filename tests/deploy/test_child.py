@@ -4,7 +4,9 @@ import os
 import sys
 from pathlib import Path
 
-from prefixrl.deploy.child import KEPT_BYTES, Child
+import psutil
+
+from prefixrl.deploy.child import KEPT_BYTES, Child, family
 from support.fakes import wait_until
 from support.small_disk import small_disk
 
@@ -69,3 +71,36 @@ def test_a_flood_of_errors_holds_nobody_up(tmp_path: Path) -> None:
     assert ended(one) == 0
     assert len(one.news()) <= 20
     assert len(one.log_path.read_text().splitlines()) == 1000
+
+
+RANKS = """
+import subprocess, sys, threading, time
+
+def start(title, code):
+    subprocess.Popen([title, "-c", code, sys.executable], executable=sys.executable)
+
+idle = "import time; time.sleep(600)"
+rank = f"import subprocess, sys; subprocess.Popen(['prefixrl-broker', '-c', {idle!r}], executable=sys.argv[1]); {idle}"
+
+def threaded():
+    start("prefixrl-learner-0", rank)
+    time.sleep(600)
+
+threading.Thread(target=threaded, daemon=True).start()
+start("prefixrl-weights", idle)
+time.sleep(600)
+"""
+
+
+def test_servers_that_a_rank_or_a_thread_started_belong_to_the_family(tmp_path: Path) -> None:
+    one = child(tmp_path, RANKS)
+    one.start()
+    assert one.process
+    try:
+        names = {"learner", "learner-0", "weights", "broker"}
+        wait_until(lambda: {each.name for each in family([one])} == names, "the whole family")
+    finally:
+        for each in psutil.Process(one.process.pid).children(recursive=True):
+            each.kill()
+        one.process.kill()
+        one.process.wait()

@@ -1,5 +1,7 @@
 """The watchdog names stopped processes, a silent broker and a run without events."""
 
+import pytest
+
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.deploy.watchdog import Watchdog, Watched, stall_of
 from support.fakes import document as fake_document
@@ -40,6 +42,21 @@ def test_a_broker_that_has_answered_and_is_silent_is_named_but_no_other() -> Non
     another = Watched("broker", 20, False)
     assert dog.look(113, None, [LEARNER, another]) == ["broker (pid 11) goes on after 12 s"]
     assert dog.look(200, None, [LEARNER, another]) == [], "it reads its journal"
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_broker_that_is_silent_for_long_is_a_stall_of_the_run(is_stopped: bool) -> None:
+    dog, broker = Watchdog(60.0), Watched("broker", 11, is_stopped)
+    dog.look(0, document(), [LEARNER, BROKER])
+    stalls = []
+    for now in range(1, 70):
+        dog.look(now, None, [LEARNER, broker])
+        stalls.append(dog.stall)
+    assert stalls[58] == "" and stalls[59] == "the broker (pid 11) has not answered for 60 s"
+    dog.look(71, document(), [LEARNER, BROKER])
+    assert not dog.stall
+    dog.look(200, None, [LEARNER, broker])
+    assert not dog.stall, "the job was suspended as a whole"
 
 
 def test_a_run_without_an_event_is_named_with_who_is_waited_for_and_what_came_last() -> None:
