@@ -140,7 +140,7 @@ def family(children: Sequence[Child], template: WorkerTemplate | None = None) ->
 
 
 def _servers_of(pid: int) -> list[Watched]:
-    """Return what a process started, by any of its threads; of a learner of several ranks, what these started too."""
+    """Return the servers that any thread of a process started; of ranks, those of each."""
     found = []
     with contextlib.suppress(OSError, ValueError):
         threads = sorted(Path(f"/proc/{pid}/task").iterdir())

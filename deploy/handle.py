@@ -73,7 +73,8 @@ class Run:
         """Return a flat dict per trained row: of one iteration, or of all of them."""
         if not journal.exists(self.directory / journal.FOLDER):
             return []  # it ended before its broker opened one
-        found = [each for each in trained_groups(self.directory) if iteration in (None, each.version_trained)]
+        groups = trained_groups(self.directory, iteration)
+        found = [each for each in groups if iteration in (None, each.version_trained)]
         if not found:
             return []
         decode = decoder(self.directory)

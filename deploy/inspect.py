@@ -9,9 +9,9 @@ import msgspec
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.run import journal, json_lines
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.documents import ADVANTAGES_FILE, AdvantageLine
+from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
 from prefixrl.common.run.history import history
-from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupScored
+from prefixrl.common.run.records import BatchFormed, GroupEnded, GroupScored, SegmentStart
 from prefixrl.common.wire.messages import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
 from prefixrl.deploy.checkpoints import config_of
@@ -114,17 +114,38 @@ def _losses(directory: Path) -> dict[str, Counter[str]]:
     return {"ended untrained": ended, "texts without a verdict": errors}
 
 
-def trained_groups(directory: Path) -> Iterator[TrainedGroup]:
-    """Yield every group that was batched for training, in training order."""
+def trained_groups(directory: Path, since: int | None = None) -> Iterator[TrainedGroup]:
+    """Yield the groups that were batched for training, in order, `since` an iteration."""
     path = _journal_of(directory)
     advantages = {line.seq: line.advantages for line in json_lines.read(directory / ADVANTAGES_FILE, AdvantageLine)}
     waiting: dict[int, ScoredGroup] = {}
-    for record in journal.read(path):
+    for number, record in enumerate(journal.read(path, since)):
+        batches: dict[int, tuple[int, ...]] = {}
         if isinstance(record, GroupScored):
             waiting[record.group.prefixes.seq] = record.group
+        elif isinstance(record, GroupEnded):
+            waiting.pop(record.seq, None)
+        elif isinstance(record, SegmentStart) and number == 0:
+            waiting = {group.seq: group.result for group in record.ledger.live if group.result}
+            batches = record.ledger.batches
         elif isinstance(record, BatchFormed):
-            for seq in record.seqs:
-                yield _trained(waiting.pop(seq), record.iteration, advantages.get(seq, []))
+            batches = {record.iteration: record.seqs}
+        for iteration, seqs in batches.items():
+            for seq in seqs:
+                group = waiting.pop(seq)
+                if since is None or iteration >= since:
+                    yield _trained(group, iteration, advantages.get(seq, []))
+
+
+def newest_groups(directory: Path) -> list[TrainedGroup]:
+    """Return the groups of the newest iteration from the end of the journal, if any."""
+    known = json_lines.newest(directory / METRICS_FILE, MetricsLine)
+    found: list[TrainedGroup] = []
+    for group in trained_groups(directory, known.iteration if known else 0):
+        if found and group.version_trained != found[-1].version_trained:
+            found.clear()
+        found.append(group)
+    return found
 
 
 def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> TrainedGroup:

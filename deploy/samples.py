@@ -4,7 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.hub import cached_file
 from prefixrl.common.run.directory_format import check_holds_run
 from prefixrl.common.wire.packing import pack_tokens, token_ids
-from prefixrl.deploy.inspect import TrainedGroup, trained_groups
+from prefixrl.deploy.inspect import TrainedGroup, newest_groups, trained_groups
 
 COMMONEST = 5
 TRENDS = 8
@@ -69,20 +69,22 @@ def samples(directory: Path, choice: SampleChoice, as_json: bool) -> Iterator[st
     """Yield lines for people or programs; raise ConfigError or DataError."""
     check_holds_run(directory)
     decode = decoder(directory)
-    groups = list(trained_groups(directory))
-    if not groups:
+    newest = newest_groups(directory)
+    if not newest:
         raise ConfigError(f"{directory}: nothing is trained yet; `prefixrl status {directory}` tells what it waits for")
-    iterations = sorted({group.version_trained for group in groups})
-    wanted = iterations[-1] if choice.iteration is None else choice.iteration
-    if wanted not in iterations:
-        raise ConfigError(f"--iteration {wanted}: trained are {iterations[0]} to {iterations[-1]}")
-    found = [each for group in groups if group.version_trained == wanted for each in texts_of(group, decode)]
+    last = newest[0].version_trained
+    wanted = last if choice.iteration is None else choice.iteration
+    if not 0 <= wanted <= last:
+        raise ConfigError(f"--iteration {wanted}: trained are 0 to {last}")
+    asked = newest if wanted == last else trained_groups(directory, wanted)
+    of_it = takewhile(lambda group: group.version_trained == wanted, asked)
+    found = [each for group in of_it for each in texts_of(group, decode)]
     if choice.order != "first":
         found.sort(key=lambda each: each.advantage or 0.0, reverse=choice.order == "best")
     if as_json:
         yield from (msgspec.json.encode(each).decode() for each in found[: choice.count])
         return
-    yield from _trend(commonest(groups, iterations[-1], decode))
+    yield from _trend(commonest(trained_groups(directory), last, decode))
     yield ""
     for sample in found[: choice.count]:
         yield from lines_of(sample)
@@ -94,11 +96,10 @@ def follow(directory: Path, as_json: bool, stopped: Callable[[], bool]) -> Itera
     decode, shown = decoder(directory), -1
     while not stopped():
         newest = shown
-        for group in trained_groups(directory):
-            if group.version_trained > shown:
-                newest = max(newest, group.version_trained)
-                for sample in texts_of(group, decode)[:1]:
-                    yield from [msgspec.json.encode(sample).decode()] if as_json else lines_of(sample)
+        for group in trained_groups(directory, shown + 1):
+            newest = max(newest, group.version_trained)
+            for sample in texts_of(group, decode)[:1]:
+                yield from [msgspec.json.encode(sample).decode()] if as_json else lines_of(sample)
         shown = newest
         time.sleep(FOLLOW_S)
 

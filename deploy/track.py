@@ -27,7 +27,7 @@ from prefixrl.common.process import write_atomically
 from prefixrl.common.run.columns import columns
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
-from prefixrl.deploy.inspect import trained_groups
+from prefixrl.deploy.inspect import newest_groups
 from prefixrl.deploy.samples import SampleText, decoder, texts_of
 
 log = logging.getLogger(__name__)
@@ -103,11 +103,10 @@ def track(directory: Path, wanted: LogConfig, ended: Callable[[], bool]) -> None
 
 def _send_samples(directory: Path, trackers: Sequence[Tracker]) -> None:
     try:
-        decode, groups = decoder(directory), list(trained_groups(directory))
+        decode, newest = decoder(directory), newest_groups(directory)
     except UserError as fault:
         log.warning("no samples are sent: %s", fault)
         return
-    newest = [group for group in groups if group.version_trained == groups[-1].version_trained]
     found = [text for group in newest for text in texts_of(group, decode)][:SAMPLES]
     for tracker in trackers:
         tracker.samples(found)

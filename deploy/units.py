@@ -253,7 +253,10 @@ def quoted(text: str) -> str:
 
 
 def _flag(text: str) -> str:
-    """Write an argument in a variable that systemd splits: there, a backslash escapes within single quotes too."""
+    """Write an argument in a variable that systemd splits.
+
+    Unlike in a shell, a backslash escapes within single quotes there.
+    """
     return shlex.quote(text.replace("\\", "\\\\"))
 
 

@@ -168,7 +168,7 @@ class Servers:
 
 
 def _written(path: Path) -> tuple[int, int] | None:
-    """Return what tells one writing of a file from another, whatever the clock says; None without one."""
+    """Return what tells one writing of a file from another, whatever the clock says."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -131,14 +131,19 @@ def exists(folder: Path) -> bool:
     return bool(segments.numbers(folder))
 
 
-def read(folder: Path) -> Iterator[JournalRecord]:
+def read(folder: Path, iteration: int | None = None) -> Iterator[JournalRecord]:
     """Yield every record of all segments but a torn last one.
+
+    With `iteration` only of the segments that tell of it and of later ones; the first record is a SegmentStart then,
+    unless the journal is read from its beginning.
 
     Raises:
         DataError: anything else is damaged or missing.
     """
     found = segments.numbers(folder)
-    if found and found[0] != 0:
+    if iteration is not None and found:
+        found = _since(folder, found, iteration)
+    elif found and found[0] != 0:
         raise DataError(f"{closed_path(folder, 0)} is missing: restore it; the run itself goes on without it")
     for record, _ in _records(folder, found):
         yield record
@@ -152,15 +157,9 @@ def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
     Raises:
         DataError: anything else is damaged or missing.
     """
-    found = segments.numbers(folder)
-    begin = next((at for at in reversed(range(len(found))) if _begins_by(folder, found[at], iteration)), None)
-    if begin is None:
-        raise DataError(
-            f"{closed_path(folder, found[0] - 1)} is missing: every segment that is there begins after iteration "
-            f"{iteration}, that of the learner's checkpoint; restore it or start a new run"
-        )
+    found = _since(folder, segments.numbers(folder), iteration)
     end = 0
-    for record, after in _records(folder, found[begin:]):
+    for record, after in _records(folder, found):
         yield record
         end = after
     path = open_path(folder, found[-1])
@@ -170,6 +169,18 @@ def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
         with path.open("r+b") as file:
             file.truncate(end)
             os.fsync(file.fileno())
+
+
+def _since(folder: Path, found: list[int], iteration: int) -> list[int]:
+    """Return the segments from the newest on that begins by an iteration."""
+    begin = next((at for at in reversed(range(len(found))) if _begins_by(folder, found[at], iteration)), None)
+    if begin is None:
+        raise DataError(
+            f"{closed_path(folder, found[0] - 1)} is missing: every segment that is there begins after iteration "
+            f"{iteration}, whose groups are asked for; restore it. A run with a newest checkpoint of that iteration "
+            f"cannot go on without it"
+        )
+    return found[begin:]
 
 
 def _begins_by(folder: Path, number: int, iteration: int) -> bool:

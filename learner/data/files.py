@@ -4,7 +4,7 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -37,6 +37,18 @@ class FileRow:
     error: str = ""
     is_whole_file: bool = False
     """The file holds this one row: its name is as good as an id."""
+    columns: Sequence[str] = ()
+    """Names of all columns of the file, where not all of them are read."""
+
+
+class _DataFile(msgspec.Struct):
+    filename: str
+
+
+class _Saved(msgspec.Struct):
+    """The part of a `state.json` that names the data of its folder."""
+
+    data_files: list[_DataFile] = msgspec.field(name="_data_files")
 
 
 def local(path: str) -> Path:
@@ -60,6 +72,7 @@ def data_files(root: Path, subset: str | None, split: str | None) -> list[Path]:
         and path.name not in NO_DATA
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
+    found = _without_caches(found)
     if subset is not None and any(_is_below(path, root, subset) for path in found):
         found = [path for path in found if _is_below(path, root, subset)]
     splits = {_split_of(path, root) for path in found} - {""}
@@ -76,6 +89,27 @@ def data_files(root: Path, subset: str | None, split: str | None) -> list[Path]:
             f"{root} holds no data for split {split or 'any'}, subset {subset or 'any'}; looked for "
             f"{', '.join(SUFFIXES)} files. It has {there}"
         )
+    return found
+
+
+def _without_caches(found: list[Path]) -> list[Path]:
+    """Leave out the Arrow files that a `state.json` beside them does not name; raise DataError.
+
+    `map` and `filter` of `datasets` leave such files in a saved folder: copies of its rows, or their indices.
+    """
+    for folder in {path.parent for path in found if path.suffix == ".arrow"}:
+        state = folder / "state.json"
+        if not state.exists():
+            continue
+        try:
+            named = {each.filename for each in msgspec.json.decode(state.read_bytes(), type=_Saved).data_files}
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise DataError(
+                f"{state} should name the data files of its folder: {error}; write the folder again by save_to_disk"
+            ) from None
+        if absent := sorted(named - {path.name for path in folder.iterdir()}):
+            raise DataError(f"{state} names {absent[0]!r}, which is not there: copy the whole folder")
+        found = [path for path in found if path.parent != folder or path.suffix != ".arrow" or path.name in named]
     return found
 
 
@@ -113,7 +147,7 @@ def _lines(path: Path, name: str) -> Iterator[FileRow]:
             if line.strip():
                 try:
                     yield FileRow(name, number, decoder.decode(line))
-                except (ValueError, msgspec.MsgspecError) as error:
+                except (ValueError, RecursionError, msgspec.MsgspecError) as error:
                     yield FileRow(name, number, None, f"{error}{_encoding_of(line)}")
 
 
@@ -129,7 +163,7 @@ def _json(path: Path, name: str) -> Iterator[FileRow]:
     """Yield the rows of an array of objects, or one object as one row."""
     try:
         document = msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8))
-    except (ValueError, msgspec.MsgspecError) as error:
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         yield FileRow(name, 1, None, str(error))
         return
     if isinstance(document, dict):
@@ -143,27 +177,54 @@ def _json(path: Path, name: str) -> Iterator[FileRow]:
 
 
 def _csv(path: Path, name: str) -> Iterator[FileRow]:
-    """Yield the rows below a header, numbered by row: a quoted field may hold line ends."""
+    """Yield the rows below a header, numbered by row: a quoted field may hold line ends.
+
+    Raise DataError for a row that a wrong quote makes longer than a line: it may have swallowed most of the file.
+    """
     csv.field_size_limit(MOST_CSV_FIELD_BYTES)
-    text = io.StringIO(path.read_bytes().decode("utf-8-sig", errors="replace"), newline="")
+    # A byte that is not UTF-8 becomes a surrogate: it costs its row, and the others are read.
+    text = io.StringIO(path.read_bytes().decode("utf-8-sig", errors="surrogateescape"), newline="")
     reader = csv.reader(text, strict=True)
     try:
         header = next(reader, [])
+        reason = _undecodable(header)
     except csv.Error as error:
-        yield FileRow(name, 1, None, f"the header, and so the file, cannot be read: {error}")
+        header, reason = [], _quoting(error)
+    if reason:
+        yield FileRow(name, 1, None, f"the header, and so the file, cannot be read: {reason}")
         return
     for number in count(1):
+        line = reader.line_num + 1
         try:
             fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            yield FileRow(name, number, None, str(error))
+            if lost := reader.line_num - line:
+                raise DataError(
+                    f"{path}: row {number} (line {line}) cannot be read, and {lost} lines behind it are lost with it: "
+                    f"{_quoting(error)}; close every quote, and double those within a text"
+                ) from None
+            yield FileRow(name, number, None, _quoting(error))
             continue
-        if len(fields) == len(header):
+        if reason := _undecodable(fields):
+            yield FileRow(name, number, None, reason)
+        elif len(fields) == len(header):
             yield FileRow(name, number, dict(zip(header, fields, strict=True)))
         elif fields:
             yield FileRow(name, number, None, f"{len(fields)} fields, the header names {len(header)} columns")
+
+
+def _undecodable(fields: list[str]) -> str:
+    """Return the reason why fields of a CSV file are no text, "" where they are."""
+    try:
+        return ",".join(fields).encode(errors="surrogateescape").decode()[:0]
+    except UnicodeDecodeError as error:
+        return f"{error}; is the file UTF-8?"
+
+
+def _quoting(error: csv.Error) -> str:
+    return str(error).replace("unexpected end of data", "a quote that opens in this row is never closed")
 
 
 def _columnar(path: Path, name: str, columns: frozenset[str]) -> Iterator[FileRow]:
@@ -177,19 +238,36 @@ def _columnar(path: Path, name: str, columns: frozenset[str]) -> Iterator[FileRo
         ) from None
     number = 0
     try:
-        for batch in _batches(pyarrow, path, columns):
-            for values in batch.to_pylist():
+        for batch, there in _batches(pyarrow, path, columns):
+            for values, reason in _values(batch):
                 number += 1
-                yield FileRow(name, number, values)
+                yield FileRow(name, number, values, reason, columns=there)
     except pyarrow.ArrowException as error:
         yield FileRow(name, number + 1, None, f"the file cannot be read from here on: {error}")
 
 
-def _batches(pyarrow: Any, path: Path, columns: frozenset[str]) -> Iterator[Any]:
+def _values(batch: Any) -> Iterator[tuple[dict[str, object] | None, str]]:
+    """Yield each row's values, or the reason why it has none: not UTF-8, a date out of range."""
+    try:
+        found = batch.to_pylist()
+    except (ValueError, OverflowError) as error:
+        if batch.num_rows == 1:
+            yield None, str(error)
+            return
+        # One value spoils its batch: row by row the others can be read.
+        for index in range(batch.num_rows):
+            yield from _values(batch.slice(index, 1))
+        return
+    yield from ((values, "") for values in found)
+
+
+def _batches(pyarrow: Any, path: Path, columns: frozenset[str]) -> Iterator[tuple[Any, list[str]]]:
+    """Yield batches of rows, each with the names of all columns of the file."""
     if path.suffix == ".arrow":
         with path.open("rb") as file, pyarrow.ipc.open_stream(file) as stream:
-            yield from stream
+            yield from ((batch, stream.schema.names) for batch in stream)
         return
     with pyarrow.parquet.ParquetFile(path) as file:
-        wanted = [column for column in file.schema_arrow.names if column in columns]
-        yield from file.iter_batches(batch_size=1024, columns=wanted)
+        there = file.schema_arrow.names
+        batches = file.iter_batches(batch_size=1024, columns=[column for column in there if column in columns])
+        yield from ((batch, there) for batch in batches)

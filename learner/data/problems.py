@@ -21,8 +21,8 @@ from prefixrl.common.run import json_lines
 from prefixrl.learner.data import files
 from prefixrl.learner.data.lengths import too_long
 from prefixrl.learner.data.order import Mixture
+from prefixrl.learner.data.rows import MissingColumn, is_wanted, layout, problem
 from prefixrl.learner.data.rows import Problem as Problem
-from prefixrl.learner.data.rows import is_wanted, layout, problem
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +121,12 @@ def labels(sources: Sequence[Source]) -> list[str]:
     """Return a name per source, with a number behind those that would be the same."""
     found: list[str] = []
     for source in sources:
-        others = sum(each == source.label or each.startswith(f"{source.label}-") for each in found)
-        found.append(f"{source.label}-{others + 1}" if source.label in found else source.label)
+        label = source.label
+        number = 1 + sum(each == label or each.startswith(f"{label}-") for each in found)
+        while label in found:
+            label = f"{source.label}-{number}"
+            number += 1
+        found.append(label)
     return found
 
 
@@ -146,8 +150,10 @@ def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: b
         row_id = row.file if row.is_whole_file else in_file
         try:
             each = problem(row.values, shape, row_id, report.label) if is_wanted(row.values, shape) else None
-        except ValueError as error:
-            yield ReadRow(msgspec.structs.replace(origin, reason=str(error)), None, row.values)
+        except (ValueError, RecursionError) as error:
+            there = ", ".join(sorted(row.columns or row.values))
+            reason = f"{error}; the row has {there}" if isinstance(error, MissingColumn) else str(error)
+            yield ReadRow(msgspec.structs.replace(origin, reason=reason), None, row.values)
             continue
         if each is None or (excluded and _plain(each.question.removesuffix(shape.ending(each.code))) in excluded):
             report.left_out += 1
@@ -160,6 +166,9 @@ def _files(source: Source) -> tuple[Path, list[Path]]:
     assert source.path is not None, "a resolved source"
     root, known = files.local(source.path), source.problem_set
     subset = source.subset or (known.subset if known else "") or None
+    # Each split that the user names must be there: of "train+validation" train alone may be half the data.
+    for split in source.split.split("+") if source.split else ():
+        files.data_files(root, subset, split)
     return root, files.data_files(root, subset, source.split or (known.split if known else None))
 
 

@@ -1,5 +1,6 @@
 """A row to a problem: the columns of its parts, and the way to read them. Pure."""
 
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,10 @@ def prompts(problems: Sequence[Problem]) -> list[Prompt]:
     return found
 
 
+class MissingColumn(ValueError):
+    """A row lacks a column; those it has are not told, for it holds only those that were read."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Columns of the parts of a problem in the rows of one source."""
@@ -75,10 +80,10 @@ class Layout:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Every column that may be read; of a nested one the outermost name."""
+        """Every column that may be read; `a.b` is a column of that name, or within `a`."""
         named = [name for name, _ in (*self.question, *self.answer)]
         named += [self.context, self.family, *self.id, *self.where, self.tests_where[0] if self.tests_where else ""]
-        return frozenset(name.partition(".")[0] for name in named if name)
+        return frozenset(each for name in named if name for each in (name, name.partition(".")[0]))
 
 
 def layout(source: Source, data: DataConfig) -> Layout:
@@ -114,8 +119,14 @@ def layout(source: Source, data: DataConfig) -> Layout:
 
 def is_wanted(values: Mapping[str, object], layout: Layout) -> bool:
     """Return True if a row passes `where`; raise ValueError where one of its columns is missing."""
-    # MATH writes "Level 3", MATH-500 writes 3.
-    return all(_text(values, name, "text").removeprefix("Level ") in wanted for name, wanted in layout.where.items())
+    return all(not _spellings(values, name).isdisjoint(wanted) for name, wanted in layout.where.items())
+
+
+def _spellings(values: Mapping[str, object], name: str) -> set[str]:
+    """Return the texts by which `where` may name a value."""
+    # MATH writes "Level 3", MATH-500 writes 3, and a table that lacks some levels holds floats.
+    text = _text(values, name, "text").removeprefix("Level ")
+    return {text, text.removesuffix(".0")} if isinstance(_found(values, name), float) else {text}
 
 
 def problem(values: Mapping[str, object], layout: Layout, default_id: str, source: str) -> Problem:
@@ -160,7 +171,7 @@ def _first(values: Mapping[str, object], columns: tuple[Column, ...]) -> str:
     present = [name for name, _ in columns if _found(values, name) is not None]
     if not present and len(columns) > 1:
         named = ", ".join(repr(name) for name, _ in columns)
-        raise ValueError(f"none of the columns {named}; the row has {', '.join(sorted(values))}")
+        raise MissingColumn(f"none of the columns {named}")
     return _text(values, *columns[-1])
 
 
@@ -176,7 +187,7 @@ def _found(values: Mapping[str, object], name: str) -> object:
 def _text(values: Mapping[str, object], name: str, reading: Reading) -> str:
     outer = name.partition(".")[0]
     if name not in values and outer not in values:
-        raise ValueError(f"no column {name!r}; the row has {', '.join(sorted(values))}")
+        raise MissingColumn(f"no column {name!r}")
     value = _found(values, name)
     if reading == "user_turn":
         return _user_turn(name, value)
@@ -184,6 +195,8 @@ def _text(values: Mapping[str, object], name: str, reading: Reading) -> str:
         value = ", ".join(str(each) for each in value)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value).strip():
         raise ValueError(f"column {name!r} is {_shown(value)}; expected text or a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"column {name!r} is {value}; expected text or a finite number")
     text = str(value)
     if reading == "after_hashes":
         return _after_hashes(name, text)

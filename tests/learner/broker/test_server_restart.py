@@ -30,6 +30,7 @@ from prefixrl.common.wire.messages import (
     Unknown,
     WeightsNote,
 )
+from prefixrl.deploy.inspect import newest_groups, trained_groups
 from prefixrl.learner.broker.server import Broker
 from support.fakes import (
     NOTE,
@@ -136,9 +137,14 @@ def test_a_broker_that_begins_at_a_segment_of_the_journal_knows_all_that_came_be
     starts = [each for each in journal.read(folder) if isinstance(each, SegmentStart)]
     assert starts and starts[-1].newest == NOTE
     assert history(journal.read(folder), config.algorithm.max_staleness).faults == []
+    directory = folder.parent
+    whole, later = list(trained_groups(directory)), list(trained_groups(directory, 1))
+    assert later == [each for each in whole if each.version_trained >= 1] == newest_groups(directory)
+    assert 0 < len(later) < len(whole)
     for number in range(len(starts)):
         (folder / f"{number:06d}.msgpack.zst").unlink(missing_ok=True)
         (folder / f"{number:06d}.msgpack").unlink(missing_ok=True)
+    assert list(trained_groups(directory, 1)) == later, "one segment tells of them"
     start(1)
     with peers(endpoint_of(config), "rank") as (rank,):
         learner(rank)

@@ -4,17 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.config.data import DataConfig, Source
 from prefixrl.common.errors import DataError
-from prefixrl.learner.data.problems import SHOWN_BAD_ROWS, Problem, load, shared
+from prefixrl.learner.data.problems import SHOWN_BAD_ROWS, Loaded, Problem, load, shared
+from prefixrl.learner.data.problems import read as read_sources
 
 STOP: dict[str, Any] = {"train": "unused", "on_bad_row": "stop"}
 COLUMNS = DataConfig(**STOP)
 GOOD = {"id": "a", "question": "1 + 1 =", "answer": "2"}
+DEEP = b'{"question": "?", "answer": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 
 def read(folder: Path, *rows: Any, data: DataConfig = COLUMNS) -> list[Problem]:
@@ -23,6 +27,16 @@ def read(folder: Path, *rows: Any, data: DataConfig = COLUMNS) -> list[Problem]:
     path = folder / "data.jsonl"
     path.write_bytes(b"\n".join(lines))
     return load([Source(path=str(path))], data)
+
+
+def read_file(path: Path, **keys: Any) -> Loaded:
+    """Read one file, its bad rows left out."""
+    return read_sources([Source(path=str(path), **keys)], DataConfig(train="unused"))
+
+
+def told(loaded: Loaded) -> list[tuple[int, str]]:
+    """Numbers and reasons of the bad rows."""
+    return [(row.row, row.reason) for row in loaded.bad]
 
 
 text = st.text(min_size=1).filter(str.strip)
@@ -62,6 +76,7 @@ def test_columns_have_the_names_of_the_config(tmp_path: Path) -> None:
         (b'{"id": "\xff"}', r"row 2: .*; is the file UTF-8\?"),
         (b'{\x00"\x00', r"row 2: .*; is the file UTF-8\?"),
         (b'{"id": NaN}', "row 2: JSON is malformed"),
+        (DEEP, "row 2: maximum recursion depth exceeded"),
         ({"id": "b", "answer": "2"}, "row 2: no column 'question'; the row has answer, id"),
         ({**GOOD, "id": None}, "row 2: column 'id' is None"),
         ({**GOOD, "id": "b", "answer": True}, "row 2: column 'answer' is True"),
@@ -74,6 +89,92 @@ def test_a_bad_row_is_named_with_its_reason(tmp_path: Path, row: Any, complaint:
     with pytest.raises(DataError, match=complaint) as caught:
         read(tmp_path, GOOD, row)
     assert str(tmp_path / "data.jsonl") in str(caught.value)
+
+
+def test_a_json_file_that_is_too_deep_is_a_bad_row(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_bytes(b"[" + DEEP + b"]")
+    with pytest.raises(DataError, match=r"data\.json row 1: maximum recursion depth exceeded"):
+        read_file(tmp_path / "data.json")
+
+
+def test_a_value_that_can_just_be_decoded_is_a_bad_row_however_deep_it_is(tmp_path: Path) -> None:
+    deep = [b'{"question": "?", "answer": ' + b"[" * depth + b"]" * depth + b"}" for depth in range(700, 1100)]
+    (tmp_path / "data.jsonl").write_bytes(b"\n".join([json.dumps(GOOD).encode(), *deep]))
+    loaded = read_file(tmp_path / "data.jsonl")
+    assert (len(loaded.problems), len(loaded.bad)) == (1, len(deep))
+
+
+def test_rows_of_a_csv_file_that_are_not_utf_8_are_bad_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "excel.csv"
+    path.write_bytes("id,question,answer\na,What does a café pay?,5 €\nb,1 + 1 =,2\n".encode("cp1252"))
+    loaded = read_file(path)
+    assert loaded.problems == [Problem("b", "1 + 1 =", "2", source="excel")]
+    ((row, reason),) = told(loaded)
+    assert row == 1 and "byte 0xe9" in reason and reason.endswith("; is the file UTF-8?")
+    # The two bytes of one character, in two fields: joined without a comma they would be text.
+    path.write_bytes(b"id,question,answer\na,1 + 1 = \xc3,\xa9\nb,1 + 1 =,2\n")
+    assert [row for row, _ in told(read_file(path))] == [1]
+    path.write_bytes("id,question,answer,année\na,1 + 1 =,2,3\n".encode("cp1252"))
+    with pytest.raises(DataError, match=r"row 1: the header, and so the file, .* 0xe9 .*; is the file UTF-8\?"):
+        read_file(path)
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ('"2 + 2 =,4\n3 + 3 =,6\n4 + 4 =,8\n', "a quote that opens in this row is never closed"),
+        ('"2 + 2 =,4\n3 + 3 =,6\n"4 + 4 =",8\n5 + 5 =,10\n', "',' expected after '\"'"),
+    ],
+)
+def test_a_quote_of_a_csv_file_that_swallows_rows_ends_the_start(broken: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text(f'question,answer\n"1 + 1\n=",2\n{broken}')
+    with pytest.raises(DataError, match=r"data\.csv: row 2 \(line 4\) cannot be read, and 2 lines behind it") as caught:
+        read_file(path)
+    assert reason in str(caught.value)
+
+
+def test_a_quote_that_swallows_no_other_row_costs_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text('question,answer\n"1 "+" 1 =",2\n1 + 1 =,2\n"2 + 2 =,4\n')
+    loaded = read_file(path)
+    assert loaded.problems == [Problem("2", "1 + 1 =", "2", source="data")]
+    assert told(loaded) == [(1, "',' expected after '\"'"), (3, "a quote that opens in this row is never closed")]
+
+
+def test_a_text_of_a_parquet_file_that_is_not_utf_8_costs_its_row(tmp_path: Path) -> None:
+    texts = pa.array([b"1 + 1 =", b"5 \x80 =", b"2 + 2 ="])
+    questions = pa.StringArray.from_buffers(3, texts.buffers()[1], texts.buffers()[2])
+    pa.parquet.write_table(pa.table({"question": questions, "answer": ["2", "?", "4"]}), tmp_path / "data.parquet")
+    loaded = read_file(tmp_path / "data.parquet")
+    assert [(each.prompt_id, each.gold) for each in loaded.problems] == [("1", "2"), ("3", "4")]
+    ((row, reason),) = told(loaded)
+    assert row == 2 and "byte 0x80" in reason
+
+
+def test_numbers_of_a_parquet_file_that_are_not_finite_are_bad_rows(tmp_path: Path) -> None:
+    answers = [0.5, float("nan"), float("inf"), float("-inf")]
+    table = pa.table({"question": ["?"] * 4, "answer": answers})
+    pa.parquet.write_table(table, tmp_path / "data.parquet")
+    loaded = read_file(tmp_path / "data.parquet")
+    assert [each.gold for each in loaded.problems] == ["0.5"]
+    expected = "column 'answer' is {}; expected text or a finite number"
+    assert told(loaded) == [(row, expected.format(value)) for row, value in ((2, "nan"), (3, "inf"), (4, "-inf"))]
+
+
+def test_a_column_that_a_parquet_file_lacks_is_told_with_those_it_has(tmp_path: Path) -> None:
+    pa.parquet.write_table(pa.table({"solution": ["2"], "problem": ["1 + 1 ="]}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match="row 1: no column 'question'; the row has problem, solution"):
+        read_file(tmp_path / "data.parquet")
+
+
+def test_a_dot_in_the_name_of_a_parquet_column_is_as_good_as_a_column_within_another(tmp_path: Path) -> None:
+    flat = pa.table({"question": ["1 + 1 ="], "extra.answer": ["2"]})
+    nested = pa.table({"question": ["1 + 1 ="], "extra": [{"answer": "2"}]})
+    for table in (flat, nested):
+        pa.parquet.write_table(table, tmp_path / "data.parquet")
+        (problem,) = read_file(tmp_path / "data.parquet", answer_column="extra.answer").problems
+        assert problem.gold == "2"
 
 
 def test_row_numbers_count_empty_lines(tmp_path: Path) -> None:

@@ -34,15 +34,19 @@ def ids(loaded: Loaded) -> list[str]:
     return [problem.prompt_id for problem in loaded.problems]
 
 
+def arrow_stream(path: Path, rows: list[dict[str, Any]]) -> None:
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
 def arrow(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Write a folder as `datasets` does: Arrow streams beside JSON files that hold no rows."""
     folder.mkdir(parents=True)
-    (folder / "state.json").write_text('{"_data_files": []}')
+    name = "data-00000-of-00001.arrow"
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], "_split": None}))
     (folder / "dataset_info.json").write_text('{"features": {}}')
-    table = pa.Table.from_pylist(rows)
-    path = folder / "data-00000-of-00001.arrow"
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+    arrow_stream(folder / name, rows)
 
 
 def write_as(kind: str, folder: Path) -> str:
@@ -73,6 +77,25 @@ def test_every_format_holds_the_same_problems(kind: str, tmp_path: Path) -> None
     assert not loaded.bad
 
 
+def test_what_map_and_filter_leave_in_a_saved_folder_is_no_data(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        arrow(tmp_path / "saved" / split, ROWS)
+        mapped = [row | {"id": f"{row['id']} mapped"} for row in ROWS]
+        arrow_stream(tmp_path / "saved" / split / "cache-1bf753329d289b41.arrow", mapped)
+        arrow_stream(tmp_path / "saved" / split / "cache-d85021b36529c86c.arrow", [{"indices": 2}])
+    (tmp_path / "saved/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    loaded = found(tmp_path, {"path": "saved", "split": "train"})
+    assert ids(loaded) == [row["id"] for row in ROWS] and not loaded.bad
+    (tmp_path / "saved/train/state.json").write_text('{"_data_files": [{"filename": "data-00001-of-00002.arrow"}]}')
+    with pytest.raises(DataError, match=r"state.json names 'data-00001-of-00002.arrow', which is not there"):
+        found(tmp_path, {"path": str(tmp_path / "saved")})
+    (tmp_path / "saved/train/state.json").write_text('{"_data_files": [')
+    with pytest.raises(
+        DataError, match=r"saved/train/state\.json should name the data files of its folder: Input data"
+    ):
+        found(tmp_path, {"path": "saved", "split": "train"})
+
+
 def test_columns_are_mapped_per_source_and_nested_ones_by_their_path(tmp_path: Path) -> None:
     jsonl("mine.jsonl")(tmp_path, [{"q": {"text": "Half of 6?"}, "a": 3, "kind": "halves"}])
     source = {"path": "mine.jsonl", "question_column": "q.text", "answer_column": "a"}
@@ -99,6 +122,8 @@ def test_a_folder_is_read_by_split_and_subset(tmp_path: Path) -> None:
         questions()
     with pytest.raises(DataError, match=r"no data for split dev, subset any; looked for \.jsonl"):
         questions(split="dev")
+    with pytest.raises(DataError, match="no data for split validation, subset any"):
+        questions(split="train+validation")
 
 
 def test_the_original_math_folder_is_read_file_by_file_and_named_like_math_500(tmp_path: Path) -> None:
@@ -150,6 +175,29 @@ def test_several_sources_keep_their_ids_apart_and_those_of_one_name_too(tmp_path
     loaded = found(tmp_path, ["a/rows.jsonl", "b/rows.jsonl", "more.jsonl"])
     assert ids(loaded) == ["rows:r0", "rows-2:r0", "more:r0"]
     assert [each.source for each in loaded.problems] == ["rows", "rows-2", "more"]
+
+
+def test_a_number_behind_a_name_is_none_that_another_source_has(tmp_path: Path) -> None:
+    paths = ["a/math.jsonl", "a/math-3.jsonl", "b/math.jsonl", "c/math.jsonl"]
+    for count, path in enumerate(paths, start=1):
+        jsonl(Path(path).name)(tmp_path / Path(path).parent, ROWS[:count])
+    loaded = found(tmp_path, [{"path": path, "weight": 1.0} for path in paths])
+    assert [(each.label, each.kept) for each in loaded.sources] == [
+        ("math", 1),
+        ("math-3", 2),
+        ("math-4", 3),
+        ("math-5", 4),
+    ]
+    assert not loaded.bad
+
+
+def test_a_level_that_a_table_holds_as_a_float_is_that_level(tmp_path: Path) -> None:
+    levels = [3.0, None, 3.5, 4.0]
+    table = pa.Table.from_pylist([row | {"level": level} for row, level in zip(ROWS, levels, strict=True)])
+    pa.parquet.write_table(table, tmp_path / "rows.parquet")
+    loaded = found(tmp_path, {"path": "rows.parquet", "where": {"level": [3, 4]}})
+    assert ids(loaded) == ["r0", "r3"]
+    assert ids(found(tmp_path, {"path": "rows.parquet", "where": {"level": ["3.0"]}})) == ["r0"]
 
 
 def test_a_hub_dataset_comes_from_the_cache_and_without_one_the_message_says_what_to_do(
