@@ -14,7 +14,7 @@ import secrets
 import select
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,20 +76,21 @@ def stdin_ended() -> bool:
 def track(directory: Path, wanted: LogConfig, ended: Callable[[], bool]) -> None:
     """Send all metrics until `ended`; raises UserError for what cannot work."""
     check_format(directory)
-    trackers: list[Tracker] = []
+    makers: dict[str, Callable[[], Tracker]] = {}
     if wanted.tensorboard:
-        trackers.append(TensorBoard(directory))
-    if wanted.wandb is not None:
-        trackers.append(WeightsAndBiases(directory, wanted.wandb))
-    if not trackers:
+        makers["log.tensorboard"] = lambda: TensorBoard(directory)
+    if (given := wanted.wandb) is not None:
+        makers["log.wandb"] = lambda: WeightsAndBiases(directory, given)
+    if not makers:
         raise ConfigError("nothing to send to: give --tensorboard or --wandb, or [log] in the run file")
+    trackers = Trackers(makers)
     metrics, sampled_s = MetricsFile(directory / METRICS_FILE), 0.0
     try:
         while True:
             is_last = ended()
             lines = metrics.changed()
-            for tracker in trackers if lines else ():
-                tracker.write(lines)
+            if lines:
+                trackers.write(lines)
             if lines and (is_last or time.monotonic() - sampled_s > SAMPLES_S):
                 sampled_s = time.monotonic()
                 _send_samples(directory, trackers)
@@ -97,19 +98,61 @@ def track(directory: Path, wanted: LogConfig, ended: Callable[[], bool]) -> None
                 return
             time.sleep(POLL_S)
     finally:
-        for tracker in trackers:
-            tracker.close()
+        trackers.close()
 
 
-def _send_samples(directory: Path, trackers: Sequence[Tracker]) -> None:
+class Trackers:
+    """The trackers that work.
+
+    One that fails is left out and named; the failure of the last one is raised.
+    """
+
+    def __init__(self, makers: Mapping[str, Callable[[], Tracker]]) -> None:
+        """Begin each."""
+        self._working: dict[str, Tracker] = {}
+        waiting = dict(makers)
+        for name, make in makers.items():
+            del waiting[name]
+            try:
+                self._working[name] = make()
+            except Exception as fault:  # noqa: BLE001  whatever a library raises is about this tracker alone
+                self._lose(name, fault, bool(self._working or waiting))
+
+    def write(self, lines: Sequence[MetricsLine]) -> None:
+        """Hand lines to each."""
+        self._each(lambda tracker: tracker.write(lines))
+
+    def samples(self, found: Sequence[SampleText]) -> None:
+        """Hand samples to each."""
+        self._each(lambda tracker: tracker.samples(found))
+
+    def close(self) -> None:
+        """Let each write what is left."""
+        self._each(lambda tracker: tracker.close())
+
+    def _each(self, call: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._working.items()):
+            try:
+                call(tracker)
+            except Exception as fault:  # noqa: BLE001  whatever a library raises is about this tracker alone
+                del self._working[name]
+                self._lose(name, fault, bool(self._working))
+
+    @staticmethod
+    def _lose(name: str, fault: Exception, has_others: bool) -> None:
+        if not has_others:
+            raise fault
+        log.error("%s failed, and is sent nothing until the run is started again: %s", name, fault)
+
+
+def _send_samples(directory: Path, trackers: Trackers) -> None:
     try:
         decode, newest = decoder(directory), newest_groups(directory)
     except UserError as fault:
         log.warning("no samples are sent: %s", fault)
         return
     found = [text for group in newest for text in texts_of(group, decode)][:SAMPLES]
-    for tracker in trackers:
-        tracker.samples(found)
+    trackers.samples(found)
 
 
 class MetricsFile:

@@ -33,6 +33,7 @@ from prefixrl.learner.evaluation.arms import Arms
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.run.retention import is_milestone, prune
+from prefixrl.learner.run.tracking import Tracking
 from prefixrl.learner.run.uploads import Uploads, counts
 from prefixrl.learner.servers import Servers
 from prefixrl.learner.training import checkpoint, lora
@@ -51,7 +52,7 @@ WRITE_S = 3600.0
 
 @dataclass
 class RankZeroParts:
-    """Parts of rank 0 alone: child processes, publisher, evaluations, metrics, systemd, uploads."""
+    """Parts of rank 0 alone: child processes, publisher, evaluations, metrics, uploads."""
 
     servers: Servers
     publisher: Publisher
@@ -59,6 +60,7 @@ class RankZeroParts:
     metrics: MetricsLog
     service: Service
     uploads: Uploads
+    tracking: Tracking | None = None
 
 
 @dataclass
@@ -259,6 +261,8 @@ class Learner:
             if self.config.checkpoint.keep_best and self.rank_zero.arms.awaited != awaited:
                 self.remove_old(self.rank_zero)
             self.rank_zero.servers.check()
+            if self.rank_zero.tracking:
+                self.rank_zero.tracking.check()
 
     def give_up(self, fault: NothingToTrain) -> None:
         """Save, then stop broker and workers: a restart would fail as well. Every rank calls it."""

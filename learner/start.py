@@ -147,7 +147,7 @@ def _run(
     if config.adapter.init_from and state is None:
         checkpoint.take_critic(Path(config.adapter.init_from), models)
     log.info("models are loaded at iteration %d", iteration)
-    rank_zero = tracking = None
+    rank_zero = None
     if servers and arms:
         note_start(directory, iteration)
         publisher = Publisher(
@@ -156,8 +156,8 @@ def _run(
         assert service, "rank 0 speaks for the learner"
         metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped))
         uploads = Uploads(directory, config.checkpoint)
-        rank_zero = RankZeroParts(servers, publisher, arms, metrics, service, uploads)
         tracking = Tracking(directory) if config.log.tensorboard or config.log.wandb else None
+        rank_zero = RankZeroParts(servers, publisher, arms, metrics, service, uploads, tracking)
         models.on_forward = service.progressed
     learner = Learner(config, directory, client, models, rank_zero, len(training), stopped, probe, iteration)
     learner.saved = iteration if state else -1
@@ -168,8 +168,8 @@ def _run(
             with rank_zero.service.patience(FLUSH_S + TRACKING_FLUSH_S):
                 rank_zero.uploads.close()
                 rank_zero.publisher.close()
-                if tracking:
-                    tracking.close()
+                if rank_zero.tracking:
+                    rank_zero.tracking.close()
         client.close()
         serving.close()
         distributed.stop()

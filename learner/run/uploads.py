@@ -3,11 +3,15 @@
 One at a time, in a thread, each with a deadline. A failure is an error on the console and a line of `uploads.jsonl`;
 that checkpoint is tried again with the next one, as long as it is there. After a kill, whatever has no line of success
 is uploaded again: the command must bear to be repeated.
+
+    command ──stdout, stderr──▶ pipe ──▶ the thread ──▶ logs/upload.log: the beginning and the end of a long output
+       └── in the group of a guard, a small process that kills the group when the learner dies
 """
 
 import contextlib
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -32,10 +36,27 @@ LOG_FILE = "logs/upload.log"
 TICK_S = 0.1
 END_S = 5.0
 """Time for a command to end after SIGTERM."""
-_DIES_WITH_PARENT = (
-    "import os, sys; from prefixrl.common.process import die_with_parent; die_with_parent(int(sys.argv[1])); "
-    "os.execvp(sys.argv[2], sys.argv[2:])"
-)
+BEGINNING_BYTES = 1 << 20
+"""Part of an output that goes to the log as it comes; of the rest only the end does."""
+END_BYTES = 1 << 16
+MOST_LOG_BYTES = 4 << 20
+"""Size of the log from which the next upload begins a new one; one old log is kept."""
+LINE_CHARS = 1000
+_GUARD = """
+import os, signal, sys, time
+from prefixrl.common.process import die_with_parent, handle_stops
+handle_stops(lambda *_: None)  # the command hears them, and may take its time
+guard, learner, tick_s = os.getpid(), int(sys.argv[1]), float(sys.argv[2])
+if (command := os.fork()) == 0:
+    die_with_parent(guard)
+    os.execvp(sys.argv[3], sys.argv[3:])
+while not (ended := os.waitpid(command, os.WNOHANG))[0]:
+    if os.getppid() != learner:
+        os.killpg(guard, signal.SIGKILL)
+    time.sleep(tick_s)
+code = os.waitstatus_to_exitcode(ended[1])
+sys.exit(code if code >= 0 else 128 - code)
+"""
 
 
 def check_command(kept: CheckpointConfig) -> None:
@@ -98,7 +119,7 @@ class Uploads:
             return
         self.look()
         number = self._asked
-        while self._served < number:
+        while self._served < number and self._thread.is_alive():
             raise_if_hopeless()
             time.sleep(TICK_S)
 
@@ -123,6 +144,8 @@ class Uploads:
                         log.error("the upload of checkpoint %d failed: %s", found[0], fault)
             except OSError as fault:
                 log.error("no checkpoint to upload could be looked for: %s; tried again with the next one", fault)
+            except Exception:  # the end of a run waits for this thread
+                log.exception("uploads failed; they are tried again with the next checkpoint")
             self._served = number
 
     def _take(self, tried: set[int]) -> tuple[int, Path, str] | None:
@@ -139,44 +162,95 @@ class Uploads:
         return None
 
     def _upload(self, iteration: int, folder: Path, digest: str) -> None:
-        began_s, output = time.monotonic(), self._directory / LOG_FILE
-        with output.open("ab") as sink:
-            position = sink.tell()
+        began_s = time.monotonic()
+        guarded = [sys.executable, "-P", "-c", _GUARD, str(os.getpid()), str(TICK_S), *self._command, str(folder)]
+        with _Output(self._directory / LOG_FILE) as output:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _DIES_WITH_PARENT, str(os.getpid()), *self._command, str(folder)],
+                guarded,
                 stdin=subprocess.DEVNULL,
-                stdout=sink,
+                stdout=output.theirs,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        crash_point("upload.begun")
-        code = self._wait_for(process, began_s)
+            crash_point("upload.begun")
+            code = self._wait_for(process, output, began_s)
         crash_point("upload.done")
         if code is None and self._closing.is_set():
             log.warning("the upload of checkpoint %d is cut off; the next start of the run repeats it", iteration)
             return
-        took_s, last_line = time.monotonic() - began_s, _last_line(output, position)
+        took_s, last_line = time.monotonic() - began_s, output.last_line()
         if code == 0:
             self._done.add((iteration, digest))
             log.info("checkpoint %d is uploaded, after %.1f s", iteration, took_s)
         else:
             how = f"failed with exit code {code}" if code is not None else "was ended (checkpoint.upload_s)"
             log.error(
-                "the upload of checkpoint %d %s after %.1f s: %s; it is tried again with the next checkpoint; all its "
+                "the upload of checkpoint %d %s after %.1f s: %s; it is tried again with the next checkpoint; its "
                 "output is in %s",
-                iteration, how, took_s, last_line or "it printed nothing", output,
+                iteration, how, took_s, last_line or "it printed nothing", output.log_path,
             )  # fmt: skip
         line = UploadLine(time.time(), iteration, digest, code, took_s, last_line)
         json_lines.append(self._directory / UPLOADS_FILE, [line])
 
-    def _wait_for(self, process: "subprocess.Popen[bytes]", began_s: float) -> int | None:
+    def _wait_for(self, process: "subprocess.Popen[bytes]", output: "_Output", began_s: float) -> int | None:
         """Return the exit code; None for a command that was ended."""
-        while process.poll() is None:
-            if self._closing.is_set() or time.monotonic() - began_s > self._limit_s:
+        try:
+            while process.poll() is None:
+                if self._closing.is_set() or time.monotonic() - began_s > self._limit_s:
+                    return None
+                output.read(TICK_S)
+            return process.returncode
+        finally:
+            if process.returncode is None:
                 _end(process)
-                return None
-            time.sleep(TICK_S)
-        return process.returncode
+
+
+class _Output:
+    """The output of one command: all of it is read, and little of it kept."""
+
+    def __init__(self, log_path: Path) -> None:
+        """Open the pipe; a log that has grown long gives way to a new one."""
+        self.log_path, self._size_bytes, self._end = log_path, 0, b""
+        with contextlib.suppress(OSError):
+            if log_path.stat().st_size > MOST_LOG_BYTES:
+                log_path.replace(f"{log_path}.1")
+        # Both ends stay open: the pipe of a command that closed its output would always be ready, with nothing to read.
+        self._ours, self.theirs = os.pipe()
+        self._ready = select.poll()
+        self._ready.register(self._ours, select.POLLIN)
+
+    def __enter__(self) -> "_Output":
+        """Return it with its pipe."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take what the command left in the pipe, and no more: what it started may print for ever."""
+        self.read(0.0)
+        os.close(self._ours)
+        os.close(self.theirs)
+        if (rest_bytes := self._size_bytes - BEGINNING_BYTES) > 0:
+            kept = self._end[-rest_bytes:]
+            self._log(b"\n[%d bytes are left out here]\n" % (rest_bytes - len(kept)) + kept)
+
+    def read(self, limit_s: float) -> None:
+        """Take a block, once there is one within the limit."""
+        if not self._ready.poll(1000 * limit_s):
+            return
+        block = os.read(self._ours, END_BYTES)
+        if beginning := block[: max(0, BEGINNING_BYTES - self._size_bytes)]:
+            self._log(beginning)
+        self._size_bytes += len(block)
+        self._end = (self._end + block)[-END_BYTES:]
+
+    def _log(self, block: bytes) -> None:
+        # A command whose output nobody reads stands still: no fault of the log may end the reading.
+        with contextlib.suppress(OSError), self.log_path.open("ab", buffering=0) as log_file:
+            log_file.write(block)
+
+    def last_line(self) -> str:
+        """Return the end of the last line that is not empty; a bar drawn over itself is many lines."""
+        lines = self._end.replace(b"\r", b"\n").decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LINE_CHARS:]
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -188,10 +262,3 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             process.wait(END_S)
             if number == signal.SIGTERM:
                 time.sleep(TICK_S)
-
-
-def _last_line(path: Path, position: int) -> str:
-    with path.open("rb") as file:
-        file.seek(position)
-        lines = file.read().decode(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")

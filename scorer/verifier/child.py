@@ -3,8 +3,9 @@
 Started by `child_process.py`, never by hand. It is a process of its own because sympy may loop for minutes in C code
 that no alarm interrupts, or take all memory: such work can only be killed from outside. Without FUNCTION it is the
 template: it imports sympy, and for every two descriptors received through the socket on its stdin it forks a child that
-reads and writes there. With FUNCTION, a user's `file.py:name` whose file must have DIGEST, it is itself a child that
-reads stdin, writes stdout, and calls that function instead of sympy. It ends with its input.
+reads and writes there. With FUNCTION, a user's `file.py:name` whose file must have DIGEST, it leads a process group and
+forks once: the fork is a child that reads stdin, writes stdout, and calls that function instead of sympy. It ends with
+its input.
 
     parent ── ChildQuestion ──▶ child ── ChildReady, then one ChildAnswer per question ──▶ parent
 """
@@ -13,6 +14,7 @@ import logging
 import math
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -110,26 +112,46 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
 
 def main() -> None:
     """Judge, or fork children that judge, until the parent closes the pipe or dies."""
-    die_with_parent(int(sys.argv[1]))
+    function = sys.argv[2:5]
+    if not function:
+        die_with_parent(int(sys.argv[1]))
     setproctitle.setproctitle("prefixrl-verifier")
-    # The parent handles Ctrl-C and signals of a batch system; it needs its children while it drains.
+    # The parent handles Ctrl-C and signals of a batch system; it needs its children while it drains. They do not ignore
+    # these signals: programs that a user's function starts would inherit that, and SIGTERM would not end them.
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Nothing that a library reads or prints may be, or fall between, frames.
     given, answers = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns about its own time limit, which is off
-    if len(sys.argv) > 2:
-        function_ref, digest, timeout_s = sys.argv[2:5]
+    if function:
+        function_ref, digest, timeout_s = function
+        guard_group(given)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        with scoring.loaded(function_ref, digest, int(timeout_s)) as function:
-            serve(function.score, ChildReady(os.getpid(), function.takes_verdict), given, answers)
+        with scoring.loaded(function_ref, digest, int(timeout_s)) as users:
+            serve(users.score, ChildReady(os.getpid(), users.takes_verdict), given, answers)
         return
     for gold, answer in WARMING:
         verify_with_sympy(gold, answer, WARMING_S)
     fork_children(socket.socket(fileno=given))
+
+
+def guard_group(questions: int) -> None:
+    """Return in a fork; this process stays, and kills their group once fork or parent has ended.
+
+    The kernel ends a child with its parent, but not what a user's function started: that would run for ever.
+    """
+    guard = os.getpid()
+    if (child := os.fork()) == 0:
+        die_with_parent(guard)
+        return
+    ends = select.poll()
+    ends.register(questions, 0)  # no event but its hang-up: the parent closed it, or is dead
+    ends.register(os.pidfd_open(child))
+    ends.poll()
+    os.killpg(guard, signal.SIGKILL)
 
 
 def fork_children(link: socket.socket) -> None:

@@ -4,7 +4,9 @@
 
 Importing sympy takes a second of a core, and every hostile answer costs a child: so only the template imports it, and
 a child starts in milliseconds, however busy the machine is. A user's function is not forked, since its imports may
-start threads: each of its children is a new process. Jobs and deadlines are the pool's. Only `wait` and `close` wait.
+start threads: each of its children is a new process, which leads a group. What the function starts belongs to it and
+ends with the child, unless it makes a group of its own. Jobs and deadlines are the pool's. Only `wait` and `close`
+wait.
 """
 
 import contextlib
@@ -75,9 +77,14 @@ class ChildProcess:
         return messages, bool(data) and len(self._received) < _READ_BYTES
 
     def kill(self) -> None:
-        """End it; a child whose id is unknown yet ends by itself when it finds its pipe closed."""
+        """End it, and with a spawned one all its group.
+
+        A forked one whose id is unknown yet ends by itself when it finds its pipe closed.
+        """
         if self._process is not None:
-            self._process.kill()
+            # Nothing has waited for it yet, so that its id, which is its group's, cannot be another's.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         elif self._handle is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
@@ -132,18 +139,18 @@ class Template:
 def spawn(function_ref: str, digest: str, timeout_s: int) -> ChildProcess:
     """Start a child of its own for a user's function, of which a call may take `timeout_s`."""
     theirs, ours = _pipes(takes_long_questions=True)
-    process = _popen((function_ref, digest, str(timeout_s)), *theirs)
+    process = _popen((function_ref, digest, str(timeout_s)), *theirs, leads_group=True)
     for each in theirs:
         os.close(each)
     return ChildProcess(*ours, process)
 
 
-def _popen(function: tuple[str, ...], stdin: int, stdout: int) -> "subprocess.Popen[bytes]":
+def _popen(function: tuple[str, ...], stdin: int, stdout: int, leads_group: bool = False) -> "subprocess.Popen[bytes]":
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     # -P: modules of the working directory must not shadow the installed ones.
     command = [sys.executable, "-P", "-m", "prefixrl.scorer.verifier.child", str(os.getpid())]
     given = environment | _PYTHON_INTEGERS
-    return subprocess.Popen([*command, *function], stdin=stdin, stdout=stdout, env=given)
+    return subprocess.Popen([*command, *function], stdin=stdin, stdout=stdout, env=given, start_new_session=leads_group)
 
 
 def _pipes(takes_long_questions: bool) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -10,6 +10,8 @@ call. `verify` has a pool of one child behind it, which half of the function's t
 
 import contextlib
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -68,7 +70,7 @@ class Scoring:
         named: dict[str, object] = {"verdict": question.verdict} if self.takes_verdict else {}
         named |= {"verify": self._verify} if self._verify else {}
         try:
-            reward = self._function(question.question, question.answer, question.gold, **named)
+            reward = self._call(question, named)
         except (Exception, SystemExit) as error:
             reason = user_function.explain(error, path)
             if _complaints.is_first((type(error).__name__, _last_line(error)), reason):
@@ -82,6 +84,22 @@ class Scoring:
                 log.warning(reason)
             return ChildAnswer("error", reason=reason, fault="function returned no reward")
         return ChildAnswer("scored", value)
+
+    def _call(self, question: ChildQuestion, named: dict[str, object]) -> object:
+        caller = os.getpid()
+        try:
+            return self._function(question.question, question.answer, question.gold, **named)
+        finally:
+            # The function forked, and this is the copy: its answer would be taken for that of the next text.
+            if os.getpid() != caller:
+                _leave()
+
+
+def _leave() -> None:
+    """End a copy with its own exit code; nothing is cleaned up that the original needs."""
+    error = sys.exc_info()[1]
+    code = error.code or 0 if isinstance(error, SystemExit) else int(error is not None)
+    os._exit(code if isinstance(code, int) else 1)
 
 
 def _last_line(error: BaseException) -> int:

@@ -6,18 +6,20 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from prefixrl.common.config.log import LogConfig
+from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.columns import columns
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.track import MetricsFile, track
+from prefixrl.deploy.samples import SampleText
+from prefixrl.deploy.track import MetricsFile, Trackers, track
 from support.metrics_lines import metrics_line, write_metrics
 from support.run_helper import ROOT, child, finish, launched, trained_iterations, wait_for
 
@@ -89,6 +91,54 @@ def in_wandb(run: Path) -> tuple[set[str], Series]:
         for name, value in row.items():
             found.setdefault(name, {})[iteration] = value
     return ids, found
+
+
+# --- one of two fails ---------------------------------------------------------------------------------------------
+
+
+class Place:
+    """A tracker that fails at a line of its own."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        self.fails_at, self.lines, self.is_closed = fails_at, list[int](), False
+
+    def write(self, lines: Sequence[MetricsLine]) -> None:
+        for line in lines:
+            if line.iteration == self.fails_at:
+                raise OSError("no way there")
+            self.lines.append(line.iteration)
+
+    def samples(self, found: Sequence[SampleText]) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def fails_to_begin() -> Place:
+    raise ConfigError("no key")
+
+
+def test_a_tracker_that_fails_leaves_the_other_alone_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = Place(), Place(fails_at=1)
+    trackers = Trackers({"log.none": fails_to_begin, "log.bad": lambda: bad, "log.good": lambda: good})
+    for iteration in range(3):
+        trackers.write([metrics_line(iteration)])
+    trackers.close()
+    assert (good.lines, bad.lines) == ([0, 1, 2], [0]) and good.is_closed
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "log.none failed, and is sent nothing until the run is started again: no key",
+        "log.bad failed, and is sent nothing until the run is started again: no way there",
+    ]
+
+
+def test_the_failure_of_the_last_tracker_ends_it() -> None:
+    with pytest.raises(ConfigError, match="no key"):
+        Trackers({"log.bad": fails_to_begin})
+    trackers = Trackers({"log.bad": lambda: Place(fails_at=0)})
+    with pytest.raises(OSError, match="no way there"):
+        trackers.write([metrics_line(0)])
 
 
 # --- what is new in the file ------------------------------------------------------------------------------------------

@@ -38,6 +38,30 @@ def test_a_check_of_the_run_file_finds_it_before_the_run_begins(tmp_path: Path) 
         assert not (tmp_path / "run").exists()
 
 
+def test_a_tracker_that_was_killed_is_started_again_and_one_that_cannot_work_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_format(tmp_path)  # without a config.json a tracker ends at once
+    tracking = Tracking(tmp_path)
+    tracking._process.kill()
+    tracking._process.wait()
+    tracking.check()
+    tracking.check()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the tracker ([log]) ended with exit code -9: starting it again"
+    ]
+    caplog.clear()
+    (tmp_path / "config.json").write_text(json.dumps({"log": {}}))
+    tracking._process.wait()
+    while not tracking._is_off:
+        tracking._process.wait()
+        tracking.check()
+    tracking.check()
+    tracking.close()
+    assert f"`prefixrl track {tmp_path}` sends all" in caplog.records[-1].getMessage()
+    assert len({record.getMessage() for record in caplog.records}) == len(caplog.records)
+
+
 @pytest.mark.slow
 def test_a_stop_signal_to_every_process_leaves_the_tracker_to_the_learner(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")

@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -54,6 +55,11 @@ def lines(directory: Path) -> list[tuple[int, int | None]]:
     return [(line.iteration, line.exit_code) for line in json_lines.read(directory / UPLOADS_FILE, UploadLine)]
 
 
+def is_running(pid: str) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and ") Z" not in stat.read_text()
+
+
 def wait(uploads: Uploads) -> None:
     uploads.wait(lambda: None)
 
@@ -99,8 +105,7 @@ def test_an_upload_that_hangs_is_ended_with_all_that_it_started(
     wait_until(lambda: bool(lines(tmp_path)), "the deadline")
     assert time.monotonic() - began_s < 30 and lines(tmp_path)[0] == (1, None)
     assert "was ended (checkpoint.upload_s) after" in caplog.text and ": begun;" in caplog.text
-    grandchild = Path(f"/proc/{(tmp_path / 'there/pid').read_text().strip()}")
-    wait_until(lambda: not grandchild.exists() or ") Z" in (grandchild / "stat").read_text(), "the end of its child")
+    wait_until(lambda: not is_running((tmp_path / "there/pid").read_text().strip()), "the end of its child")
     uploads.close()
 
 
@@ -161,6 +166,73 @@ def test_a_learner_that_is_killed_takes_its_upload_along_and_the_next_repeats_it
     assert subprocess.run(command, env=environment).returncode == 0
     assert lines(tmp_path) == [(2, 0)]
     assert set((tmp_path / "there").read_text().split()) == {str(tmp_path / "checkpoints/step_00000002")}
+
+
+def test_a_learner_that_is_killed_takes_along_all_that_its_upload_started(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    # A pipeline of two more processes; the last word is that of the shell, once they are there.
+    script = 'sleep 1000 | cat & ps -o pid= --ppid $$ > "$0/pids"; echo $$ >> "$0/pids"; touch "$0/begun"; wait'
+    learner = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path), *shell(script, tmp_path)])
+    wait_until((tmp_path / "begun").exists, "the upload")
+    pids = (tmp_path / "pids").read_text().split()
+    learner.kill()
+    learner.wait()
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the end of the pipeline")
+
+
+@pytest.mark.parametrize("end", ["\\n", "\\r"])
+def test_an_upload_that_prints_without_measure_goes_on_and_little_of_it_is_kept(
+    tmp_path: Path, start: Start, end: str
+) -> None:
+    save(tmp_path, 1)
+    printing = f"import sys; sys.stdout.write('copied a part{end}' * 4_000_000); sys.stdout.write('the end{end}')"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    uploads = start((sys.executable, "-c", f"{printing}; sys.exit(1)"))
+    wait(uploads)
+    (line, *_) = json_lines.read(tmp_path / UPLOADS_FILE, UploadLine)
+    assert (line.exit_code, line.last_line) == (1, "the end")
+    output = (tmp_path / module.LOG_FILE).read_bytes()
+    assert output.startswith(b"copied a part") and b"bytes are left out here]" in output and b"the end" in output[-10:]
+    tries = len(lines(tmp_path))
+    assert len(output) < tries * (module.BEGINNING_BYTES + module.END_BYTES + 100)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000, "KiB"
+
+
+def test_a_log_of_uploads_that_has_grown_long_gives_way_to_a_new_one(tmp_path: Path, start: Start) -> None:
+    path = tmp_path / module.LOG_FILE
+    path.parent.mkdir()
+    for iteration in range(1, 4):
+        path.write_bytes(b"x" * (module.MOST_LOG_BYTES + 1))
+        save(tmp_path, iteration)
+        uploads = start(shell('echo "$1"'))
+        wait(uploads)
+        uploads.close()
+        assert path.stat().st_size < 1000
+    assert sorted(each.name for each in path.parent.iterdir()) == ["upload.log", "upload.log.1"]
+
+
+def test_a_log_that_cannot_be_written_holds_up_no_upload(tmp_path: Path, start: Start) -> None:
+    (tmp_path / module.LOG_FILE).mkdir(parents=True)
+    save(tmp_path, 1)
+    wait(start(shell("head -c 1000000 /dev/zero; echo; echo copied")))
+    assert lines(tmp_path) == [(1, 0)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_wait_ends_whatever_happens_to_the_thread(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    uploads, faults = start(shell(COPY, tmp_path / "there")), [SystemExit(), MemoryError("no memory")]
+
+    def looked(directory: Path) -> dict[int, Path]:
+        raise faults.pop()
+
+    monkeypatch.setattr(module, "checkpoints", looked)
+    wait(uploads)
+    assert "uploads failed; they are tried again with the next checkpoint" in caplog.text
+    assert uploads._thread.is_alive()
+    wait(uploads)
+    assert not uploads._thread.is_alive()
 
 
 def test_a_checkpoint_that_cannot_be_read_for_a_moment_does_not_end_the_uploads(

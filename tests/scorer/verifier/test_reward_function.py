@@ -1,6 +1,10 @@
 """A reward function of the user's own, in real verifier children: what it returns, raises or does to its process."""
 
 import logging
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +20,7 @@ from prefixrl.scorer.verifier.exchange import ChildQuestion
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 from prefixrl.scorer.verifier.scoring import Scoring, loaded
 from prefixrl.scorer.verifier.verify import Judgement
+from support.fakes import wait_until
 
 log = logging.getLogger(__name__)
 
@@ -319,3 +324,111 @@ def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_ju
     assert found[1].reward == 0.25
     assert [found[key].reward for key in range(8, 1 + others)] == [8 / key for key in range(8, 1 + others)]
     log.info("%s: named after %.2f s", answer, named_s)
+
+
+# --- what it starts -------------------------------------------------------------------------------
+
+STARTS = """
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def score(question, text, gold):
+    waiting = "import sys, time; open(sys.argv[1], 'a').write('begun'); time.sleep(600)"
+    program = subprocess.Popen([sys.executable, "-c", waiting, question])
+    while not os.path.exists(question):
+        time.sleep(0.01)
+    Path(gold).write_text(f"{os.getpid()} {program.pid}")
+    if text == "die":
+        os._exit(7)
+    if text == "terminate":
+        program.terminate()
+        return float(program.wait() == -15)
+    time.sleep(600 if text == "hang" else 0)
+    return 0.5
+"""
+
+
+def started(pids_file: Path) -> list[int]:
+    """The child and the program that the function started in it."""
+    return wait_until(lambda: list(map(int, pids_file.read_text().split())) if pids_file.exists() else None, "a start")
+
+
+def are_gone(pids: list[int]) -> bool:
+    stats = [Path(f"/proc/{pid}/stat") for pid in pids]
+    return not any(stat.exists() and ") Z" not in stat.read_text() for stat in stats)
+
+
+@pytest.mark.parametrize("text", ["hang", "die", "return"])
+def test_programs_that_it_started_end_with_its_child(tmp_path: Path, text: str) -> None:
+    with pool_with(tmp_path, STARTS, timeout_s=5) as pool:
+        pool.submit(0, text, str(tmp_path / "pids"), str(tmp_path / "begun"))
+        (verdict,) = verdicts(pool, 1)
+        assert verdict.fault == {"hang": "function overran", "die": "process died", "return": ""}[text]
+        pids = started(tmp_path / "pids")
+        if text == "return":
+            assert not are_gone(pids), "a function may keep a program from one call to the next"
+            pool.close()
+        wait_until(lambda: are_gone(pids), "their end")
+
+
+OWNER = """
+import sys, time
+from prefixrl.common.digests import function_digest
+from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+
+pool = VerifierPool(1, 600, RewardFunction(sys.argv[1], function_digest(sys.argv[1])))
+pool.submit(0, *sys.argv[2:])
+while True:
+    pool.wait(1.0)
+    pool.poll()
+"""
+
+
+def test_programs_that_it_started_end_when_the_scorer_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(STARTS)
+    given = [f"{tmp_path}/mine.py:score", "hang", str(tmp_path / "pids"), str(tmp_path / "begun")]
+    with subprocess.Popen([sys.executable, "-c", OWNER, *given]) as owner:
+        pids = started(tmp_path / "pids")
+        owner.kill()
+    wait_until(lambda: are_gone(pids), "their end")
+
+
+def test_stop_signals_end_programs_that_it_started_but_not_its_child(tmp_path: Path) -> None:
+    with pool_with(tmp_path, STARTS) as pool:
+        pool.submit(0, "terminate", str(tmp_path / "pids"), str(tmp_path / "begun"))
+        assert verdicts(pool, 1)[0].reward == 1.0
+        child, _ = started(tmp_path / "pids")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.killpg(os.getpgid(child), number)
+        pool.submit(0, "return", str(tmp_path / "pids"), str(tmp_path / "begun"))
+        assert verdicts(pool, 1)[0].reward == 0.5
+        assert started(tmp_path / "pids")[0] == child
+
+
+FORKS = """
+import os
+import sys
+
+
+def score(question, text, gold):
+    if (copy := os.fork()) == 0:
+        if text == "0.25":
+            return 1.0
+        if text == "0.5":
+            raise ValueError("of a copy")
+        sys.exit(3)
+    code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    assert code == {"0.25": 0, "0.5": 1}.get(text, 3), code
+    return float(text)
+"""
+
+
+def test_a_copy_that_it_forks_answers_for_no_text(tmp_path: Path) -> None:
+    texts = ["0.25", "0.5", "0.75", "0.125", "0.375"]
+    with pool_with(tmp_path, FORKS) as pool:
+        found = judged(pool, *texts)
+    assert [(each.reward, each.status) for each in found] == [(float(text), "ok") for text in texts]
