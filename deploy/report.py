@@ -37,8 +37,7 @@ def read(directory: Path) -> tuple[Summary | None, list[MetricsLine]]:
     path, metrics = directory / SUMMARY_FILE, directory / METRICS_FILE
     if not metrics.exists():
         raise ConfigError(f"{directory} holds no run that trained anything (no file {metrics})")
-    summary = msgspec.json.decode(path.read_bytes(), type=Summary) if path.exists() else None
-    return summary, json_lines.read(metrics, MetricsLine)
+    return json_lines.document(path, Summary), json_lines.read(metrics, MetricsLine)
 
 
 def write_report(directory: Path) -> None:

@@ -4,7 +4,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from rich import box
@@ -14,6 +14,7 @@ from rich.text import Text
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, UserError
 from prefixrl.common.process import printable
+from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.documents import END_FILE, SUMMARY_FILE, RunEnd, Summary
 from prefixrl.deploy.checkpoints import config_of
@@ -23,7 +24,6 @@ PLACE = ("directory", "launch", "slurm", "broker", "log")
 """Sections that say where a run is, not what it does."""
 
 
-Document = TypeVar("Document", RunEnd, Summary)
 State = Literal["running", "finished", "stopped", "failed", "killed"]
 
 
@@ -51,9 +51,9 @@ def state_of(run: Path) -> RunFiles:
     """Return the state of one run; raises ConfigError if there is none, or of another release."""
     config = config_of(run, ())
     newest = newest_line(run)
-    summary = _read(run / SUMMARY_FILE, Summary)
+    summary = json_lines.document(run / SUMMARY_FILE, Summary)
     is_running = is_locked(run)
-    end = None if is_running else _read(run / END_FILE, RunEnd)
+    end = None if is_running else json_lines.document(run / END_FILE, RunEnd)
     total = config.algorithm.iterations or _iterations_by_epochs(run, config)
     # A run that was extended has the summary of its first end until it reaches its second.
     is_complete = summary is not None and summary.versions >= (total or 0)
@@ -76,10 +76,6 @@ def state_of(run: Path) -> RunFiles:
         exit_code=end.exit_code if end else None,
         reason=end.reason if end else "",
     )
-
-
-def _read(path: Path, kind: type[Document]) -> Document | None:
-    return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
 
 
 def _iterations_by_epochs(run: Path, config: RunConfig) -> int | None:

@@ -1,4 +1,4 @@
-"""Files of JSON lines; while one is appended to, its last line may be incomplete."""
+"""Files of JSON, lines or one document; while lines are appended, the last may be incomplete."""
 
 import io
 import logging
@@ -53,6 +53,14 @@ def newest(path: Path, kind: type[Line]) -> Line | None:
         return msgspec.json.decode(texts[-1], type=kind) if texts else None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
+
+
+def document(path: Path, kind: type[Line]) -> Line | None:
+    """Return the one document of a file, None without a file; raise DataError for a damaged one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind) if path.exists() else None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is damaged: {error}; restore it, or remove it if it can be missed") from None
 
 
 def write(path: Path, rows: Iterable[msgspec.Struct]) -> None:

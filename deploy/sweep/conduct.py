@@ -32,9 +32,9 @@ def conduct(sweep: Sweep) -> int:
         try:
             # A stop between two runs is heard, too.
             code = Halted.exit_code if stop.is_set() else one(sweep, run, stop)
-        except PrefixRLError as error:
+        except (PrefixRLError, OSError) as error:
             click.echo(f"run {run.index}: {error}", err=True)
-            code = error.exit_code
+            code = getattr(error, "exit_code", 1)
         if code == Halted.exit_code:
             click.echo(f"the sweep is stopped at run {run.index}; the same command goes on with it")
             return STOPPED

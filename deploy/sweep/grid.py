@@ -127,7 +127,11 @@ def combinations(block: Values) -> Iterator[Values]:
 
 
 def toml(value: object) -> str:
-    """Return a value as TOML, of which JSON is a part for what a setting may be."""
+    """Return a value as TOML, in one line; JSON is a part of it for all but tables."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{toml(key)} = {toml(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
     return msgspec.json.encode(value).decode()
 
 

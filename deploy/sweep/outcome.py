@@ -9,7 +9,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
@@ -67,10 +66,8 @@ def _judged(directory: Path) -> dict[int, float]:
     for path in (directory / "evaluations").glob("adapter@*.greedy.jsonl"):
         if each := accuracy(json_lines.read(path, EvaluatedRow)):
             judged[int(path.name.removeprefix("adapter@").partition(".")[0])] = each.accuracy
-    summary = directory / SUMMARY_FILE
-    if summary.exists():
-        points = msgspec.json.decode(summary.read_bytes(), type=Summary).accuracy_by_version
-        judged |= {point.version: point.accuracy for point in points if point.version}
+    if summary := json_lines.document(directory / SUMMARY_FILE, Summary):
+        judged |= {point.version: point.accuracy for point in summary.accuracy_by_version if point.version}
     return judged
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from prefixrl.common.errors import DataError
 from prefixrl.common.process import write_atomically
+from prefixrl.common.run import json_lines
 from prefixrl.common.run.accuracy import Accuracy, Point
 from prefixrl.common.run.alarm_spans import alarm_spans
 from prefixrl.common.run.documents import SUMMARY_FILE, MetricsLine, Staleness, Summary
@@ -107,10 +109,12 @@ def _pass_fraction(status: StatusDocument) -> float | None:
 
 def merged(summary: Summary, directory: Path) -> Summary:
     """Return the summary with the longer time where an earlier learner finished the run."""
-    path = directory / SUMMARY_FILE
-    if not path.exists():
+    try:
+        before = json_lines.document(directory / SUMMARY_FILE, Summary)
+    except DataError:
+        before = None  # this one takes its place
+    if before is None:
         return summary
-    before = msgspec.json.decode(path.read_bytes(), type=Summary)
     is_same = (before.run_id, before.versions) == (summary.run_id, summary.versions)
     return msgspec.structs.replace(summary, wall_s=max(before.wall_s, summary.wall_s) if is_same else summary.wall_s)
 

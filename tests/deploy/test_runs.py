@@ -41,6 +41,17 @@ def test_runs_that_run_stopped_ended_or_cannot_be_read_are_listed(tmp_path: Path
     assert rows["b/damaged"][0] == "unreadable:"
 
 
+@pytest.mark.parametrize("name", ["summary.json", "end.json", "config.json"])
+def test_a_damaged_file_of_one_run_hides_no_other(tmp_path: Path, adapter: Path, name: str) -> None:
+    for each in ("good", "bad"):
+        finish(made(tmp_path / each, adapter, 3), 0.75)
+    (tmp_path / "bad" / name).write_bytes(b'{"\xff')
+    rows = {line.split()[0]: line.split()[1:] for line in cli("list", tmp_path).output.splitlines() if line.split()}
+    assert rows["bad"][0] == "unreadable:" and name in " ".join(rows["bad"]) and rows["good"][0] == "finished"
+    refused = cli("compare", tmp_path / "good", tmp_path / "bad")
+    assert refused.exit_code == 2 and f"bad/{name}" in refused.output
+
+
 def test_a_list_for_programs_has_an_object_per_run(tmp_path: Path, adapter: Path) -> None:
     made(tmp_path / "one", adapter, 1)
     (line,) = cli("list", tmp_path, "--json").output.splitlines()

@@ -136,6 +136,16 @@ def test_a_run_that_finished_with_other_settings_is_not_taken_for_that_of_the_sw
     assert run_config(tmp_path / "adapter") != config
 
 
+def conducted(file: Path) -> int:
+    """The exit code of a sweep in this process, whose handlers of signals are its own again afterwards."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        return conduct.conduct(grid.read(file))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_a_stop_between_two_runs_ends_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[tuple[str, ...]] = []
 
@@ -145,13 +155,34 @@ def test_a_stop_between_two_runs_ends_the_sweep(tmp_path: Path, monkeypatch: pyt
         return 0
 
     monkeypatch.setattr(conduct, "launch", launch)
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        assert conduct.conduct(grid.read(sweep_file(tmp_path, TWO_BLOCKS))) == STOPPED
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    assert conducted(sweep_file(tmp_path, TWO_BLOCKS)) == STOPPED
     assert len(launched) == 1
+
+
+def test_a_member_that_cannot_begin_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[int] = []
+
+    def one(_sweep: grid.Sweep, run: grid.SweptRun, _stop: threading.Event) -> int:
+        begun.append(run.index)
+        (run.directory / "logs").mkdir(parents=True)
+        return 0
+
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/000").write_text("a file")
+    monkeypatch.setattr(conduct, "one", one)
+    assert conducted(sweep_file(tmp_path, TINY)) == conduct.SOME_FAILED
+    assert begun == [0, 1, 2, 3] and "runs that did not end well: 0;" in capsys.readouterr().out
+
+
+def test_a_setting_may_hold_tables(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"question": "1 + 1 =", "answer": 2}\n')
+    sources = f"[[{{ path = '{tmp_path}/a.jsonl', weight = 2.0 }}, {{ path = '{tmp_path}/b.jsonl', weight = 1.0 }}]]"
+    sweep = grid.read(sweep_file(tmp_path, f"[[block]]\ndata.train = {sources}\n"))
+    (source, other) = sweep.config(sweep.runs[0]).data.train
+    assert (source.path, source.weight, other.path) == (f"{tmp_path}/a.jsonl", 2.0, f"{tmp_path}/b.jsonl")
 
 
 def test_an_array_has_a_task_per_run_with_the_resources_of_the_largest(tmp_path: Path) -> None:
