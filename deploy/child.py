@@ -141,16 +141,27 @@ def family(children: Sequence[Child], template: WorkerTemplate | None = None) ->
 
 def _servers_of(pid: int) -> list[Watched]:
     """Return the servers that any thread of a process started; of ranks, those of each."""
-    found = []
-    with contextlib.suppress(OSError, ValueError):
-        threads = sorted(Path(f"/proc/{pid}/task").iterdir())
-        for each in (int(each) for thread in threads for each in (thread / "children").read_text("ascii").split()):
-            title = Path(f"/proc/{each}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
-            if title.startswith("prefixrl-"):
-                found.append(Watched(title.removeprefix("prefixrl-"), each, _is_stopped(each)))
-            if title.startswith("prefixrl-learner-"):
-                found += _servers_of(each)
+    found: list[Watched] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found  # it has ended
+    children = b" ".join(_content(Path(f"/proc/{pid}/task/{each}/children")) for each in threads)
+    for each in map(int, children.split()):
+        title = _content(Path(f"/proc/{each}/cmdline")).partition(b"\0")[0].decode(errors="replace")
+        if title.startswith("prefixrl-"):
+            found.append(Watched(title.removeprefix("prefixrl-"), each, _is_stopped(each)))
+        if title.startswith("prefixrl-learner-"):
+            found += _servers_of(each)
     return found
+
+
+def _content(path: Path) -> bytes:
+    """Return a file of /proc, nothing of a thread or process that has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _is_stopped(pid: int) -> bool:

@@ -82,11 +82,8 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         """Return the results of a run that reached its end; None before."""
-        path = self.directory / SUMMARY_FILE
-        if not path.exists():
-            return None
-        found: dict[str, Any] = msgspec.to_builtins(msgspec.json.decode(path.read_bytes(), type=Summary))
-        return found
+        found = json_lines.document(self.directory / SUMMARY_FILE, Summary)
+        return None if found is None else dict(msgspec.to_builtins(found))
 
 
 def launch(

@@ -117,7 +117,8 @@ def _losses(directory: Path) -> dict[str, Counter[str]]:
 def trained_groups(directory: Path, since: int | None = None) -> Iterator[TrainedGroup]:
     """Yield the groups that were batched for training, in order, `since` an iteration."""
     path = _journal_of(directory)
-    advantages = {line.seq: line.advantages for line in json_lines.read(directory / ADVANTAGES_FILE, AdvantageLine)}
+    lines = json_lines.each(directory / ADVANTAGES_FILE, AdvantageLine)
+    advantages = {line.seq: line.advantages for line in lines if since is None or line.iteration >= since}
     waiting: dict[int, ScoredGroup] = {}
     for number, record in enumerate(journal.read(path, since)):
         batches: dict[int, tuple[int, ...]] = {}

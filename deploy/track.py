@@ -8,6 +8,7 @@ run of Weights & Biases goes on; iterations that were trained again are sent aga
 anew, so that they are what `metrics.jsonl` is.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -136,13 +137,15 @@ class Trackers:
                 call(tracker)
             except Exception as fault:  # noqa: BLE001  whatever a library raises is about this tracker alone
                 del self._working[name]
+                with contextlib.suppress(Exception):
+                    tracker.close()
                 self._lose(name, fault, bool(self._working))
 
     @staticmethod
     def _lose(name: str, fault: Exception, has_others: bool) -> None:
         if not has_others:
             raise fault
-        log.error("%s failed, and is sent nothing until the run is started again: %s", name, fault)
+        log.error("%s failed, and is sent nothing until a tracker is started again: %s", name, fault)
 
 
 def _send_samples(directory: Path, trackers: Trackers) -> None:

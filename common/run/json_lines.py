@@ -1,9 +1,9 @@
-"""Files of JSON, lines or one document; while lines are appended, the last may be incomplete."""
+"""Files of JSON: lines, of which the last may be incomplete, or one document."""
 
 import io
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,20 +25,25 @@ def read(path: Path, kind: type[Line]) -> list[Line]:
 
     A last line that is no JSON is left out: it is being written, or was when the machine died or the disk was full.
     """
+    return list(each(path, kind))
+
+
+def each(path: Path, kind: type[Line]) -> Iterator[Line]:
+    """Yield what `read` returns, a line at a time."""
+    if not path.exists():
+        return
     decoder = msgspec.json.Decoder(kind)
-    texts = path.read_bytes().splitlines() if path.exists() else []
-    lines: list[Line] = []
-    for number, text in enumerate(texts, start=1):
-        if not text:
-            continue
-        try:
-            lines.append(decoder.decode(text))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            # A line that was cut is no JSON; a whole line with other fields is of another kind.
-            if number < len(texts) or isinstance(error, msgspec.ValidationError):
-                raise DataError(f"{path} line {number} is damaged: {error}; repair or remove the line") from None
-            log.warning("%s: left out the last line, which is incomplete: %s", path, error)
-    return lines
+    with path.open("rb") as file:
+        for number, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                yield decoder.decode(text)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                # A line that was cut is no JSON; a whole line with other fields is of another kind.
+                if next(file, None) is not None or isinstance(error, msgspec.ValidationError):
+                    raise DataError(f"{path} line {number} is damaged: {error}; repair or remove the line") from None
+                log.warning("%s: left out the last line, which is incomplete: %s", path, error)
 
 
 def newest(path: Path, kind: type[Line]) -> Line | None:

@@ -200,10 +200,10 @@ def _csv(path: Path, name: str) -> Iterator[FileRow]:
         except StopIteration:
             return
         except csv.Error as error:
-            if lost := reader.line_num - line:
+            if reader.line_num > line:
                 raise DataError(
-                    f"{path}: row {number} (line {line}) cannot be read, and {lost} lines behind it are lost with it: "
-                    f"{_quoting(error)}; close every quote, and double those within a text"
+                    f"{path}: row {number} takes the lines {line} to {reader.line_num} and cannot be read, so that "
+                    f"others may be lost with it: {_quoting(error)}; close every quote, and double those within a text"
                 ) from None
             yield FileRow(name, number, None, _quoting(error))
             continue

@@ -124,9 +124,11 @@ def is_wanted(values: Mapping[str, object], layout: Layout) -> bool:
 
 def _spellings(values: Mapping[str, object], name: str) -> set[str]:
     """Return the texts by which `where` may name a value."""
-    # MATH writes "Level 3", MATH-500 writes 3, and a table that lacks some levels holds floats.
+    # MATH writes "Level 3", MATH-500 writes 3, and a table that lacks some levels holds floats and NaN.
+    if isinstance(value := _found(values, name), float) and not math.isfinite(value):
+        return set()
     text = _text(values, name, "text").removeprefix("Level ")
-    return {text, text.removesuffix(".0")} if isinstance(_found(values, name), float) else {text}
+    return {text, text.removesuffix(".0")} if isinstance(value, float) else {text}
 
 
 def problem(values: Mapping[str, object], layout: Layout, default_id: str, source: str) -> Problem:

@@ -54,8 +54,13 @@ class Tracking:
         self._is_off = code == UserError.exit_code or not self._budget.take(time.monotonic())
         if not self._is_off:
             log.error("the tracker ([log]) ended with exit code %d: starting it again", code)
-            self._process = self._start()
-            return
+            try:
+                self._process = self._start()
+            except OSError as error:
+                log.error("the tracker ([log]) cannot be started: %s", error)
+                self._is_off = True
+            else:
+                return
         log.error(
             "the tracker ([log]) ended with exit code %d, and curves are shown nowhere until the run is started again; "
             "`prefixrl track %s` sends all that is in metrics.jsonl",

@@ -202,7 +202,7 @@ class Uploads:
             return process.returncode
         finally:
             if process.returncode is None:
-                _end(process)
+                _end(process, output)
 
 
 class _Output:
@@ -230,7 +230,8 @@ class _Output:
         os.close(self.theirs)
         if (rest_bytes := self._size_bytes - BEGINNING_BYTES) > 0:
             kept = self._end[-rest_bytes:]
-            self._log(b"\n[%d bytes are left out here]\n" % (rest_bytes - len(kept)) + kept)
+            left_out = rest_bytes - len(kept)
+            self._log((b"\n[%d bytes are left out here]\n" % left_out if left_out else b"") + kept)
 
     def read(self, limit_s: float) -> None:
         """Take a block, once there is one within the limit."""
@@ -253,12 +254,13 @@ class _Output:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LINE_CHARS:]
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a command with all that it started."""
+def _end(process: "subprocess.Popen[bytes]", output: _Output) -> None:
+    """End a command with all that it started; what it prints is read, or it would stand still."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-            if number == signal.SIGTERM:
-                time.sleep(TICK_S)
+        until_s = time.monotonic() + END_S
+        while process.poll() is None and time.monotonic() < until_s:
+            output.read(TICK_S)
+        if number == signal.SIGTERM:
+            time.sleep(TICK_S)

@@ -10,6 +10,7 @@ its input.
     parent ── ChildQuestion ──▶ child ── ChildReady, then one ChildAnswer per question ──▶ parent
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -116,10 +117,10 @@ def main() -> None:
     if not function:
         die_with_parent(int(sys.argv[1]))
     setproctitle.setproctitle("prefixrl-verifier")
-    # The parent handles Ctrl-C and signals of a batch system; it needs its children while it drains. They do not ignore
-    # these signals: programs that a user's function starts would inherit that, and SIGTERM would not end them.
+    # The parent handles Ctrl-C and signals of a batch system; it needs its children while it drains, and the programs
+    # that they judge. A user's function may end what it started by SIGTERM, which a program would inherit as ignored.
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, (lambda *_: None) if function else signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Nothing that a library reads or prints may be, or fall between, frames.
     given, answers = os.dup(0), os.dup(1)
@@ -128,7 +129,7 @@ def main() -> None:
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns about its own time limit, which is off
     if function:
         function_ref, digest, timeout_s = function
-        guard_group(given)
+        guard_group(given, int(sys.argv[1]))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         with scoring.loaded(function_ref, digest, int(timeout_s)) as users:
             serve(users.score, ChildReady(os.getpid(), users.takes_verdict), given, answers)
@@ -138,7 +139,7 @@ def main() -> None:
     fork_children(socket.socket(fileno=given))
 
 
-def guard_group(questions: int) -> None:
+def guard_group(questions: int, parent: int) -> None:
     """Return in a fork; this process stays, and kills their group once fork or parent has ended.
 
     The kernel ends a child with its parent, but not what a user's function started: that would run for ever.
@@ -148,9 +149,15 @@ def guard_group(questions: int) -> None:
         die_with_parent(guard)
         return
     ends = select.poll()
-    ends.register(questions, 0)  # no event but its hang-up: the parent closed it, or is dead
+    ends.register(questions, 0)  # no event but its hang-up: the parent closed it
     ends.register(os.pidfd_open(child))
-    ends.poll()
+    with contextlib.suppress(ProcessLookupError):
+        # What the parent forked may hold the pipe open after its end.
+        ends.register(os.pidfd_open(parent))
+        if os.getppid() == parent:
+            ends.poll()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)  # the first process of a container may reap nothing
     os.killpg(guard, signal.SIGKILL)
 
 

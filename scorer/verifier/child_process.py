@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import msgspec
 
@@ -24,6 +25,8 @@ from prefixrl.scorer.verifier.exchange import LENGTH_BYTES, ChildQuestion, FromC
 
 FUNCTION_PIPE_BYTES = 2**20
 """Pipe buffer for whole texts and programs; a longer question is an error."""
+GUARD_S = 1.0
+"""Longest time that the guard of a function's group has to end it."""
 _READ_BYTES = 65_536
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
 """Variables that a child gets from the parent's environment, which may hold tokens."""
@@ -40,6 +43,7 @@ class ChildProcess:
         self._process = process
         self._handle: int | None = None
         self._received = bytearray()
+        self._killed_s = 0.0
         self.pid = process.pid if process else None
         """None until a forked child has reported it."""
         os.set_blocking(outbox, False)
@@ -81,22 +85,17 @@ class ChildProcess:
 
         A forked one whose id is unknown yet ends by itself when it finds its pipe closed.
         """
-        if self._process is not None:
-            # Nothing has waited for it yet, so that its id, which is its group's, cannot be another's.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        elif self._handle is not None:
+        if self._handle is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         os.close(self._inbox)
         os.close(self.outbox)
+        self._killed_s = time.monotonic()
 
     def has_ended(self, limit_s: float | None) -> bool:
         """Return True if it has ended after `kill`; with `limit_s` None wait for it, else it is 0."""
         if self._process is not None:
-            if limit_s is None:
-                self._process.wait()
-            return self._process.poll() is not None
+            return self._has_group_ended(self._process, waits=limit_s is None)
         if self._handle is None:
             return True
         if not select.select([self._handle], [], [], limit_s)[0]:
@@ -104,6 +103,18 @@ class ChildProcess:
         os.close(self._handle)
         self._handle = None
         return True
+
+    def _has_group_ended(self, guard: "subprocess.Popen[bytes]", waits: bool) -> bool:
+        """Return True once the guard, which found its pipe closed, has killed its group and itself."""
+        if waits:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                guard.wait(GUARD_S)
+        # A function may have stopped its guard. It was not waited for, so that its id cannot be another's.
+        if guard.poll() is None and time.monotonic() - self._killed_s > GUARD_S:
+            os.killpg(guard.pid, signal.SIGKILL)
+            if waits:
+                guard.wait()
+        return guard.poll() is not None
 
 
 class Template:

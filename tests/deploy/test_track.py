@@ -125,11 +125,11 @@ def test_a_tracker_that_fails_leaves_the_other_alone_and_is_named(caplog: pytest
     for iteration in range(3):
         trackers.write([metrics_line(iteration)])
     trackers.close()
-    assert (good.lines, bad.lines) == ([0, 1, 2], [0]) and good.is_closed
+    assert (good.lines, bad.lines) == ([0, 1, 2], [0]) and good.is_closed and bad.is_closed
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "log.none failed, and is sent nothing until the run is started again: no key",
-        "log.bad failed, and is sent nothing until the run is started again: no way there",
+        "log.none failed, and is sent nothing until a tracker is started again: no key",
+        "log.bad failed, and is sent nothing until a tracker is started again: no way there",
     ]
 
 

@@ -129,7 +129,7 @@ def test_rows_of_a_csv_file_that_are_not_utf_8_are_bad_and_no_others(tmp_path: P
 def test_a_quote_of_a_csv_file_that_swallows_rows_ends_the_start(broken: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text(f'question,answer\n"1 + 1\n=",2\n{broken}')
-    with pytest.raises(DataError, match=r"data\.csv: row 2 \(line 4\) cannot be read, and 2 lines behind it") as caught:
+    with pytest.raises(DataError, match=r"data\.csv: row 2 takes the lines 4 to 6 and cannot be read") as caught:
         read_file(path)
     assert reason in str(caught.value)
 

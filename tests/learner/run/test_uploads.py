@@ -198,6 +198,30 @@ def test_an_upload_that_prints_without_measure_goes_on_and_little_of_it_is_kept(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000, "KiB"
 
 
+CLEANS_UP = """
+import signal, sys, time
+
+def end(*_):
+    sys.stdout.write("cleaning\\n" * 40_000)
+    sys.stdout.flush()
+    open(sys.argv[2], "w").close()
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, end)
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+
+
+def test_an_upload_that_prints_much_while_it_is_ended_may_clean_up(tmp_path: Path, start: Start) -> None:
+    save(tmp_path, 1)
+    begun, cleaned = tmp_path / "begun", tmp_path / "cleaned"
+    uploads = start((sys.executable, "-c", CLEANS_UP, str(begun), str(cleaned)))
+    wait_until(begun.exists, "the upload")
+    uploads.close()
+    assert cleaned.exists()
+
+
 def test_a_log_of_uploads_that_has_grown_long_gives_way_to_a_new_one(tmp_path: Path, start: Start) -> None:
     path = tmp_path / module.LOG_FILE
     path.parent.mkdir()

@@ -376,12 +376,16 @@ def test_programs_that_it_started_end_with_its_child(tmp_path: Path, text: str) 
 
 
 OWNER = """
-import sys, time
+import os, sys, time
 from prefixrl.common.digests import function_digest
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 
 pool = VerifierPool(1, 600, RewardFunction(sys.argv[1], function_digest(sys.argv[1])))
 pool.submit(0, *sys.argv[2:])
+pool.wait(1.0)
+if os.fork() == 0:  # as a library may do; it holds the pipes open
+    time.sleep(60)
+    os._exit(0)
 while True:
     pool.wait(1.0)
     pool.poll()
@@ -395,6 +399,33 @@ def test_programs_that_it_started_end_when_the_scorer_is_killed(tmp_path: Path) 
         pids = started(tmp_path / "pids")
         owner.kill()
     wait_until(lambda: are_gone(pids), "their end")
+
+
+AS_FIRST_PROCESS = """
+import ctypes, sys
+import psutil
+from prefixrl.common.digests import function_digest
+from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+pool = VerifierPool(1, 1, RewardFunction(sys.argv[1], function_digest(sys.argv[1])))
+for number in range(2):
+    pool.submit(number, "hang", f"{sys.argv[2]}{number}", f"{sys.argv[3]}{number}")
+while pool.pending:
+    pool.wait(1.0)
+    pool.poll()
+pool.close()
+names = [each.name() for each in psutil.Process().children(recursive=True)]
+print([each for each in names if each.startswith("prefixrl")])
+"""
+
+
+def test_no_child_stays_a_zombie_where_the_first_process_reaps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(STARTS)
+    given = [f"{tmp_path}/mine.py:score", str(tmp_path / "pids"), str(tmp_path / "begun")]
+    done = subprocess.run([sys.executable, "-c", AS_FIRST_PROCESS, *given], capture_output=True, text=True, timeout=90)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_stop_signals_end_programs_that_it_started_but_not_its_child(tmp_path: Path) -> None:
