@@ -45,7 +45,7 @@ def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
     """Return the config of a run with settings over it; raise ConfigError."""
     check_holds_run(run)
     known = run / "config.json"
-    return changed(from_json(known.read_text(encoding="utf-8", errors="replace"), str(known)), settings, "--set")
+    return changed(from_json(known.read_bytes(), str(known)), settings, "--set")
 
 
 def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> Weights:

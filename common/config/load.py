@@ -82,7 +82,7 @@ def changed(config: RunConfig, settings: tuple[str, ...], where: str) -> RunConf
     return found.model_copy(update={"adapter": adapter, "target": target})
 
 
-def from_json(text: str, where: str = "the broker's config") -> RunConfig:
+def from_json(text: str | bytes, where: str = "the broker's config") -> RunConfig:
     """Read a resolved config; raises ConfigError naming `where` if this release cannot read it."""
     try:
         return RunConfig.model_validate_json(text)
