@@ -50,7 +50,7 @@ def test_a_damaged_file_of_one_run_hides_no_other(tmp_path: Path, adapter: Path,
     assert rows["bad"][0] == "unreadable:" and name in " ".join(rows["bad"]) and rows["good"][0] == "finished"
     if name == "config.json":  # one byte within a text, which is JSON still
         good = (tmp_path / "good" / name).read_bytes()
-        (tmp_path / "bad" / name).write_bytes(good.replace(b"adapter", b"adapte\xff"))
+        (tmp_path / "bad" / name).write_bytes(good.replace(b"adapter", b"\xffadapter"))
     refused = cli("compare", tmp_path / "good", tmp_path / "bad")
     assert refused.exit_code == 2 and f"bad/{name}" in refused.output
 
