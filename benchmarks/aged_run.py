@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Job, JobResult, TokenIds
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
-from prefixrl.common.engines.extract import extract_answer
-from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.engines.interface.base import Job, JobResult, TokenIds
+from prefixrl.common.prompts.extract import extract_answer
+from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages import (
     GroupPrefixes,
@@ -32,19 +32,19 @@ from prefixrl.common.wire.messages import (
     Verdict,
 )
 from prefixrl.common.wire.packing import logprobs, pack_tokens, token_ids, token_versions
-from prefixrl.learner.broker.groups import LedgerLimits
-from prefixrl.learner.broker.ledger import Ledger
-from prefixrl.learner.broker.window import Choice, Window
+from prefixrl.learner.broker.groups.ledger import Ledger
+from prefixrl.learner.broker.groups.states import LedgerLimits
+from prefixrl.learner.broker.groups.window import Choice, Window
 from prefixrl.learner.data.order import PromptOrder
 from prefixrl.learner.data.problems import load
-from prefixrl.learner.training.batch import IterationData, Sample
+from prefixrl.learner.models.batch import IterationData, Sample
+from prefixrl.learner.models.model import Models
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.model import Models
 from prefixrl.rollout.loop import make_job, pack_row
 from prefixrl.scorer.verifier.exchange import ChildQuestion
+from prefixrl.scorer.verifier.rules.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
 from prefixrl.scorer.verifier.scoring import Scoring
-from prefixrl.scorer.verifier.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from benchmarks.results import Report, commit, mean_figure, options
-from prefixrl.common.run.plans import GREEDY, RESULTS_FILE, ArmResult, EvaluationResults
+from prefixrl.common.evaluation.plans import GREEDY, RESULTS_FILE, ArmResult, EvaluationResults
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "deploy/examples"
 PREFIX = EXAMPLES / "arithmetic/run.toml"

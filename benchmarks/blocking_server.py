@@ -40,7 +40,7 @@ from benchmarks.results import Figure, Report, commit, options
 from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.seeds import derive, row_uniforms
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.processes.servers import Servers
 
 GROUPS, ROWS, SCORERS, SEATS = 64, 2, 2, 16
 MEAN_S, SIGMA, PREFIX_S, LEARNER = 0.4, 1.0, 0.1, 0.4

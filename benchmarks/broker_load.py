@@ -34,7 +34,7 @@ from benchmarks.fake_fleet import FleetPlan, Timings, digest_of
 from benchmarks.results import ROOT, Figure, Report, commit, options
 from benchmarks.simulated import PROBE, PROBE_LOGPROBS, simulated_run
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.digests import model_digests, scorer_digests
+from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.wire.address import address_in
 from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.messages import Batch, GetBatch, WeightsNote

@@ -29,11 +29,11 @@ import torch
 from benchmarks.results import ROOT, Figure, Report, commit, options
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Engine, Job, JobResult, TokenIds
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
+from prefixrl.common.engines.interface.base import Engine, Job, JobResult, TokenIds
 from prefixrl.common.engines.make import make_engine
-from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import row_uniforms
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"

@@ -28,8 +28,8 @@ from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, daemons, learner, s
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages import Evaluate, Prompt
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.broker.evaluations import ROWS_PER_ITEM
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM
+from prefixrl.learner.processes.servers import Servers
 
 SCORERS, ITEMS, EVERY = 2, 4, 10
 PROBLEMS = ITEMS * ROWS_PER_ITEM

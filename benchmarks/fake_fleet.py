@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from prefixrl.common.process import allow_many_files
+from prefixrl.common.host.process import allow_many_files
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address, address_in
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.results import Figure, Report, commit, options
 from benchmarks.simulated import PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.processes.servers import Servers
 
 ITERATIONS, GROUPS, ROWS, SCORERS = 50_000, 2, 2, 2
 READ_EVERY_S = 5.0

@@ -40,7 +40,7 @@ from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, MetricsLine
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.weights.publish import Publisher
 
 RULES: tuple[AdmissionRule, AdmissionRule] = ("just_in_time", "as_early_as_allowed")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 TIMEOUT_S = 2
 """Short, so that many run into it."""

@@ -21,9 +21,9 @@ import numpy as np
 from benchmarks.results import Figure, Report, commit, options
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.load import load
-from prefixrl.common.engines.base import Job
-from prefixrl.common.engines.vllm import VllmEngine
-from prefixrl.common.engines.vllm_setup import resolve
+from prefixrl.common.engines.interface.base import Job
+from prefixrl.common.engines.vllm.engine import VllmEngine
+from prefixrl.common.engines.vllm.setup import resolve
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages import Sampling
 

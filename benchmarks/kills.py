@@ -26,8 +26,8 @@ import click
 import xxhash
 
 from benchmarks.results import ROOT, Figure, Report, commit, options
-from prefixrl.common.run.crash_points import FOLDER_VARIABLE, POINTS, VARIABLE
-from prefixrl.deploy.inspect import checked
+from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, POINTS, VARIABLE
+from prefixrl.deploy.runs.inspect import checked
 from prefixrl.learner.run.retention import BEST, checkpoints, milestones
 from prefixrl.learner.training.manifest import damage
 

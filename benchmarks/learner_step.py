@@ -43,10 +43,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.results import ROOT, Figure, Report, commit, options
 from prefixrl.common.config.run import RunConfig
-from prefixrl.learner.training.backbone import visible
-from prefixrl.learner.training.batch import IterationData, PaddedRows, Sample, pad_lines
+from prefixrl.learner.models.backbone import visible
+from prefixrl.learner.models.batch import IterationData, PaddedRows, Sample, pad_lines
+from prefixrl.learner.models.model import Models
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.plan import plan_iteration
 
 SAMPLES = 8

@@ -36,7 +36,7 @@ from benchmarks.openings.arms import plain_loop
 from benchmarks.results import ROOT, Figure, Report, commit, mean_figure, options, t_interval
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.run.accuracy import bootstrap
+from prefixrl.common.evaluation.accuracy import bootstrap
 from prefixrl.common.wire.messages import Prompt
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.deploy.examples.letters.problems import OPERATIONS

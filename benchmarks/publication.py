@@ -23,7 +23,7 @@ from benchmarks.results import Report, commit, mean_figure, options
 from benchmarks.simulated import PROBE_LOGPROBS, learner, simulated_run
 from benchmarks.weight_transfer import MIB, model
 from prefixrl.common.weights.folders import folder
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.processes.servers import Servers
 
 FIRST = 2
 """Publications that bring the buffers' memory: they are not counted."""

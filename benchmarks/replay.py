@@ -17,14 +17,14 @@ from pathlib import Path
 import click
 
 from benchmarks.results import Figure, Report, commit, options
-from prefixrl.common.run import journal
-from prefixrl.common.run.history import history
-from prefixrl.common.run.records import LedgerState, Record, RunHeader, SegmentStart, VersionPublished
+from prefixrl.common.journal import journal
+from prefixrl.common.journal.history import history
+from prefixrl.common.journal.records import LedgerState, Record, RunHeader, SegmentStart, VersionPublished
 from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
-from prefixrl.learner.broker.groups import LedgerLimits
-from prefixrl.learner.broker.ledger import Ledger
-from prefixrl.learner.broker.window import Window
+from prefixrl.learner.broker.groups.ledger import Ledger
+from prefixrl.learner.broker.groups.states import LedgerLimits
+from prefixrl.learner.broker.groups.window import Window
 
 ROWS, TOKENS, BATCH_GROUPS, STALENESS, ITEM_GROUPS = 8, 16, 512, 2, 64
 HEADER = RunHeader("replay", 1, b"k" * 32)

@@ -36,7 +36,7 @@ from prefixrl.common.run.status import StatusDocument
 from prefixrl.deploy.capacity.outlook import foresee
 from prefixrl.deploy.capacity.system import Foreseen, RowTimes, System, WeightsPath, Workers
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.processes.servers import Servers
 
 ITERATIONS, QUICK_ITERATIONS, ROUNDS = 24, 9, 2
 LOOK_S = 0.05

@@ -19,7 +19,7 @@ from benchmarks.seats_arm import LIMIT, MEDIAN, SIGMA
 from prefixrl.deploy.capacity.outlook import foresee, limit_of
 from prefixrl.deploy.capacity.simulation import GATHER_S, MESSAGES
 from prefixrl.deploy.capacity.system import BrokerCosts, Part, RowTimes, System, WeightsPath, Workers
-from prefixrl.learner.run.pace import IterationWork, learner_s
+from prefixrl.learner.check.time import IterationWork, learner_s
 
 PAGE = ROOT / "docs/scale.md"
 BEGIN, END = "<!-- table: python -m benchmarks.scale_tables -->\n", "<!-- end of the table -->\n"

@@ -27,13 +27,13 @@ import torch
 import prefixrl.common.engines.simulated
 from benchmarks.simulated import daemons, learner, simulated_run
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.digests import scorer_digests
-from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.engines.simulated import SimulatedEngine
+from prefixrl.common.prompts.rendering import ByteRenderer
+from prefixrl.common.run.digests import scorer_digests
 from prefixrl.common.wire.address import address_in
 from prefixrl.common.worker.link import Link
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.processes.servers import Servers
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 
@@ -122,8 +122,8 @@ def simulated_engine(config: RunConfig, meter: Meter) -> Any:
 
 def vllm_engine(config: RunConfig, meter: Meter) -> Any:
     """An engine of vLLM whose rows have drawn lengths, and vLLM's own count of those it decodes."""
-    from prefixrl.common.engines.vllm import VllmEngine
-    from prefixrl.common.engines.vllm_setup import prepare_environment, resolve
+    from prefixrl.common.engines.vllm.engine import VllmEngine
+    from prefixrl.common.engines.vllm.setup import prepare_environment, resolve
 
     setup = resolve(config.model_of("scorer"), "scorer", config)
     prepare_environment(setup)

@@ -14,7 +14,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.wire.messages import Batch, GetBatch, ScoredGroup
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.weights.publish import Publisher
 
 GROUPS = 16

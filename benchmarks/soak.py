@@ -36,9 +36,9 @@ from benchmarks.results import Figure, Report, commit, options
 from benchmarks.simulated import PATIENCE_S, PROBE, PROBE_LOGPROBS, simulated_run
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.process import exit_codes
-from prefixrl.common.run import journal
-from prefixrl.common.run.history import History, history
+from prefixrl.common.host.process import exit_codes
+from prefixrl.common.journal import journal
+from prefixrl.common.journal.history import History, history
 
 STALENESS, GROUPS, ROWS, SCORERS = 2, 32, 16, 3
 TRAINS_S = 0.3
@@ -114,7 +114,7 @@ def _learn(folder: Path) -> None:
 
     from prefixrl.common.wire.messages import Batch, GetBatch
     from prefixrl.learner.broker.client import BrokerClient
-    from prefixrl.learner.servers import Servers
+    from prefixrl.learner.processes.servers import Servers
     from prefixrl.learner.weights.publish import Publisher
 
     config = from_json((folder / "config.json").read_text(encoding="utf-8"))

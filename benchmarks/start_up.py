@@ -42,8 +42,8 @@ from prefixrl.common.errors import PrefixRLError
 from prefixrl.common.run.documents import METRICS_FILE
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.address import ENDPOINT_FILE
-from prefixrl.deploy.status import fetch
-from prefixrl.learner.servers import Servers
+from prefixrl.deploy.view.live_view import fetch
+from prefixrl.learner.processes.servers import Servers
 
 EXAMPLE = Path("deploy/examples/arithmetic")
 ITERATIONS = 3
@@ -102,12 +102,12 @@ PARTS = {
         "prefixrl.common.engines.embedded.continuous",
         "transformers.models.llama.modeling_llama",
     ),
-    "prefixrl": ("prefixrl.scorer.start", "prefixrl.scorer.loop", "prefixrl.common.engines.vllm_setup"),
+    "prefixrl": ("prefixrl.scorer.start", "prefixrl.scorer.loop", "prefixrl.common.engines.vllm.setup"),
 }
 """Modules that a scorer with the embedded engine imports after its hello."""
 LOAD = """
 import importlib, json, sys, time
-from prefixrl.common.process import uncollected
+from prefixrl.common.host.process import uncollected
 model, before, parts = json.loads(sys.argv[1])
 with uncollected():
     for name in before:
@@ -119,7 +119,7 @@ with uncollected():
             importlib.import_module(name)
         found[part] = time.monotonic() - from_s
 from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
-from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.prompts.rendering import Renderer
 from_s = time.monotonic()
 assert not objection(model)
 TransformersEngine(model, "cpu", "auto", 1), Renderer(model, 256, role="scorer")

@@ -33,13 +33,13 @@ import torch
 from benchmarks.results import Figure, Report, commit, options
 from benchmarks.simulated import PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import JobResult
-from prefixrl.common.engines.rendering import ByteRenderer
+from prefixrl.common.engines.interface.base import JobResult
 from prefixrl.common.engines.simulated import SimulatedEngine
+from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.address import address_in
 from prefixrl.common.worker.link import Link
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.processes.servers import Servers
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher, WeightsSource
 

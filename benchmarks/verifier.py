@@ -24,7 +24,7 @@ from benchmarks.hostile_answers import TIMEOUT_S as HOSTILE_TIMEOUT_S
 from benchmarks.model_answers import completion, like_models
 from benchmarks.results import Figure, Report, commit, mean_figure, options
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.verify import judge_exactly
+from prefixrl.scorer.verifier.rules.verify import judge_exactly
 
 ANSWERS = 4_000
 QUICK_ANSWERS = 1_000

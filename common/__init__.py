@@ -18,12 +18,13 @@ A group (one prompt, n prefixes, one version) is the unit of lease, of training 
 errors.py   the errors that end a process, and their exit codes
 wire/       every message, and the sockets that carry them
 config/     the run file: sections, keys, reading and checking
-process.py  logs, signals, exit codes, files replaced as a whole
 seeds.py    every seed is a hash of the run's seed and its purpose
-hub.py      folders of models and datasets on this host
-digests.py  digests of what a worker loaded
 run/        the files that a run leaves
 weights/    snapshots, deltas and shared memory of published weights
 engines/    models that continue rows of tokens, prompts in and answers out
 worker/     the start of every worker, and its connection to the broker
+evaluation/  judged rows and their figures
+host/        the machine that a process runs on
+journal/     the journal of a run, and the history that it proves
+prompts/     questions as a model is asked them, and answers as they are read
 """

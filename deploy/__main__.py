@@ -8,9 +8,10 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from prefixrl.common.process import exit_codes, printable, stop_event
+from prefixrl.common.host.process import exit_codes, printable, stop_event
 from prefixrl.common.worker.command import settings_option
-from prefixrl.deploy import starting, watching
+from prefixrl.deploy.commands import begin as starting
+from prefixrl.deploy.commands import operate as watching
 from prefixrl.deploy.serve.serve_command import serve
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -56,7 +57,7 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, check: bool) 
             flags = [flag for setting in settings for flag in ("--set", setting)]
             command = [sys.executable, "-m", "prefixrl.learner", str(run_file), "--check", *flags]
             raise SystemExit(subprocess.call(command))
-        from prefixrl.deploy.launch import launch as run
+        from prefixrl.deploy.launch.launch import launch as run
 
         raise SystemExit(run(run_file, settings, fresh))
 
@@ -68,8 +69,8 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, check: bool) 
 def resume(run_directory: Path, changes: tuple[str, ...], settings: tuple[str, ...]) -> None:
     """Go on with the run in RUN_DIRECTORY, with a few changes that are recorded there."""
     with exit_codes():
-        from prefixrl.deploy.launch import launch as run
-        from prefixrl.deploy.resume import resumed
+        from prefixrl.deploy.launch.launch import launch as run
+        from prefixrl.deploy.launch.resume import resumed
 
         raise SystemExit(run(resumed(run_directory, changes), settings, fresh=False))
 
@@ -87,7 +88,7 @@ def config_command(key: str | None, form: str | None) -> None:
         import json
 
         from prefixrl.common.config.catalogue import json_schema
-        from prefixrl.deploy.settings import explained, page
+        from prefixrl.deploy.commands.config import explained, page
 
         if form == "schema":
             click.echo(json.dumps(json_schema(), indent=2))
@@ -106,7 +107,7 @@ def config_command(key: str | None, form: str | None) -> None:
 def keygen(run_directory: Path, added: str | None, removed: str | None, is_new: bool) -> None:
     """Add or remove a key of a run, also while the run goes on; list the keys."""
     with exit_codes():
-        from prefixrl.deploy.keygen import change, listing
+        from prefixrl.deploy.commands.keygen import change, listing
 
         change(run_directory, added, removed, is_new)
         click.echo(listing(run_directory))
@@ -119,7 +120,7 @@ def keygen(run_directory: Path, added: str | None, removed: str | None, is_new: 
 def worker_command(run_directory: Path, role: str, name: str) -> None:
     """Print the command that starts a worker on another host, and the key file to copy there."""
     with exit_codes():
-        from prefixrl.deploy.keygen import command_for
+        from prefixrl.deploy.commands.keygen import command_for
 
         click.echo(command_for(run_directory, role, name))
 
@@ -141,8 +142,8 @@ def evaluate(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
     Starts workers on this machine. Several runs, of different seeds for example, also get a line with their mean.
     """
     with exit_codes():
-        from prefixrl.deploy.evaluate import EvaluateOptions
-        from prefixrl.deploy.evaluate import evaluate as run
+        from prefixrl.deploy.commands.eval_command import EvaluateOptions
+        from prefixrl.deploy.commands.eval_command import evaluate as run
 
         raise SystemExit(run(list(runs), EvaluateOptions(**options), out))
 
@@ -167,8 +168,8 @@ def generate(out: Path | None, **options: Any) -> None:
     answer, or no verdict although it has a gold answer.
     """
     with exit_codes():
-        from prefixrl.deploy.generate import GenerateOptions
-        from prefixrl.deploy.generate import generate as run
+        from prefixrl.deploy.commands.generate_command import GenerateOptions
+        from prefixrl.deploy.commands.generate_command import generate as run
 
         raise SystemExit(run(GenerateOptions(**options), out))
 
@@ -180,8 +181,8 @@ def generate(out: Path | None, **options: Any) -> None:
 def inspect(run_directory: Path, as_json: bool, check: bool) -> None:
     """List every trained group of the run in RUN_DIRECTORY: its prompt, rewards and versions."""
     with exit_codes():
-        from prefixrl.deploy.inspect import checked
-        from prefixrl.deploy.inspect import inspect as run
+        from prefixrl.deploy.runs.inspect import checked
+        from prefixrl.deploy.runs.inspect import inspect as run
 
         for line in [checked(run_directory)] if check else run(run_directory, as_json):
             click.echo(printable(line))
@@ -200,8 +201,8 @@ def samples(
 ) -> None:
     """Print what the adapter writes: its commonest texts over time, and samples."""
     with exit_codes():
-        from prefixrl.deploy.samples import SampleChoice, follow
-        from prefixrl.deploy.samples import samples as run
+        from prefixrl.deploy.runs.samples import SampleChoice, follow
+        from prefixrl.deploy.runs.samples import samples as run
 
         if follows:
             lines = follow(run_directory, as_json, stop_event().is_set)
@@ -220,7 +221,7 @@ def list_command(folder: Path, as_json: bool) -> None:
         import msgspec
         from rich.console import Console
 
-        from prefixrl.deploy.runs import listing, runs_below, state_of
+        from prefixrl.deploy.view.run_state import listing, runs_below, state_of
 
         if as_json:
             for run in runs_below(folder):
@@ -236,7 +237,7 @@ def compare(runs: tuple[Path, ...]) -> None:
     with exit_codes():
         from rich.console import Console
 
-        from prefixrl.deploy.runs import comparison
+        from prefixrl.deploy.view.run_state import comparison
 
         Console().print(comparison(list(runs)))
 
@@ -247,7 +248,7 @@ def compare(runs: tuple[Path, ...]) -> None:
 def export(run_directory: Path, out: Path) -> None:
     """Write the metrics of the run in RUN_DIRECTORY as a table, a row per iteration."""
     with exit_codes():
-        from prefixrl.deploy.export import export as run
+        from prefixrl.deploy.runs.export import export as run
 
         click.echo(f"wrote {run(run_directory, out)} iterations to {out}")
 
@@ -267,7 +268,7 @@ def track(
     A run does so itself where its run file says so (log.tensorboard, log.wandb).
     """
     with exit_codes():
-        from prefixrl.deploy.track import stdin_ended, track_as_configured, track_as_told
+        from prefixrl.deploy.runs.track import stdin_ended, track_as_configured, track_as_told
 
         if is_child:
             track_as_configured(run_directory, stdin_ended)
@@ -281,7 +282,7 @@ def track(
 def report(run_directory: Path) -> None:
     """Write reward.png and report.html into RUN_DIRECTORY and print its table."""
     with exit_codes():
-        from prefixrl.deploy.report import print_table, write_report
+        from prefixrl.deploy.runs.report import print_table, write_report
 
         write_report(run_directory)
         print_table(run_directory)
@@ -308,7 +309,7 @@ def install(
 ) -> None:
     """Write units for the run of RUN_FILE and print the next commands."""
     with exit_codes():
-        from prefixrl.deploy.units import installation
+        from prefixrl.deploy.systemd.install import installation
 
         wanted = installation(run_file, settings, is_user, name, account)
         if shows:
@@ -326,7 +327,7 @@ def install(
 def uninstall(is_user: bool, name: str | None) -> None:
     """Remove the units of a run; its directory stays. Stop them first."""
     with exit_codes():
-        from prefixrl.deploy import units
+        from prefixrl.deploy.systemd import install as units
 
         where = units.places(is_user)
         removed = units.uninstall(where, units.prefix_of(name))

@@ -3,7 +3,7 @@
 import math
 
 from prefixrl.common.run.status import StatusDocument
-from prefixrl.deploy.console import NAMED_WAIT_S, Progress, held_up_by
+from prefixrl.deploy.view.console import NAMED_WAIT_S, Progress, held_up_by
 
 EVERY_S = 10.0
 """Time between two lines of a run that goes well, about."""

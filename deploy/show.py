@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.asking import WARNING, differing, roles, shown, warnings
-from prefixrl.common.engines.rendering import Renderer, renderer_of
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.hub import model_folder
+from prefixrl.common.host.hub import model_folder
+from prefixrl.common.prompts.asking import WARNING, differing, roles, shown, warnings
+from prefixrl.common.prompts.rendering import Renderer, renderer_of
 
 
 def show(config: RunConfig, question: str, prefix: str) -> Iterator[str]:

@@ -15,7 +15,9 @@ Read in this order:
     data/           from data files to problems, and their order
     run/            the run directory, metrics, summary, and the forecast of `--check`
     start.py        starting one rank, in the right order
-    servers.py      the child processes of rank 0: broker and weight server
-    ranks.py        the rank of this process, and a small supervisor of several
     __main__.py     the command
+check/      `--check`: what a config will need, before it is spent
+commands/   the learner's side of `prefixrl eval` and `prefixrl generate`
+models/     models behind DeepSpeed
+processes/  processes that the learner starts
 """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prefixrl.common.process import exit_codes, no_teardown, start_logging, stop_event
+from prefixrl.common.host.process import exit_codes, no_teardown, start_logging, stop_event
 from prefixrl.common.worker.command import settings_option
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
 
         config = load(run_file, settings)
         if check:
-            from prefixrl.common.run.placement import gpus_here, place, processes_of
-            from prefixrl.learner.run.budget import check_fit
-            from prefixrl.learner.run.forecast import forecast
-            from prefixrl.learner.run.shares import with_shares
+            from prefixrl.common.host.placement import gpus_here, place, processes_of
+            from prefixrl.learner.check.budget import check_fit
+            from prefixrl.learner.check.report import forecast
+            from prefixrl.learner.check.shares import with_shares
             from prefixrl.learner.run.tracking import check_packages
 
             if nproc_per_node > 1:
@@ -53,7 +53,7 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
             click.echo("\n".join(with_shares(config, placed, said.prompt_tokens)[1]), nl=bool(placed))
             return
         import_functions(config)
-        from prefixrl.learner import ranks
+        from prefixrl.learner.processes import ranks
 
         info, missing = ranks.rank_info(os.environ)
         start_logging("prefixrl-learner" if info.ranks == 1 else f"prefixrl-learner-{info.rank}")
@@ -71,15 +71,15 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
 
 def _placed(config: "RunConfig") -> "RunConfig":
     """Return the run file with shares for engines that are not alone on their GPUs."""
-    from prefixrl.common.run.placement import VARIABLE, neighbours, read
+    from prefixrl.common.host.placement import VARIABLE, neighbours, read
 
     placed = read(os.environ.get(VARIABLE, ""))
     is_crowded = any(len(names) > 1 for names in neighbours(placed).values())
     if not is_crowded and (config.scorer.prm is None or config.scorer.prm.device == "cpu"):
         return config
-    from prefixrl.learner.run.budget import device_bytes
-    from prefixrl.learner.run.forecast import forecast
-    from prefixrl.learner.run.shares import with_shares
+    from prefixrl.learner.check.budget import device_bytes
+    from prefixrl.learner.check.report import forecast
+    from prefixrl.learner.check.shares import with_shares
 
     if not is_crowded and device_bytes(config) is None:
         return config

@@ -21,26 +21,27 @@ from torch import Tensor
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain, NotSaved
-from prefixrl.common.run.accuracy import Point
-from prefixrl.common.run.crash_points import crash_point
+from prefixrl.common.evaluation.accuracy import Point
+from prefixrl.common.host.service import Service
+from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run.disk import when_there_is_room
-from prefixrl.common.run.service import Service
 from prefixrl.common.weights.low_rank import published_name
 from prefixrl.common.wire.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
 from prefixrl.common.wire.packing import ProbeRow
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation.arms import Arms
+from prefixrl.learner.models import lora
+from prefixrl.learner.models.batch import iteration_data
+from prefixrl.learner.models.model import Models
+from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.run.retention import is_milestone, prune
 from prefixrl.learner.run.tracking import Tracking
 from prefixrl.learner.run.uploads import Uploads, counts
-from prefixrl.learner.servers import Servers
-from prefixrl.learner.training import checkpoint, lora
-from prefixrl.learner.training.batch import iteration_data
+from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.iteration import plan_for, train_iteration
 from prefixrl.learner.training.manifest import TrainerState
-from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.plan import groups_of_rank
 from prefixrl.learner.weights.publish import Publisher
 

@@ -9,23 +9,23 @@ from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError, Halted, PeerLost, TrainingFault
-from prefixrl.common.hub import model_folder
-from prefixrl.common.process import uncollected
+from prefixrl.common.host.hub import model_folder
+from prefixrl.common.host.process import uncollected
+from prefixrl.common.host.service import Service
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.prometheus import exposed, numbers_of_run
-from prefixrl.common.run.service import Service
 from prefixrl.common.run.starts import note_start
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, Address, address_in
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
+from prefixrl.learner.check.disk_room import check_room
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
+from prefixrl.learner.processes.servers import CLOSE_S, Servers
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
-from prefixrl.learner.run.disk_room import check_room
 from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking, check_packages
 from prefixrl.learner.run.uploads import Uploads, check_command
-from prefixrl.learner.servers import CLOSE_S, Servers
 from prefixrl.learner.training.manifest import damage, read_manifest
 
 log = logging.getLogger(__name__)
@@ -131,9 +131,10 @@ def _run(
     with uncollected():
         from prefixrl.learner.evaluation.arms import Arms
         from prefixrl.learner.loop import Learner, RankZeroParts
+        from prefixrl.learner.models import distributed
+        from prefixrl.learner.models.model import Models
         from prefixrl.learner.run.metrics import MetricsLog
-        from prefixrl.learner.training import checkpoint, distributed
-        from prefixrl.learner.training.model import Models
+        from prefixrl.learner.training import checkpoint
         from prefixrl.learner.weights.probe import make_probe
         from prefixrl.learner.weights.publish import FLUSH_S, Publisher
 

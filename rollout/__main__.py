@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from prefixrl.common.process import uncollected
+from prefixrl.common.host.process import uncollected
 from prefixrl.common.worker.command import worker_command
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from prefixrl.common.process import write_atomically
+from prefixrl.common.host.process import write_atomically
 from prefixrl.common.weights.memory import Memory, map_shared
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.digests import model_digests
-from prefixrl.common.engines.base import AdapterEngine, Continuation, Job, JobResult, TokenIds, ready_of
-from prefixrl.common.engines.rendering import ByteRenderer, Renderer
-from prefixrl.common.run.crash_points import crash_point
+from prefixrl.common.engines.interface.base import AdapterEngine, Continuation, Job, JobResult, TokenIds, ready_of
+from prefixrl.common.journal.crash_points import crash_point
+from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
+from prefixrl.common.run.digests import model_digests
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire import messages

@@ -1,8 +1,8 @@
 """The loading of a rollout; imported after the broker's Welcome, since it is slow."""
 
-from prefixrl.common.engines.asking import log_warnings
 from prefixrl.common.engines.make import make_engine
-from prefixrl.common.engines.rendering import ByteRenderer, Renderer, renderer_of
+from prefixrl.common.prompts.asking import log_warnings
+from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, renderer_of
 from prefixrl.common.worker.join import WorkerSession
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher, WeightsSource

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefixrl.common.errors import PeerLost, PrefixRLError
-from prefixrl.common.process import keep_receive_buffers
+from prefixrl.common.host.process import keep_receive_buffers
 from prefixrl.common.weights.memory import Memory, MemoryFiles
 from prefixrl.common.weights.snapshot import BadSnapshot, Snapshot, check_manifest
 from prefixrl.common.wire.address import Address, beside

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prefixrl.common.engines.base import Continuation, Job, TokenIds
+from prefixrl.common.engines.interface.base import Continuation, Job, TokenIds
 from prefixrl.common.wire.messages import Finish, Sampling
 
 ENTRY_BYTES = 512

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.config.worker_sections import ScorerConfig
-from prefixrl.common.engines.extract import extract_answer
-from prefixrl.common.run.crash_points import crash_point
+from prefixrl.common.journal.crash_points import crash_point
+from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.worker.drain import Drain, handed_back
@@ -29,7 +29,7 @@ from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.rows_left import RowsLeftReport
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 IDLE_S = 0.05
 POLL_S = 0.005

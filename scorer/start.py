@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from prefixrl.common.config import user_function
-from prefixrl.common.digests import name_digest, scorer_digests
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.hub import model_folder
+from prefixrl.common.host.hub import model_folder
+from prefixrl.common.run.digests import name_digest, scorer_digests
 from prefixrl.common.wire.messages import ModelDigests
 from prefixrl.common.worker.join import WorkerSession
 from prefixrl.scorer.process.step_scoring import StepScoring, load_scoring
@@ -50,10 +50,10 @@ def _direct(
 def _with_target(
     session: WorkerSession, verifier: VerifierPool, digests: ModelDigests, scoring: StepScoring | None
 ) -> "Scorer":
-    from prefixrl.common.engines.asking import log_warnings
-    from prefixrl.common.engines.base import Engine
+    from prefixrl.common.engines.interface.base import Engine
     from prefixrl.common.engines.make import make_engine
-    from prefixrl.common.engines.rendering import ByteRenderer, Renderer, renderer_of
+    from prefixrl.common.prompts.asking import log_warnings
+    from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, renderer_of
     from prefixrl.scorer.loop import Scorer
 
     config = session.config

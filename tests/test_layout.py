@@ -111,7 +111,7 @@ def test_the_wheel_holds_every_source_file_the_examples_and_the_docs(wheel: Path
         held = {name for name in archive.namelist() if name.startswith("prefixrl/")}
     shipped = (ROOT / "deploy/examples", ROOT / "deploy/systemd")
     examples = [path for folder in shipped for path in folder.rglob("*") if path.is_file()]
-    typed = [ROOT / root / "py.typed" for root in ROOTS]
+    typed = [ROOT / TOP / "py.typed"]
     shell = list((ROOT / "deploy/slurm").glob("*.sh"))
     pages = {f"prefixrl/deploy/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     expected = {

@@ -1,7 +1,7 @@
 """A prefix on its way from the adapter's tokenizer to the target's."""
 
-from prefixrl.common.engines.base import TokenIds
-from prefixrl.common.engines.rendering import ByteRenderer, Renderer
+from prefixrl.common.engines.interface.base import TokenIds
+from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
 
 
 def continued_prefix(target: Renderer | ByteRenderer, ids: TokenIds, text: str | None) -> tuple[TokenIds, bool]:

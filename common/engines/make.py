@@ -1,8 +1,8 @@
 """Choose and load the engine of a worker."""
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import AdapterEngine
-from prefixrl.common.process import uncollected
+from prefixrl.common.engines.interface.base import AdapterEngine
+from prefixrl.common.host.process import uncollected
 
 
 def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
@@ -18,14 +18,14 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
     with uncollected():
         import torch
 
-        from prefixrl.common.engines.vllm_setup import is_vllm_installed, low_rank_of
+        from prefixrl.common.engines.vllm.setup import is_vllm_installed, low_rank_of
 
     section = config.rollout if role == "rollout" else config.scorer
     device = section.device
     has_cuda = device != "cpu" and torch.cuda.is_available()
     if kind == "vllm" or (kind == "auto" and has_cuda and not config.bitwise and is_vllm_installed()):
-        from prefixrl.common.engines.vllm import VllmEngine
-        from prefixrl.common.engines.vllm_setup import resolve
+        from prefixrl.common.engines.vllm.engine import VllmEngine
+        from prefixrl.common.engines.vllm.setup import resolve
 
         return VllmEngine(resolve(model, role, config))
     with uncollected():

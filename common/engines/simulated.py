@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.config.worker_sections import SimulatedConfig
-from prefixrl.common.engines.base import (
+from prefixrl.common.engines.interface.base import (
     Continuation,
     Job,
     JobQueue,

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import write_atomically
+from prefixrl.common.host.process import write_atomically
 
 FORMAT = 3
 """The only format that this release reads and writes. Format 1 had no file that names it."""

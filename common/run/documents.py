@@ -2,7 +2,7 @@
 
 import msgspec
 
-from prefixrl.common.run.accuracy import Interval, Point
+from prefixrl.common.evaluation.accuracy import Interval, Point
 from prefixrl.common.run.status import AdmissionStatus, UsageTotal
 from prefixrl.common.wire.messages import StageTimes
 

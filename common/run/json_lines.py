@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from prefixrl.common.errors import DataError
-from prefixrl.common.process import write_atomically
+from prefixrl.common.host.process import write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 
 from prefixrl.common.config.log import LogConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.columns import columns
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
-from prefixrl.common.run.memory_use import memory_now
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 import click
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import StopSignals, exit_codes, start_logging
-from prefixrl.common.run.service import Service
+from prefixrl.common.host.process import StopSignals, exit_codes, start_logging
+from prefixrl.common.host.service import Service
 from prefixrl.common.worker.drain import GRACE_S
 
 if TYPE_CHECKING:

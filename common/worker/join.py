@@ -12,8 +12,8 @@ from typing import Literal
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError, PeerLost, RunIsOver
-from prefixrl.common.hub import model_folder
-from prefixrl.common.process import AskedToStop
+from prefixrl.common.host.hub import model_folder
+from prefixrl.common.host.process import AskedToStop
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import END_FILE
 from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given

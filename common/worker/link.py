@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal, RunIsOver
-from prefixrl.common.run.memory_use import memory_now
+from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address, Find
 from prefixrl.common.wire.requester import hello

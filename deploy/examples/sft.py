@@ -21,11 +21,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config.load import from_json
-from prefixrl.common.engines.tokenizer import load_tokenizer
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.hub import model_folder
-from prefixrl.common.run import journal
-from prefixrl.common.run.records import GroupScored
+from prefixrl.common.host.hub import model_folder
+from prefixrl.common.journal import journal
+from prefixrl.common.journal.records import GroupScored
+from prefixrl.common.prompts.tokenizer import load_tokenizer
 from prefixrl.common.wire.packing import token_ids
 
 LanguageModel: TypeAlias = Any

@@ -7,7 +7,7 @@ none may pay for what it does not use.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prefixrl.deploy.handle import Run, launch
+    from prefixrl.deploy.commands.python_api import Run, launch
 
     __version__: str
 
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return version("prefixrl")
     if name in ("Run", "launch"):
-        from prefixrl.deploy import handle
+        from prefixrl.deploy.commands import python_api as handle
 
         return getattr(handle, name)
     raise AttributeError(f"module 'prefixrl' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import TokenIds
 from prefixrl.common.engines.handover import continued_prefix
-from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.engines.interface.base import TokenIds
+from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import derive, row_uniforms
 from prefixrl.common.wire.messages import Sampling
 from prefixrl.deploy.serve.api_request import ApiError, Asked

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.engines.base import Continuation, Engine, Job, TokenIds
+from prefixrl.common.engines.interface.base import Continuation, Engine, Job, TokenIds
 from prefixrl.common.errors import PeerLost, PrefixRLError
 from prefixrl.common.wire.messages import Sampling
 

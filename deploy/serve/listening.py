@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import handle_stops
+from prefixrl.common.host.process import handle_stops
 from prefixrl.deploy.serve.app import is_loopback
 
 HEADER_S = 10.0

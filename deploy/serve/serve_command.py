@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from prefixrl.common.errors import UserError
-from prefixrl.common.process import exit_codes
+from prefixrl.common.host.process import exit_codes
 from prefixrl.common.worker.command import settings_option
 
 PATH = click.Path(path_type=Path)

@@ -10,13 +10,13 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.asking import log_warnings
 from prefixrl.common.engines.make import make_engine
-from prefixrl.common.engines.rendering import renderer_of
 from prefixrl.common.errors import ConfigError, PrefixRLError
-from prefixrl.common.hub import model_folder
-from prefixrl.common.process import AskedToStop, StopSignals, allow_many_files, start_logging
-from prefixrl.deploy.checkpoints import LATEST, config_of, weights_of
+from prefixrl.common.host.hub import model_folder
+from prefixrl.common.host.process import AskedToStop, StopSignals, allow_many_files, start_logging
+from prefixrl.common.prompts.asking import log_warnings
+from prefixrl.common.prompts.rendering import renderer_of
+from prefixrl.deploy.runs.checkpoints import LATEST, config_of, weights_of
 from prefixrl.deploy.serve.answering import Answering, Model
 from prefixrl.deploy.serve.api_request import Limits
 from prefixrl.deploy.serve.app import CompletionService, Policy

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from prefixrl.common.engines.base import TokenIds
+from prefixrl.common.engines.interface.base import TokenIds
 
 UNFINISHED = "\ufffd"
 """Stand-in for a character of which only some bytes are there."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import write_atomically
+from prefixrl.common.host.process import write_atomically
 from prefixrl.deploy.slurm.script import Script
 
 FOLDER = "slurm"

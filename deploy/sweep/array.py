@@ -6,11 +6,11 @@ from pathlib import Path
 import click
 
 from prefixrl.common.errors import ConfigError
-from prefixrl.deploy.runs import state_of
 from prefixrl.deploy.slurm import scheduler
 from prefixrl.deploy.slurm.jobs import script_path, write_scripts
 from prefixrl.deploy.slurm.script import RunOnSlurm, whole_runs
 from prefixrl.deploy.sweep.grid import Sweep
+from prefixrl.deploy.view.run_state import state_of
 
 
 def script(sweep: Sweep) -> str:

@@ -8,11 +8,11 @@ import click
 from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PrefixRLError
-from prefixrl.common.process import stop_event
-from prefixrl.deploy.checkpoints import config_of
-from prefixrl.deploy.launch import STOPPED, launch
-from prefixrl.deploy.runs import PLACE, flat_settings, is_locked, state_of
+from prefixrl.common.host.process import stop_event
+from prefixrl.deploy.launch.launch import STOPPED, launch
+from prefixrl.deploy.runs.checkpoints import config_of
 from prefixrl.deploy.sweep.grid import Sweep, SweptRun
+from prefixrl.deploy.view.run_state import PLACE, flat_settings, is_locked, state_of
 
 SOME_FAILED = 5
 """Exit code of a sweep that is over, but some of whose runs ended with an error."""

@@ -16,13 +16,13 @@ from rich.text import Text
 
 from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.errors import UserError
-from prefixrl.common.process import printable
+from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy, over_runs
+from prefixrl.common.host.process import printable
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.accuracy import EvaluatedRow, accuracy, over_runs
 from prefixrl.common.run.documents import SUMMARY_FILE, Summary
-from prefixrl.deploy.results import FILE_WIDTH
-from prefixrl.deploy.runs import state_of
+from prefixrl.deploy.runs.eval_table import FILE_WIDTH
 from prefixrl.deploy.sweep.grid import Sweep, SweptRun, Values, toml
+from prefixrl.deploy.view.run_state import state_of
 
 TRAINED, SEED = "trained_adapter", "seed"
 

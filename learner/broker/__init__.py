@@ -3,21 +3,7 @@
 Rollouts, scorers, learner ranks and operators all talk to its one socket. It decides what is sampled, scored and
 trained next, and writes to its journal what must survive a crash before it acknowledges anything.
 
-    ledger.py        state and next steps of every group; over `groups.py`, its plain values
-    journaled.py     the part of the ledger that the journal rebuilds
-    window.py        admission, deadline and choice: the age of samples
-    admission.py     how much of what the window allows is begun: just in time
-    filtering.py     the prompt filter, and the shares of groups that end a run
-    dispatch.py      tasks for workers; the effect of results and losses
-    task_names.py    names that prove which worker held which task
-    limits.py        most tokens and text that a result may hold
-    takers.py        who gets the next task, kept as workers change
-    workers.py       workers, leases, free rows; `registry.py`: who is connected, under which name
-    evaluations.py   work pinned to one version, apart from the ledger
-    versions.py      the weights each worker holds, proved or not; the other half is `rollout/swap.py`
-    proofs.py        whether logprobs and checksums show that an engine holds a version
     peers.py         the ranks and operators that are known, and what they may do
-    identity.py      the check of models, tokenizers and published digests
     batches.py       answers to ranks that ask for a batch; `waiting.py`: the sentences about a missing one
     server.py        socket, clock, enrolment, the handlers of every message; `__main__.py` starts it
     gathering.py     the messages of a turn
@@ -47,4 +33,6 @@ The way of one group (each wait with what ends it in brackets):
 [1] or filtered, failed, expired: see the picture in `ledger.py`.
 A worker that is silent, stalls or leaves unblocks its groups: server._give_up_lost ─▶ dispatch.lose ─▶
 ledger.give_back, which queues them again, or ends them and requeues their prompts.
+groups/   the states of groups
+workers/  workers, their leases, tasks and versions
 """

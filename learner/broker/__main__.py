@@ -12,7 +12,7 @@ import click
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.process import (
+from prefixrl.common.host.process import (
     END_SIGNAL,
     allow_many_files,
     die_with_parent,
@@ -21,22 +21,22 @@ from prefixrl.common.process import (
     stop_event,
     write_atomically,
 )
-from prefixrl.common.run import journal as journals
+from prefixrl.common.journal import journal as journals
+from prefixrl.common.journal.records import LedgerState, Record, RunHeader, SegmentStart, VersionPublished
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.records import LedgerState, Record, RunHeader, SegmentStart, VersionPublished
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, advertised, beside, bindable, bound_within
 from prefixrl.common.wire.keys import server_keys
 from prefixrl.common.wire.messages import PROTOCOL, FromBroker, ToBroker, WeightsNote
 from prefixrl.common.wire.transport import Server
-from prefixrl.learner.broker.admission import Admission
-from prefixrl.learner.broker.dispatch import Dispatcher
-from prefixrl.learner.broker.filtering import AccuracyFilter
-from prefixrl.learner.broker.groups import LedgerLimits
-from prefixrl.learner.broker.identity import IdentityCheck, RunState
-from prefixrl.learner.broker.ledger import Ledger
+from prefixrl.learner.broker.groups.admission import Admission
+from prefixrl.learner.broker.groups.filtering import AccuracyFilter
+from prefixrl.learner.broker.groups.ledger import Ledger
+from prefixrl.learner.broker.groups.states import LedgerLimits
+from prefixrl.learner.broker.groups.window import Window
 from prefixrl.learner.broker.server import LINGER_S, Broker
-from prefixrl.learner.broker.task_names import TaskNames
-from prefixrl.learner.broker.window import Window
+from prefixrl.learner.broker.workers.dispatch import Dispatcher
+from prefixrl.learner.broker.workers.identity import IdentityCheck, RunState
+from prefixrl.learner.broker.workers.task_names import TaskNames
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.order import PromptOrder
 from prefixrl.learner.data.rows import prompts

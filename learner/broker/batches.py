@@ -15,16 +15,16 @@ import msgspec
 import xxhash
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.run.records import GroupScored
+from prefixrl.common.journal.records import GroupScored
 from prefixrl.common.run.status import LearnerPhase
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import TOKEN_BYTES
 from prefixrl.common.wire.transport import Payload
-from prefixrl.learner.broker.dispatch import Dispatcher
-from prefixrl.learner.broker.filtering import Starved
+from prefixrl.learner.broker.groups.filtering import Starved
+from prefixrl.learner.broker.groups.window import Choice, NotYetChosen
 from prefixrl.learner.broker.waiting import Awaited, awaited_groups, groups_in_words, why_no_batch
-from prefixrl.learner.broker.window import Choice, NotYetChosen
+from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.run.batch_fractions import batch_fractions
 
 log = logging.getLogger(__name__)

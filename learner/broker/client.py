@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from prefixrl.common.errors import NothingToTrain, PeerLost
-from prefixrl.common.run.memory_use import memory_now
+from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address

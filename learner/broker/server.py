@@ -17,23 +17,23 @@ import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.process import is_gone
-from prefixrl.common.run.crash_points import crash_point
+from prefixrl.common.host.process import is_gone
+from prefixrl.common.journal.crash_points import crash_point
+from prefixrl.common.journal.journal import Journal
+from prefixrl.common.journal.records import JournalRecord, SegmentStart, VersionPublished
 from prefixrl.common.run.disk import FullDisk
-from prefixrl.common.run.journal import Journal
-from prefixrl.common.run.records import JournalRecord, SegmentStart, VersionPublished
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, Undeliverable, Unlisted
 from prefixrl.learner.broker.batches import BatchDesk
-from prefixrl.learner.broker.dispatch import Dispatcher
 from prefixrl.learner.broker.gathering import gathered
-from prefixrl.learner.broker.identity import RunState
 from prefixrl.learner.broker.malformed import MalformedMessages
 from prefixrl.learner.broker.peers import Peers, why_not
 from prefixrl.learner.broker.spending import UsageFile
 from prefixrl.learner.broker.status import StatusSources, document
-from prefixrl.learner.broker.versions import Versions
-from prefixrl.learner.broker.workers import UNCOUNTED, Worker, check_offer
+from prefixrl.learner.broker.workers.dispatch import Dispatcher
+from prefixrl.learner.broker.workers.identity import RunState
+from prefixrl.learner.broker.workers.versions import Versions
+from prefixrl.learner.broker.workers.workers import UNCOUNTED, Worker, check_offer
 
 log = logging.getLogger(__name__)
 

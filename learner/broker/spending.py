@@ -11,7 +11,7 @@ import msgspec
 
 from prefixrl.common.config.openai_options import OpenAIConfig
 from prefixrl.common.errors import is_full
-from prefixrl.common.process import write_atomically
+from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run.status import USAGE_FILE, UsageTotal, total_usage
 from prefixrl.common.wire.messages import Usage
 

@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefixrl.common.run.journal import Journal
-from prefixrl.common.run.memory_use import memory_now
+from prefixrl.common.host.memory_use import memory_now
+from prefixrl.common.journal.journal import Journal
 from prefixrl.common.run.status import (
     AdmissionStatus,
     DrainedWorker,
@@ -15,11 +15,11 @@ from prefixrl.common.run.status import (
     WorkerStatus,
 )
 from prefixrl.common.wire.messages import MemoryUse
-from prefixrl.learner.broker.admission import Admission
 from prefixrl.learner.broker.batches import BatchDesk
-from prefixrl.learner.broker.dispatch import Dispatcher
+from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.spending import UsageFile
-from prefixrl.learner.broker.workers import Worker
+from prefixrl.learner.broker.workers.dispatch import Dispatcher
+from prefixrl.learner.broker.workers.workers import Worker
 
 _ROLES = ("rollout", "scorer")
 _COUNTED = set(GroupCounts.__struct_fields__) - {"outstanding"}

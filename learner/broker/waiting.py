@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefixrl.common.config.filter import FilterConfig
-from prefixrl.learner.broker.dispatch import Dispatcher
-from prefixrl.learner.broker.filtering import PassRate, Starved
-from prefixrl.learner.broker.ledger import Ledger
-from prefixrl.learner.broker.window import NotYetChosen
+from prefixrl.learner.broker.groups.filtering import PassRate, Starved
+from prefixrl.learner.broker.groups.ledger import Ledger
+from prefixrl.learner.broker.groups.window import NotYetChosen
+from prefixrl.learner.broker.workers.dispatch import Dispatcher
 
 NAMED_GROUPS = 2
 

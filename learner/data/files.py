@@ -14,7 +14,7 @@ import msgspec
 
 from prefixrl.common.config.data import HUB
 from prefixrl.common.errors import DataError
-from prefixrl.common.hub import dataset_folder
+from prefixrl.common.host.hub import dataset_folder
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.process import write_atomically
+from prefixrl.common.host.process import write_atomically
 from prefixrl.learner.data.problems import Problem, shown
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.hub import model_folder
+from prefixrl.common.host.hub import model_folder
 from prefixrl.learner.data.rows import Problem
 
 TEMPLATE_TOKENS = 256
@@ -22,7 +22,7 @@ def too_long(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
         suspects = [each for each in problems if len((each.question + each.system).encode()) + around > limit]
         if suspects:
             # Late: few runs have long questions.
-            from prefixrl.common.engines.rendering import renderer_of
+            from prefixrl.common.prompts.rendering import renderer_of
 
             renderer = renderer_of(config, role, model_folder(asked.model, needs_weights=False))
         for problem in suspects:

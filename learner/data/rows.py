@@ -10,7 +10,7 @@ import msgspec
 
 from prefixrl.common.config.data import DataConfig, Source
 from prefixrl.common.config.problem_sets import TASK_SUFFIXES, Column, ProblemSet, Reading
-from prefixrl.common.engines.extract import extract_answer
+from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.wire.messages import CodeMode, Prompt
 
 SHOWN_CHARS = 60

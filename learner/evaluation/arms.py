@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.process import write_atomically
-from prefixrl.common.run.accuracy import Accuracy, Point, accuracy
+from prefixrl.common.evaluation.accuracy import Accuracy, Point, accuracy
+from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
+from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run.documents import ARMS
-from prefixrl.common.run.plans import GREEDY, SAMPLED
 from prefixrl.common.wire.messages import ScoredGroup
 from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.learner.broker.client import BrokerClient

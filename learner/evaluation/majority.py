@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from prefixrl.common.run.accuracy import EvaluatedRow
+from prefixrl.common.evaluation.accuracy import EvaluatedRow
 
 log = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ import msgspec
 import xxhash
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.rendering import ByteRenderer, Renderer, renderer_of
 from prefixrl.common.errors import PeerLost
-from prefixrl.common.hub import model_folder
-from prefixrl.common.process import write_atomically
+from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy
+from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
+from prefixrl.common.host.hub import model_folder
+from prefixrl.common.host.process import write_atomically
+from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, renderer_of
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.accuracy import EvaluatedRow, accuracy
 from prefixrl.common.run.disk import when_there_is_room
-from prefixrl.common.run.plans import GREEDY, SAMPLED
 from prefixrl.common.wire.messages import Evaluate, ScoredGroup
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient

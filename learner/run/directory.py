@@ -12,10 +12,10 @@ import msgspec
 
 from prefixrl.common.config.load import from_json
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.digests import file_digest, function_digest, model_digests, process_digest
 from prefixrl.common.errors import ConfigError, PrefixRLError
-from prefixrl.common.hub import model_folder
-from prefixrl.common.process import own, write_atomically
+from prefixrl.common.host.hub import model_folder
+from prefixrl.common.host.process import own, write_atomically
+from prefixrl.common.run.digests import file_digest, function_digest, model_digests, process_digest
 from prefixrl.common.run.directory_format import check_format, write_format
 from prefixrl.common.run.documents import END_FILE, RunEnd
 from prefixrl.common.wire.address import advertised, bindable, weights_listen

@@ -2,10 +2,10 @@
 
 from prefixrl.common.config.learner import LearnerConfig
 from prefixrl.common.config.run import RunConfig
-from prefixrl.learner.run.budget import planned, section_of
-from prefixrl.learner.run.model_shapes import parameters, shape_of
-from prefixrl.learner.run.pace import IterationWork, engine_s, learner_s
-from prefixrl.learner.run.prompt_lengths import PromptLength
+from prefixrl.learner.check.budget import planned, section_of
+from prefixrl.learner.check.model_shapes import parameters, shape_of
+from prefixrl.learner.check.prompt_lengths import PromptLength
+from prefixrl.learner.check.time import IterationWork, engine_s, learner_s
 
 
 def time_lines(config: RunConfig, prompts: PromptLength, iterations: int) -> list[str]:

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from prefixrl.common.config.run import CheckpointConfig
-from prefixrl.common.run.accuracy import Point
-from prefixrl.common.run.crash_points import crash_point
+from prefixrl.common.evaluation.accuracy import Point
+from prefixrl.common.journal.crash_points import crash_point
 
 log = logging.getLogger(__name__)
 

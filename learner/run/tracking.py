@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prefixrl.common.config.log import LogConfig
 from prefixrl.common.errors import ConfigError, UserError
-from prefixrl.common.process import RestartBudget, deaf_children
+from prefixrl.common.host.process import RestartBudget, deaf_children
 
 log = logging.getLogger(__name__)
 

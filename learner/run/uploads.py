@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from prefixrl.common.config.run import CheckpointConfig
-from prefixrl.common.digests import file_digest
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.crash_points import crash_point
+from prefixrl.common.run.digests import file_digest
 from prefixrl.common.run.documents import UPLOADS_FILE, UploadLine
 from prefixrl.learner.run.retention import checkpoints
 
@@ -44,7 +44,7 @@ MOST_LOG_BYTES = 4 << 20
 LINE_CHARS = 1000
 _GUARD = """
 import os, signal, sys, time
-from prefixrl.common.process import die_with_parent, handle_stops
+from prefixrl.common.host.process import die_with_parent, handle_stops
 handle_stops(lambda *_: None)  # the command hears them, and may take its time
 guard, learner, tick_s = os.getpid(), int(sys.argv[1]), float(sys.argv[2])
 if (command := os.fork()) == 0:

@@ -29,10 +29,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prefixrl.common.errors import DataError, NotSaved
-from prefixrl.common.process import sync
-from prefixrl.common.run.crash_points import crash_point
+from prefixrl.common.host.process import sync
+from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run.disk import free_bytes, held_bytes, in_mib
-from prefixrl.learner.training import distributed
+from prefixrl.learner.models import distributed
+from prefixrl.learner.models.model import Models
+from prefixrl.learner.models.optimizers import restored, saved_state
+from prefixrl.learner.models.trained_model import TrainedModel
 from prefixrl.learner.training.manifest import (
     FORMAT,
     CheckpointManifest,
@@ -42,9 +45,6 @@ from prefixrl.learner.training.manifest import (
     read_manifest,
     write_manifest,
 )
-from prefixrl.learner.training.model import Models
-from prefixrl.learner.training.optimizers import restored, saved_state
-from prefixrl.learner.training.trained_model import TrainedModel
 
 CARRIED_FILES = (
     "generation_config.json",

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from prefixrl.common.run.documents import AgeDrift
-from prefixrl.learner.training.batch import IterationData, PreparedMicroBatch
-from prefixrl.learner.training.distributed import sum_over_ranks
+from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch
+from prefixrl.learner.models.distributed import sum_over_ranks
+from prefixrl.learner.models.trained_model import StepReport
 from prefixrl.learner.training.drift import drift_by_age, drift_figures, drift_sums
 from prefixrl.learner.training.ppo import LOG_RATIO_EDGES, Sums, bin_counts
 from prefixrl.learner.training.ratios import Ratio, log_ratios, units
-from prefixrl.learner.training.trained_model import StepReport
 
 Report = dict[str, float]
 

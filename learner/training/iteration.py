@@ -24,11 +24,11 @@ from torch import Tensor
 from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import TrainingFault
+from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch, Sample, filler_row, pad_lines
+from prefixrl.learner.models.distributed import gather_over_ranks, sum_over_ranks
+from prefixrl.learner.models.model import Models
 from prefixrl.learner.training.advantages import moments, whiten
-from prefixrl.learner.training.batch import IterationData, PreparedMicroBatch, Sample, filler_row, pad_lines
-from prefixrl.learner.training.distributed import gather_over_ranks, sum_over_ranks
 from prefixrl.learner.training.figures import IterationFacts, IterationMetrics, Report, StepSums, Whitening, report
-from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
 from prefixrl.learner.training.plan import MicroBatch, Plan, forward_tokens, plan_iteration
 from prefixrl.learner.training.ppo import PolicyTerms, Sums, ValueTerms, policy_loss, value_loss

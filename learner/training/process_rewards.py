@@ -16,9 +16,11 @@ from torch import Tensor
 
 from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.errors import TrainingFault
+from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch
+from prefixrl.learner.models.distributed import gather_over_ranks, sum_over_ranks
+from prefixrl.learner.models.model import Models
+from prefixrl.learner.models.trained_model import StepReport
 from prefixrl.learner.training.advantages import gae, token_rewards
-from prefixrl.learner.training.batch import IterationData, PreparedMicroBatch
-from prefixrl.learner.training.distributed import gather_over_ranks, sum_over_ranks
 from prefixrl.learner.training.figures import Report
 from prefixrl.learner.training.implicit_reward import (
     NORM_FLOOR,
@@ -30,10 +32,8 @@ from prefixrl.learner.training.implicit_reward import (
     row_baselines,
     row_means,
 )
-from prefixrl.learner.training.model import Models
 from prefixrl.learner.training.objectives import Objective, row_rewards
 from prefixrl.learner.training.step_scores import StepMoments, row_steps, step_baselines, step_moments
-from prefixrl.learner.training.trained_model import StepReport
 
 MicroBatches = list[list[PreparedMicroBatch]]
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefixrl.learner.training.batch import Sample
+from prefixrl.learner.models.batch import Sample
 from prefixrl.learner.training.implicit_reward import BaselineForm, RowBaselines, row_baselines
 
 

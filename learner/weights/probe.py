@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Job, TokenIds
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
-from prefixrl.common.engines.rendering import Renderer
-from prefixrl.common.engines.vllm_setup import PROBE_ROOM_TOKENS
+from prefixrl.common.engines.interface.base import Job, TokenIds
+from prefixrl.common.engines.vllm.setup import PROBE_ROOM_TOKENS
+from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import derive
 from prefixrl.common.wire.messages import Sampling
 from prefixrl.common.wire.packing import ProbeRow

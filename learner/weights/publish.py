@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from prefixrl.common.errors import PeerLost, PrefixRLError, TrainingFault
-from prefixrl.common.run.crash_points import crash_point
+from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import prune, versions

@@ -12,7 +12,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from prefixrl.common.process import (
+from prefixrl.common.host.process import (
     END_SIGNAL,
     allow_many_files,
     die_with_parent,

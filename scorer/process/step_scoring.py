@@ -140,7 +140,7 @@ def _failed(verdict: TextVerdict, reason: str, fault: Fault) -> TextVerdict:
 def load_scoring(settings: ProcessModelConfig, folder: str) -> StepScoring:
     """Load the process reward model of a run; ConfigError or DataError if it cannot score."""
     # Late: a scorer without a model needs neither transformers nor torch.
-    from prefixrl.common.engines.tokenizer import load_tokenizer
+    from prefixrl.common.prompts.tokenizer import load_tokenizer
     from prefixrl.scorer.process.formats import StepForm
     from prefixrl.scorer.process.torch_model import TorchStepModel
 

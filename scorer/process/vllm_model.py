@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig
 
 from prefixrl.common.config.step_rewards import ProcessModelConfig
-from prefixrl.common.engines.vllm_setup import CPU_KV_CACHE_BYTES, platform_of, prepare_processes
+from prefixrl.common.engines.vllm.setup import CPU_KV_CACHE_BYTES, platform_of, prepare_processes
 from prefixrl.common.errors import DataError
 from prefixrl.scorer.process.formats import Marked, StepForm
 from prefixrl.scorer.process.torch_model import check_candidates, head_of

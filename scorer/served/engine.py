@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Continuation, Job, JobResult, TokenIds
-from prefixrl.common.engines.rendering import renderer_of
-from prefixrl.common.engines.row_jobs import RowJobs
+from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, TokenIds
+from prefixrl.common.engines.interface.row_jobs import RowJobs
 from prefixrl.common.errors import UserError
+from prefixrl.common.prompts.rendering import renderer_of
 from prefixrl.common.seeds import row_seed
 from prefixrl.common.wire.messages import Sampling, Usage
 from prefixrl.scorer.served import protocol as completions

@@ -25,8 +25,8 @@ from typing import BinaryIO
 import msgspec
 import setproctitle
 
-from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
-from prefixrl.common.process import STOP_SIGNALS, die_with_parent
+from prefixrl.common.host.process import STOP_SIGNALS, die_with_parent
+from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages import Fault, encodable
 from prefixrl.scorer.sandbox.comparison import is_rounded
 from prefixrl.scorer.sandbox.programs import read_tests, share_passed, value_of
@@ -42,9 +42,9 @@ from prefixrl.scorer.verifier.exchange import (
     deadline_s,
     frame,
 )
-from prefixrl.scorer.verifier.looks import normalise
-from prefixrl.scorer.verifier.rationals import read_rational
-from prefixrl.scorer.verifier.verify import (
+from prefixrl.scorer.verifier.rules.looks import normalise
+from prefixrl.scorer.verifier.rules.rationals import read_rational
+from prefixrl.scorer.verifier.rules.verify import (
     GoldError,
     UnparsableAnswerError,
     is_readable,

@@ -10,7 +10,7 @@ from itertools import combinations
 
 import msgspec
 
-from prefixrl.common.process import die_with_parent
+from prefixrl.common.host.process import die_with_parent
 from prefixrl.scorer.verifier.pool import VerifierPool
 
 WAIT_S = 1.0

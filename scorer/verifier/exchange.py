@@ -10,7 +10,7 @@ import msgspec
 from prefixrl.common.wire.messages import CodeMode, Fault
 from prefixrl.scorer.sandbox.programs import MAX_TESTS
 from prefixrl.scorer.sandbox.runner import GRACE_S, START_S
-from prefixrl.scorer.verifier.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 LENGTH_BYTES = 4
 

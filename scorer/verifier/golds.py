@@ -11,9 +11,9 @@ import sys
 
 import msgspec
 
-from prefixrl.common.process import die_with_parent
+from prefixrl.common.host.process import die_with_parent
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.verify import is_settled_without_sympy
+from prefixrl.scorer.verifier.rules.verify import is_settled_without_sympy
 
 NICE = 19
 WAIT_S = 1.0

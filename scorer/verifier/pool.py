@@ -22,15 +22,15 @@ from functools import partial
 
 import msgspec
 
-from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.errors import PeerLost
+from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages import CodeMode, Fault, encodable
 from prefixrl.scorer.sandbox.runner import OVERRAN
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
 from prefixrl.scorer.verifier.complaints import Troubles
 from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, FromChild, Outcome, deadline_s
 from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
-from prefixrl.scorer.verifier.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 log = logging.getLogger(__name__)
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from prefixrl.common.engines.extract import MAX_ANSWER_CHARS, extract_answer
+from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS, extract_answer
 from prefixrl.common.wire.messages import CodeMode
 from prefixrl.scorer.sandbox.programs import MAX_PROGRAM_CHARS, find_program
-from prefixrl.scorer.verifier.boxes import joined_answer
 from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
 from prefixrl.scorer.verifier.exchange import ChildQuestion, frame
-from prefixrl.scorer.verifier.verify import Judgement, judge_exactly
+from prefixrl.scorer.verifier.rules.boxes import joined_answer
+from prefixrl.scorer.verifier.rules.verify import Judgement, judge_exactly
 
 MAX_GOLD_CHARS = 8_192
 """Limit on a gold answer: a question must fit a pipe's buffer (64 KiB), or sending it could block."""

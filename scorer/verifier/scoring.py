@@ -16,12 +16,12 @@ import threading
 from collections.abc import Callable, Iterator
 
 from prefixrl.common.config import user_function
-from prefixrl.common.digests import function_digest
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.run.digests import function_digest
 from prefixrl.scorer.verifier.complaints import Complaints
 from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 log = logging.getLogger(__name__)
 

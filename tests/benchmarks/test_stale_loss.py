@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks.aged_run import AgedRun, Target
 from benchmarks.staleness_arms import Arm, Size, config_of
 from prefixrl.common.config.run import RunConfig
-from prefixrl.learner.training.batch import IterationData, Sample
+from prefixrl.learner.models.batch import IterationData, Sample
 from prefixrl.learner.training.plan import plan_iteration
-from support.tiny_model import DEEPSPEED_WARNINGS
+from support.models.tiny_model import DEEPSPEED_WARNINGS
 
 pytestmark = DEEPSPEED_WARNINGS
 

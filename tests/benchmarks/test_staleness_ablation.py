@@ -19,8 +19,8 @@ from benchmarks.snapshots import snapshot_of
 from benchmarks.staleness_ablation import arms_of, draw, figures_of, markdown, run_all
 from benchmarks.staleness_arms import FORMS, SAME_WHEN_FRESH, Arm, Run, Size, ages_of, config_of, run_arm
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
-from prefixrl.learner.training.batch import IterationData
-from support.tiny_model import DEEPSPEED_WARNINGS
+from prefixrl.learner.models.batch import IterationData
+from support.models.tiny_model import DEEPSPEED_WARNINGS
 
 pytestmark = DEEPSPEED_WARNINGS
 

@@ -1,6 +1,6 @@
 """A child has so many restarts, and all of them again after an hour in which it ran well."""
 
-from prefixrl.common.process import WELL_S, RestartBudget
+from prefixrl.common.host.process import WELL_S, RestartBudget
 
 
 def test_a_process_that_ran_well_has_all_its_restarts_again() -> None:

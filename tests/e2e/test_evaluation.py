@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from prefixrl.deploy.checkpoints import config_of, weights_of
-from support.run_helper import ROOT, SMALL, finish, launched, wait_for
+from prefixrl.deploy.runs.checkpoints import config_of, weights_of
+from support.runs.run_helper import ROOT, SMALL, finish, launched, wait_for
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from reference.free_run import FreeRun, ReferenceIteration, ReferenceRun
-from reference.ppo_loop import Recipe
 
 from support.paths import EXAMPLE
+from support.reference.free_run import FreeRun, ReferenceIteration, ReferenceRun
+from support.reference.ppo_loop import Recipe
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from prefixrl.common.run.documents import END_FILE
-from support.run_helper import SMALL, child, launched, logs, trained_iterations, wait_for
+from support.runs.run_helper import SMALL, child, launched, logs, trained_iterations, wait_for
 
 pytestmark = pytest.mark.slow
 TWO_SCORERS = (*SMALL, "launch.scorers=2", "algorithm.iterations=2000")

@@ -29,7 +29,7 @@ from prefixrl.common.wire.messages import (
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.server import Broker
 from support.fakes import Peer, end, endpoint_of, peers, run_on_disk, serving, wait_until
-from support.simulated_run import next_batch, note, until_full, weights, workers
+from support.runs.simulated_run import next_batch, note, until_full, weights, workers
 
 ITERATIONS, EVERY, PROBLEMS = 12, 3, 40
 PROMPTS = tuple(Prompt(f"held-out-{i}", f"{i} + 1 =", str(i + 1)) for i in range(PROBLEMS))

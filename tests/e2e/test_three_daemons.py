@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from prefixrl.common.errors import PeerLost
-from support.run_helper import (
+from support.runs.run_helper import (
     RUN_FILE,
     SMALL,
     check_books,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.simulated import PROBE_LOGPROBS, learner, simulated_run, take_batch
-from prefixrl.learner.servers import Servers
+from prefixrl.learner.processes.servers import Servers
 from support.fakes import wait_until
 
 

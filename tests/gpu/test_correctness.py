@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.on_device import OWN, figure, losses, resumed_and_poisoned, write_report
+from support.models.on_device import OWN, figure, losses, resumed_and_poisoned, write_report
+from support.models.tiny_model import DEEPSPEED_WARNINGS, save_model
 from support.paths import ROOT
-from support.tiny_model import DEEPSPEED_WARNINGS, save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580), *DEEPSPEED_WARNINGS]
 
@@ -22,7 +22,7 @@ def test_cuda_takes_the_steps_of_the_cpu(tmp_path: Path) -> None:
     # One process has one kind of device: its process group is gloo's or NCCL's.
     hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT)])}
     subprocess.run(
-        [sys.executable, "-m", "support.on_device", "cpu", str(tmp_path)], env=os.environ | hidden, check=True
+        [sys.executable, "-m", "support.models.on_device", "cpu", str(tmp_path)], env=os.environ | hidden, check=True
     )
     expected, found = json.loads((tmp_path / "losses.json").read_text()), losses("cuda", tmp_path / "adapter")
     for name, values in found.items():

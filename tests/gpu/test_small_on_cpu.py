@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transformers import Qwen2Config
 
-from support.on_device import (
+from support.models.on_device import (
     OWN,
     losses,
     memory_and_speed,
@@ -18,7 +18,7 @@ from support.on_device import (
     whole_run,
     with_settings,
 )
-from support.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
+from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
 
 pytestmark = [pytest.mark.slow, *DEEPSPEED_WARNINGS]
 

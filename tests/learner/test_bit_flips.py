@@ -9,12 +9,19 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.errors import DataError
-from prefixrl.common.run import journal
-from prefixrl.common.run.records import GroupIssued, GroupTotals, JournalRecord, LedgerState, RunHeader, SegmentStart
+from prefixrl.common.journal import journal
+from prefixrl.common.journal.records import (
+    GroupIssued,
+    GroupTotals,
+    JournalRecord,
+    LedgerState,
+    RunHeader,
+    SegmentStart,
+)
+from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.manifest import TrainerState, read_manifest
-from prefixrl.learner.training.model import Models
-from support.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model, with_tokenizer
+from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model, with_tokenizer
 
 pytestmark = [*DEEPSPEED_WARNINGS, pytest.mark.slow]
 Figure = Callable[[str, object], None]

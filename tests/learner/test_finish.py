@@ -13,15 +13,15 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, NothingToTrain, PeerLost
-from prefixrl.common.run.service import Service
+from prefixrl.common.host.service import Service
 from prefixrl.learner.broker import client as clients
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation.arms import Arms
 from prefixrl.learner.loop import WRITE_S, Learner, RankZeroParts
+from prefixrl.learner.models.model import Models
+from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.run.metrics import MetricsLog
 from prefixrl.learner.run.uploads import Uploads
-from prefixrl.learner.servers import Servers
-from prefixrl.learner.training.model import Models
 from prefixrl.learner.weights.publish import Publisher
 from support.fakes import run_on_disk, wait_until
 

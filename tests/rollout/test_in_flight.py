@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.engines import simulated as engine_simulated
-from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.engines.simulated import SimulatedEngine
+from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages import (
     Beat,
     GroupTask,

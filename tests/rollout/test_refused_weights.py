@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.errors import Refusal
+from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages import Beat, Installed, Staged, Swap, WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens

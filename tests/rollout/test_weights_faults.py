@@ -18,9 +18,9 @@ from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.messages import Manifest
 from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
+from support.broker.puller import pulling
 from support.fakes import publish, publish_next, wait_until, weight_server
 from support.keys import source
-from support.puller import pulling
 
 CHUNKS = 80
 numbers = count(1)

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from prefixrl.common.engines.base import Continuation
+from prefixrl.common.engines.interface.base import Continuation
 from prefixrl.common.engines.make import make_engine
 from prefixrl.learner.broker.batches import _batch_group
 from prefixrl.learner.run.batch_fractions import batch_fractions
 from prefixrl.rollout.loop import pack_row
-from support.base_models import base_model, run_of, scored
+from support.models.base_models import base_model, run_of, scored
 from support.paths import EXAMPLE
 
 

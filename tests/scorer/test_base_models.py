@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Engine
+from prefixrl.common.engines.interface.base import Engine
 from prefixrl.common.engines.make import make_engine
-from prefixrl.common.engines.rendering import renderer_of
+from prefixrl.common.prompts.rendering import renderer_of
 from prefixrl.scorer.judging import Answered, up_to
 from prefixrl.scorer.served.engine import OpenAIEngine
-from support.base_models import AS_DECLARED, CLOSER, EOS, base_model, check_ends, judged, run_of
 from support.completions_server import Reply, Request, serving, written
+from support.models.base_models import AS_DECLARED, CLOSER, EOS, base_model, check_ends, judged, run_of
 from support.paths import EXAMPLE
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.engines.base import Continuation, Job, TokenIds
+from prefixrl.common.engines.interface.base import Continuation, Job, TokenIds
 from prefixrl.common.wire.messages import Sampling
 from prefixrl.scorer.cache import ENTRY_BYTES, Completion, Completions, GreedyCache, Key
 

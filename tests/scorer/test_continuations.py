@@ -12,9 +12,9 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Job
+from prefixrl.common.engines.interface.base import Job
 from prefixrl.common.engines.make import make_engine
-from prefixrl.common.engines.rendering import ByteRenderer, Renderer
+from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages import (
     Done,
@@ -36,9 +36,9 @@ from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_token
 from prefixrl.learner.data import problems
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
+from support.broker.scoring_world import OneByOne, OneTask, WritingEngine
 from support.fakes import run_on_disk
-from support.run_helper import RUN_FILE
-from support.scoring_world import OneByOne, OneTask, WritingEngine
+from support.runs.run_helper import RUN_FILE
 
 M, LIMIT = 3, 20
 EMPTY = Row(tokens=b"", logprobs=b"", finish="length", spans=())

@@ -12,8 +12,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from prefixrl.common.config.load import load
-from prefixrl.common.digests import model_digests, scorer_digests
 from prefixrl.common.errors import DataError
+from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.wire.messages import (
     Done,
     FromBroker,
@@ -103,7 +103,7 @@ import sys
 from prefixrl.common.config.load import load
 from prefixrl.common.worker.join import join
 from prefixrl.scorer.start import _direct, _verifier
-from prefixrl.common.digests import scorer_digests
+from prefixrl.common.run.digests import scorer_digests
 from types import SimpleNamespace
 config = load({str(EXAMPLE / "run.toml")!r})
 joined = SimpleNamespace(config=config, model=config.model_of("scorer"), link=None)

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.wire.messages import Finish, GroupPrefixes, ModelDigests, Prompt, Row, Sampling, ScoreTask
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Vitals
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.chat_tokenizers import llama, qwen
+from support.broker.scoring_world import OneTask, WritingEngine
 from support.fakes import run_on_disk
-from support.scoring_world import OneTask, WritingEngine
+from support.models.chat_tokenizers import llama, qwen
 
 OTHER = ["None of these words is in the other one's lines: zebra quartz, zebra quartz."]
 TEXT = "Step 1: the sum héllo"
@@ -70,7 +70,7 @@ class Echo(WritingEngine):
     """Ends every row at once."""
 
     def _rows(self, job):  # type: ignore[no-untyped-def]
-        from prefixrl.common.engines.base import Continuation
+        from prefixrl.common.engines.interface.base import Continuation
 
         stop = np.array([min(job.stop_tokens)], dtype=np.int32)
         return [Continuation(stop, np.zeros(0, dtype=np.float32), "eos", ()) for _ in job.rows]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Continuation
-from prefixrl.common.engines.rendering import ByteRenderer
+from prefixrl.common.engines.interface.base import Continuation
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages import (
     Ack,
     Batch,
@@ -26,9 +26,9 @@ from prefixrl.common.wire.packing import check_scores
 from prefixrl.learner.run.batch_fractions import batch_fractions
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.dispatch_desk import Desk
+from support.broker.dispatch_desk import Desk
+from support.broker.scoring_world import OneTask, WritingEngine
 from support.fakes import endpoint_of, learner, peers, ready, run_on_disk, sampled, serving, status
-from support.scoring_world import OneTask, WritingEngine
 
 EARLY = r"It is \boxed{1}, let me check that once more."
 LATE = r"Long thoughts, then it is \boxed{1}"

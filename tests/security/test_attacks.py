@@ -8,8 +8,8 @@ import msgspec
 import pytest
 import zmq
 
-from prefixrl.common.digests import model_digests, scorer_digests
 from prefixrl.common.errors import PeerLost, Refusal
+from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.wire.flood import MOST_SILENT
 from prefixrl.common.wire.keys import (
     ClientKey,
@@ -47,7 +47,7 @@ from prefixrl.common.wire.messages import (
 from prefixrl.common.wire.transport import MAX_FRAME_BYTES, Client
 from support.fakes import NOTE, Peer, judged, offer, peers, sampled, wait_until
 from support.keys import key
-from support.real_run import MIB, RealRun, real_run
+from support.runs.real_run import MIB, RealRun, real_run
 
 replace = msgspec.structs.replace
 STOP = Stop("a stranger says so")

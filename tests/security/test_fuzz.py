@@ -15,9 +15,9 @@ from benchmarks.hostile_peers import measure, quantile
 from prefixrl.common.wire.messages import FromBroker, FromWeights, Role, ToBroker, ToWeights
 from prefixrl.common.wire.transport import Malformed, _decode
 from prefixrl.learner.weights.server import Snapshots, answer
+from support.broker.fuzzed_broker import FuzzedBroker
+from support.broker.mutations import Mutator
 from support.fakes import publish, run_on_disk
-from support.fuzzed_broker import FuzzedBroker
-from support.mutations import Mutator
 
 THOUSANDS = int(os.environ.get("PREFIXRL_HOSTILE", "1000"))
 SIZES = [

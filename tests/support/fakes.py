@@ -20,8 +20,8 @@ import msgspec
 import torch
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.digests import model_digests, scorer_digests
-from prefixrl.common.process import write_atomically
+from prefixrl.common.host.process import write_atomically
+from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.status import AdmissionStatus, GroupCounts, StatusDocument, WorkerStatus
 from prefixrl.common.weights.delta import write_delta

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from prefixrl.common.engines.vllm_setup import is_vllm_installed
+from prefixrl.common.engines.vllm.setup import is_vllm_installed
 
 IS_TURNED_OFF = os.environ.get("PREFIXRL_NO_VLLM") == "1"
 FIGURE = "figure"

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.learner.training.batch import Sample, pad
-from prefixrl.learner.training.model import Models
-from support import vllm_world as world
-from support.tiny_model import DEEPSPEED_WARNINGS
-from support.vllm_world import EXAMPLE
+from prefixrl.learner.models.batch import Sample, pad
+from prefixrl.learner.models.model import Models
+from support.models import vllm_world as world
+from support.models.tiny_model import DEEPSPEED_WARNINGS
+from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,

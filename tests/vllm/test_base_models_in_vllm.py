@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from support.base_models import AS_DECLARED, base_model, check_ends, judged, run_of
+from support.models.base_models import AS_DECLARED, base_model, check_ends, judged, run_of
+from support.models.vllm_world import started
 from support.paths import EXAMPLE
-from support.vllm_world import started
 
 pytestmark = [
     pytest.mark.vllm,

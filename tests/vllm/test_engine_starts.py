@@ -10,9 +10,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.common.engines.vllm import VllmEngine
-from support import vllm_world as world
-from support.vllm_world import EXAMPLE
+from prefixrl.common.engines.vllm.engine import VllmEngine
+from support.models import vllm_world as world
+from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,

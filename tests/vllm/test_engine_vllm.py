@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from prefixrl.common.engines.embedded.drawing import truncated
-from prefixrl.common.engines.vllm import VllmEngine
+from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.errors import UserError
 from prefixrl.common.wire.messages import Sampling
-from support import vllm_world as world
-from support.vllm_world import EXAMPLE
+from support.models import vllm_world as world
+from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,

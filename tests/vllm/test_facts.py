@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from prefixrl.common.config.load import load
-from prefixrl.common.engines.vllm_facts import RowCounts, about, engine_config, seats_of
-from prefixrl.common.engines.vllm_setup import engine_arguments, prepare_environment, resolve
+from prefixrl.common.engines.vllm.facts import RowCounts, about, engine_config, seats_of
+from prefixrl.common.engines.vllm.setup import engine_arguments, prepare_environment, resolve
 from prefixrl.common.errors import UserError
 from support.paths import EXAMPLE
 
@@ -57,7 +57,7 @@ def test_only_rollouts_load_the_plugin_for_new_weights(vllm_is_there: None) -> N
 
 def test_row_seconds_are_those_between_two_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr("prefixrl.common.engines.vllm_facts.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("prefixrl.common.engines.vllm.facts.time.monotonic", lambda: now_s[0])
     counts = RowCounts()
     for engine, running, passed_s in ((0, 3, 2.0), (1, 5, 1.0), (0, 1, 4.0)):
         counts.note(engine, running)

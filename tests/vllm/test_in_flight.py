@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.common.engines.base import Job, JobResult, spans_of
-from prefixrl.common.engines.vllm import VllmEngine
-from prefixrl.common.engines.vllm_setup import resolve
+from prefixrl.common.engines.interface.base import Job, JobResult, spans_of
+from prefixrl.common.engines.vllm.engine import VllmEngine
+from prefixrl.common.engines.vllm.setup import resolve
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages import Sampling
-from support import in_flight_run, versioned
-from support import vllm_world as world
 from support.fakes import wait_until
+from support.models import versioned
+from support.models import vllm_world as world
+from support.runs import in_flight_run
 
 pytestmark = [
     pytest.mark.vllm,

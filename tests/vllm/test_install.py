@@ -16,16 +16,16 @@ import pytest
 import torch
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.common.engines.vllm import VllmEngine
+from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import prune
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.rollout.weights import Fetcher
-from support import vllm_world as world
 from support.fakes import trained_further, wait_until, weight_server
 from support.keys import source
-from support.run_helper import wait_for
-from support.vllm_world import EXAMPLE
+from support.models import vllm_world as world
+from support.models.vllm_world import EXAMPLE
+from support.runs.run_helper import wait_for
 
 pytestmark = [
     pytest.mark.vllm,
@@ -169,7 +169,7 @@ def test_nothing_of_vllm_outlives_a_killed_worker() -> None:
     script = f"""
         import sys, time
         sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
-        from support import vllm_world as world
+        from support.models import vllm_world as world
         if __name__ == "__main__":
             with world.started(world.EXAMPLE / "adapter"):
                 print("up", flush=True)

@@ -8,10 +8,10 @@ import torch
 
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.load import load
-from prefixrl.common.engines.vllm import VllmEngine
+from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.weights.low_rank import FIRST, SECOND
-from support import vllm_world as world
-from support.vllm_world import EXAMPLE
+from support.models import vllm_world as world
+from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.process_models import STEP_TAG, TWO_CLASS, trained_step_tag, trained_two_class
+from support.models.process_models import STEP_TAG, TWO_CLASS, trained_step_tag, trained_two_class
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -16,7 +16,7 @@ SCORES = """
 import json, sys
 from pathlib import Path
 from prefixrl.scorer.process.step_scoring import load_scoring
-from support.process_models import lessons, loaded, marked, settings_of
+from support.models.process_models import lessons, loaded, marked, settings_of
 
 if __name__ == "__main__":
     folder, keys = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -11,9 +11,9 @@ from benchmarks.snapshots import snapshot_of
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.wire.messages import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
-from prefixrl.learner.broker.proofs import Checksums, judge
-from support import vllm_world as world
-from support.vllm_world import EXAMPLE
+from prefixrl.learner.broker.workers.proofs import Checksums, judge
+from support.models import vllm_world as world
+from support.models.vllm_world import EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.errors import ConfigError
-from support import vllm_world as world
-from support.run_helper import SMALL, check_books, finish, inspect, launched, logs
+from support.models import vllm_world as world
+from support.runs.run_helper import SMALL, check_books, finish, inspect, launched, logs
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from support.paths import EXAMPLE
-from support.served_run import run_of, served
+from support.runs.served_run import run_of, served
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(400)]
 

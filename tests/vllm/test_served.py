@@ -20,16 +20,17 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Engine, Job, JobResult
-from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.engines.interface.base import Engine, Job, JobResult
+from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages import Sampling
 from prefixrl.scorer.served.engine import OpenAIEngine
-from support import vllm_world as world
-from support.on_hosts import losses
+from support.cluster.on_hosts import losses
+from support.models import vllm_world as world
+from support.models.process_models import SEPARATOR, loaded, marked
+from support.models.vllm_world import END, EXAMPLE
 from support.paths import EXAMPLES
-from support.process_models import SEPARATOR, loaded, marked
-from support.run_helper import (
+from support.runs.run_helper import (
     RUN_FILE,
     SMALL,
     check_books,
@@ -40,7 +41,6 @@ from support.run_helper import (
     trained_iterations,
     wait_for,
 )
-from support.vllm_world import END, EXAMPLE
 
 pytestmark = [
     pytest.mark.vllm,

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from prefixrl.common.engines.base import Continuation, Job, JobResult, Logprobs, TokenIds, room_of, spans_of
 from prefixrl.common.engines.embedded import cached_attention
 from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
 from prefixrl.common.engines.embedded.held_model import EmbeddedEngine
 from prefixrl.common.engines.embedded.prefill import prefill
 from prefixrl.common.engines.embedded.row_cache import RowCache
+from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, Logprobs, TokenIds, room_of, spans_of
 from prefixrl.common.weights.low_rank import LowRank
 from prefixrl.common.wire.messages import Finish, Sampling
 from prefixrl.common.wire.packing import ProbeRow

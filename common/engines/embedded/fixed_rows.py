@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
-from prefixrl.common.engines.base import Continuation, Job, JobResult, spans_of
 from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
 from prefixrl.common.engines.embedded.held_model import EmbeddedEngine
+from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, spans_of
 from prefixrl.common.weights.low_rank import LowRank
 from prefixrl.common.wire.messages import Finish
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from prefixrl.common.engines.base import (
+from prefixrl.common.engines.interface.base import (
     Job,
     JobQueue,
     TokenIds,

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from prefixrl.common.engines.base import TokenIds
 from prefixrl.common.engines.embedded.row_cache import KeysAndValues
+from prefixrl.common.engines.interface.base import TokenIds
 
 WORTH = 0.5
 """Least share of the tokens that heads of their own must save, since they are one more forward."""

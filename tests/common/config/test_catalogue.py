@@ -12,7 +12,7 @@ from prefixrl.common.config.catalogue import SYNONYMS, settings
 from prefixrl.common.config.load import from_flags
 from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.settings import explained, page
+from prefixrl.deploy.commands.config import explained, page
 from support.paths import ROOT
 
 KNOWN = {each.key: each for each in settings()}
@@ -85,7 +85,7 @@ def test_the_schema_is_json(tmp_path: Path) -> None:
 
 def test_explaining_needs_no_torch() -> None:
     program = (
-        "import sys; from prefixrl.deploy.settings import page; page(); "
+        "import sys; from prefixrl.deploy.commands.config import page; page(); "
         "assert not {'torch', 'transformers', 'vllm', 'deepspeed'} & set(sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -16,7 +16,7 @@ from prefixrl.common.config.load import changed, from_json, import_functions, lo
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import Section
 from prefixrl.common.errors import ConfigError
-from prefixrl.learner.broker.filtering import AccuracyFilter
+from prefixrl.learner.broker.groups.filtering import AccuracyFilter
 
 MINIMAL = """
 directory = "run"

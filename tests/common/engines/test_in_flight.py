@@ -9,15 +9,15 @@ import torch
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.worker_sections import SimulatedConfig
 from prefixrl.common.engines import simulated as engine_simulated
-from prefixrl.common.engines.base import Continuation, Job, spans_of
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
+from prefixrl.common.engines.interface.base import Continuation, Job, spans_of
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages import Sampling
-from support import versioned
-from support.embedded_jobs import EmbeddedEngines
 from support.fakes import SteppedClock
+from support.models import versioned
+from support.models.embedded_jobs import EmbeddedEngines
 
 TOKENS = 30
 PROMPTS = tuple(np.frombuffer(text, np.uint8).astype(np.int32) for text in (b"1 + 1 =", b"2", b"10 - 3"))

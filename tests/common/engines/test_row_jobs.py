@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from prefixrl.common.engines.base import Continuation, Job, JobResult
-from prefixrl.common.engines.row_jobs import RowJobs
+from prefixrl.common.engines.interface.base import Continuation, Job, JobResult
+from prefixrl.common.engines.interface.row_jobs import RowJobs
 from prefixrl.common.wire.messages import Sampling
 from support.fakes import wait_until
 

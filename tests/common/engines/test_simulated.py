@@ -10,7 +10,7 @@ import torch
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.worker_sections import SimulatedConfig
 from prefixrl.common.engines import simulated
-from prefixrl.common.engines.base import Job, digest_of, room_of
+from prefixrl.common.engines.interface.base import Job, digest_of, room_of
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.wire.messages import Sampling
 from support.fakes import SteppedClock

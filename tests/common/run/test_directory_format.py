@@ -12,10 +12,12 @@ import pytest
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import FORMAT, check_format, write_format
-from prefixrl.deploy import checkpoints, inspect, report, status
-from prefixrl.deploy.evaluate import EvaluateOptions, evaluate
-from prefixrl.deploy.generate import GenerateOptions, generate
-from prefixrl.deploy.launch import _throw_away, launch
+from prefixrl.deploy.commands.eval_command import EvaluateOptions, evaluate
+from prefixrl.deploy.commands.generate_command import GenerateOptions, generate
+from prefixrl.deploy.launch.launch import _throw_away, launch
+from prefixrl.deploy.runs.eval_table import report
+from prefixrl.deploy.view import live_view as status
+from prefixrl.deploy.view.run_state import checkpoints, inspect
 from prefixrl.learner.run.directory import RunDirectory
 from prefixrl.learner.start import start
 from support.fakes import run_on_disk

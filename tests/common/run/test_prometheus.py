@@ -15,13 +15,13 @@ import pytest
 
 from prefixrl.common.config.log import LogConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run import prometheus
 from prefixrl.common.run.columns import columns
-from prefixrl.common.run.memory_use import memory_now
 from prefixrl.common.run.prometheus import Number, exposed, numbers_of_run, port_of, text_of
 from prefixrl.common.worker.vitals import numbers_of_worker
 from support.fakes import free_pair
-from support.metrics_lines import metrics_line, write_metrics
+from support.runs.metrics_lines import metrics_line, write_metrics
 
 LINE = re.compile(r'([a-z_]+)(?:\{(.*)\})? (\S+)')  # fmt: skip
 

@@ -14,10 +14,10 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.weights.low_rank import are_low_rank, pairs, published_name
-from prefixrl.learner.training import lora
-from prefixrl.learner.training.model import Models
+from prefixrl.learner.models import lora
+from prefixrl.learner.models.model import Models
+from support.models.tiny_model import DEEPSPEED_WARNINGS
 from support.paths import EXAMPLE
-from support.tiny_model import DEEPSPEED_WARNINGS
 
 pytestmark = DEEPSPEED_WARNINGS
 ADAPTER = EXAMPLE / "adapter"

@@ -15,7 +15,7 @@ from prefixrl.common.wire.messages import ScoredGroup, Scores, ScoreTask, TextVe
 from prefixrl.common.wire.packing import check_scores
 from prefixrl.learner.broker.batches import _batch_group
 from prefixrl.learner.run.batch_fractions import batch_fractions, statuses
-from support.dispatch_desk import Desk
+from support.broker.dispatch_desk import Desk
 from support.fakes import run_on_disk
 
 M = 3

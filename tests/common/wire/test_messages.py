@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from prefixrl.common.wire.messages import FromBroker, FromWeights, Role, ToBroker, ToWeights
 from prefixrl.common.wire.transport import Malformed, _decode
-from support.wire_examples import of_type
+from support.broker.wire_examples import of_type
 
 LINKS: dict[str, Any] = {
     "ToBroker": ToBroker,

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from prefixrl.common.errors import PeerLost, Refusal, RunIsOver
-from prefixrl.common.process import exit_codes
+from prefixrl.common.host.process import exit_codes
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages import (
     PROTOCOL,

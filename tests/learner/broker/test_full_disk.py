@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.run import disk, journal
-from prefixrl.common.run.records import BatchFormed, GroupScored, VersionPublished
+from prefixrl.common.journal import journal
+from prefixrl.common.journal.records import BatchFormed, GroupScored, VersionPublished
+from prefixrl.common.run import disk
 from prefixrl.common.wire.messages import (
     Accepted,
     Ack,
@@ -32,7 +33,7 @@ from support.fakes import (
     train,
     wait_until,
 )
-from support.small_disk import small_disk
+from support.runs.small_disk import small_disk
 
 V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
 

@@ -16,12 +16,12 @@ from pydantic import ValidationError
 from prefixrl.common.config.data import DataConfig, resolve
 from prefixrl.common.config.problem_sets import TASK_SUFFIXES
 from prefixrl.common.config.prompting import ModelConfig
-from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.wire.messages import TextVerdict
 from prefixrl.learner.data.problems import Problem, read
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.chat_tokenizers import qwen
-from support.published_sets import fenced, jsonl, parquet
+from support.models.chat_tokenizers import qwen
+from support.models.published_sets import fenced, jsonl, parquet
 
 PATIENCE_S = 240.0
 SCAFFOLD = "\nWork in the actions that you were taught.\n\n[LOOK]\n\n[DO]\n"

@@ -10,12 +10,12 @@ import pytest
 from prefixrl.common.config.data import DataConfig, resolve
 from prefixrl.common.config.load import load
 from prefixrl.common.config.problem_sets import PROBLEM_SETS
-from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.learner.data.problems import Loaded, read
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.chat_tokenizers import llama, llama_text, qwen, qwen_text
+from support.models.chat_tokenizers import llama, llama_text, qwen, qwen_text
+from support.models.published_sets import PUBLISHED, publish
 from support.paths import ROOT
-from support.published_sets import PUBLISHED, publish
 
 PATIENCE_S = 240.0
 NAMES = sorted(PROBLEM_SETS)

@@ -17,9 +17,9 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.problems import BadRow, Loaded, read
 from prefixrl.learner.run.directory import RunDirectory, inputs
-from support.chat_tokenizers import llama, qwen
 from support.fakes import run_on_disk
-from support.published_sets import jsonl, publish
+from support.models.chat_tokenizers import llama, qwen
+from support.models.published_sets import jsonl, publish
 
 ROWS = [{"id": f"r{i}", "question": f"{i} + 1 =", "answer": str(i + 1)} for i in range(4)]
 

@@ -10,7 +10,7 @@ import pytest
 from prefixrl.common.run.documents import Summary
 from prefixrl.common.wire.messages import Evaluate, EvaluationProgress, GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
 from prefixrl.common.wire.packing import token_ids
-from prefixrl.deploy.report import print_table
+from prefixrl.deploy.runs.report import print_table
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation import requests as evaluations
 from prefixrl.learner.evaluation.arms import Arms

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.rendering import ByteRenderer
 from prefixrl.common.errors import DataError, PeerLost
-from prefixrl.common.run.plans import GREEDY, SAMPLED, AnswerLine, GenerationPlan
+from prefixrl.common.evaluation.plans import GREEDY, SAMPLED, AnswerLine, GenerationPlan
+from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages import Evaluate, EvaluationProgress, GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.evaluation.generate_command import AnswerGeneration, given_rows
+from prefixrl.learner.commands.generate_command import AnswerGeneration, given_rows
 from support.fakes import run_on_disk
 
 LOST = "lost with its worker 3 times"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefixrl.common.run.accuracy import EvaluatedRow, accuracy
+from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy
 from prefixrl.learner.evaluation import majority
 from prefixrl.learner.evaluation.majority import with_votes
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from prefixrl.common.run.plans import PLAN_FILE, EvaluationPlan
-from prefixrl.learner.evaluation.serving import read_plan
+from prefixrl.common.evaluation.plans import PLAN_FILE, EvaluationPlan
+from prefixrl.learner.commands.serving import read_plan
 from support.fakes import run_on_disk
 
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 
 from prefixrl.common.wire.messages import BatchGroup, StageTimes
-from prefixrl.learner.broker.filtering import AccuracyFilter
-from prefixrl.learner.broker.groups import LedgerLimits
-from prefixrl.learner.broker.ledger import Ledger
-from prefixrl.learner.broker.window import Window
+from prefixrl.learner.broker.groups.filtering import AccuracyFilter
+from prefixrl.learner.broker.groups.ledger import Ledger
+from prefixrl.learner.broker.groups.states import LedgerLimits
+from prefixrl.learner.broker.groups.window import Window
 from prefixrl.learner.data.rows import MOST_FAMILIES, Problem, prompts
 from prefixrl.learner.run.batch_fractions import by_source
-from support.ledger_steps import sample, score
-from support.ledger_world import Places
+from support.broker.ledger_steps import sample, score
+from support.broker.ledger_world import Places
 
 SOURCES = ["own", "set/easy", "set/hard", "set"]
 NONE = BatchGroup(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.config.run import CheckpointConfig
-from prefixrl.common.run.accuracy import Point
-from prefixrl.common.run.crash_points import FOLDER_VARIABLE, VARIABLE
+from prefixrl.common.evaluation.accuracy import Point
+from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, VARIABLE
 from prefixrl.learner.run.retention import is_milestone, milestones, prune, ranked, removable
 
 GROWTH = st.none() | st.floats(1.001, 10)
@@ -78,7 +78,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from prefixrl.common.config.run import CheckpointConfig
-from prefixrl.common.run.accuracy import Point
+from prefixrl.common.evaluation.accuracy import Point
 from prefixrl.learner.run.retention import prune
 judged = [Point(3, 0.1, (0, 1)), Point(5, 0.2, (0, 1))]
 prune(Path(sys.argv[1]), CheckpointConfig(keep=1, keep_best=1, growth=2), judged)

@@ -12,8 +12,8 @@ from prefixrl.common.config.log import LogConfig, WandbConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.learner.run.tracking import Tracking, check_packages
-from support.metrics_lines import metrics_line, write_metrics
 from support.paths import EXAMPLES
+from support.runs.metrics_lines import metrics_line, write_metrics
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import pytest
 
 from prefixrl.common.config.run import CheckpointConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, VARIABLE
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.crash_points import FOLDER_VARIABLE, VARIABLE
 from prefixrl.common.run.documents import UPLOADS_FILE, UploadLine
 from prefixrl.learner.run import uploads as module
 from prefixrl.learner.run.retention import checkpoints

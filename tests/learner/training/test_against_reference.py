@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from reference.ppo_loop import Recipe, ReferenceLoop, Row
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.learner.training import iteration, model
-from prefixrl.learner.training.batch import IterationData
-from prefixrl.learner.training.model import Models
+from prefixrl.learner.models import model
+from prefixrl.learner.models.batch import IterationData
+from prefixrl.learner.models.model import Models
+from prefixrl.learner.training import iteration
 from prefixrl.learner.training.plan import shuffled_rows
-from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
+from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
+from support.reference.ppo_loop import Recipe, ReferenceLoop, Row
 
 pytestmark = DEEPSPEED_WARNINGS
 

@@ -13,17 +13,17 @@ from transformers import AutoModelForCausalLM
 
 from prefixrl.common.config.run import CheckpointConfig, RunConfig
 from prefixrl.common.errors import ConfigError, DataError, NotSaved
-from prefixrl.learner.run.budget import rank_plan
-from prefixrl.learner.run.disk_room import checkpoint_bytes
+from prefixrl.learner.check.budget import rank_plan
+from prefixrl.learner.check.disk_room import checkpoint_bytes
+from prefixrl.learner.models.batch import pad
+from prefixrl.learner.models.model import Models
 from prefixrl.learner.run.retention import prune
 from prefixrl.learner.training import checkpoint
-from prefixrl.learner.training.batch import pad
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.manifest import TrainerState, damage, read_manifest, write_manifest
-from prefixrl.learner.training.model import Models
-from support.small_disk import small_disk
-from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, with_tokenizer
+from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, with_tokenizer
+from support.runs.small_disk import small_disk
 
 pytestmark = DEEPSPEED_WARNINGS
 

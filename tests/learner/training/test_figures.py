@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from prefixrl.learner.training import distributed
-from prefixrl.learner.training.batch import PaddedRows, PreparedMicroBatch, Sample, filler_row, pad
+from prefixrl.learner.models import distributed
+from prefixrl.learner.models.batch import PaddedRows, PreparedMicroBatch, Sample, filler_row, pad
 from prefixrl.learner.training.figures import _crossed, _row_ages, bin_counts, histogram, means, reward_figures
 
 

@@ -6,6 +6,6 @@ import sys
 
 def test_a_learner_without_low_rank_matrices_does_not_load_peft() -> None:
     # The first iteration would wait for it.
-    code = "import prefixrl.learner.loop, prefixrl.learner.training.model, sys; print('peft' in sys.modules)"
+    code = "import prefixrl.learner.loop, prefixrl.learner.models.model, sys; print('peft' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.split()[-1] == "False"

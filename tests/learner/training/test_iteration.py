@@ -10,11 +10,11 @@ import torch
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import TrainingFault
+from prefixrl.learner.models.model import Models
+from prefixrl.learner.models.trained_model import TrainedModel
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.model import Models
-from prefixrl.learner.training.trained_model import TrainedModel
-from support.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
-from support.training import same, trained
+from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
+from support.models.training import same, trained
 
 pytestmark = DEEPSPEED_WARNINGS
 

@@ -10,13 +10,20 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError, TrainingFault
+from prefixrl.learner.models.batch import IterationData
+from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
-from prefixrl.learner.training.batch import IterationData
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.learner.training.manifest import TrainerState
-from prefixrl.learner.training.model import Models
-from support.tiny_model import DEEPSPEED_WARNINGS, VOCABULARY, random_iteration, run_config, save_model, with_tokenizer
-from support.training import same
+from support.models.tiny_model import (
+    DEEPSPEED_WARNINGS,
+    VOCABULARY,
+    random_iteration,
+    run_config,
+    save_model,
+    with_tokenizer,
+)
+from support.models.training import same
 
 pytestmark = DEEPSPEED_WARNINGS
 

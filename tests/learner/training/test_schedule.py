@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.learner.training.trained_model import lr_at
+from prefixrl.learner.models.trained_model import lr_at
 
 
 def test_the_papers_run_warms_up_over_42_of_1380_steps_and_ends_at_a_tenth() -> None:

@@ -16,11 +16,11 @@ from prefixrl.common.weights.snapshot import as_bytes
 from prefixrl.common.wire.messages import Manifest, WeightsNote
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.loop import Learner
-from prefixrl.learner.training.model import Models
+from prefixrl.learner.models.model import Models
 from prefixrl.learner.weights import publish
 from prefixrl.learner.weights.copies import SETS, HostCopies, not_finite
 from prefixrl.learner.weights.publish import Publisher
-from support.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
+from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
 
 NEVER_S = 60.0
 

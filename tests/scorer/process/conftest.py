@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from support.process_models import trained_step_tag, trained_two_class
+from support.models.process_models import trained_step_tag, trained_two_class
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.scorer.process.formats import StepForm
+from support.models.process_models import STEP_TAG, TWO_CLASS, byte_tokenizer, settings_of, word_tokenizer
 from support.paths import EXAMPLE
-from support.process_models import STEP_TAG, TWO_CLASS, byte_tokenizer, settings_of, word_tokenizer
 
 FOLDER = EXAMPLE / "target"  # only its name is shown
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from prefixrl.common.config.load import load
-from prefixrl.common.digests import process_digest, scorer_digests
+from prefixrl.common.run.digests import process_digest, scorer_digests
 from prefixrl.common.wire.messages import (
     GroupPrefixes,
     Kind,
@@ -22,16 +22,16 @@ from prefixrl.common.wire.messages import (
 )
 from prefixrl.common.wire.packing import check_scores, check_verdicts, pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.batches import _batch_group
-from prefixrl.learner.broker.filtering import AccuracyFilter, objection
-from prefixrl.learner.broker.identity import IdentityCheck
+from prefixrl.learner.broker.groups.filtering import AccuracyFilter, objection
+from prefixrl.learner.broker.workers.identity import IdentityCheck
 from prefixrl.learner.run.batch_fractions import batch_fractions
 from prefixrl.scorer.direct import Decoder, DirectScorer
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
 from prefixrl.scorer.process.steps import split
 from prefixrl.scorer.verifier.pool import VerifierPool
+from support.broker.scoring_world import OneTask
+from support.models.process_models import SEPARATOR, STEP_TAG, loaded, marked, settings_of
 from support.paths import EXAMPLES
-from support.process_models import SEPARATOR, STEP_TAG, loaded, marked, settings_of
-from support.scoring_world import OneTask
 
 RUN_FILE = EXAMPLES / "arithmetic_direct" / "run.toml"
 POLICY = EXAMPLES / "arithmetic_direct" / "policy"

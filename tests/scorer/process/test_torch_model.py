@@ -12,7 +12,7 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.scorer.process.formats import Marked, StepForm
 from prefixrl.scorer.process.step_scoring import StepScoring, load_scoring
 from prefixrl.scorer.process.torch_model import TorchStepModel, batches, head_tensors
-from support.process_models import STEP_TAG, TWO_CLASS, byte_tokenizer, lessons, loaded, marked, settings_of
+from support.models.process_models import STEP_TAG, TWO_CLASS, byte_tokenizer, lessons, loaded, marked, settings_of
 
 PAIRS = 200
 

@@ -11,7 +11,7 @@ from prefixrl.common.wire.messages import CodeMode
 from prefixrl.scorer.sandbox.comparison import is_returned
 from prefixrl.scorer.sandbox.programs import find_program, read_tests
 from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 PATIENCE_S = 200
 ADD = json.dumps({"inputs": ["1 2\n", "10 -3\n", "0 0\n"], "outputs": ["3\n", "7\n", "0\n"]})

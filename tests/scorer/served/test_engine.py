@@ -15,9 +15,9 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import Continuation, Job, JobResult
-from prefixrl.common.engines.rendering import Renderer
+from prefixrl.common.engines.interface.base import Continuation, Job, JobResult
 from prefixrl.common.errors import PeerLost, UserError
+from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import row_seed, row_uniforms
 from prefixrl.common.wire.messages import Sampling
 from prefixrl.common.worker.join import EndedEarly

@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from prefixrl.common.engines.base import Continuation, JobResult
-from prefixrl.common.engines.rendering import ByteRenderer
+from prefixrl.common.engines.interface.base import Continuation, JobResult
+from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages import ModelDigests, Sampling, Scores, ScoreTask, Usage
 from prefixrl.common.wire.packing import check_scores
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.dispatch_desk import Desk
+from support.broker.dispatch_desk import Desk
+from support.broker.scoring_world import OneTask, WritingEngine
 from support.fakes import run_on_disk
-from support.scoring_world import OneTask, WritingEngine
 
 USAGE = Usage(requests=4, prompt_tokens=40, completion_tokens=20, retries=1, limited_s=0.0)
 RIGHT = r"\boxed{1}"

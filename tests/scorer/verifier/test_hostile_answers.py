@@ -14,7 +14,7 @@ import pytest
 from benchmarks.hostile_answers import ALLOWED_S, HOSTILE, TIMEOUT_S, judged
 from prefixrl.scorer.verifier.child import MEMORY_BYTES
 from prefixrl.scorer.verifier.pool import START_DEADLINE_S, VerifierPool
-from prefixrl.scorer.verifier.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from prefixrl.common.config import user_function
-from prefixrl.common.digests import function_digest
+from prefixrl.common.run.digests import function_digest
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
-from prefixrl.scorer.verifier.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import Judgement
 from support.paths import ROOT
 
 

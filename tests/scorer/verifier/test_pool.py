@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.engines.extract import MAX_ANSWER_CHARS
 from prefixrl.common.errors import PeerLost
+from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.scorer.verifier.exchange import deadline_s
 from prefixrl.scorer.verifier.pool import START_DEADLINE_S, VerifierPool
-from prefixrl.scorer.verifier.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import Judgement
 
 EQUAL = (r"\boxed{1+\ln x}", r"\ln x+1")
 HANGS = (r"\boxed{(x+1)^{9999}}", r"\ln y+7")

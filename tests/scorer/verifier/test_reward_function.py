@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config import user_function
-from prefixrl.common.digests import function_digest
 from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.common.run.digests import function_digest
 from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
 from prefixrl.scorer.verifier.exchange import ChildQuestion
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+from prefixrl.scorer.verifier.rules.verify import Judgement
 from prefixrl.scorer.verifier.scoring import Scoring, loaded
-from prefixrl.scorer.verifier.verify import Judgement
 from support.fakes import wait_until
 
 log = logging.getLogger(__name__)
@@ -377,7 +377,7 @@ def test_programs_that_it_started_end_with_its_child(tmp_path: Path, text: str) 
 
 OWNER = """
 import os, sys, time
-from prefixrl.common.digests import function_digest
+from prefixrl.common.run.digests import function_digest
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 
 pool = VerifierPool(1, 600, RewardFunction(sys.argv[1], function_digest(sys.argv[1])))
@@ -404,7 +404,7 @@ def test_programs_that_it_started_end_when_the_scorer_is_killed(tmp_path: Path) 
 AS_FIRST_PROCESS = """
 import ctypes, sys
 import psutil
-from prefixrl.common.digests import function_digest
+from prefixrl.common.run.digests import function_digest
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 
 PR_SET_CHILD_SUBREAPER = 36

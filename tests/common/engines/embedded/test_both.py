@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.common.engines.base import Continuation
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
+from prefixrl.common.engines.interface.base import Continuation
 from prefixrl.common.errors import DataError, UserError
-from support.embedded_jobs import PROMPTS, TOKENS, EmbeddedEngines, finish, job, same, settings
-from support.tiny_model import VOCABULARY, save_model
+from support.models.embedded_jobs import PROMPTS, TOKENS, EmbeddedEngines, finish, job, same, settings
+from support.models.tiny_model import VOCABULARY, save_model
 
 KINDS = {"continuous": TransformersEngine, "fixed rows": FixedRowsEngine}
 Loader = Callable[..., EmbeddedEngines]

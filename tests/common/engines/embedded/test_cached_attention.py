@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTr
 
 from prefixrl.common.engines.embedded.cached_attention import NAME, one_token
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
-from support.tiny_model import VOCABULARY
+from support.models.tiny_model import VOCABULARY
 
 SIZE, SCALING = 4, 0.3
 

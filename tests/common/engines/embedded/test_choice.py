@@ -7,13 +7,13 @@ from transformers import AutoModelForCausalLM, Lfm2Config
 
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.base import AdapterEngine, room_of
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
+from prefixrl.common.engines.interface.base import AdapterEngine, room_of
 from prefixrl.common.engines.make import make_engine
-from support.embedded_jobs import PROMPTS, TOKENS, finish, job
+from support.models.embedded_jobs import PROMPTS, TOKENS, finish, job
+from support.models.tiny_model import VOCABULARY
 from support.paths import EXAMPLE
-from support.tiny_model import VOCABULARY
 
 
 def config_of(*settings: str) -> RunConfig:

@@ -23,13 +23,13 @@ from transformers import (
 )
 
 from benchmarks.snapshots import snapshot_of
-from prefixrl.common.engines.base import Continuation, Job, JobResult, room_of, score_rows
 from prefixrl.common.engines.embedded import continuous, row_cache
 from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
 from prefixrl.common.engines.embedded.drawing import masked, truncated
+from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, room_of, score_rows
 from prefixrl.common.wire.messages import Sampling
-from support.embedded_jobs import PROMPTS, finish, job, settings
-from support.tiny_model import VOCABULARY, save_model
+from support.models.embedded_jobs import PROMPTS, finish, job, settings
+from support.models.tiny_model import VOCABULARY, save_model
 
 NUDGE = 1e-4
 """Rounding of cumulative probabilities and logits."""

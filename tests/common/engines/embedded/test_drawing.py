@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prefixrl.common.engines.embedded.drawing import draw, truncated
 from prefixrl.common.wire.messages import Sampling
-from support.tiny_model import VOCABULARY
+from support.models.tiny_model import VOCABULARY
 
 
 def inverse_cumulative(logits: list[float], temperature: float, uniform: float) -> int:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
-from support.embedded_jobs import finish, job, same, settings
-from support.tiny_model import save_model
+from support.models.embedded_jobs import finish, job, same, settings
+from support.models.tiny_model import save_model
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,181 @@
+"""Figures of judged answers: accuracies, majorities, pass@k, and their intervals. Pure."""
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from prefixrl.common.evaluation.best_of_n import CHOICES, chosen_rewards
+
+Z_975 = 1.959964
+RESAMPLES = 2000
+
+Interval = Literal["wilson", "bootstrap"]
+"""wilson: for a fraction of problems, each answered once, right or wrong. bootstrap: for a mean over problems."""
+
+
+class EvaluatedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One judged answer of one arm, a line of `evaluations/<arm>.<decoding>.jsonl`."""
+
+    prompt_id: str
+    family: str
+    version: int
+    """Version of the adapter that wrote the prefix; -1 where none did."""
+    prefix: str
+    completion: str
+    extracted: str
+    reward: float
+    status: str
+    finish: str = ""
+    """End of the judged text; `length` where it was cut."""
+    sample: int = 0
+    """Number of the answer to the problem, from 0."""
+    weights_digest: str = ""
+    """Digest of the adapter that wrote the prefix: the proof of its version."""
+    vote: str = ""
+    """The first answer to the problem that the verifier finds equal; "" where answers were not compared."""
+    scores: tuple[float, ...] | None = None
+    """Score of every step by the process reward model; None where it scored none."""
+
+    @property
+    def ballot(self) -> str:
+        """The answer that this one votes for; "" without an answer."""
+        return self.vote or self.extracted.strip()
+
+
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean reward over problems; answers whose verifier failed are counted apart."""
+
+    accuracy: float
+    """With one answer per problem pass@1, with several avg@n."""
+    ci95: tuple[float, float]
+    interval: Interval
+    """Kind of `ci95`."""
+    problems: int
+    by_family: dict[str, float]
+    truncated_fraction: float
+    """Fraction of the judged texts that a length limit cut."""
+    samples: int = 1
+    """The most judged answers of a problem."""
+    majority: float | None = None
+    """maj@n: mean reward of the answer that each problem got most often; None with one answer per problem."""
+    pass_at: dict[str, float] = {}
+    """Chance that one of k answers is right, for k = 1, 2, 4 .. n; empty where rewards are fractions."""
+    chosen: dict[str, float] = {}
+    """Mean reward of the answer that scores of steps choose, by the names of `best_of_n.py`; empty without scores."""
+
+
+class Point(msgspec.Struct, frozen=True):
+    """The adapter of one version, greedy, on the held-out problems."""
+
+    version: int
+    accuracy: float
+    ci95: tuple[float, float]
+
+
+def wilson(right: float, of: int) -> tuple[float, float]:
+    """Return Wilson's 95% score interval for a proportion (Wilson 1927)."""
+    share, spread = right / of, Z_975 * Z_975 / of
+    centre = (share + spread / 2) / (1 + spread)
+    half = Z_975 / (1 + spread) * math.sqrt(share * (1 - share) / of + spread / (4 * of))
+    # Rounding must not put an end beyond the share itself.
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
+
+
+def bootstrap(means: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% percentile interval of the mean, from `RESAMPLES` draws (Efron 1979)."""
+    if min(means) == max(means):
+        # Without spread: Wilson's is wider than any interval that rewards in [0, 1] can need.
+        return wilson(sum(means), len(means))
+    values = np.asarray(means)
+    generator = np.random.Generator(np.random.PCG64(len(means)))
+    drawn = [values[generator.integers(0, values.size, values.size)].mean() for _ in range(RESAMPLES)]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def pass_at(right: int, of: int, k: int) -> float:
+    """Return the chance that k of `of` answers include a right one (Chen et al. 2021, eq. 1)."""
+    assert 1 <= k <= of and 0 <= right <= of
+    return 1.0 - math.comb(of - right, k) / math.comb(of, k)
+
+
+def majority_reward(rows: Sequence[EvaluatedRow]) -> float:
+    """Return the reward of the most frequent answer, the earliest of several; 0 without any."""
+    votes = Counter(row.ballot for row in rows if row.ballot)
+    winners = [winner for winner, _ in votes.most_common(1)]
+    return next((row.reward for row in rows if row.ballot in winners), 0.0)
+
+
+def means_by_problem(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
+    """Return the mean reward of each problem's judged answers."""
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.status != "error":
+            rewards[row.prompt_id].append(row.reward)
+    return {name: statistics.fmean(each) for name, each in rewards.items()}
+
+
+def accuracy(rows: Sequence[EvaluatedRow]) -> Accuracy | None:
+    """Return the figures of an arm; None where nothing could be judged."""
+    judged = [row for row in rows if row.status != "error"]
+    if not judged:
+        return None
+    problems: dict[str, list[EvaluatedRow]] = defaultdict(list)
+    for row in judged:
+        problems[row.prompt_id].append(row)
+    means = [statistics.fmean(row.reward for row in each) for each in problems.values()]
+    families: dict[str, list[float]] = defaultdict(list)
+    for each, mean in zip(problems.values(), means, strict=True):
+        families[each[0].family].append(mean)
+    samples = max(len(each) for each in problems.values())
+    is_binary = all(row.reward in (0.0, 1.0) for row in judged)
+    is_share = is_binary and samples == 1
+    return Accuracy(
+        accuracy=statistics.fmean(means),
+        ci95=wilson(sum(means), len(means)) if is_share else bootstrap(means),
+        interval="wilson" if is_share else "bootstrap",
+        problems=len(means),
+        by_family={name: statistics.fmean(each) for name, each in sorted(families.items()) if name},
+        truncated_fraction=sum(row.finish == "length" for row in judged) / len(judged),
+        samples=samples,
+        majority=statistics.fmean(map(majority_reward, problems.values())) if samples > 1 else None,
+        pass_at=_pass_at(list(problems.values())) if is_binary and samples > 1 else {},
+        chosen=_chosen(list(problems.values())) if samples > 1 else {},
+    )
+
+
+def _chosen(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
+    """Return the mean reward of each choice over problems; empty where no answer was scored."""
+    if all(row.scores is None for rows in problems for row in rows):
+        return {}
+    found = [chosen_rewards(rows) for rows in problems]
+    return {name: statistics.fmean(each[name] for each in found) for name in CHOICES}
+
+
+def _pass_at(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
+    """Return pass@k for k = 1, 2, 4, ... up to the fewest answers of a problem, that included.
+
+    Beyond, it would be of no one set of problems.
+    """
+    fewest = min(len(each) for each in problems)
+    counts = [(sum(row.reward == 1.0 for row in each), len(each)) for each in problems]
+    return {
+        str(k): statistics.fmean(pass_at(right, of, k) for right, of in counts)
+        for k in sorted({fewest, *(2**power for power in range(fewest.bit_length()))})
+    }
+
+
+def over_runs(accuracies: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return mean and Student's 95% interval over two or more runs that differ in their seed."""
+    from scipy.stats import t
+
+    assert len(accuracies) > 1
+    mean = statistics.fmean(accuracies)
+    error = statistics.stdev(accuracies) / math.sqrt(len(accuracies))
+    half = float(t.ppf(0.975, len(accuracies) - 1)) * error
+    return mean, (max(0.0, mean - half), min(1.0, mean + half))

@@ -1,0 +1,120 @@
+"""The history of a run, checked from its journal alone. Pure.
+
+Every group that was issued is trained once, ends once with a cause, or is still under way; a batch is formed of scored
+groups alone, in the order of the iterations; no sample in it is older than the window allows.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from prefixrl.common.journal.records import (
+    BatchFormed,
+    GroupEnded,
+    GroupIssued,
+    GroupScored,
+    JournalRecord,
+    LedgerState,
+    SegmentStart,
+)
+
+_STATES = {"queued": "issued", "scored": "scored", "spare": "scored", "batched": "trained"}
+"""State here by that of a live group."""
+MOST_FAULTS = 100
+"""Faults that are worded; a broken history breaks its rules again and again."""
+
+
+@dataclass
+class History:
+    """States and faults of all groups, record by record."""
+
+    most_staleness: int
+    state: dict[int, str] = field(default_factory=dict)
+    """By group: issued, scored, trained, or the state in which it ended."""
+    batches: list[tuple[int, ...]] = field(default_factory=list)
+    """Groups by iteration."""
+    rows: int = 0
+    """Rows that were trained."""
+    ages: Counter[int] = field(default_factory=Counter)
+    """Trained groups by the age of their oldest token."""
+    faults: list[str] = field(default_factory=list)
+    _versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Version and rows of groups that wait for a batch."""
+
+    def take(self, record: JournalRecord) -> None:
+        """Follow one record."""
+        match record:
+            case GroupIssued(seq):
+                self._expect(seq, (None,), "is issued")
+                self.state[seq] = "issued"
+            case GroupScored(group):
+                seq = group.prefixes.seq
+                self._expect(seq, ("issued",), "is scored")
+                self.state[seq] = "scored"
+                self._versions[seq] = (group.version, len(group.prefixes.rows))
+            case GroupEnded(seq=seq, state=state):
+                self._expect(seq, ("issued", "scored"), f"ends as {state}")
+                self.state[seq] = state
+                self._versions.pop(seq, None)
+            case BatchFormed(iteration, seqs):
+                self._batch(iteration, seqs)
+            case SegmentStart(ledger=ledger):
+                self._compare(ledger)
+
+    def _compare(self, ledger: LedgerState) -> None:
+        """Note where the start of a segment tells another story than the records before it."""
+        counts, totals = self.counts, ledger.totals
+        told = {name: getattr(totals, name) for name in ("filtered", "failed", "expired")}
+        told |= Counter(_STATES[each.state] for each in ledger.live)
+        told["trained"] = told.get("trained", 0) + totals.trained
+        for name in sorted(told.keys() | counts.keys()):
+            if (number := told.get(name, 0)) != counts[name]:
+                self._fault(f"a segment begins with {number} groups {name}, the records before it have {counts[name]}")
+        for each in ledger.live:
+            if self.state.get(each.seq) != _STATES[each.state]:
+                self._fault(
+                    f"a segment begins with group {each.seq} {each.state}, but it is {self.state.get(each.seq)}"
+                )
+
+    def _batch(self, iteration: int, seqs: tuple[int, ...]) -> None:
+        if iteration != len(self.batches):
+            self._fault(f"the batch of iteration {iteration} follows {len(self.batches)} others")
+        self.batches.append(seqs)
+        for seq in seqs:
+            self._expect(seq, ("scored",), f"is trained in iteration {iteration}")
+            self.state[seq] = "trained"
+            version, rows = self._versions.pop(seq, (iteration, 0))
+            age = iteration - version
+            if not 0 <= age <= self.most_staleness:
+                self._fault(f"group {seq} has age {age} in iteration {iteration}, the window is {self.most_staleness}")
+            self.ages[age] += 1
+            self.rows += rows
+
+    def _expect(self, seq: int, states: tuple[str | None, ...], event: str) -> None:
+        if (state := self.state.get(seq)) not in states:
+            self._fault(f"group {seq} {event}, but it is {state or 'not issued'}")
+
+    def _fault(self, text: str) -> None:
+        if len(self.faults) < MOST_FAULTS:
+            self.faults.append(text)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of groups by state."""
+        return Counter(self.state.values())
+
+    def finished_faults(self) -> list[str]:
+        """Return the faults of a run that is finished: nothing may be under way any more."""
+        under_way = sorted(seq for seq, state in self.state.items() if state in ("issued", "scored"))
+        if not under_way:
+            return self.faults
+        named = ", ".join(map(str, under_way[:5]))
+        return [*self.faults, f"{len(under_way)} groups neither trained nor ended: {named}"]
+
+
+def history(records: Iterable[JournalRecord], most_staleness: int) -> History:
+    """Follow all records of a journal."""
+    found = History(most_staleness)
+    for record in records:
+        found.take(record)
+    return found

@@ -1,0 +1,129 @@
+"""Lines that show how models are asked and where texts end; warnings about it."""
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.host.hub import cached_file
+from prefixrl.common.prompts.rendering import Renderer, Role, renderer_of
+
+log = logging.getLogger(__name__)
+
+TAIL_CHARS = 160
+WARNING = "warning: "
+
+
+def renderers_here(config: RunConfig) -> dict[str, Renderer]:
+    """Return the renderer of each section whose tokenizer is on this host, and is used.
+
+    Raises:
+        ConfigError, DataError: a template or stop that a tokenizer cannot have.
+    """
+    found = {}
+    for section, role in roles(config):
+        model = config.asked(role).model
+        tokenizer = cached_file(model, "tokenizer.json") or cached_file(model, "tokenizer_config.json")
+        if tokenizer is not None and not _is_simulated(config, role):
+            found[section] = renderer_of(config, role, str(tokenizer.parent))
+    return found
+
+
+def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) -> list[str]:
+    """Return lines per model, then warnings; models that are not on this host stay unread.
+
+    Args:
+        here: `renderers_here`.
+
+    Raises:
+        ConfigError: a template that cannot render the question.
+    """
+    lines: list[str] = []
+    for section, role in roles(config):
+        if section in here:
+            lines += _lines(section, here[section], question)
+        elif not _is_simulated(config, role):
+            model = config.asked(role).model
+            lines.append(f"{section}: how it is asked is not known before it is on this host ({model})")
+    for section, role in roles(config):
+        if section in here:
+            lines += [WARNING + each for each in warnings(config, role, here[section])]
+    return lines + [WARNING + each for each in differing(here)]
+
+
+def _is_simulated(config: RunConfig, role: Role) -> bool:
+    return (config.rollout if role == "rollout" else config.scorer).engine == "simulated"
+
+
+def roles(config: RunConfig) -> list[tuple[str, Role]]:
+    """Return the section of each model that is asked, and the role that asks it."""
+    found: list[tuple[str, Role]] = [("adapter", "rollout")]
+    if config.target is not None:
+        found.append(("target", "scorer"))
+    return found
+
+
+def shown(renderer: Renderer, tokens: frozenset[int]) -> str:
+    """Return tokens with their text, in order."""
+    texts = ((token, renderer.decode_with_special(np.asarray([token], dtype=np.int32))) for token in sorted(tokens))
+    return ", ".join(f"{token} {text!r}" for token, text in texts)
+
+
+def _lines(section: str, renderer: Renderer, question: str) -> Iterator[str]:
+    try:
+        text = renderer.decode_with_special(renderer.prompt(question))
+    except ValueError as error:
+        yield f"{section}: {error}"
+        return
+    cut = "…" if len(text) > TAIL_CHARS else ""
+    form = "chat template" if renderer.has_chat_template else "no chat template"
+    yield f"{section}: {form}, a prompt ends with {cut}{text[-TAIL_CHARS:]!r}"
+    yield f"{section}: a text ends at {shown(renderer, renderer.stop_tokens)}"
+
+
+def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]:
+    """Yield what looks wrong about how one model is asked."""
+    asked = config.asked(role)
+    section = "target" if asked is config.target else "adapter"
+    if (text := renderer.misread_text()) is not None:
+        yield (
+            f"{section}: transformers reads {text!r} as other tokens than tokenizer.json of {asked.model}; if that "
+            f"file is right, set tokenizer_class in its tokenizer_config.json to PreTrainedTokenizerFast"
+        )
+    if not renderer.has_chat_template and asked.chat_template is None:
+        yield (
+            f"{section}: {asked.model} has no chat template, so that the question itself is the prompt; if that is "
+            f"meant, say {section}.chat_template = false, else give a Jinja file"
+        )
+    if not renderer.has_chat_template:
+        return
+    if renderer.closer is None:
+        yield (
+            f"{section}: no token closes an assistant's turn in its chat template, so that texts may go on with an "
+            f"invented turn; name what ends them as {role}.stop_tokens or scorer.stop_texts"
+        )
+    elif renderer.closer not in renderer.eos_tokens:
+        closer = shown(renderer, frozenset({renderer.closer}))
+        ends = "texts end there too" if renderer.closer in renderer.stop_tokens else "texts do not end there"
+        yield (
+            f"{section}: {closer} closes a turn of its chat template and is no eos of {asked.model} "
+            f"({shown(renderer, renderer.eos_tokens) or 'none'}), as in base models, which were not trained on this "
+            f"template; {ends}. A base model is asked as it was trained with {section}.chat_template = false and "
+            f"{section}.prompt_template"
+        )
+
+
+def log_warnings(config: RunConfig, role: Role, renderer: Renderer) -> None:
+    """Log what looks wrong about how one model is asked."""
+    for each in warnings(config, role, renderer):
+        log.warning("%s", each)
+
+
+def differing(found: dict[str, Renderer]) -> Iterator[str]:
+    """Yield a warning where the models' tokenizers are of different families."""
+    if len(found) == 2 and found["adapter"].vocabulary != found["target"].vocabulary:
+        yield (
+            "adapter and target have tokenizers of different families: prefixes reach the target as text where it "
+            "reads other tokens (docs/data.md), and accuracy is known to suffer"
+        )

@@ -1,0 +1,224 @@
+"""Questions to token ids and back by a model's tokenizer; its stops and control tokens."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from prefixrl.common.config.prompting import ModelConfig
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.interface.base import TokenIds
+from prefixrl.common.engines.pieces import pieces_of
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.prompts.extract import THINK_CLOSE
+from prefixrl.common.prompts.prompt_form import PromptForm
+from prefixrl.common.prompts.tokenizer import has_tokenizer, load_tokenizer, misread_text
+
+_THOUGHT = frozenset({"<think>", THINK_CLOSE})
+"""Tokens of an answer, special or not."""
+_MOST_NAMED = 12
+
+Role = Literal["rollout", "scorer"]
+
+
+def renderer_of(config: RunConfig, role: Role, model: str | None = None) -> "Renderer":
+    """Return the renderer of a role by the run file; `model`: its folder on this host."""
+    section, asked = (config.rollout if role == "rollout" else config.scorer), config.asked(role)
+    return Renderer(
+        model or asked.model,
+        section.max_prompt_tokens,
+        asked,
+        "target" if asked is config.target else "adapter",
+        section.stop_tokens,
+        section.own_stops,
+        role,
+    )
+
+
+class Renderer:
+    """Renders questions as the opened assistant turn and decodes continuations."""
+
+    def __init__(
+        self,
+        model: str,
+        max_prompt_tokens: int,
+        asked: ModelConfig | None = None,
+        section: str = "adapter",
+        stop_tokens: Iterable[int | str] = (),
+        own_stops: bool = True,
+        role: Role = "rollout",
+    ) -> None:
+        """Read the tokenizer, find the stops.
+
+        Args:
+            asked: form of the prompt; None: that of the model folder.
+            section: its section of the run file.
+            stop_tokens: `stop_tokens` of the role's section, and `own_stops`.
+
+        Raises:
+            DataError: no tokenizer can be read, or no token ends a text.
+            ConfigError: a template or a stop that the tokenizer cannot have.
+        """
+        self._tokenizer = load_tokenizer(model)
+        self._model, self._max_prompt_tokens = model, max_prompt_tokens
+        self._form = PromptForm(self._tokenizer, asked or ModelConfig(model=model), section)
+        self.eos_tokens = frozenset(_declared_stops(model, self._tokenizer.eos_token_id))
+        """End-of-sequence ids that tokenizer, config and generation config declare."""
+        self.closer = self._form.closer()
+        """Token that closes an assistant's turn in the chat template; None without one."""
+        own = self.eos_tokens | ({self.closer} if self.closer is not None else set()) if own_stops else frozenset()
+        self.stop_tokens = own | {self._one_token(each, model, f"{role}.stop_tokens") for each in stop_tokens}
+        """Ids that end a text."""
+        if not self.stop_tokens:
+            raise DataError(
+                f"{model} declares no end-of-sequence token; set eos_token in its tokenizer_config.json, or give "
+                f"{role}.stop_tokens"
+            )
+        special = {token for token, each in self._tokenizer.added_tokens_decoder.items() if each.special}
+        special |= set(self._tokenizer.all_special_ids)
+        thought = {token for token in special if self._tokenizer.convert_ids_to_tokens(token) in _THOUGHT}
+        most = _vocabulary_size(model) or len(self._tokenizer)
+        control = special - thought - self.stop_tokens
+        self.control_tokens = frozenset(int(token) for token in control if token < most)
+        """Special tokens that are no stop: an answer has none of them."""
+
+    def _one_token(self, given: int | str, model: str, key: str) -> int:
+        size = len(self._tokenizer)
+        if isinstance(given, int):
+            if 0 <= given < size:
+                return given
+            raise ConfigError(f"{key}: {given} is no token of {model}, whose ids are 0 to {size - 1}")
+        ids = self._tokenizer.encode(given, add_special_tokens=False)
+        if len(ids) == 1 and (ids[0] != self._tokenizer.unk_token_id or given == self._tokenizer.unk_token):
+            return int(ids[0])
+        known = [each.content for each in self._tokenizer.added_tokens_decoder.values()]
+        more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+        raise ConfigError(
+            f"{key}: {given!r} is {len(ids)} tokens of {model} ({ids}), a stop must be one that it knows; its added "
+            f"tokens are {', '.join(map(repr, known[:_MOST_NAMED])) or 'none'}{more}. For a longer text: "
+            f"scorer.stop_texts"
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if a prompt is a conversation."""
+        return self._form.template is not None
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Tokens with their ids, by which tokenizers of one family are known."""
+        return dict(self._tokenizer.get_vocab())
+
+    def misread_text(self) -> str | None:
+        """Return a text that is read otherwise than by the model's tokenizer.json, if any."""
+        return misread_text(self._tokenizer, self._model)
+
+    def prompt(self, question: str, system: str = "") -> TokenIds:
+        """Return the ids of a rendered question; raises ValueError when it is over the limit."""
+        text = self._form.prompt(question, system)
+        ids = self._tokenizer.encode(text, add_special_tokens=not self.has_chat_template)
+        if not 0 < len(ids) <= self._max_prompt_tokens:
+            raise ValueError(f"prompt has {len(ids)} tokens, allowed are 1 to {self._max_prompt_tokens}")
+        return np.asarray(ids, dtype=np.int32)
+
+    def has_control(self, ids: TokenIds) -> bool:
+        """Return True if a control token is among ids."""
+        return bool(self.control_tokens) and not self.control_tokens.isdisjoint(ids.tolist())
+
+    def encode(self, text: str) -> TokenIds:
+        """Return the ids of a piece of an answer."""
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+
+    def text(self, ids: TokenIds) -> str:
+        """Return the text of an answer, special tokens left out."""
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+    def pieces(self, ids: TokenIds) -> list[str]:
+        """Return the text that each token adds to an answer; none for a tokenizer that cannot tell."""
+        if not self._tokenizer.is_fast:
+            return []
+        return pieces_of(self._tokenizer.backend_tokenizer, ids)
+
+    def decode_with_special(self, ids: TokenIds) -> str:
+        """Return the text of ids, special tokens included: the form tokenizers can be compared by."""
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False))
+
+    def decode_without_bos(self, ids: TokenIds) -> str:
+        """Decode without a leading BOS, for servers that add their own."""
+        whole, bare = self._tokenizer.encode("1"), self.encode("1").tolist()
+        opening = whole[: len(whole) - len(bare)] if whole[-len(bare) :] == bare else []
+        is_opened = bool(opening) and ids[: len(opening)].tolist() == opening
+        return self.decode_with_special(ids[len(opening) :] if is_opened else ids)
+
+    def encode_literal(self, text: str) -> TokenIds:
+        """Return the ids of a text in which nothing is read as a special token."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return np.asarray(ids, dtype=np.int32)
+
+    def without_stop(self, ids: TokenIds) -> TokenIds:
+        """Return a prefix without a stop token at its end, which would close the target's turn."""
+        return ids[:-1] if ids.size and int(ids[-1]) in self.stop_tokens else ids
+
+
+def _declared_stops(model: str, tokenizer_eos: int | None) -> set[int]:
+    stops = set() if tokenizer_eos is None else {int(tokenizer_eos)}
+    for name in ("config.json", "generation_config.json"):
+        path = Path(model) / name
+        if path.is_file():
+            declared = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            stops.update([declared] if isinstance(declared, int) else declared or [])
+    return stops
+
+
+def _vocabulary_size(model: str) -> int | None:
+    """Return the size of the model's vocabulary; None where its config does not tell."""
+    path = Path(model) / "config.json"
+    if not path.is_file():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    found = document.get("vocab_size", document.get("text_config", {}).get("vocab_size"))
+    return found if isinstance(found, int) else None
+
+
+def masked_tokens(config: RunConfig, model: str) -> tuple[int, ...]:
+    """Return the tokens that the adapter never draws; none without a tokenizer."""
+    if config.rollout.control_tokens == "allow" or config.rollout.engine == "simulated" or not has_tokenizer(model):
+        return ()
+    return tuple(sorted(renderer_of(config, "rollout", model).control_tokens))
+
+
+class ByteRenderer:
+    """Renderer of the simulated engine: tokens are the UTF-8 bytes of the text."""
+
+    stop_tokens = frozenset({0})
+    control_tokens: frozenset[int] = frozenset()
+
+    def has_control(self, ids: TokenIds) -> bool:
+        """Return False: a byte is none."""
+        return False
+
+    def encode(self, text: str) -> TokenIds:
+        """Return the bytes of a text."""
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+
+    def text(self, ids: TokenIds) -> str:
+        """Return the text of bytes; other ids are left out."""
+        return bytes(int(token) for token in ids if 0 < token < 256).decode(errors="replace")
+
+    def pieces(self, ids: TokenIds) -> list[str]:
+        """Return the text of each byte."""
+        return [self.text(ids[at : at + 1]) for at in range(ids.size)]
+
+    def without_stop(self, ids: TokenIds) -> TokenIds:
+        """Return ids without a closing 0."""
+        return ids[:-1] if ids.size and int(ids[-1]) == 0 else ids
+
+    encode_literal = encode
+
+    def prompt(self, question: str, system: str = "") -> TokenIds:
+        """Return the bytes of a question; a system turn is left out."""
+        return self.encode(question)
+
+    decode_with_special = text

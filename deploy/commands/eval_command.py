@@ -1,0 +1,213 @@
+"""`prefixrl eval`: judges adapters of runs, and arms to compare them with, on data sets.
+
+    per run and checkpoint: plan.json ──▶ launch: offline learner, rollouts, scorers ──▶ results.json ──▶ one table
+
+Everything lies in <run>/eval/<checkpoint>. Asked again, the command judges only what is not judged yet.
+"""
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import msgspec
+
+from prefixrl.common.config.data import EVAL_FILE, TRAIN_FILE, DataConfig, Source, resolve
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.evaluation.plans import (
+    PLAN_FILE,
+    PREFIX_ARMS,
+    RESULTS_FILE,
+    ArmResult,
+    EvaluationPlan,
+    EvaluationResults,
+)
+from prefixrl.common.host.process import own, stop_event, write_atomically
+from prefixrl.common.wire.messages import CodeMode
+from prefixrl.deploy.launch.launch import STOPPED, Launcher
+from prefixrl.deploy.runs.checkpoints import FREE_PORT, INCOMPLETE, LATEST, CheckpointOptions, config_of, weights_of
+from prefixrl.deploy.runs.eval_table import markdown, print_results
+
+WEIGHTS = "weights_judged"
+"""Folder of an evaluation with the checkpoint that it judges, while it does."""
+USUAL_ARMS = ("no_prefix", "fixed_prefix", "adapter")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(CheckpointOptions):
+    """Options of `prefixrl eval`. Without `sets` the run's own held-out problems are judged."""
+
+    checkpoints: tuple[str, ...]
+    arms: tuple[str, ...]
+    opening_tokens: int
+    fresh: bool
+
+
+def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> int:
+    """Judge everything, print the table, return the exit code; raise ConfigError."""
+    _check_arms(runs, options.arms)
+    plans = [
+        _plan(run, label, checkpoint, options, is_first=index == 0)
+        for run, label in zip(runs, _labels(runs), strict=True)
+        for index, checkpoint in enumerate(options.checkpoints or (LATEST,))
+    ]
+    plans = [(plan, config) for plan, config in plans if plan.arms]
+    for plan, config in plans:  # all at once: a run that goes on removes checkpoints while the first is judged
+        _prepare(plan, config, options.fresh)
+    found: list[ArmResult] = []
+    incomplete: list[str] = []
+    stop = stop_event()
+    for number, (plan, config) in enumerate(plans, start=1):
+        if len(plans) > 1:
+            click.echo(f"{number} of {len(plans)}: {plan.label} after {plan.version} iterations")
+        directory = Path(config.directory)
+        launcher = Launcher(config, ["prefixrl.learner.commands.eval_command", str(directory)], "evaluation")
+        code = launcher.run_and_stop(stop.is_set)
+        if stop.is_set():
+            click.echo("stopped; run the same command again to resume")
+            return STOPPED
+        if code != 0:
+            launcher.report_failure(code)
+            return code
+        results = msgspec.json.decode((directory / RESULTS_FILE).read_bytes(), type=EvaluationResults)
+        found += results.results
+        incomplete += [f"{plan.label}: {name}" for name in results.incomplete]
+    for _, config in plans:  # behind all: two names may be of one checkpoint
+        shutil.rmtree(Path(config.directory) / WEIGHTS, ignore_errors=True)
+    print_results(found, incomplete)
+    out = out or Path(plans[0][1].directory) / "table.md"
+    out.write_text(markdown(found, incomplete), encoding="utf-8")
+    click.echo(f"the table is in {out}, every answer in {plans[0][1].directory}/evaluations")
+    return INCOMPLETE if incomplete else 0
+
+
+def _labels(runs: list[Path]) -> list[str]:
+    """Return the names of the runs' folders, or whole paths where two have one name."""
+    names = [run.resolve().name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run) for run in runs]
+
+
+def _plan(
+    run: Path, label: str, checkpoint: str, options: EvaluateOptions, is_first: bool
+) -> tuple[EvaluationPlan, RunConfig]:
+    """Plan one checkpoint of a run; arms without an adapter are judged with the first one only."""
+    config = config_of(run, (f'broker.listen="{FREE_PORT}"', *options.settings))
+    kind = _kind(config)
+    weights = weights_of(run, config, checkpoint, options.is_averaged)
+    arms = [arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS)]
+    name = f"step_{weights.version:08d}" + ("_ema" if options.is_averaged else "")
+    directory = (run / "eval" / name).resolve()
+    held = str(directory / WEIGHTS) if weights.version else weights.model
+    changes = {
+        "directory": str(directory),
+        "adapter": config.adapter.model_copy(update={"model": held, "init_from": None}),
+        "data": _data(run, config.data, options.sets),
+    }
+    config = config.model_copy(update=changes)
+    plan = EvaluationPlan(
+        config=config.model_dump_json(),
+        label=label,
+        kind=kind,
+        version=weights.version,
+        published=weights.published,
+        arms=tuple(arm for arm in arms if is_first or arm == "adapter"),
+        samples=options.samples,
+        opening_tokens=options.opening_tokens,
+    )
+    return plan, config
+
+
+def _kind(config: RunConfig) -> str:
+    """Return what a run trains, in words."""
+    learned = "low-rank matrices" if config.learner.lora else "whole weights"
+    target = f" for {config.target.model}" if config.target else ""
+    return f"{config.mode} mode, {learned} of {config.adapter.model}{target}"
+
+
+def _check_arms(runs: list[Path], asked: tuple[str, ...]) -> None:
+    """Raise ConfigError for unknown arms, and for arms that none of the runs can have."""
+    if strange := [arm for arm in asked if arm not in PREFIX_ARMS]:
+        raise ConfigError(f"--arm {strange[0]}: there is no such arm; known: {', '.join(PREFIX_ARMS)}")
+    possible = {arm for run in runs for arm in _possible_arms(config_of(run, ()))}
+    if impossible := [arm for arm in asked if arm not in possible]:
+        raise ConfigError(f"--arm {impossible[0]}: a run in direct mode has no target; its arm is adapter")
+
+
+def _possible_arms(config: RunConfig) -> tuple[str, ...]:
+    return PREFIX_ARMS if config.mode == "prefix" else ("adapter",)
+
+
+def _data(run: Path, data: DataConfig, given: tuple[str, ...]) -> DataConfig:
+    """Return the run's `[data]`, with the problems to judge as its held-out ones."""
+    if not given and not data.eval:
+        raise ConfigError("--data: the run has no held-out problems (data.eval); name some")
+    train, held = _kept(run / TRAIN_FILE, data.train, data.code), _kept(run / EVAL_FILE, data.eval, data.code)
+    if given:
+        sources = DataConfig.model_validate({"train": list(given)}).train
+        try:
+            data = resolve(data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
+        except ConfigError as error:  # which names the key that the flag stands in for
+            raise ConfigError(re.sub(r"^data\.train(\[\d+\])? =", "--data", str(error))) from None
+        held = data.eval
+    return data.model_copy(update={"train": train, "eval": held})
+
+
+def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Source, ...]:
+    """Return the file with the problems that a run kept; the sources where it never began."""
+    if not path.exists():
+        return sources
+    runs_programs = any(source.code_of(code) != "none" for source in sources)
+    return (Source(path=str(path.resolve()), code="tests" if runs_programs else "none"),)
+
+
+def _prepare(plan: EvaluationPlan, config: RunConfig, fresh: bool) -> None:
+    """Make an evaluation's directory: its plan, its weights, the files that the run kept.
+
+    Raises:
+        ConfigError: it is being judged now, or its checkpoint was removed meanwhile.
+    """
+    directory = Path(config.directory)
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    with own(directory):
+        if fresh and (directory / PLAN_FILE).exists():
+            shutil.rmtree(directory)
+            (directory / "logs").mkdir(parents=True)
+        run = directory.parent.parent
+        _hold(run / "checkpoints" / f"step_{plan.version:08d}", directory, plan.version)
+        if (tried := run / "evaluations" / "candidates.json").exists():
+            shutil.copyfile(tried, directory / tried.name)
+        (directory / TRAIN_FILE).parent.mkdir(exist_ok=True)
+        for name, sources in ((TRAIN_FILE, config.data.train), (EVAL_FILE, config.data.eval)):
+            (directory / name).unlink(missing_ok=True)
+            kept = (run / name).resolve()
+            if [source.path for source in sources] == [str(kept)]:
+                shutil.copyfile(kept, directory / name)
+        write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
+
+
+def _hold(checkpoint: Path, directory: Path, version: int) -> None:
+    """Put a checkpoint's weights in an evaluation's directory, where the run removes none."""
+    if version == 0:
+        return
+    exported = checkpoint / ("hf_ema" if directory.name.endswith("_ema") else "hf")
+    shutil.rmtree(directory / WEIGHTS, ignore_errors=True)
+    try:
+        shutil.copytree(exported, directory / WEIGHTS, copy_function=_link)
+    except (OSError, shutil.Error) as error:
+        raise ConfigError(
+            f"the run removed {checkpoint} just now, or it cannot be read ({error}); name another --checkpoint, or "
+            "keep more of them (checkpoint.keep)"
+        ) from None
+
+
+def _link(source: str, target: str) -> None:
+    """Give a file another name; copy it where the file system has none."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)

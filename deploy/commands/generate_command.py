@@ -1,0 +1,292 @@
+"""`prefixrl generate`: answers problems with an adapter and its target, line for line.
+
+    stdin or sources ──▶ launch in a folder of its own: generation, rollouts, scorers ──▶ answers.jsonl ──▶ stdout, file
+
+Only whole lines are written to the output, as they come. Everything else goes to stderr.
+"""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import click
+import msgspec
+
+from prefixrl.common.config.data import DataConfig, resolve
+from prefixrl.common.config.load import changed, from_flags
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.evaluation.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, AnswerLine, GenerationPlan
+from prefixrl.common.host.process import printable, stop_event, write_atomically
+from prefixrl.common.run.status import USAGE_FILE, total_usage
+from prefixrl.common.wire.messages import Usage
+from prefixrl.deploy.launch.launch import STOPPED, Launcher
+from prefixrl.deploy.runs.checkpoints import (
+    FREE_PORT,
+    INCOMPLETE,
+    LATEST,
+    CheckpointOptions,
+    Weights,
+    config_of,
+    weights_of,
+)
+
+STDIN = "-"
+SHOWN_FAILURES = 10
+FAILURES = {"bad_row": "bad row", "failed": "no answer", "error": "no verdict"}
+"""Statuses of lines without an answer or a verdict, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(CheckpointOptions):
+    """Options of `prefixrl generate`; `sets` may hold `-`, 0 samples: one greedy answer."""
+
+    run: Path | None
+    checkpoint: str | None
+    adapter: str | None
+    target: str | None
+    suffix: str | None
+    temperature: float | None
+    overwrites: bool
+    """The output may hold something already."""
+
+
+class Copy:
+    """Copies whole lines of a growing file to the output and counts failures."""
+
+    def __init__(self, source: Path, out: IO[bytes], replaces: bool = False) -> None:
+        """`replaces`: the output is a file that loses its content once the first line is there."""
+        self._source = source
+        self._out = out
+        self._replaces = replaces
+        self._offset = 0
+        self.lines = 0
+        self.failed = 0
+        self.is_closed = False
+        """Nobody reads the output any more."""
+
+    def more(self, is_last: bool = False) -> None:
+        """Copy new lines, report failures on stderr; raise ConfigError if they cannot be written.
+
+        `is_last`: everything is answered, even if there was nothing to answer.
+        """
+        if self.is_closed or not self._source.exists():
+            return
+        with self._source.open("rb") as file:
+            file.seek(self._offset)
+            text, newline, _ = file.read().rpartition(b"\n")
+        for line in text.splitlines() if newline else ():
+            self._count(msgspec.json.decode(line, type=AnswerLine))
+        self._offset += len(text) + len(newline)
+        try:
+            if self._replaces and (newline or is_last):
+                self._replaces = False
+                # Only files hold bytes; pipes and devices cannot be truncated.
+                if os.fstat(self._out.fileno()).st_size:
+                    self._out.truncate(0)
+            if self._out.isatty():
+                text = printable(text.decode()).encode()  # still the same JSON
+            self._out.write(text + newline)
+            self._out.flush()
+        except BrokenPipeError:
+            self.is_closed = True
+        except OSError as error:
+            self.is_closed = True
+            raise ConfigError(f"--out: cannot be written: {error.strerror}") from None
+
+    def _count(self, line: AnswerLine) -> None:
+        self.lines += 1
+        if line.status not in FAILURES:
+            return
+        self.failed += 1
+        if self.failed <= SHOWN_FAILURES:
+            click.echo(printable(f"{line.file} row {line.row}: {FAILURES[line.status]}: {line.reason}"), err=True)
+        elif self.failed == SHOWN_FAILURES + 1:
+            click.echo("more rows failed; each has a line with status and reason", err=True)
+
+
+def generate(options: GenerateOptions, out: Path | None) -> int:
+    """Answer everything, return the exit code; raise ConfigError for a wrong option or output."""
+    directory = Path(tempfile.mkdtemp(prefix="prefixrl-generate-"))
+    keeps_logs = False
+    try:
+        _check_is_free(out, options.overwrites)
+        try:
+            plan, config = _plan(options, directory)
+        except ConfigError as error:
+            # The error names the config's key; the user typed --data.
+            raise ConfigError(str(error).replace("data.train", "--data")) from None
+        _check_is_no_source(out, options, config.data)
+        (directory / "logs").mkdir()
+        write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
+        command = ["prefixrl.learner.commands.generate_command", str(directory)]
+        # A process that asks for answers cannot resume in the middle of them: its first error is the cause.
+        launcher = Launcher(config, command, "generation", uses_stderr=True, restarts=0)
+        with _opened(out) as file:
+            copy = Copy(directory / ANSWERS_FILE, file, replaces=out is not None)
+            keeps_logs = True
+            code = _answer(launcher, copy, config)
+        keeps_logs = code not in (0, ConfigError.exit_code, STOPPED)
+        return _report_end(launcher, copy, code)
+    finally:
+        if keeps_logs:
+            click.echo(f"all logs are in {directory / 'logs'}", err=True)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _answer(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
+    """Run the processes that answer, report token usage; return the exit code."""
+    stop = stop_event()
+
+    def is_stopped() -> bool:
+        copy.more()
+        return stop.is_set() or copy.is_closed
+
+    try:
+        code = launcher.run_and_stop(is_stopped)
+        copy.more(is_last=code == 0)
+    finally:
+        usage = Path(config.directory) / USAGE_FILE
+        if usage.exists():
+            counts = msgspec.json.decode(usage.read_bytes(), type=dict[str, Usage])
+            click.echo(f"endpoint: {total_usage(counts.values(), config.scorer.openai)}", err=True)
+    return STOPPED if stop.is_set() or copy.is_closed else code
+
+
+def _report_end(launcher: Launcher, copy: Copy, code: int) -> int:
+    """Report the end; return the exit code of the command."""
+    if code == 0:
+        failures = f", {copy.failed} of them without an answer or a verdict" if copy.failed else ""
+        click.echo(f"{copy.lines} lines{failures}", err=True)
+        return INCOMPLETE if copy.failed else 0
+    if code == STOPPED:
+        click.echo(f"stopped after {copy.lines} lines", err=True)
+    else:
+        launcher.report_failure(code)
+    return code
+
+
+def _check_is_free(out: Path | None, overwrites: bool) -> None:
+    """Raise ConfigError where the output holds something and `--overwrite` is not given."""
+    if out is not None and out.is_file() and out.stat().st_size and not overwrites:
+        size = f"{out.stat().st_size:,} bytes"
+        raise ConfigError(f"--out {out}: holds {size} already; name a new or empty file, or give --overwrite")
+
+
+def _check_is_no_source(out: Path | None, options: GenerateOptions, data: DataConfig) -> None:
+    """Raise ConfigError where the output is read as well, as problems or stdin."""
+    if out is None:
+        return
+    read = [each.path for source in data.eval for each in (source, *source.without)]
+    for path in map(Path, filter(None, read)):
+        is_same = out.exists() and path.exists() and out.samefile(path)
+        if is_same or (path.is_dir() and out.resolve().is_relative_to(path.resolve())):
+            raise ConfigError(f"--out {out}: problems are read from {path}; give a file elsewhere")
+    if STDIN in (options.sets or (STDIN,)) and out.is_file() and os.path.samestat(out.stat(), os.fstat(0)):
+        raise ConfigError(f"--out {out}: problems are read from it, as stdin; give another file")
+
+
+@contextlib.contextmanager
+def _opened(out: Path | None) -> Iterator[IO[bytes]]:
+    """Open the output; a file keeps its content until the first line is there."""
+    if out is None:
+        yield sys.stdout.buffer
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.buffer.flush()
+            return
+        # Python flushes once more at its end: let it flush into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    try:
+        file = out.open("ab")
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from None
+    with file:
+        yield file
+
+
+def _plan(options: GenerateOptions, directory: Path) -> tuple[GenerationPlan, RunConfig]:
+    samples, temperature = options.samples, options.temperature
+    if samples > 1 and temperature == 0.0:
+        raise ConfigError(f"--samples {samples}: greedy answers are all alike; give a --temperature above 0")
+    weights, config = (_of_models if options.run is None else _of_run)(options, directory)
+    broker = config.broker.model_copy(update={"listen": FREE_PORT})
+    config = config.model_copy(update={"directory": str(directory), "broker": broker})
+    is_sampled = temperature != 0.0 and (samples > 0 or temperature is not None)
+    plan = GenerationPlan(
+        config=config.model_dump_json(),
+        version=weights.version,
+        published=weights.published,
+        decoding=SAMPLED if is_sampled else GREEDY,
+        samples=max(1, samples),
+    )
+    return plan, config
+
+
+def _of_run(options: GenerateOptions, directory: Path) -> tuple[Weights, RunConfig]:
+    """Return the weights of a checkpoint of a run, and the config that answers."""
+    assert options.run is not None
+    if options.adapter or options.target:
+        raise ConfigError("--adapter and --target are for models without a run: leave RUN or them out")
+    config = _with_temperature(config_of(options.run, options.settings), options.temperature)
+    weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
+    given = DataConfig.model_validate({"train": _paths(options, directory)})
+    data = resolve(_to_answer(config.data, given, options.suffix), Path.cwd())
+    adapter = config.adapter.model_copy(update={"model": weights.model, "init_from": None})
+    return weights, config.model_copy(update={"adapter": adapter, "data": data})
+
+
+def _of_models(options: GenerateOptions, directory: Path) -> tuple[Weights, RunConfig]:
+    """Return the weights of `--adapter`, and the config that answers with models given."""
+    if options.adapter is None:
+        raise ConfigError("nothing to answer with: give a RUN, or --adapter MODEL and --target MODEL")
+    if options.checkpoint or options.is_averaged:
+        raise ConfigError("--checkpoint and --ema are of a run: give RUN, or the folder as --adapter")
+    document: dict[str, Any] = {
+        "directory": str(directory),
+        "mode": "direct" if options.target is None else "prefix",
+        "adapter": {"model": options.adapter},
+        "data": {"train": _paths(options, directory)},
+        "algorithm": {"iterations": 1},
+    }
+    if options.target is not None:
+        document["target"] = {"model": options.target}
+    config = _with_temperature(from_flags(document, options.settings), options.temperature)
+    data = _to_answer(config.data, config.data, options.suffix)
+    return Weights(0, config.adapter.model), config.model_copy(update={"data": data})
+
+
+def _with_temperature(config: RunConfig, temperature: float | None) -> RunConfig:
+    """Set the temperature of everything that writes."""
+    if not temperature:
+        return config
+    roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
+    return changed(config, tuple(f"{role}.temperature={temperature}" for role in roles), "--temperature")
+
+
+def _to_answer(data: DataConfig, given: DataConfig, suffix: str | None) -> DataConfig:
+    """Return a `[data]` with the problems of `given.train`, with a suffix if there is one."""
+    changes = {} if suffix is None else {"suffix": suffix}
+    sources = tuple(source.model_copy(update=changes) for source in given.train)
+    return data.model_copy(update={"train": sources, "eval": sources})
+
+
+def _paths(options: GenerateOptions, directory: Path) -> list[str]:
+    """Return the sources as `data.eval` names them; stdin is copied to a file first."""
+    sets = options.sets or (STDIN,)
+    if sets.count(STDIN) > 1:
+        raise ConfigError("--data -: stdin can be read once only")
+    kept = directory / "stdin"
+    if STDIN in sets:
+        if sys.stdin.isatty():
+            click.echo("reading problems from the terminal, a JSON object per line", err=True)
+        with kept.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+    return [str(kept) if each == STDIN else each for each in sets]

@@ -1,0 +1,172 @@
+"""One child process of a launch: its output goes through the launch into its log.
+
+    child ──stdout, stderr──▶ pipe ──▶ reader thread ──▶ <run directory>/logs/<name>.log
+                                            └──▶ the newest output in memory: what a failure and the console show
+
+The thread waits for output and ends with the last process that holds the pipe. A log that cannot be written, on a disk
+that is full, loses lines; the console still has them.
+"""
+
+import contextlib
+import os
+import queue
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prefixrl.common.host.process import RestartBudget, RunningProcess, printable
+from prefixrl.deploy.launch.fork_client import WorkerTemplate
+from prefixrl.deploy.view.stalls import Watched
+
+WORKER_RESTARTS = 10
+TAIL_LINES = 12
+KEPT_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 16
+LAST_OUTPUT_S = 2.0
+"""Longest wait for output that a process left in the pipe when it ended."""
+MOST_NEWS = 20
+"""Lines that wait to be shown; more of them at once say nothing new."""
+_ERROR = re.compile(rb"\d\S+ \S+ ERROR\s+(.*)")
+
+
+@dataclass
+class Child:
+    """One process and the way to start it again."""
+
+    name: str
+    command: list[str]
+    """python -m MODULE ..., where it is forked."""
+    log_path: Path
+    environment: dict[str, str]
+    budget: RestartBudget = field(default_factory=lambda: RestartBudget(WORKER_RESTARTS))
+    template: WorkerTemplate | None = None
+    """The process that it is forked from; without one, or where that is lost, it starts by itself."""
+    process: RunningProcess | None = field(default=None, repr=False)
+    ended_s: float | None = None
+    """Monotonic time at which its end was noticed."""
+    is_drained: bool = False
+    """True if the operator had it leave."""
+    _reader: threading.Thread | None = field(default=None, repr=False)
+    _recent: bytes = b""
+    """The newest output since the last start."""
+    _news: "queue.Queue[str]" = field(default_factory=lambda: queue.Queue(MOST_NEWS), repr=False)
+
+    def start(self) -> None:
+        """Start it; its output is appended to its log."""
+        self.close()
+        self.budget.started_s, self.ended_s = time.monotonic(), None
+        self._recent = b""
+        output, theirs = os.pipe()
+        try:
+            self.process = self._forked(theirs) or self._spawned(theirs)
+        except BaseException:
+            os.close(output)
+            raise
+        finally:
+            os.close(theirs)
+        self._reader = threading.Thread(target=self._read, args=(output,), name=f"{self.name} log", daemon=True)
+        self._reader.start()
+
+    def _forked(self, output: int) -> RunningProcess | None:
+        if self.template is None or self.template.is_lost:
+            return None
+        return self.template.fork(self.command[2:], self.environment, output)
+
+    def _spawned(self, output: int) -> RunningProcess:
+        # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
+        return subprocess.Popen(
+            self.command, stdout=output, stderr=output, env=self.environment, start_new_session=True
+        )
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, None while it runs."""
+        return self.process.poll() if self.process else None
+
+    def tail(self) -> str:
+        """Return the end of its output."""
+        return printable("\n".join(self._output().splitlines()[-TAIL_LINES:]))
+
+    def error(self) -> str:
+        """Return the message of the error it ended with, "" where it left none."""
+        _, found, message = f"\n{self._output()}".rpartition("\nerror: ")
+        return printable(message.strip()) if found else ""
+
+    def news(self) -> list[str]:
+        """Return its errors since the last call, for the console."""
+        return [self._news.get_nowait() for _ in range(self._news.qsize())]
+
+    def close(self) -> None:
+        """Wait for the last output of a process that has ended."""
+        if self._reader:
+            self._reader.join(LAST_OUTPUT_S)
+
+    def _output(self) -> str:
+        if self.code is not None:
+            self.close()
+        return self._recent.decode(errors="replace")
+
+    def _read(self, output: int) -> None:
+        line = b""
+        # A pipe that nobody reads would stop the child: no fault of the log may end this loop.
+        with os.fdopen(output, "rb", buffering=0) as pipe:
+            while block := pipe.read(BLOCK_BYTES):
+                with contextlib.suppress(OSError), self.log_path.open("ab", buffering=0) as log:
+                    log.write(block)
+                self._recent = (self._recent + block)[-KEPT_BYTES:]
+                *lines, line = (line + block).split(b"\n")
+                line = line[-KEPT_BYTES:]
+                for each in lines:
+                    if (found := _ERROR.match(each)) and not self._news.full():
+                        self._news.put(printable(found[1].decode(errors="replace")))
+
+
+def family(children: Sequence[Child], template: WorkerTemplate | None = None) -> list[Watched]:
+    """Return the running children, their template, and the servers that they started."""
+    found = []
+    if template is not None and not template.is_lost:
+        found.append(Watched("template", template.pid, _is_stopped(template.pid)))
+    for child in children:
+        if child.process is None or child.code is not None:
+            continue
+        pid = child.process.pid
+        found.append(Watched(child.name, pid, _is_stopped(pid)))
+        found += _servers_of(pid)
+    return found
+
+
+def _servers_of(pid: int) -> list[Watched]:
+    """Return the servers that any thread of a process started; of ranks, those of each."""
+    found: list[Watched] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found  # it has ended
+    children = b" ".join(_content(Path(f"/proc/{pid}/task/{each}/children")) for each in threads)
+    for each in map(int, children.split()):
+        title = _content(Path(f"/proc/{each}/cmdline")).partition(b"\0")[0].decode(errors="replace")
+        if title.startswith("prefixrl-"):
+            found.append(Watched(title.removeprefix("prefixrl-"), each, _is_stopped(each)))
+        if title.startswith("prefixrl-learner-"):
+            found += _servers_of(each)
+    return found
+
+
+def _content(path: Path) -> bytes:
+    """Return a file of /proc, nothing of a thread or process that has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return True for a process that a signal stopped; one that ends meanwhile is not."""
+    with contextlib.suppress(OSError):
+        # The name in brackets may hold anything.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] == b"T"
+    return False

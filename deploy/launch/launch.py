@@ -1,0 +1,370 @@
+"""Everything on one machine: starts, watches and restarts learner, rollouts and scorers.
+
+    launch ─┬─ learner ──┬─ broker
+            │            └─ weight server
+            ├─ rollout-0 ..      each with a log of its own in <run directory>/logs
+            ├─ scorer-0 ..
+            └─ template          workers are forked from it (`template.py`) or, without it, start by themselves
+
+The learner is the run: when it ends, the launch ends with its exit code. A worker that ends while the learner goes on
+is started again. A learner that is killed is started again and resumes from its last checkpoint; the workers stay.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from prefixrl.common.config.load import import_functions, load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError, Halted, PeerLost, TrainingFault, UserError
+from prefixrl.common.host.placement import LEARNER, described, gpus_here, place, processes_of, visible
+from prefixrl.common.host.process import PARENT_VARIABLE, end_children, own, stop_event
+from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
+from prefixrl.common.run.disk import held_bytes
+from prefixrl.common.run.documents import SUMMARY_FILE
+from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire.keys import KEYS_FOLDER
+from prefixrl.common.worker.allowed import flags as allowances
+from prefixrl.deploy.launch.child_process import Child, family
+from prefixrl.deploy.launch.fork_client import WorkerTemplate, is_forked, is_possible
+from prefixrl.deploy.runs.checkpoints import config_of
+from prefixrl.deploy.runs.report import print_table, write_report
+from prefixrl.deploy.view.live_view import View, fetch
+from prefixrl.deploy.view.run_state import state_of
+from prefixrl.deploy.view.stalls import Watchdog
+
+ROLES = ("rollout", "scorer")
+LEARNER_RESTARTS = 3
+STOPPED_BY_BROKER_S = 20.0
+"""If the learner ends within this time, its broker had stopped a worker that ended without a fault."""
+STOP_WORKER_S = 10.0
+STOPPED = 130
+"""Exit code of a command that was interrupted."""
+STOP_S = 60.0
+SAVED_BYTES_PER_S = 25e6
+"""A slow shared file system; a checkpoint is written, synced and read back."""
+SUCCESSION_BEATS = 2
+"""Heartbeats until a worker that ended with another code than 0 is started again.
+
+Before it misses one, the broker gives its name to nobody else.
+"""
+TICK_S, START_TICK_S = 0.2, 0.02
+"""Time between two looks at the children, and between two looks for what the start of workers waits for."""
+ASK_S = 2.0
+"""Longest wait for a broker that is asked why a worker went."""
+KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer"}
+"""Keys of `config.json` in every release; a model folder has a `config.json` too."""
+
+
+def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None = None) -> int:
+    """Run to the end; return the exit code. Raise ConfigError for whatever the user got wrong.
+
+    `stop`: set by stop signals, by a caller that has heard them before; None: they are heard from here on.
+    """
+    config = load(run_file, settings)
+    import_functions(config)
+    directory = Path(config.directory)
+    if fresh:
+        _throw_away(directory)
+    check_format(directory)
+    if said := _finished(directory):
+        click.echo(said)
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    stop = stop or stop_event()
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
+    launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])
+    code = launcher.run_and_stop(stop.is_set)
+    if stop.is_set() or code == Halted.exit_code:
+        again = shlex.join(["prefixrl", "launch", str(run_file), *flags])
+        what = "stopped" if stop.is_set() else "the learner was asked to stop"
+        how = f"run `{again}` again to resume ({directory})"
+        if fault := launcher.fault_of_stop():
+            click.echo(f"{what}, but {fault}; then {how}", err=True)
+            code = launcher.learner.code or STOPPED
+            return code if code > 0 else STOPPED
+        click.echo(f"{what}; {how}")
+        return STOPPED
+    if code == 0:
+        write_report(directory)
+        print_table(directory)
+    else:
+        launcher.report_failure(code)
+    return code
+
+
+def _throw_away(directory: Path) -> None:
+    """Remove a run directory; refuse to remove anything else."""
+    if directory.exists() and any(directory.iterdir()):
+        if not _holds_a_run(directory):
+            raise ConfigError(f"--fresh: {directory} is not empty and holds no run; remove it yourself if you mean it")
+        with own(directory):
+            shutil.rmtree(directory)
+
+
+def _finished(directory: Path) -> str:
+    """Return what a launch can still do for a run that is finished, "" for any other."""
+    if not (directory / SUMMARY_FILE).exists():
+        return ""
+    found = state_of(directory)
+    wanted = config_of(directory, ()).algorithm.iterations
+    # A run that was extended is finished until it goes on; of epochs a filter leaves fewer iterations than are counted.
+    if found.state != "finished" or found.iterations < (wanted or 0):
+        return ""
+    key = "algorithm.iterations" if wanted else "data.epochs"
+    more = shlex.join(["prefixrl", "resume", str(directory), "--change", f"{key}=N"])
+    return (
+        f"the run in {directory} is finished after {found.iterations} iterations: nothing more is trained; `{more}` "
+        f"prolongs it, --fresh starts it anew"
+    )
+
+
+def _holds_a_run(directory: Path) -> bool:
+    """Return True for the directory of a run of any release, even of one that began just now."""
+    if {path.name for path in directory.iterdir()} <= {"logs", "slurm", "lock", KEYS_FOLDER, FORMAT_FILE}:
+        return True
+    try:
+        config = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError):
+        return False
+    return config.keys() >= KEYS_OF_A_RUN
+
+
+class Launcher:
+    """The children of one launch: the process that asks, mostly a learner, and its workers."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        command: list[str],
+        name: str = LEARNER,
+        uses_stderr: bool = False,
+        restarts: int = LEARNER_RESTARTS,
+    ) -> None:
+        """Prepare an asking process; only one named `learner` gets GPUs.
+
+        Args:
+            command: Its module and arguments.
+            uses_stderr: The view goes to stderr, since stdout carries answers.
+            restarts: 0 for a process that cannot resume.
+        """
+        self._config = config
+        self._directory = Path(config.directory)
+        self._endpoint_file = self._directory / "endpoint"
+        self._gpus = gpus_here()
+        self._placed = place(processes_of(config, with_learner=name == LEARNER), len(self._gpus))
+        self.learner = self._child(name, command[0], command[1:])
+        self.learner.budget.most = restarts
+        self.workers: list[Child] = []
+        self._due: list[Child] = []
+        """Workers that are about to be started."""
+        self._template: WorkerTemplate | None = None
+        self._view = View(self._directory, uses_stderr)
+        self._watchdog = Watchdog(config.launch.stall_s)
+
+    def _child(self, name: str, module: str, arguments: list[str]) -> Child:
+        environment = _common_environment() | visible(self._placed, self._gpus, name)
+        command = [sys.executable, "-m", module, *arguments]
+        return Child(name, command, self._directory / "logs" / f"{name}.log", environment)
+
+    def run_and_stop(self, stopped: Callable[[], bool]) -> int:
+        """Run to the end and leave no process behind; return the learner's exit code."""
+        try:
+            return self._run(stopped)
+        finally:
+            # The learner first, so that it can save.
+            patience_s = stop_s(self._config)
+            if stopped() and self.learner.code is None:
+                click.echo(
+                    f"stopping: the learner ends its iteration and saves, within {patience_s:.0f} s (launch.stop_s); "
+                    f"Ctrl-C again gives up what is not saved",
+                    err=True,
+                )
+            self._stop([self.learner], patience_s)
+            self._stop(self.workers, STOP_WORKER_S)
+            for child in (self.learner, *self.workers):
+                child.close()
+            if self._template:
+                self._template.close()
+
+    def _stop(self, children: list[Child], patience_s: float) -> None:
+        end_children([child.process for child in children if child.process], patience_s, with_groups=True)
+
+    def fault_of_stop(self) -> str:
+        """Return what went wrong in a stop, and where a next start begins; "" if all is saved."""
+        code = self.learner.code
+        if code is None or code in (0, Halted.exit_code):
+            return ""
+        newest = max((self._directory / "checkpoints").glob("step_????????"), default=None)
+        begins = f"the next start begins at iteration {int(newest.name[5:]) if newest else 0}"
+        if code == -signal.SIGKILL:
+            why = f"the learner had not saved after {stop_s(self._config):.0f} s and was killed; raise launch.stop_s"
+        else:
+            end = self.learner.error() or f"the end of {self.learner.log_path}:\n{self.learner.tail()}"
+            why = f"the learner ended with exit code {code}: {end}"
+        return f"{why}; {begins}"
+
+    def report_failure(self, code: int) -> None:
+        """Print why the learner ended; raise ConfigError where the user made the mistake."""
+        if code == ConfigError.exit_code and self.learner.error():
+            raise ConfigError(self.learner.error())
+        end = f"the {self.learner.name} ended with exit code {code}; the end of {self.learner.log_path}:"
+        click.echo(f"{end}\n{self.learner.tail()}", err=True)
+
+    def _run(self, stopped: Callable[[], bool]) -> int:
+        """Watch until the learner ends for good or a stop is asked for."""
+        known = _modified(self._endpoint_file)
+        self.learner.start()
+        if is_possible() and sum(self._workers_of(role) for role in ROLES if self._is_forked(role)) > 1:
+            self._template = WorkerTemplate(_common_environment())
+        with self._view:
+            while not stopped():
+                if (code := self.learner.code) is not None:
+                    # Restart only after a kill or a lost peer: another error would repeat.
+                    is_worth_it = code < 0 or code == PeerLost.exit_code
+                    if not is_worth_it or not self.learner.budget.take(time.monotonic()):
+                        return code
+                    self._restart(self.learner, code)
+                if (written := _modified(self._endpoint_file)) != known:
+                    known = written
+                    self._start_workers()
+                self._start_due()
+                for worker in self.workers:
+                    if worker.code is not None:
+                        self._worker_ended(worker, worker.code)
+                for line in (*self.learner.news(), *(self._template.news() if self._template else ())):
+                    self._view.announce(line)
+                self._view.refresh()
+                self._look_for_stalls()
+                self._pause(known)
+        return STOPPED
+
+    def _pause(self, known: int) -> None:
+        """Wait until it is time to look again, or workers can start: the run waits for them."""
+        looks_again_s = time.monotonic() + TICK_S
+        while time.monotonic() < looks_again_s:
+            if self.workers and not self._due:
+                time.sleep(TICK_S)
+            elif (self._due and not self._is_template_loading) or _modified(self._endpoint_file) != known:
+                return
+            else:
+                time.sleep(START_TICK_S)
+
+    def _look_for_stalls(self) -> None:
+        """Name who holds the run up; TrainingFault where a stall is to end it."""
+        processes = family([self.learner, *self.workers], self._template)
+        if any(each.name == LEARNER for each in processes):
+            for text in self._watchdog.look(time.monotonic(), self._view.document, processes):
+                self._view.announce(text)
+        if self._watchdog.stall and self._config.launch.on_stall == "end":
+            raise TrainingFault(f"{self._watchdog.stall} (launch.on_stall)")
+
+    def _start_workers(self) -> None:
+        """Have those start that do not run: a broker has opened its socket."""
+        if not self.workers:
+            self._add_workers()
+        self._due = [
+            worker
+            for worker in self.workers
+            if not worker.is_drained and (worker.process is None or worker.code is not None)
+        ]
+
+    @property
+    def _is_template_loading(self) -> bool:
+        return self._template is not None and self._template.is_loading
+
+    def _start_due(self) -> None:
+        """Start whom nothing holds up: a worker that is to be forked waits for the template."""
+        is_loading = self._is_template_loading
+        due, self._due = self._due, [worker for worker in self._due if worker.template and is_loading]
+        for worker in due:
+            if worker not in self._due:
+                worker.start()
+
+    def _add_workers(self) -> None:
+        # They are stopped after the learner: nobody would take what they finish then.
+        arguments = ["--run", str(self._directory), "--grace-s", "0"]
+        for role in ROLES:
+            allowed = allowances(self._config) if role == "scorer" else []
+            for index in range(self._workers_of(role)):
+                number = ["--number", str(index)]
+                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed])
+                worker.template = self._template if self._is_forked(role) else None
+                self.workers.append(worker)
+        if self._placed:
+            self._view.announce(described(self._placed))
+
+    def _workers_of(self, role: str) -> int:
+        return self._config.launch.rollouts if role == "rollout" else self._config.launch.scorers
+
+    def _is_forked(self, role: str) -> bool:
+        return is_forked(self._config, role, bool(self._gpus))
+
+    def _worker_ended(self, worker: Child, code: int) -> None:
+        now_s = time.monotonic()
+        if worker.ended_s is None:
+            worker.ended_s = now_s
+            worker.is_drained = code == 0 and self._is_drained(worker)
+        if worker.is_drained:
+            return
+        is_hopeless = code in (2, 3)
+        # With code 0 the run is probably over, and the learner ends next.
+        pause_s = SUCCESSION_BEATS * self._config.broker.heartbeat_s if code else STOPPED_BY_BROKER_S
+        if not is_hopeless and now_s - worker.ended_s < pause_s:
+            return
+        if is_hopeless or not worker.budget.take(now_s):
+            raise ConfigError(
+                f"{worker.name} ended with exit code {code}; a restart would fail in the same way:\n{worker.tail()}"
+            )
+        self._restart(worker, code)
+
+    def _is_drained(self, worker: Child) -> bool:
+        """Return True if the operator had a worker leave, who then wants no other in its place."""
+        assert worker.process
+        try:
+            document = msgspec.json.decode(fetch(self._directory, ASK_S), type=StatusDocument)
+        except (PeerLost, UserError):
+            return False
+        if worker.process.pid not in [each.pid for each in document.drained if each.host == socket.gethostname()]:
+            return False
+        self._view.announce(f"{worker.name} was drained and stays away; the next launch starts it again")
+        return True
+
+    def _restart(self, child: Child, code: int) -> None:
+        self._view.announce(f"{child.name} ended with exit code {code}: starting it again ({child.budget.used})")
+        child.start()
+
+
+def _common_environment() -> dict[str, str]:
+    """Return what the environments of all children have in common."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # A log is no place for bars that are drawn over and over.
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+
+
+def stop_s(config: RunConfig) -> float:
+    """Return the time for the learner to stop, by the size of a checkpoint if not configured."""
+    if config.launch.stop_s is not None:
+        return config.launch.stop_s
+    newest = max((Path(config.directory) / "checkpoints").glob("step_????????"), default=None)
+    return STOP_S + (held_bytes(newest) if newest else 0) / SAVED_BYTES_PER_S
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0

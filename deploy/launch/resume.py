@@ -1,0 +1,80 @@
+"""`prefixrl resume`: a run goes on as its directory has it; changes are recorded.
+
+A run keeps its settings for life, or nobody could say what it trained. A few may change between two starts, since they
+decide how far and how fast it goes on and not what it has trained: each change is recorded with the iteration at which
+it began.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import msgspec
+
+from prefixrl.common.config.load import CONFIG_FILE, changed
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.process import own, write_atomically
+from prefixrl.common.run import json_lines
+from prefixrl.deploy.runs.checkpoints import config_of
+
+CHANGES_FILE = "changes.jsonl"
+CHANGEABLE = (
+    "algorithm.iterations",
+    "data.epochs",
+    "learner.actor_lr",
+    "learner.critic_lr",
+    "algorithm.kl",
+    "algorithm.entropy",
+)
+
+
+class ChangeLine(msgspec.Struct, frozen=True):
+    """One setting that was changed between two starts."""
+
+    time_s: float
+    """Seconds since 1970."""
+    iteration: int
+    """Iterations of the newest checkpoint then; the change acts on those after it."""
+    key: str
+    before: object
+    after: object
+
+
+def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
+    """Return the run file of a run to go on with, its changes recorded.
+
+    Raises:
+        ConfigError: there is no run, it is going on, or a change is malformed or not allowed.
+    """
+    config = config_of(directory, ())
+    run_file = directory / CONFIG_FILE
+    moved = (f"directory={json.dumps(str(directory.resolve()))}",)
+    if not changes and Path(config.directory) == directory.resolve():
+        return run_file
+    for change in changes:
+        key, separator, _ = change.partition("=")
+        if not separator or key not in CHANGEABLE:
+            raise ConfigError(
+                f"--change {change!r}: in a run that has begun only {', '.join(CHANGEABLE)} may change, as KEY=VALUE; "
+                f"for anything else start another run from its adapter (adapter.init_from)"
+            )
+    new = changed(config, (*moved, *changes), "--change")
+    with own(directory):
+        before, after = config.model_dump(mode="json"), new.model_dump(mode="json")
+        newest = max((directory / "checkpoints").glob("step_????????"), default=None)
+        iteration, now_s = int(newest.name[5:]) if newest else 0, time.time()
+        if (length := new.algorithm.iterations) is not None and length < iteration:
+            raise ConfigError(
+                f"--change algorithm.iterations={length}: the run has a checkpoint of {iteration} iterations; "
+                f"{iteration} ends it there, with its last evaluation and summary"
+            )
+        keys = [key for key in CHANGEABLE if _at(before, key) != _at(after, key)]
+        lines = [ChangeLine(now_s, iteration, key, _at(before, key), _at(after, key)) for key in keys]
+        json_lines.append(directory / CHANGES_FILE, lines)
+        write_atomically(run_file, new.model_dump_json(indent=2))
+    return run_file
+
+
+def _at(document: dict[str, dict[str, object]], key: str) -> object:
+    section, _, name = key.partition(".")
+    return document[section][name]

@@ -1,0 +1,83 @@
+"""Runs and their checkpoints as commands name them: config, weights, published digests."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefixrl.common.config.load import changed, from_json
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.journal import journal
+from prefixrl.common.run.directory_format import check_holds_run
+from prefixrl.common.journal.records import VersionPublished
+
+LATEST, BEST = "latest", "best"
+FREE_PORT = "tcp://127.0.0.1:0"
+"""Never the configured port: the run may still be training, here or on a host whose address this one does not have."""
+INCOMPLETE = 6
+"""Exit code of a command that ended well, but some of whose answers or verdicts are missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """Options of every command that answers with checkpoints."""
+
+    sets: tuple[str, ...]
+    """Problems as `data.eval` names them."""
+    samples: int
+    is_averaged: bool
+    """Take the moving average of the weights (learner.ema_decay)."""
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """An adapter that answers."""
+
+    version: int
+    """Iterations it was trained for; 0 also where no run trained it."""
+    model: str
+    published: tuple[str, ...] = ()
+    """Digests under which its run published that version; empty where none is known, or none of whole weights."""
+
+
+def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
+    """Return the config of a run with settings over it; raise ConfigError."""
+    check_holds_run(run)
+    known = run / "config.json"
+    return changed(from_json(known.read_bytes(), str(known)), settings, "--set")
+
+
+def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool) -> Weights:
+    """Return the weights of a checkpoint: iterations, `latest`, `best`; raise ConfigError."""
+    if checkpoint == "0":
+        version, model = 0, config.adapter.start
+    else:
+        there = {int(path.name[5:]): path for path in (run / "checkpoints").glob("step_????????")}
+        if not there:
+            raise ConfigError(f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with")
+        named = {LATEST: max(there)} | {str(version): version for version in there}
+        if (best := run / "checkpoints" / BEST).is_dir():
+            named[BEST] = int(best.resolve().name[5:])
+        if checkpoint not in named:
+            kept = ", ".join(["0", *map(str, sorted(there)), *([BEST] if BEST in named else [])])
+            raise ConfigError(f"--checkpoint {checkpoint}: {run} keeps {kept} and {LATEST} (checkpoint.keep)")
+        version = named[checkpoint]
+        folder = there[version] / ("hf_ema" if is_averaged else "hf")
+        if not folder.is_dir():
+            raise ConfigError(f"--ema: {there[version]} holds no averaged weights (learner.ema_decay)")
+        model = str(folder.resolve())
+    lora = config.learner.lora
+    # Version 0 goes out whole; a checkpoint holds later ones merged, which have another digest than the matrices.
+    is_of_matrices = version > 0 and lora is not None and lora.publish == "matrices"
+    return Weights(version, model, () if is_averaged or is_of_matrices else _published(run).get(version, ()))
+
+
+@functools.cache
+def _published(run: Path) -> dict[int, tuple[str, ...]]:
+    """Return the digests of each version; a long journal is read once for all checkpoints."""
+    found: dict[int, tuple[str, ...]] = {}
+    for each in journal.read(run / journal.FOLDER):
+        if isinstance(each, VersionPublished):
+            found[each.note.version] = (*found.get(each.note.version, ()), each.note.digest)
+    return found

@@ -1,0 +1,182 @@
+"""The table of `prefixrl eval`: lines per set, arm and decoding, and over several runs."""
+
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from itertools import combinations
+
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+
+from prefixrl.common.host.process import printable
+from prefixrl.common.evaluation.accuracy import over_runs
+from prefixrl.common.evaluation.best_of_n import CHOICES
+from prefixrl.common.evaluation.paired import difference
+from prefixrl.common.evaluation.plans import ArmResult
+from prefixrl.deploy.view.console import cell
+
+COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "95% interval", "maj", "pass", "problems", "cut")
+PAIR_COLUMNS = ("set", "decoding", "arm", "less", "difference", "95% interval", "better", "worse", "of", "by chance")
+PAIR_NOTE = (
+    "differences are over the problems that both arms answered: how many it does better and worse, and how likely so "
+    "unequal numbers are by chance (exact sign test; McNemar's where each answer is right or wrong)"
+)
+SEARCH_COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "maj", *CHOICES)
+SEARCH_NOTE = (
+    "prm_..._max: the answer that the process reward model scores highest, by its last step, its lowest one or their "
+    "product; prm_..._vote: equal answers add up their scores; one answer to each problem"
+)
+FILE_WIDTH = 160
+_Lines = tuple[list[str], list[list[str]]]
+"""Columns and lines of a table."""
+SAMPLED_NOTE = (
+    "several answers to a problem: their mean; maj: the answer given most often; pass: one of so many right; "
+    "the interval is a bootstrap over problems"
+)
+
+
+def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
+    """Print the table and its notes."""
+    # A file has no width of its own.
+    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+    for columns, lines in _tables(results):
+        table = Table(*(Column(cell(name)) for name in columns), box=box.SIMPLE_HEAD)
+        for line in lines:
+            table.add_row(*map(cell, line))
+        console.print(table)
+    for note in _notes(results, incomplete):
+        console.print(printable(note), markup=False, highlight=False)
+
+
+def markdown(results: list[ArmResult], incomplete: list[str]) -> str:
+    """Return table and notes in Markdown."""
+    tables = [_markdown(columns, lines) for columns, lines in _tables(results)]
+    return "\n\n".join([*tables, *_notes(results, incomplete)]) + "\n"
+
+
+def _markdown(columns: list[str], rows: list[list[str]]) -> str:
+    lines = [columns, ["---" for _ in columns], *rows]
+    return "\n".join(f"| {' | '.join(each.replace('|', '&#124;') for each in line)} |" for line in lines)
+
+
+def _searched(results: list[ArmResult]) -> list[tuple[str, ...]]:
+    """Return a line for every arm among whose answers a process reward model chose."""
+    return [
+        (
+            *(result.set, result.run, _arm(result), result.decoding, f"{result.accuracy.accuracy:.3f}"),
+            "" if result.accuracy.majority is None else f"{result.accuracy.majority:.3f}",
+            *(f"{result.accuracy.chosen[name]:.3f}" for name in CHOICES),
+        )
+        for result in results
+        if result.accuracy.chosen
+    ]
+
+
+def _pairs(results: list[ArmResult]) -> list[tuple[str, ...]]:
+    """Return a line for every two arms that answered the same problems in the same way."""
+    together: dict[tuple[str, str, str], list[ArmResult]] = defaultdict(list)
+    for result in results:
+        together[result.set, result.decoding, result.asked].append(result)
+    lines = []
+    for (name, decoding, _), each in together.items():
+        has_runs = len({result.run for result in each}) > 1
+        for one, other in combinations(each, 2):
+            if figures := pair_figures(other.means, one.means):
+                arms = (f"{result.run}: {_arm(result)}" if has_runs else _arm(result) for result in (other, one))
+                lines.append((name, decoding, *arms, *figures))
+    return lines
+
+
+def pair_figures(one: Mapping[str, float], less: Mapping[str, float]) -> tuple[str, ...]:
+    """Return the cells of two arms from `difference` on, () where they share no problem."""
+    if (found := difference(one, less)) is None:
+        return ()
+    low, high = found.ci95
+    figures = f"{found.mean:+.3f}", f"{low:+.3f} to {high:+.3f}", str(found.better), str(found.worse)
+    return (*figures, str(found.problems), f"{found.chance:.3g}")
+
+
+def _arm(result: ArmResult) -> str:
+    return f"{result.arm}@{result.version}" if result.version >= 0 else result.arm
+
+
+def _tables(results: list[ArmResult]) -> list[_Lines]:
+    """Return columns and lines of every table that has lines; the first one has them always."""
+    tables = [_trimmed(COLUMNS, _lines(results))]
+    if searched := _searched(results):
+        tables.append(_trimmed(SEARCH_COLUMNS, searched))
+    if pairs := _pairs(results):
+        tables.append((list(PAIR_COLUMNS), [list(pair) for pair in pairs]))
+    return tables
+
+
+def _trimmed(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> _Lines:
+    """Return columns and lines; leave out empty columns, and `set` and `run` if all are alike."""
+    kept = []
+    for index, name in enumerate(columns):
+        cells = {line[index] for line in lines}
+        if len(cells) > 1 if name in ("set", "run") else cells != {""}:
+            kept.append(index)
+    return [columns[index] for index in kept], [[line[index] for index in kept] for line in lines]
+
+
+def _lines(results: list[ArmResult]) -> list[tuple[str, ...]]:
+    lines = [_line(result) for result in results]
+    for each in _over_runs(results):
+        if _is_of_one_kind(each):
+            mean, (low, high) = over_runs([result.accuracy.accuracy for result in each])
+            rest = ("", "", str(min(result.accuracy.problems for result in each)), "")
+            runs, interval = f"{len(each)} runs", f"{low:.3f} to {high:.3f}"
+            first = each[0]
+            lines.append((first.set, runs, first.arm, first.decoding, f"{mean:.3f}", interval, *rest))
+    return sorted(lines, key=lambda line: line[0])
+
+
+def _over_runs(results: list[ArmResult]) -> list[list[ArmResult]]:
+    """Return the results of one arm on one set over several runs."""
+    together: dict[tuple[str, str, str], list[ArmResult]] = defaultdict(list)
+    for result in results:
+        together[result.set, result.arm, result.decoding].append(result)
+    return [each for each in together.values() if 1 < len({one.run for one in each}) == len(each)]
+
+
+def _is_of_one_kind(results: list[ArmResult]) -> bool:
+    return len({each.kind for each in results}) == 1
+
+
+def _line(result: ArmResult) -> tuple[str, ...]:
+    found = result.accuracy
+    low, high = found.ci95
+    majority = "" if found.majority is None else f"{found.majority:.3f}"
+    most = max(found.pass_at, key=int, default="")
+    pass_at = f"{found.pass_at[most]:.3f} of {most}" if len(found.pass_at) > 1 else ""
+    figures = f"{found.accuracy:.3f}", f"{low:.3f} to {high:.3f}", majority, pass_at
+    names = result.set, result.run, _arm(result), result.decoding
+    return (*names, *figures, str(found.problems), f"{found.truncated_fraction:.1%}")
+
+
+def _notes(results: list[ArmResult], incomplete: list[str]) -> list[str]:
+    prefixes = {(each.run, each.arm): each.prefix for each in results if each.prefix}
+    errors = sum(each.errors for each in results)
+    several = _over_runs(results)
+    mixed = sorted({each[0].arm for each in several if not _is_of_one_kind(each)})
+    asked = {(each.set, each.asked) for each in results}
+    unequal = sorted(name for name, digests in Counter(name for name, _ in asked).items() if digests > 1)
+    notes = [SAMPLED_NOTE] if any(each.accuracy.samples > 1 for each in results) else []
+    if any(map(_is_of_one_kind, several)):
+        notes.append("a line of several runs: their mean, with Student's interval over runs")
+    notes += [f"{arm}: runs of different kinds (mode, low-rank or whole weights, models) have no mean" for arm in mixed]
+    notes += [
+        f"{name}: not all runs were judged on the same problems, their lines are no comparison" for name in unequal
+    ]
+    notes += [SEARCH_NOTE] if _searched(results) else []
+    notes += [PAIR_NOTE] if _pairs(results) else []
+    notes += [f"{run}, {arm}: {prefix!r}" for (run, arm), prefix in prefixes.items()]
+    empty = {each.run for each in results if each.arm == "fixed_prefix" and not each.prefix}
+    notes += [f"{run}, fixed_prefix: no prefix did better than none on training problems" for run in sorted(empty)]
+    trained_on = sorted({(each.run, each.set, each.trained_on) for each in results if each.trained_on})
+    notes += [f"{run}, {name}: {count} of its questions are in the training data" for run, name, count in trained_on]
+    notes += [f"answers whose verifier failed, in no figure: {errors}"] if errors else []
+    notes += [f"incomplete: {', '.join(incomplete)}"] if incomplete else []
+    return notes

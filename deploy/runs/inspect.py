@@ -1,0 +1,183 @@
+"""`prefixrl inspect`: a line per trained group of a run, losses by cause, a checked history."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.journal import journal
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
+from prefixrl.common.journal.history import history
+from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, SegmentStart
+from prefixrl.common.wire.messages import ScoredGroup, StepScores, TextVerdict, VersionSpan
+from prefixrl.common.wire.packing import logprobs, token_ids
+from prefixrl.deploy.runs.checkpoints import config_of
+
+
+class TrainedRow(msgspec.Struct, frozen=True):
+    """One trained prefix, in direct mode one answer."""
+
+    prefix_ids: list[int]
+    behaviour_logprobs: list[float]
+    spans: list[VersionSpan]
+    """Versions of the adapter that sampled its tokens, in order."""
+    reward: float
+    status: str
+    extracted: str
+    finish: str
+    """`eos`, or `length` where it reached its largest number of tokens."""
+    advantage: float | None
+    """Mean whitened advantage over its tokens; None for a row that was left out."""
+    completion: str
+    """The target's text, where the run keeps completions."""
+    continuations: list[TextVerdict]
+    """With `scorer.continuations` > 1 the verdict on each; `reward` is their mean."""
+    process: StepScores | None = None
+    """With `scorer.prm` and one continuation the verdict, the scores of its steps, and where they end."""
+
+
+class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One trained group."""
+
+    seq: int
+    prompt_id: str
+    question: str
+    gold: str
+    version_sampled: int
+    """Version of its oldest token."""
+    version_trained: int
+    weights_digest: str
+    scorer: str
+    rows: list[TrainedRow]
+
+
+def inspect(directory: Path, as_json: bool) -> Iterator[str]:
+    """Yield lines for people or programs; raise ConfigError or DataError for the journal."""
+    check_format(directory)
+    for group in trained_groups(directory):
+        if as_json:
+            yield msgspec.json.encode(group).decode()
+        else:
+            rewards = " ".join(f"{row.reward:.3g}" for row in group.rows)
+            ends = " ".join(row.finish for row in group.rows)
+            yield (
+                f"iteration {group.version_trained:5d}  group {group.seq:7d}  sampled at version "
+                f"{_versions(group):>5}  rewards {rewards}  ended by {ends}  {group.prompt_id}"
+            )
+    for name, counts in () if as_json else _losses(directory).items():
+        if counts:
+            yield f"{name}: {', '.join(f'{count} {cause}' for cause, count in sorted(counts.items()))}"
+
+
+def checked(directory: Path) -> str:
+    """Return the counts of all groups; raise DataError for faults, else as `inspect`."""
+    check_format(directory)
+    config, path = config_of(directory, ()), _journal_of(directory)
+    found = history(journal.read(path), config.algorithm.max_staleness)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(found.counts.items()))
+    told = (
+        f"{len(found.state)} groups: {counts}; {len(found.batches)} iterations, {found.rows} rows trained, the oldest "
+        f"sample {max(found.ages, default=0)} versions old (window {found.most_staleness})"
+    )
+    if found.faults:
+        raise DataError("\n".join([f"the history in {path} has faults; {told}", *found.faults]))
+    return f"{told}; no fault"
+
+
+def _journal_of(directory: Path) -> Path:
+    path = directory / journal.FOLDER
+    if not journal.exists(path):
+        raise ConfigError(f"{directory} holds no run (no journal in {path})")
+    return path
+
+
+def _versions(group: TrainedGroup) -> str:
+    """Return the version that wrote a group, or the oldest and the newest."""
+    oldest = group.version_sampled
+    newest = max((row.spans[-1].version for row in group.rows), default=oldest)
+    return str(oldest) if newest == oldest else f"{oldest}-{newest}"
+
+
+def _losses(directory: Path) -> dict[str, Counter[str]]:
+    """Count groups that ended untrained and texts without a verdict, by cause."""
+    ended: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    for record in journal.read(directory / journal.FOLDER):
+        if isinstance(record, GroupScored):
+            errors.update(record.group.faults)
+        elif isinstance(record, GroupEnded):
+            ended[f"{record.state}: {record.cause}"] += 1
+            errors.update(record.faults)
+    return {"ended untrained": ended, "texts without a verdict": errors}
+
+
+def trained_groups(directory: Path, since: int | None = None) -> Iterator[TrainedGroup]:
+    """Yield the groups that were batched for training, in order, `since` an iteration."""
+    path = _journal_of(directory)
+    lines = json_lines.each(directory / ADVANTAGES_FILE, AdvantageLine)
+    advantages = {line.seq: line.advantages for line in lines if since is None or line.iteration >= since}
+    waiting: dict[int, ScoredGroup] = {}
+    for number, record in enumerate(journal.read(path, since)):
+        batches: dict[int, tuple[int, ...]] = {}
+        if isinstance(record, GroupScored):
+            waiting[record.group.prefixes.seq] = record.group
+        elif isinstance(record, GroupEnded):
+            waiting.pop(record.seq, None)
+        elif isinstance(record, SegmentStart) and number == 0:
+            waiting = {group.seq: group.result for group in record.ledger.live if group.result}
+            batches = record.ledger.batches
+        elif isinstance(record, BatchFormed):
+            batches = {record.iteration: record.seqs}
+        for iteration, seqs in batches.items():
+            for seq in seqs:
+                group = waiting.pop(seq)
+                if since is None or iteration >= since:
+                    yield _trained(group, iteration, advantages.get(seq, []))
+
+
+def newest_groups(directory: Path) -> list[TrainedGroup]:
+    """Return the groups of the newest iteration from the end of the journal, if any."""
+    known = json_lines.newest(directory / METRICS_FILE, MetricsLine)
+    found: list[TrainedGroup] = []
+    for group in trained_groups(directory, known.iteration if known else 0):
+        if found and group.version_trained != found[-1].version_trained:
+            found.clear()
+        found.append(group)
+    return found
+
+
+def _trained(group: ScoredGroup, iteration: int, advantages: list[float]) -> TrainedGroup:
+    worth, rows = iter(advantages), []
+    for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
+        tokens = token_ids(row.tokens)
+        rows.append(
+            TrainedRow(
+                prefix_ids=tokens.tolist(),
+                behaviour_logprobs=logprobs(row.logprobs, tokens.size).tolist(),
+                spans=list(row.spans),
+                reward=verdict.reward,
+                status=verdict.status,
+                extracted=verdict.extracted,
+                finish=row.finish,
+                advantage=next(worth, None) if verdict.is_judged else None,
+                completion=verdict.completion,
+                continuations=list(verdict.continuations),
+                process=verdict.process,
+            )
+        )
+    prompt = group.prefixes.prompt
+    return TrainedGroup(
+        seq=group.prefixes.seq,
+        prompt_id=prompt.prompt_id,
+        question=prompt.question,
+        gold=prompt.gold,
+        version_sampled=group.version,
+        version_trained=iteration,
+        weights_digest=group.weights_digest,
+        scorer=group.scorer,
+        rows=rows,
+    )

@@ -1,0 +1,208 @@
+"""`prefixrl samples`: the texts of a run: asked, written, completed, judged, learned from."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.hub import cached_file
+from prefixrl.common.run.directory_format import check_holds_run
+from prefixrl.common.wire.packing import pack_tokens, token_ids
+from prefixrl.deploy.runs.inspect import TrainedGroup, newest_groups, trained_groups
+
+COMMONEST = 5
+TRENDS = 8
+"""Spans of iterations in the table of the commonest texts."""
+FOLLOW_S = 2.0
+TEXT_COLUMN = 14
+"""Column at which the texts of a sample begin."""
+
+
+class SampleText(msgspec.Struct, frozen=True, kw_only=True):
+    """One trained row as text."""
+
+    iteration: int
+    group: int
+    prompt_id: str
+    question: str
+    gold: str
+    prefix: str
+    """The adapter's text; in direct mode the answer."""
+    completion: str
+    """The target's text; "" unless the run keeps completions (`scorer.keep_completions`)."""
+    extracted: str
+    status: str
+    reward: float
+    advantage: float | None
+
+
+class Common(msgspec.Struct, frozen=True):
+    """A text that many rows of a span of iterations have."""
+
+    first: int
+    last: int
+    """The span, both ends included."""
+    text: str
+    share: float
+    reward: float
+    """Mean reward of those rows."""
+
+
+@dataclass(frozen=True)
+class SampleChoice:
+    """Options of the command."""
+
+    iteration: int | None = None
+    """None: the newest."""
+    order: str = "first"
+    """first, best or worst."""
+    count: int = 8
+
+
+def samples(directory: Path, choice: SampleChoice, as_json: bool) -> Iterator[str]:
+    """Yield lines for people or programs; raise ConfigError or DataError."""
+    check_holds_run(directory)
+    decode = decoder(directory)
+    newest = newest_groups(directory)
+    if not newest:
+        raise ConfigError(f"{directory}: nothing is trained yet; `prefixrl status {directory}` tells what it waits for")
+    last = newest[0].version_trained
+    wanted = last if choice.iteration is None else choice.iteration
+    if not 0 <= wanted <= last:
+        raise ConfigError(f"--iteration {wanted}: trained are 0 to {last}")
+    asked = newest if wanted == last else trained_groups(directory, wanted)
+    of_it = takewhile(lambda group: group.version_trained == wanted, asked)
+    found = [each for group in of_it for each in texts_of(group, decode)]
+    if choice.order != "first":
+        found.sort(key=lambda each: each.advantage or 0.0, reverse=choice.order == "best")
+    if as_json:
+        yield from (msgspec.json.encode(each).decode() for each in found[: choice.count])
+        return
+    yield from _trend(commonest(trained_groups(directory), last, decode))
+    yield ""
+    for sample in found[: choice.count]:
+        yield from lines_of(sample)
+
+
+def follow(directory: Path, as_json: bool, stopped: Callable[[], bool]) -> Iterator[str]:
+    """Yield the samples of each iteration as it is trained, until stopped."""
+    check_holds_run(directory)
+    decode, shown = decoder(directory), -1
+    while not stopped():
+        newest = shown
+        for group in trained_groups(directory, shown + 1):
+            newest = max(newest, group.version_trained)
+            for sample in texts_of(group, decode)[:1]:
+                yield from [msgspec.json.encode(sample).decode()] if as_json else lines_of(sample)
+        shown = newest
+        time.sleep(FOLLOW_S)
+
+
+def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[SampleText]:
+    """Return the rows of a group as text."""
+    return [
+        SampleText(
+            iteration=group.version_trained,
+            group=group.seq,
+            prompt_id=group.prompt_id,
+            question=group.question,
+            gold=group.gold,
+            prefix=decode(row.prefix_ids),
+            completion=row.completion,
+            extracted=row.extracted,
+            status=row.status,
+            reward=row.reward,
+            advantage=row.advantage,
+        )
+        for row in group.rows
+    ]
+
+
+def commonest(groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[int]], str]) -> list[Common]:
+    """Return the commonest texts of each of a few spans of iterations, the newest span last.
+
+    Args:
+        groups: in training order; one span of them is held at a time.
+        last: the newest iteration.
+    """
+    width = -(-(last + 1) // TRENDS)
+    found: list[Common] = []
+    for span, each in groupby(groups, key=lambda group: min(group.version_trained, last) // width):
+        rewards: dict[bytes, list[float]] = defaultdict(lambda: [0, 0.0])
+        for row in (row for group in each for row in group.rows):
+            own = rewards[pack_tokens(row.prefix_ids)]
+            own[0] += 1
+            own[1] += row.reward
+        rows = sum(count for count, _ in rewards.values())
+        top = sorted(rewards.items(), key=lambda item: (-item[1][0], item[0]))[:COMMONEST]
+        found += [
+            Common(
+                span * width,
+                min(last, (span + 1) * width - 1),
+                decode(token_ids(tokens).tolist()),
+                count / rows,
+                total / count,
+            )
+            for tokens, (count, total) in top
+        ]
+    return found
+
+
+def _trend(found: list[Common]) -> Iterator[str]:
+    yield "commonest texts of the adapter (share of rows, their mean reward)"
+    for index, each in enumerate(found):
+        is_new = index == 0 or found[index - 1].first != each.first
+        span = f"{each.first}-{each.last}" if each.last > each.first else str(each.first)
+        head = f"iteration {span}" if is_new else ""
+        yield f"  {head:>20}  {each.share:6.1%}  {each.reward:5.3f}  {each.text!r:.100}"
+
+
+def lines_of(sample: SampleText) -> Iterator[str]:
+    """Yield one sample for a person."""
+    advantage = "left out" if sample.advantage is None else f"{sample.advantage:+.3f}"
+    yield (
+        f"iteration {sample.iteration}, group {sample.group}, {sample.prompt_id}: reward "
+        f"{sample.reward:.3g} ({sample.status}), advantage {advantage}"
+    )
+    parts = {"question": sample.question, "prefix": sample.prefix, "completion": sample.completion}
+    for name, text in parts.items():
+        if text:
+            yield f"  {name:>{TEXT_COLUMN - 4}}: {_indented(text)}"
+    found = f"   found: {_indented(sample.extracted or 'nothing')}"
+    # A reward function of the user's own looks for no answer.
+    is_looked_for = sample.extracted or sample.status == "no_answer"
+    yield f"  {'gold':>{TEXT_COLUMN - 4}}: {_indented(sample.gold)}{found if is_looked_for else ''}"
+    yield ""
+
+
+def _indented(text: str) -> str:
+    """Return a text with its further lines below its first, so that none poses as another."""
+    return text.replace("\n", f"\n{' ' * TEXT_COLUMN}")
+
+
+def decoder(directory: Path) -> Callable[[list[int]], str]:
+    """Return the adapter's way from tokens to text; raise DataError without one.
+
+    The tokenizer's own file is read where there is one: loading transformers takes seconds.
+    """
+    config: dict[str, Any] = msgspec.json.decode((directory / "config.json").read_bytes())
+    model = str(config["adapter"]["model"])
+    if config["rollout"]["engine"] == "simulated":
+        return lambda ids: bytes(each for each in ids if 0 < each < 256).decode(errors="replace")
+    path = cached_file(model, "tokenizer.json")
+    if path is not None:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+    # Late: seconds of imports, which few tokenizers need.
+    from prefixrl.common.prompts.tokenizer import load_tokenizer
+
+    slow = load_tokenizer(model)
+    return lambda ids: str(slow.decode(ids))

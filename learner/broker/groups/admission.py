@@ -1,0 +1,186 @@
+"""Admission, just in time: how much of what the window allows is begun now. Pure.
+
+S is a promise, not a target. Begun as early as the window allows, every group waits for its iteration until it is
+exactly S versions old, whatever is slow. Two things hide the latency, and no more than they need is under way:
+
+    lead    groups under way or scored, the batch in training apart; from B to B + cap. It grows when the learner waited
+            for numbers (fewer than B were scored; not for a straggler at its deadline, whom no lead makes faster),
+            shrinks slowly otherwise: this holds where the learner is the slowest part
+    ahead   groups begun and not at a scorer: an item for every second one that scorers hold, one per rollout, and
+            what is sampled while one is scored: this holds where scorers are the slowest part, and a longer lead would
+            only be a longer queue
+    cap     drift: from B S groups down to 0. While old samples are worth too little of a fresh one, it shrinks; at 0
+            the run is synchronous, and only the newest version is sampled. It grows again slowly
+
+Groups that the next iteration itself lacks, at the newest version, are always begun: nothing can be younger. Two more
+rules keep a run from a standstill: where nothing is under way and an iteration lacks groups, nothing is refused; and
+groups that wait to be sampled again have their place already, so that neither they nor others wait for it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from prefixrl.common.config.algorithm import AdmissionRule
+from prefixrl.learner.broker.groups.window import Window
+
+SHORT_WAIT, LONG_WAIT = 0.01, 0.1
+"""Fractions of an iteration: a wait for numbers above the first makes the lead grow, above the second twice as fast."""
+GROWTH, DECAY = 1 / 8, 1 / 64
+"""Per iteration: growth of the lead, in batches; part of the lead beyond a batch that is given up."""
+AHEAD = 1 / 2
+"""Items that wait for scorers, per item that they hold: those end one after the other."""
+MOST_SHRINKAGE, LEAST_SHRINKAGE = 0.5, 0.9
+"""Bounds of the factor on what is begun ahead where old samples are worth too little."""
+RECOVERY = 1 / 16
+"""Growth of the cap per iteration, in batches, where they are not."""
+LEAST_CAP = 1 / 16
+"""A cap below this, in batches, is 0."""
+NEWEST_SHARE = 0.1
+"""Weight of the newest item in the mean times."""
+
+Change = Literal["tightened", "restored"]
+
+
+@dataclass(frozen=True)
+class Supply:
+    """The workers that are ready."""
+
+    rollouts: int = 0
+    scoring_slots: float = 0
+    """Items that scorers hold at once."""
+
+
+@dataclass
+class ItemTimes:
+    """Mean seconds of an item at a rollout and at a scorer; 0 until one is known."""
+
+    sampling_s: float = 0.0
+    scoring_s: float = 0.0
+
+    def note(self, stage: Literal["sampling_s", "scoring_s"], item_s: float) -> None:
+        """Take the time of one more item into the mean."""
+        before = getattr(self, stage)
+        setattr(self, stage, before + NEWEST_SHARE * (item_s - before) if before else item_s)
+
+
+class Admission:
+    """The rule of a run, its lead and its cap.
+
+    They are lost with the broker and found again within iterations: a new one begins with the shortest lead and the
+    widest cap. Both only hold work back, so no value of them can break the window or bring a run to a standstill.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        rule: AdmissionRule = "as_early_as_allowed",
+        min_ess: float = 0.0,
+        groups_per_item: int = 1,
+    ) -> None:
+        self._window, self._min_ess, self._groups_per_item = window, min_ess, groups_per_item
+        self.rule = rule
+        self.is_active = rule == "just_in_time" and window.max_staleness > 0
+        """False where everything that the window allows is begun."""
+        self.widest = float(window.batch_groups * window.max_staleness)
+        self.cap = self.widest
+        """Most groups of lead beyond one batch, by drift."""
+        self.lead = float(window.batch_groups) + (0.0 if self.is_active else self.widest)
+        self.waited_s = 0.0
+        """Seconds that the learner waited for numbers in the newest iteration."""
+        self.supply = Supply()
+        self.times = ItemTimes()
+        self._unmoved = 0
+        """Iterations until a change of the cap shows in what is trained."""
+
+    # --- what is begun -----------------------------------------------------------------------------------------------
+
+    def size(self, wanted: int, version: int, completed: int, states: Mapping[str, int]) -> int:
+        """Return how many groups to begin at `version` of `wanted`, all of which the window allows.
+
+        Args:
+            wanted: Groups of the item.
+            version: Version that the worker has installed.
+            completed: Number of completed iterations.
+            states: Number of live groups by state.
+        """
+        if not self.is_active or not wanted:
+            return wanted
+        scored = states.get("scored", 0)
+        accepted = scored + states.get("batched", 0)
+        ahead = states.get("sampling", 0) + states.get("sampled", 0)
+        under_way = ahead + states.get("scoring", 0)
+        lacking = self._room(version - completed, 0.0, accepted, under_way)
+        if self._room(version - completed, self.cap, accepted, under_way) < wanted:
+            return max(0, min(wanted, lacking))
+        if not under_way and scored < self._window.batch_groups:
+            return wanted  # the learner will wait for groups that nobody has begun
+        # The lead counts as of the newest version: a rollout that will install it soon has a batch less to begin.
+        room = self.lead - self._window.batch_groups * (completed - version) - scored
+        if under_way + wanted <= self._window.over_sampling * room and ahead + wanted <= self._most_ahead():
+            return wanted
+        return max(0, min(wanted, lacking))
+
+    def may_resample(self, version: int, completed: int) -> bool:
+        """Return True if groups that have a place already may be sampled at this version."""
+        return not self.is_active or self._window.batch_groups * (version + 1 - completed) + self.cap > 0
+
+    def _room(self, newer: int, cap: float, accepted: int, under_way: int) -> int:
+        """Return the room of a window that is `cap` groups wide instead of B S."""
+        needed = max(0, math.floor(self._window.batch_groups * (newer + 1) + cap) - accepted)
+        return math.ceil(self._window.over_sampling * needed) - under_way
+
+    def _most_ahead(self) -> float:
+        times, slots = self.times, self.supply.scoring_slots
+        if not slots or not times.scoring_s:
+            return math.inf
+        return self._groups_per_item * (slots * (AHEAD + times.sampling_s / times.scoring_s) + self.supply.rollouts)
+
+    # --- what is learnt ----------------------------------------------------------------------------------------------
+
+    def finish_iteration(self, iteration_s: float, waited_s: float, old_ess: float | None) -> Change | None:
+        """Move lead and cap after an iteration; return what a person should know of.
+
+        Args:
+            iteration_s: Time since the iteration before was finished; 0: unknown.
+            waited_s: Time of it that the learner waited for numbers.
+            old_ess: Effective sample size of old samples as a fraction of that of fresh ones; None without old samples.
+        """
+        self.waited_s = waited_s
+        if not self.is_active:
+            return None
+        was_widest = self.cap == self.widest
+        self._move_cap(None if old_ess is None or math.isnan(old_ess) else old_ess)
+        if iteration_s > 0:
+            self._move_lead(waited_s / iteration_s)
+        batch = self._window.batch_groups
+        self.lead = min(max(self.lead, float(batch)), batch + self.cap)
+        if was_widest == (self.cap == self.widest):
+            return None
+        return "tightened" if was_widest else "restored"
+
+    def _move_lead(self, waited: float) -> None:
+        batch = self._window.batch_groups
+        if waited > SHORT_WAIT:
+            self.lead += GROWTH * batch * (2 if waited > LONG_WAIT else 1)
+        else:
+            self.lead -= DECAY * (self.lead - batch)
+
+    def _move_cap(self, old_ess: float | None) -> None:
+        batch = self._window.batch_groups
+        if self._unmoved:
+            self._unmoved -= 1
+        elif old_ess is not None and old_ess < self._min_ess:
+            ahead = min(self.cap, self.lead)
+            # What is trained in the next iterations was begun before: its ESS says nothing about the new cap.
+            self._unmoved = math.ceil(ahead / batch)
+            kept = ahead * self._shrinkage(old_ess)
+            self.cap = kept if kept >= LEAST_CAP * batch else 0.0
+        else:
+            self.cap = min(self.widest, self.cap + RECOVERY * batch)
+
+    def _shrinkage(self, old_ess: float) -> float:
+        """Return the factor on the age that leads to the least ESS; each version costs alike."""
+        factor = math.log(self._min_ess) / math.log(old_ess) if old_ess > 0 else 0.0
+        return min(max(factor, MOST_SHRINKAGE), LEAST_SHRINKAGE)

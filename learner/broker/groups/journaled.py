@@ -1,0 +1,137 @@
+"""The part of the ledger that the journal rebuilds: groups, batches, counts. Pure.
+
+    record ──apply──▶ JournaledState ──state──▶ LedgerState, the start of a segment ──restore──▶ the same JournaledState
+
+Whoever applies the records of a journal from its beginning, and whoever restores the start of a segment and applies
+the records after it, hold the same.
+"""
+
+from collections import Counter, deque
+from dataclasses import fields
+
+from prefixrl.common.journal.records import (
+    BatchFormed,
+    GroupEnded,
+    GroupIssued,
+    GroupScored,
+    GroupTotals,
+    LedgerState,
+    LiveGroup,
+    Record,
+)
+from prefixrl.learner.broker.groups.filtering import AccuracyFilter, FailureShare, PassRate, spare_cause
+from prefixrl.learner.broker.groups.states import Group, GroupStates, LedgerLimits, LiveGroups, PromptSource
+from prefixrl.learner.broker.groups.window import Window
+
+SURPLUS = "surplus"
+"""Cause of a group that over-sampling had too many of; its prompt is requeued without counting a failure."""
+
+
+class JournaledState:
+    """Live groups of a run and the counts of ended ones."""
+
+    def __init__(
+        self, window: Window, limits: LedgerLimits, prompts: PromptSource, accuracy_filter: AccuracyFilter | None
+    ) -> None:
+        self.window = window
+        self.counts = GroupStates()
+        self.completed = 0
+        """Number of iterations that every rank has finished; also the newest version."""
+        self.batches: dict[int, tuple[int, ...]] = {}
+        """Recorded iterations that are not trained yet."""
+        self.pass_rate = PassRate(accuracy_filter) if accuracy_filter else None
+        self.failures = FailureShare.over_batches(window.batch_groups, limits.max_failure_share)
+        self._filter = accuracy_filter
+        self._prompts = prompts
+        self._live = LiveGroups()
+        self._requeued: deque[tuple[int, int]] = deque()
+        self._next_seq = 0
+        self._next_prompt = 0
+
+    def trained(self, iteration: int) -> None:
+        """Note that every rank finished `iteration`; ValueError if no batch of it was handed out."""
+        if iteration < self.completed:
+            return
+        if iteration != self.completed or iteration not in self.batches:
+            raise ValueError(f"iteration {iteration} cannot be trained: no batch of it was handed out")
+        for seq in self.batches.pop(iteration):
+            group = self._live.pop(seq)
+            assert group.result is not None and group.version is not None, "what is trained was scored"
+            assert iteration - group.version <= self.window.max_staleness
+            self.counts.note_trained(group.result, iteration - group.version, iteration)
+        self.completed += 1
+
+    def apply(self, record: Record) -> None:
+        """Do what a record says."""
+        match record:
+            case GroupIssued(seq, prompt, requeues):
+                if prompt < self._next_prompt:
+                    self._requeued.remove((prompt, requeues))
+                self._live.add(Group(seq, prompt, requeues))
+                self._next_seq = max(self._next_seq, seq + 1)
+                self._next_prompt = max(self._next_prompt, prompt + 1)
+                self.counts.issued += 1
+            case GroupScored(scored):
+                group = self._live[scored.prefixes.seq]
+                is_spare = spare_cause(scored, self._filter) is not None
+                self._live.move(group, "spare" if is_spare else "scored", scored.version)
+                group.result = scored
+                faults = scored.faults
+                self.counts.note_scored(scored, faults)
+                self.failures.note(sum(faults.values()) / len(scored.texts) if faults else 0.0)
+                if self.pass_rate:
+                    self.pass_rate.note(not is_spare)
+                    self.counts.passed_by_source[self._prompts.source(group.prompt)] += not is_spare
+            case BatchFormed(iteration, seqs):
+                self.batches[iteration] = seqs
+                for seq in seqs:
+                    self._live.move(self._live[seq], "batched", self._live[seq].version)
+            case GroupEnded(seq=seq, state=state, cause=cause, requeued=requeued, faults=faults):
+                group = self._live.pop(seq)
+                self.counts.note_ended(state, cause, faults)
+                if requeued:
+                    self._requeued.append((group.prompt, group.requeues + (cause != SURPLUS)))
+                if is_new := cause != SURPLUS and group.state != "spare":
+                    self.failures.note(float(state != "filtered"))
+                if self.pass_rate and state == "filtered":
+                    self.pass_rate.note(*[False] * is_new)
+                    self.counts.filtered_by_source[self._prompts.source(group.prompt)] += 1
+
+    def state(self) -> LedgerState:
+        """Return all that the records so far say; leases and queues are no part of it."""
+        return LedgerState(
+            completed=self.completed,
+            next_seq=self._next_seq,
+            next_prompt=self._next_prompt,
+            requeued=tuple(self._requeued),
+            batches=dict(self.batches),
+            live=tuple(map(_live_group, self._live)),
+            totals=GroupTotals(**{each.name: getattr(self.counts, each.name) for each in fields(GroupStates)}),
+            failures=tuple(self.failures.newest),
+            passed=tuple(self.pass_rate.newest) if self.pass_rate else (),
+        )
+
+    def restore(self, state: LedgerState) -> None:
+        """Become what `state` was taken of; to be called before any record is applied."""
+        assert not self.counts.issued, "a segment is restored first"
+        self.completed, self.batches = state.completed, dict(state.batches)
+        self._next_seq, self._next_prompt = state.next_seq, state.next_prompt
+        self._requeued.extend(state.requeued)
+        for name in GroupTotals.__struct_fields__:
+            value = getattr(state.totals, name)
+            setattr(self.counts, name, Counter(value) if isinstance(value, dict) else value)
+        self.failures.note(*state.failures)
+        if self.pass_rate:
+            self.pass_rate.note(*state.passed)
+        for each in state.live:
+            version = each.result.version if each.result else None
+            self._live.add(Group(each.seq, each.prompt, each.requeues, each.state, version, result=each.result))
+
+
+def _live_group(group: Group) -> LiveGroup:
+    # Leases and prefixes die with a broker: what is not scored is sampled again.
+    match group.state:
+        case "spare" | "scored" | "batched" as state:
+            return LiveGroup(group.seq, group.prompt, group.requeues, state, group.result)
+        case _:
+            return LiveGroup(group.seq, group.prompt, group.requeues)

@@ -1,0 +1,399 @@
+"""The ledger: state and next steps of every group. Pure: no socket, no clock, no file.
+
+    queued ─▶ sampling ─▶ sampled ─▶ scoring ─▶ scored ─▶ batched ─▶ trained
+       ▲          │                     │ ├─▶ filtered(cause)
+       │          │                     │ └─▶ spare ─▶ batched | filtered(cause)     with filter.fill = "prioritise"
+       └──────────┴──── worker lost ────┘   before scored ─▶ failed(cause) | expired(cause), prompt requeued
+
+Groups are issued, leased and delivered in *work items*: runs of groups that share one forward, so that a group's text
+depends on its item and never on arrival or worker count. The first complete result for a group wins, whichever lease it
+came from; it is matched by what it carries (sequence number *and* prompt), never by a task name alone.
+
+Every change that a restart must know is appended to `records`; the server writes them down before it answers anyone.
+"""
+
+import heapq
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Literal
+
+from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, LedgerState, Record
+from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
+from prefixrl.learner.broker.groups.admission import Admission
+from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved, objection, spare_cause
+from prefixrl.learner.broker.groups.journaled import SURPLUS, JournaledState
+from prefixrl.learner.broker.groups.states import (
+    UNVERIFIED,
+    Group,
+    LedgerLimits,
+    PromptSource,
+    SampleItem,
+    ScoreItem,
+    State,
+)
+from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window, choose
+
+
+class Ledger(JournaledState):
+    """Live groups of a run; see the module's picture."""
+
+    def __init__(
+        self,
+        window: Window,
+        limits: LedgerLimits,
+        prompts: PromptSource,
+        accuracy_filter: AccuracyFilter | None = None,
+        admission: Admission | None = None,
+    ) -> None:
+        """Begin groups as early as `window` allows unless `admission` says otherwise."""
+        assert window.iterations is not None or prompts.total is not None, "a run must end"
+        assert window.over_sampling == 1 or accuracy_filter, "over-sampling is for what a filter takes"
+        super().__init__(window, limits, prompts, accuracy_filter)
+        self.admission = admission or Admission(window)
+        self.limits = limits
+        self.records: list[Record] = []
+        self.newest_error = ""
+        """Error of the newest row that could not be sampled or judged."""
+        self._resample: deque[tuple[int, ...]] = deque()
+        self._unscored_items: list[tuple[int, tuple[int, ...], int, ScoreItem]] = []
+        """A heap: by version, then by groups."""
+        self._queued = count()
+
+    # --- sampling ----------------------------------------------------------------------------------------------------
+
+    def start_sampling(self, version: int, most_groups: int | None = None) -> SampleItem | None:
+        """Return groups for a worker at `version`; None where window or data allow none."""
+        most_groups = most_groups or self.limits.groups_per_item
+        while self._resample:
+            if self._live_again(self._resample[0]):
+                return self._resample_item(version, most_groups)
+            self._resample.popleft()  # delivered after all, by the worker that was given up
+        if not (size := self._new_item_size(version, most_groups)):
+            return None
+        return self._begin_sampling(tuple(self._issue() for _ in range(size)), version)
+
+    def _live_again(self, seqs: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(seq for seq in seqs if self._state(seq) == "queued")
+
+    def _resample_item(self, version: int, most_groups: int) -> SampleItem | None:
+        seqs = self._live_again(self._resample[0])
+        if not self.admission.may_resample(version, self.completed):
+            return None
+        # What waits to be sampled again is not under way: counted, such groups could keep each other out for ever.
+        room = self._room(version, {state: count for state, count in self._live.states().items() if state != "queued"})
+        if room < len(seqs) and (self.window.over_sampling == 1 or not room):
+            return None
+        self._resample.popleft()
+        room = min(room, most_groups)
+        if seqs[room:]:
+            # For another item. Over-sampled groups that were accepted meanwhile leave room for fewer than there were.
+            self._resample.appendleft(seqs[room:])
+        return self._begin_sampling(seqs[:room], version)
+
+    def _new_item_size(self, version: int, most_groups: int) -> int:
+        if self.failures.is_too_high or (self.pass_rate and self.pass_rate.is_too_low):
+            return 0  # what is under way decides whether the run can go on
+        states = self._live.states()
+        room = self._room(version, states)
+        to_boundary = self.window.batch_groups - self._next_seq % self.window.batch_groups
+        size = min(most_groups, to_boundary, room, self._issuable(room))
+        return self.admission.size(size, version, self.completed, states)
+
+    def _room(self, version: int, states: Mapping[str, int]) -> int:
+        scored = states.get("scored", 0)
+        unverified = sum(states.values()) - scored - states.get("batched", 0)
+        # A batch fills its iteration, though it be a short one that was the last before the run was made longer.
+        return self.window.room(version, self._next_iteration, scored, unverified)
+
+    def _issuable(self, wanted: int) -> int:
+        """Return how many of so many groups the data still holds prompts for."""
+        if self._prompts.total is None:
+            return wanted
+        # A run whose epochs were lowered may have asked more than it has now.
+        return min(wanted, max(0, self._prompts.total - self._next_prompt) + len(self._requeued))
+
+    def _issue(self) -> int:
+        prompt_index, requeues = self._requeued[0] if self._requeued else (self._next_prompt, 0)
+        self._append(GroupIssued(self._next_seq, prompt_index, requeues))
+        return self._next_seq - 1
+
+    def _begin_sampling(self, seqs: tuple[int, ...], version: int) -> SampleItem:
+        for seq in seqs:
+            self._live.move(self._live[seq], "sampling", version)
+        return SampleItem(seqs, version)
+
+    def take_prefixes(
+        self, groups: Sequence[GroupPrefixes], version: int, weights_digest: str, sampled_s: float
+    ) -> list[int]:
+        """Accept sampled groups; return the sequence numbers taken, the others are duplicates."""
+        taken = [group for group in groups if self._may_take(group, version, ("queued", "sampling"))]
+        self.counts.duplicates_ignored += len(groups) - len(taken)
+        for group in taken:
+            if group.error:
+                self.newest_error = group.error
+                self.end(group.seq, "failed", group.error)
+            else:
+                self._live.move(self._live[group.seq], "sampled", version)
+        if good := tuple(group for group in taken if not group.error):
+            self.admission.times.note("sampling_s", sampled_s)
+            self._queue_scoring(ScoreItem(good, version, weights_digest, sampled_s))
+        return [group.seq for group in taken]
+
+    def _queue_scoring(self, item: ScoreItem) -> None:
+        heapq.heappush(self._unscored_items, (item.version, item.seqs, next(self._queued), item))
+
+    # --- scoring -----------------------------------------------------------------------------------------------------
+
+    def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
+        """Return the sampled groups that are due first, so many at most, or None."""
+        while self._unscored_items:
+            item = heapq.heappop(self._unscored_items)[-1]
+            if seqs := [group.seq for group in item.groups if self._state(group.seq) == "sampled"]:
+                seqs, later = seqs[:most_groups], seqs[most_groups or len(seqs) :]
+                if later:
+                    self._queue_scoring(item.only(later))
+                for seq in seqs:
+                    self._live.move(self._live[seq], "scoring", item.version)
+                return item.only(seqs)
+        return None
+
+    def take_scores(self, groups: Sequence[ScoredGroup]) -> list[int]:
+        """Accept scored groups; return the sequence numbers taken, the others are duplicates."""
+        taken = []
+        for group in groups:
+            if self._may_take(group.prefixes, group.version, ("queued", "sampling", "sampled", "scoring")):
+                taken.append(group.prefixes.seq)
+                self._judge(group)
+        if taken:
+            self.admission.times.note("scoring_s", groups[0].scoring_s)
+        self.counts.duplicates_ignored += len(groups) - len(taken)
+        return taken
+
+    def _judge(self, group: ScoredGroup) -> None:
+        seq, faults = group.prefixes.seq, group.faults
+        if faults:
+            self.newest_error = next(text.extracted for text in group.texts if text.status == "error")
+        found = objection(group, self._filter)
+        if found is None or spare_cause(group, self._filter):
+            self._append(GroupScored(group))
+            self._end_surplus()
+        elif found.state == "expired":
+            self.expire(seq, found.cause, faults)
+        else:
+            self.newest_error = found.cause if found.state == "failed" else self.newest_error
+            self.end(seq, found.state, found.cause, faults)
+
+    def _may_take(self, group: GroupPrefixes, version: int, states: tuple[State, ...]) -> bool:
+        live = self._live.get(group.seq)
+        if not live or live.state not in states or self._prompts.prompt(live.prompt) != group.prompt:
+            return False
+        if live.version == version:
+            return True
+        # A late result of an earlier lease may be older than the present one: it must fit its own, earlier deadline.
+        due = self._binding()
+        if live.version is not None and self.window.over_sampling == 1:
+            due[self.window.deadline(live.version)] -= 1
+        due[self.window.deadline(version)] += 1
+        return self.window.overfull(self._next_iteration, due) is None
+
+    def _binding(self) -> Counter[int]:
+        """Return the accepted groups by deadline; without over-sampling all that have a version."""
+        return self._due("scored", *(UNVERIFIED if self.window.over_sampling == 1 else ()))
+
+    def _due(self, *states: State) -> Counter[int]:
+        """Return the number of groups in these states by deadline, of those with a version."""
+        found: Counter[int] = Counter()
+        for (state, version), groups in self._live.counts.items():
+            if version is not None and state in states:
+                found[self.window.deadline(version)] += groups
+        return found
+
+    @property
+    def _next_iteration(self) -> int:
+        """First iteration whose groups are not chosen yet."""
+        return self.completed + len(self.batches)
+
+    # --- losses ------------------------------------------------------------------------------------------------------
+
+    def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
+        """Take back an item without a result; `died` counts the loss of its worker against it."""
+        stage = "sampling" if isinstance(item, SampleItem) else "scoring"
+        survivors = []
+        for seq in item.seqs:
+            group = self._live.get(seq)
+            if group is None or group.state != stage or group.version != item.version:
+                continue
+            group.deaths += died
+            if group.deaths >= self.limits.attempts:
+                self.expire(seq, f"{stage} lost with its worker {group.deaths} times")
+                continue
+            survivors.append(seq)
+            self._live.move(group, *(("sampled", item.version) if stage == "scoring" else ("queued", None)))
+        if survivors and isinstance(item, ScoreItem):
+            self._queue_scoring(item.only(survivors))
+        elif survivors:
+            self._resample.append(tuple(survivors))
+
+    def expire(self, seq: int, cause: str, faults: dict[str, int] | None = None) -> None:
+        """End a group without a result; its prompt is requeued, or fails after the last requeue."""
+        again = self._live[seq].requeues < self.limits.requeues
+        state: Literal["expired", "failed"] = "expired" if again else "failed"
+        self._append(GroupEnded(seq=seq, state=state, cause=cause, requeued=again, faults=faults or {}))
+
+    def end(
+        self, seq: int, state: Literal["filtered", "failed"], cause: str, faults: dict[str, int] | None = None
+    ) -> None:
+        """End a live group untrained and without another try."""
+        self._append(GroupEnded(seq=seq, state=state, cause=cause, faults=faults or {}))
+
+    def _end_surplus(self, is_filled: bool = False) -> None:
+        """End groups that fit no iteration any more, after a group was accepted or a batch chosen."""
+        if self.window.over_sampling == 1:
+            return  # everything live is binding, so everything live fits
+        full = self.window.full_until(self._next_iteration, self._binding())
+        left = self._due(*UNVERIFIED, "spare")
+        # What waits to be sampled again gets a later version: only the end of the run can make it surplus.
+        ends_queued = self.window.deadline(full + 1) <= full
+        if not (is_filled or ends_queued or any(due <= full for due in left)):
+            return
+        for group in list(self.live()):
+            version = full + 1 if group.version is None else group.version
+            is_left = is_filled and group.state == "spare"
+            if is_left or (not group.is_accepted and self.window.deadline(version) <= full):
+                self._drop(group)
+
+    def _drop(self, group: Group) -> None:
+        """End a group that is not missed: a spare as the filter said, another one to be asked again."""
+        cause = spare_cause(group.result, self._filter) if group.result else None
+        state: Literal["filtered", "expired"] = "filtered" if cause else "expired"
+        self._append(GroupEnded(seq=group.seq, state=state, cause=cause or SURPLUS, requeued=not cause))
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    def batch(self, iteration: int) -> Choice | NotYetChosen | Starved | None:
+        """Return an iteration's groups, those to wait for, why none comes; None: the run is over."""
+        if iteration in self.batches and not self._is_past_the_end(iteration):
+            return Choice(self.batches[iteration])
+        assert iteration == self.completed, "batches are asked for in order"
+        size = self._batch_size()
+        if size == 0:
+            return None if self.counts.trained or not self.counts.issued else Starved("data")
+        scored, spares, unscored = self.window.entries(self.live())
+        may_come = self.outstanding > len(scored) + len(spares) or self._issuable(1) > 0
+        scored += self.window.fillers(iteration, size - len(scored), spares, may_come)
+        choice = choose(self.window, iteration, size, scored, unscored)
+        if isinstance(choice, Choice):
+            self._append(BatchFormed(iteration, choice.seqs))
+            self._end_surplus(is_filled=True)
+        elif self.failures.is_too_high:
+            return Starved("failures")
+        elif self.pass_rate and self.pass_rate.is_too_low:
+            return Starved("filter")
+        return choice
+
+    def may_form(self, iteration: int) -> bool:
+        """Return False where `batch` can only name groups to wait for; a look at counts alone."""
+        ends = self.failures.is_too_high or (self.pass_rate is not None and self.pass_rate.is_too_low)
+        if iteration in self.batches or not (size := self._batch_size()) or ends:
+            return True
+        scored, spares = self._due("scored"), self._due("spare")
+        missing = size - scored.total()
+        usable = sum(groups for due, groups in spares.items() if due >= iteration)
+        may_come = self.outstanding > scored.total() + spares.total() or self._issuable(1) > 0
+        if missing > 0:
+            return usable >= (math.ceil(self.window.over_sampling * missing) if may_come else missing)
+        unscored = self._due(*UNVERIFIED) if self.window.over_sampling == 1 else Counter[int]()
+        return self.window.overfull(iteration + 1, scored - self.window.smallest(scored, size) + unscored) is None
+
+    def _batch_size(self) -> int:
+        size = self.window.batch_groups
+        if self._is_past_the_end(self.completed):
+            return 0
+        # The last batch may be small: no prompt is left, and everything live has to come in first.
+        return size if self._issuable(size) > 0 else min(size, self.outstanding)
+
+    def _is_past_the_end(self, iteration: int) -> bool:
+        return self.window.iterations is not None and iteration >= self.window.iterations
+
+    def results(self, seqs: Sequence[int]) -> list[ScoredGroup]:
+        """Return the scored groups of a batch, in the order given."""
+        found = [result for seq in seqs if (result := self._live[seq].result) is not None]
+        assert len(found) == len(seqs)
+        return found
+
+    # --- views -------------------------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """Number of live groups, batched ones included."""
+        return len(self._live)
+
+    def live(self) -> Iterator[Group]:
+        """Return every live group."""
+        return iter(self._live)
+
+    def states(self) -> dict[str, int]:
+        """Return the number of live groups by state."""
+        return self._live.states()
+
+    def prompt_index(self, seq: int) -> int:
+        """Return the position of a live group's prompt in the order of prompts."""
+        return self._live[seq].prompt
+
+    def _state(self, seq: int) -> State | None:
+        group = self._live.get(seq)
+        return group.state if group else None
+
+    def check(self) -> None:
+        """Assert the invariants that hold between any two events."""
+        counts = self.counts
+        assert counts.issued == counts.trained + counts.filtered + counts.failed + counts.expired + self.outstanding
+        assert self.window.overfull(self._next_iteration, self._binding()) is None
+        # What waits is in a queue, or it would wait for ever.
+        to_sample = {seq for seqs in self._resample for seq in seqs}
+        to_score = {seq for *_, item in self._unscored_items for seq in item.seqs}
+        assert self._live.counts == self._live.recount()
+        for group in self.live():
+            assert group.state != "queued" or group.seq in to_sample
+            assert group.state != "sampled" or group.seq in to_score
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def _append(self, record: Record) -> None:
+        self.apply(record)
+        self.records.append(record)
+
+    def replay(self, records: Iterable[Record | LedgerState], completed: int) -> None:
+        """Rebuild the ledger from its records for a learner that has completed some iterations.
+
+        The first may be the state that earlier ones led to.
+
+        Batches before `completed` are trained, later ones handed out again, same groups, same order. Groups that were
+        sampling or scoring are queued again; workers that still hold them deliver as usual. Where the records end
+        early, fewer iterations than `completed` are completed afterwards. The run may be shorter than when they were
+        written: a batch beyond its end is not handed out, unless it is made longer again.
+        """
+        for record in records:
+            if isinstance(record, LedgerState):
+                self.restore(record)
+            else:
+                self.apply(record)
+            while self.completed < completed and self.completed in self.batches:
+                self.trained(self.completed)
+        self._end_unfit()
+        waiting = [group.seq for group in self._live if group.state == "queued"]
+        size = self.limits.groups_per_item
+        self._resample.extend(tuple(waiting[start : start + size]) for start in range(0, len(waiting), size))
+        self._end_surplus()
+
+    def _end_unfit(self) -> None:
+        """End the groups that a run that was shortened has no iteration for; results come first."""
+        if self.window.iterations is None:
+            return
+        room = self.window.batch_groups * max(0, self.window.iterations - self._next_iteration)
+        are_all_binding = self.window.over_sampling == 1
+        binding = [each for each in self._live if each.state == "scored" or (are_all_binding and not each.is_accepted)]
+        for group in sorted(binding, key=lambda each: (each.state != "scored", each.seq))[room:]:
+            self._drop(group)

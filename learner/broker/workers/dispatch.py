@@ -1,0 +1,347 @@
+"""Tasks for workers, and the effect of results and losses on ledger and evaluations.
+
+Pure: time is passed in, messages to send are collected in `outgoing`, records in the ledger.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+
+import msgspec
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.seeds import derive
+from prefixrl.common.wire import messages
+from prefixrl.common.wire.packing import check_prefixes, check_spans, check_verdicts
+from prefixrl.learner.broker.groups.evaluations import EvaluationQueue
+from prefixrl.learner.broker.groups.ledger import Ledger
+from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
+from prefixrl.learner.broker.workers.limits import RunLimits
+from prefixrl.learner.broker.workers.registry import Registry
+from prefixrl.learner.broker.workers.takers import Kind, kind_of
+from prefixrl.learner.broker.workers.task_names import TaskNames, content, version_of
+from prefixrl.learner.broker.workers.workers import Lease, Worker
+from prefixrl.learner.data.order import PromptOrder
+
+EVALUATION_SHARE = 4
+"""One score task in this many is an evaluation's while there is training work too, so that none is starved."""
+LOST_TASK_S = 15.0
+"""Time after which a lease without its task is taken back; a worker sends an unacknowledged result sooner."""
+VERIFICATION = 1
+"""Progress that a scorer reports for a text that was verified."""
+MOST_LOST_TASKS = 3
+"""Tasks that a worker may lose before it delivers another result, per task that it has held at once."""
+STRAYS_SHARE = 2.0
+"""Time of a worker that joins for tasks of before, as a multiple of the time for one: one may wait behind another."""
+RESULT_SHARE = 0.5
+"""Part of `learner.batch_timeout_s` within which a training task must have a result: enough is left to do it again."""
+
+
+class Dispatcher:
+    """Turns free rows into leases and results into ledger events."""
+
+    def __init__(self, config: RunConfig, ledger: Ledger, prompts: PromptOrder, names: TaskNames) -> None:
+        self._config, self._prompts, self._names = config, prompts, names
+        self._limits = RunLimits(config)
+        self._sampling = config.rollout_sampling(), config.scorer_sampling()
+        """Settings of prefixes, and of completions, in training."""
+        self._score_tasks = 0
+        self.ledger = ledger
+        self.evaluations = EvaluationQueue(config.seed, config.broker.attempts)
+        self._result_s = max(config.broker.stall_s, RESULT_SHARE * config.learner.batch_timeout_s)
+        if config.scorer.engine == "openai":
+            # A scorer may wait so long for its endpoint.
+            self._result_s = max(self._result_s, config.scorer.openai.patience_s)
+        self.registry = Registry(
+            config.broker.silence_s, config.broker.stall_s, config.broker.heartbeat_s, STRAYS_SHARE * self._result_s
+        )
+        rows = config.rollout.groups_per_task * config.algorithm.samples_per_prompt
+        self._usual_work = {
+            "rollout": rows * self._sampling[0].max_new_tokens,
+            "scorer": self._scoring_work(rows, "train", self._sampling[1]),
+        }
+        self.outgoing: list[tuple[bytes, messages.FromBroker]] = []
+        self.losses: Counter[str] = Counter()
+        self.completions: Counter[str] = Counter(judged=0, cached=0)
+        self.last_event, self.event_s = "", -math.inf
+        self.stages = StageClock()
+
+    # --- giving work -------------------------------------------------------------------------------------------------
+
+    def dispatch(self, now_s: float) -> None:
+        """Fill every free seat, and the room behind it, that the window and the data allow."""
+        self.ledger.admission.supply = self.registry.supply(self._config.rows_per_job("scorer"))
+        if self.evaluations.runs:
+            self.evaluations.give_up_stranded((each.version for each in self.registry.of("rollout")), now_s)
+        # One refusal holds for all rollouts of a kind.
+        refused: set[Kind] = set()
+        while (rollout := self.registry.pick("rollout", refused)) is not None:
+            if not self._give_sampling(rollout, now_s):
+                refused.add(kind_of(rollout))
+        while (scorer := self.registry.pick("scorer")) is not None:
+            if not self._give_scoring(scorer, now_s):
+                self._revoke()
+                break
+
+    def _give_sampling(self, worker: Worker, now_s: float) -> bool:
+        kind: messages.Kind = "eval"
+        item = self.evaluations.start_sampling(worker.version, worker.weights_digest)
+        if item is not None:
+            request = self.evaluations.run_of(item.seqs[0]).request
+            rows, sampling = request.samples, request.prefix_sampling
+            groups = tuple(self.evaluations.group_task(seq) for seq in item.seqs)
+        else:
+            # A draining rollout only finishes what evaluations still need of its version.
+            most = None if worker.takes_runs else 1
+            item = self.ledger.start_sampling(worker.version, most) if worker.phase == "ready" else None
+            if item is None:
+                return False
+            kind, rows, sampling = "train", self._config.algorithm.samples_per_prompt, self._sampling[0]
+            groups = tuple(self._group_task(seq) for seq in item.seqs)
+        version = item.version
+        task = messages.PrefixTask(
+            task="", kind=kind, version=version, groups=groups, rows_per_group=rows, sampling=sampling
+        )
+        rows *= len(groups)
+        self._lease(worker, item, task, rows, rows * sampling.max_new_tokens, now_s)
+        return True
+
+    def _group_task(self, seq: int) -> messages.GroupTask:
+        prompt = self._prompts.prompt(self.ledger.prompt_index(seq))
+        return messages.GroupTask(seq, prompt, derive(self._config.seed, "group", seq))
+
+    def _give_scoring(self, worker: Worker, now_s: float) -> bool:
+        kinds: tuple[messages.Kind, messages.Kind] = ("train", "eval")
+        if (self._score_tasks + 1) % EVALUATION_SHARE == 0:
+            kinds = ("eval", "train")
+        for kind in kinds:
+            queue, most = self.ledger if kind == "train" else self.evaluations, None if worker.takes_runs else 1
+            if (item := queue.start_scoring(most)) is not None:
+                break
+        else:
+            return False
+        self._score_tasks += 1
+        if kind == "eval":
+            sampling = self.evaluations.run_of(item.seqs[0]).request.completion_sampling
+        else:
+            sampling = self._sampling[1]
+            self.stages.leased(item.seqs, now_s)
+        task = messages.ScoreTask(
+            task="",
+            kind=kind,
+            version=item.version,
+            weights_digest=item.weights_digest,
+            groups=item.groups,
+            sampling=sampling,
+            sampled_s=item.sampled_s,
+        )
+        rows = sum(len(group.rows) for group in item.groups)
+        texts = rows * self._config.scorer.texts_per_row(kind)
+        self._lease(worker, item, task, texts, self._scoring_work(rows, kind, sampling), now_s)
+        return True
+
+    def _scoring_work(self, rows: int, kind: messages.Kind, sampling: messages.Sampling) -> int:
+        tokens = sampling.max_new_tokens + self._config.scorer.most_extension_tokens
+        return rows * self._config.scorer.texts_per_row(kind) * (tokens + VERIFICATION)
+
+    def _lease(
+        self,
+        worker: Worker,
+        item: SampleItem | ScoreItem,
+        task: messages.PrefixTask | messages.ScoreTask,
+        rows: int,
+        work: int,
+        now_s: float,
+    ) -> None:
+        asked = content(task)
+        name = self._names.name(worker.holder, task.version, asked)
+        # Who ends a training task in time takes no longer, in proportion, for an evaluation's.
+        most_s = self._result_s * (max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0)
+        worker.add(Lease(name, task.kind, item, now_s, now_s, asked, work, rows, rows, most_s=most_s), now_s)
+        self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
+
+    def _revoke(self) -> None:
+        """Revoke the youngest task that waits for a seat, if another scorer has empty ones."""
+        found = self.registry.revocable("scorer")
+        if found is not None:
+            holder, lease = found
+            lease.revoking = True
+            self.outgoing.append((holder.identity, messages.Revoke(lease.task)))
+
+    # --- taking results ----------------------------------------------------------------------------------------------
+
+    def take_prefixes(self, worker: Worker, result: messages.Prefixes, now_s: float) -> None:
+        """Accept a rollout's result; ValueError, changing nothing, when it may not send this one."""
+        lease = self._lease_of(worker, result)
+        if lease is None and result.kind == "eval":
+            return
+        self._check_prefixes(lease, result)
+        if result.kind == "train":
+            taken = self.ledger.take_prefixes(result.groups, result.version, result.weights_digest, result.elapsed_s)
+            self.stages.came_in(taken, now_s)
+        elif lease and isinstance(lease.item, SampleItem):
+            self.evaluations.take_prefixes(lease.item, result.groups, result.weights_digest, result.elapsed_s)
+        worker.finish(result.task)
+        self.note(f"{worker.name} sampled {len(result.groups)} groups", now_s)
+
+    def take_scores(self, worker: Worker, result: messages.Scores, now_s: float) -> None:
+        """Accept a scorer's result; ValueError, changing nothing, when it may not send this one."""
+        lease = self._lease_of(worker, result)
+        if lease is None and result.kind == "eval":
+            return
+        self._check_scores(lease, result)
+        if lease:
+            for group in result.groups:
+                texts = group.texts
+                self.completions["judged"] += len(texts)
+                self.completions["cached"] += [text.was_cached for text in texts].count(True)
+        if result.kind == "train":
+            self.stages.came_in(self.ledger.take_scores(result.groups), now_s)
+        else:
+            self.evaluations.take_scores(result.groups)
+        worker.finish(result.task)
+        self.note(f"{worker.name} judged {len(result.groups)} groups", now_s)
+
+    def note(self, event: str, now_s: float) -> None:
+        """Note that the run has got further, for who asks why it stands still."""
+        self.last_event, self.event_s = event, now_s
+
+    def _lease_of(self, worker: Worker, result: messages.Prefixes | messages.Scores) -> Lease | None:
+        """Return a result's lease, None for a late one; ValueError unless its worker held that task.
+
+        It is then about the groups, prompts, seeds and prefixes of the task, each once, and a scorer has changed none.
+        """
+        lease, answered = worker.leases.get(result.task), content(result)
+        if lease is None and not self._names.proves(result.task, worker.holder, answered):
+            raise ValueError(
+                f"{type(result).__name__} of {len(result.groups)} groups for the task {result.task}: this worker was "
+                f"given no such task with these groups, prompts, seeds and prefixes"
+            )
+        if lease is not None and lease.asked != answered:
+            raise ValueError(f"{_difference(lease, result)}; it must answer exactly what it was given")
+        return lease
+
+    def _check_prefixes(self, lease: Lease | None, result: messages.Prefixes) -> None:
+        asked, may_cross = version_of(result.task), self._may_cross(result.kind)
+        if result.version != asked and not (may_cross and result.version > asked):
+            raise ValueError(f"prefixes of version {result.version} for a task at version {asked}")
+        rows, limits = self._config.algorithm.samples_per_prompt, self._limits.prefixes(None)
+        if lease and lease.kind == "eval":
+            request = self.evaluations.run_of(lease.item.seqs[0]).request
+            rows, limits = request.samples, self._limits.prefixes(request.prefix_sampling.max_new_tokens)
+        for group in result.groups:
+            check_prefixes(group, rows, limits=limits)
+            check_spans(group, result.version, may_cross)
+
+    def _check_scores(self, lease: Lease | None, result: messages.Scores) -> None:
+        """Raise ValueError unless the verdicts fit; the prefixes were checked when they came in."""
+        prefix, completion = self._sampling
+        if lease and lease.kind == "eval":
+            request = self.evaluations.run_of(lease.item.seqs[0]).request
+            prefix, completion = request.prefix_sampling, request.completion_sampling
+        most = self._limits.completion_chars(result.kind, prefix.max_new_tokens, completion.max_new_tokens)
+        texts, prm = self._config.scorer.texts_per_row(result.kind), self._config.scorer.prm
+        has_step_rewards = prm is not None and prm.placement == "step"
+        for group in result.groups:
+            check_verdicts(group, texts, result.kind, most, has_step_rewards)
+
+    def _may_cross(self, kind: messages.Kind) -> bool:
+        """Return True if one answer may be of several versions; an evaluation is always of one."""
+        return kind == "train" and self._config.rollout.swap == "in_flight"
+
+    def take_refusal(self, worker: Worker, refusal: messages.Refused) -> None:
+        """Return a lease that its worker did not work on to its queue."""
+        lease = worker.drop(refusal.task)
+        if lease is not None:
+            self._return(lease, died=False)
+
+    def take_back(self, identity: bytes, task: str) -> None:
+        """Return a task that cannot be sent, counted against the attempts of its groups."""
+        worker = self.registry.by_identity.get(identity)
+        lease = worker.drop(task) if worker else None
+        if lease is not None:
+            self._return(lease, died=True)
+
+    def reconcile(self, worker: Worker, held: Sequence[str], now_s: float) -> None:
+        """Take back leases that a worker does not hold: the task or its result was lost on the way.
+
+        ValueError for a worker that loses many tasks without a result in between, or keeps one for too long.
+        """
+        listed = set(held)
+        worker.time_front(now_s)
+        # Late because it was away, it is given up without blame, by `Registry.lost`.
+        if late := worker.overdue(now_s, counts_away=False):
+            raise ValueError(
+                f"no result of the {late.kind} task {late.task} within {late.most_s:g} s, whatever it reports: the "
+                f"limit of a training task is half of learner.batch_timeout_s, an evaluation's is as much longer "
+                f"as the task is larger"
+            )
+        for lease in list(worker.leases.values()):
+            if lease.task in listed:
+                lease.held_s = now_s
+            elif now_s - lease.held_s > LOST_TASK_S:
+                worker.tasks_lost += 1
+                if worker.tasks_lost > MOST_LOST_TASKS * worker.most_leases:
+                    raise ValueError(f"{worker.tasks_lost} tasks sent to it were not on its list, and no result came")
+                worker.drop(lease.task)
+                self.losses[f"{worker.role}: task lost on the way"] += 1
+                self._return(lease, died=False)
+
+    def lose(self, worker: Worker, reason: str, died: bool) -> Sequence[str]:
+        """Give a worker up and put its leases back; return the names of the tasks it held."""
+        self.registry.remove(worker)
+        self.losses[f"{worker.role}: {'lost' if died else 'left'}"] += 1
+        return self.return_leases(worker, died)
+
+    def return_leases(self, worker: Worker, died: bool = False) -> list[str]:
+        """Put everything a worker holds back into the queues; return the names of the tasks."""
+        leases = [lease for task in list(worker.leases) if (lease := worker.drop(task)) is not None]
+        for lease in leases:
+            self._return(lease, died)
+        return [lease.task for lease in leases]
+
+    def _return(self, lease: Lease, died: bool) -> None:
+        (self.evaluations if lease.kind == "eval" else self.ledger).give_back(lease.item, died)
+
+
+def _difference(lease: Lease, result: messages.Prefixes | messages.Scores) -> str:
+    """Name the first thing in which a result is not that of its task."""
+    groups = [group if isinstance(group, messages.GroupPrefixes) else group.prefixes for group in result.groups]
+    seqs = [group.seq for group in groups]
+    if result.kind != lease.kind or isinstance(result, messages.Prefixes) != isinstance(lease.item, SampleItem):
+        return f"a {result.kind} result {type(result).__name__} for the {lease.kind} task {lease.task}"
+    if seqs != list(lease.item.seqs):
+        return f"result of task {lease.task} holds groups {seqs}, the task holds {list(lease.item.seqs)}"
+    changed = [seq for seq, was, now in zip(seqs, lease.asked[1], content(result)[1], strict=True) if was != now]
+    parts = "prompt or seed" if isinstance(result, messages.Prefixes) else "prefixes, version or weights"
+    return f"result of task {lease.task} holds another {parts} in groups {changed}"
+
+
+class StageClock:
+    """Waiting times of live groups, for a scorer, then for their iteration; time is passed in.
+
+    Known only to the broker that measured them: after a restart groups count as if they had not waited.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: dict[int, float] = {}
+        self._queued_s: dict[int, float] = {}
+
+    def came_in(self, seqs: Iterable[int], now_s: float) -> None:
+        """Note that prefixes or scores of these groups arrived."""
+        self._since_s.update(dict.fromkeys(seqs, now_s))
+
+    def leased(self, seqs: Iterable[int], now_s: float) -> None:
+        """Note that a scorer got these groups."""
+        for seq in seqs:
+            self._queued_s[seq] = now_s - self._since_s.pop(seq, now_s)
+
+    def waits_s(self, seq: int, now_s: float) -> tuple[float, float]:
+        """Return the seconds a scored group waited for a scorer and, until now, for its iteration."""
+        return self._queued_s.get(seq, 0.0), now_s - self._since_s.get(seq, now_s)
+
+    def forget_all_but(self, live: Container[int]) -> None:
+        """Drop the times of groups that ended."""
+        for known in (self._since_s, self._queued_s):
+            for seq in [seq for seq in known if seq not in live]:
+                del known[seq]

@@ -1,0 +1,48 @@
+"""Most that a group may hold in a run, by its config and the adapter's model."""
+
+import json
+from dataclasses import replace
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.host.hub import cached_file
+from prefixrl.common.wire.messages import Kind
+from prefixrl.common.wire.packing import MOST_CHARS_PER_TOKEN, GroupLimits
+
+UNKNOWN_VOCABULARY = 2**20
+"""Bound where no config.json of the adapter names a vocabulary: more tokens than any model has."""
+
+
+class RunLimits:
+    """The limits of a run's groups."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._scorer = config.scorer
+        if config.rollout.engine == "simulated":
+            # Its tokens are bytes and versions, its prompts have no limit, and no model reads them.
+            self._training = GroupLimits(row_tokens=config.max_sampled_tokens)
+        else:
+            self._training = GroupLimits(
+                prompt_tokens=config.rollout.max_prompt_tokens,
+                row_tokens=config.max_sampled_tokens,
+                vocabulary=vocabulary(config.adapter.model) or UNKNOWN_VOCABULARY,
+            )
+
+    def prefixes(self, row_tokens: int | None) -> GroupLimits:
+        """Return the limits of sampled groups; `row_tokens`: of an evaluation, None in training."""
+        return self._training if row_tokens is None else replace(self._training, row_tokens=row_tokens)
+
+    def completion_chars(self, kind: Kind, row_tokens: int, new_tokens: int) -> int:
+        """Return the longest text that a verdict may carry; 0 where texts are not kept."""
+        if kind == "train" and not self._scorer.keep_completions:
+            return 0
+        return MOST_CHARS_PER_TOKEN * (row_tokens + new_tokens + self._scorer.most_extension_tokens)
+
+
+def vocabulary(model: str) -> int | None:
+    """Return the size of a model's vocabulary, None where its files are not here or do not say."""
+    path = cached_file(model, "config.json")
+    if path is None:
+        return None
+    config = json.loads(path.read_text(encoding="utf-8"))
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    return size if isinstance(size, int) and size > 0 else None

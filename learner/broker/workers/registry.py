@@ -1,0 +1,143 @@
+"""The connected workers: their names, who is lost, who gets the next task.
+
+Pure: time is passed in.
+"""
+
+import math
+from collections.abc import Container, Iterable
+
+from prefixrl.common.wire.messages import Hello
+from prefixrl.learner.broker.groups.admission import Supply
+from prefixrl.learner.broker.workers.takers import Kind, Takers
+from prefixrl.learner.broker.workers.workers import Lease, Worker
+
+BEATS_PER_S = 100
+"""Heartbeats per second of all workers together from which on those that join send theirs less often."""
+SILENCE_SHARE = 1 / 4
+"""Longest time between two heartbeats, as a part of the silence after which a worker counts as dead."""
+MOST_BEAT_S = 2.5
+"""Longest time between two heartbeats in any case: with each a worker looks whether the broker has moved."""
+LOOK_S, MOST_LOOK_S = 0.1, 1.0
+"""Shortest and longest time between two looks for lost workers."""
+LOOKS_PER_S = 1000
+"""Looks at a worker per second, at all of them together, between these times."""
+
+
+class Registry:
+    """Connected workers of a run."""
+
+    def __init__(self, silence_s: float, stall_s: float, beat_s: float = 1.0, strays_s: float = math.inf) -> None:
+        self._silence_s, self._stall_s, self._beat_s, self._strays_s = silence_s, stall_s, beat_s, strays_s
+        self.by_identity: dict[bytes, Worker] = {}
+        self._takers = {
+            "rollout": Takers(("ready", "draining"), ("ready", "draining", "swapping"), prefetches=False),
+            "scorer": Takers(("ready",), ("ready",), prefetches=True),
+        }
+        self._slots = 0.0
+        """Items that scorers hold at once."""
+        self._numbers = {"rollout": 0, "scorer": 0}
+        self._given: set[str] = set()
+        """Names that some worker has had: who wants none is given another."""
+        self.drained: dict[tuple[str, int], str] = {}
+        """Names of the workers that the operator drained, by host and process."""
+
+    def add(self, identity: bytes, hello: Hello, now_s: float) -> Worker:
+        """Register a new worker, by the number that it wants unless another has it."""
+        role = hello.role
+        assert role == "rollout" or role == "scorer"
+        name = f"{role}-{hello.number}"
+        if hello.number is None or name in {worker.name for worker in self.by_identity.values()}:
+            while (name := f"{role}-{self._numbers[role]}") in self._given:
+                self._numbers[role] += 1
+        self._given.add(name)
+        worker = Worker(identity, name, role, hello.host, hello.pid, heard_s=now_s, progressed_s=now_s)
+        worker.beat_s, worker.strays_s, worker.joined_s = self._interval_s(), self._strays_s, now_s
+        self.by_identity[identity] = worker
+        worker.changed = self._takers[role].changed
+        worker.changed[identity] = worker
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """Forget a worker; nothing happens where it is forgotten already."""
+        if self.by_identity.pop(worker.identity, None) is not None:
+            self._takers[worker.role].remove(worker)
+
+    def _interval_s(self) -> float:
+        """Return the time between heartbeats of who joins now: longer where there are many."""
+        spread_s = min(len(self.by_identity) / BEATS_PER_S, SILENCE_SHARE * self._silence_s, MOST_BEAT_S)
+        return max(self._beat_s, spread_s)
+
+    def predecessor(self, hello: Hello, now_s: float) -> Worker | None:
+        """Return the silent process of the same host that has the name which a new one wants."""
+        name = f"{hello.role}-{hello.number}"
+        found = (each for each in self.by_identity.values() if each.name == name and each.host == hello.host)
+        silent = (each for each in found if now_s - each.heard_s > each.beat_s)
+        return next((each for each in silent if each.pid != hello.pid), None)
+
+    def drain(self, name: str) -> Worker:
+        """Give a worker no new task, since it is to leave; ValueError if there is none of that name."""
+        named = {worker.name: worker for worker in self.by_identity.values()}
+        if name not in named:
+            raise ValueError(f"this run has no worker {name!r}; it has {', '.join(named) or 'none'}")
+        worker = named[name]
+        worker.is_drained = worker.is_leaving = True
+        self.drained[worker.host, worker.pid] = name
+        return worker
+
+    def of(self, role: str) -> Iterable[Worker]:
+        """Return the workers of a role."""
+        return [worker for worker in self.by_identity.values() if worker.role == role]
+
+    @property
+    def look_every_s(self) -> float:
+        """Time between two looks for lost workers: longer where there are many."""
+        return min(MOST_LOOK_S, max(LOOK_S, len(self.by_identity) / LOOKS_PER_S))
+
+    def lost(self, now_s: float) -> list[tuple[Worker, str]]:
+        """Return the workers to give up now, each with the reason for the log."""
+        found = []
+        for worker in self.by_identity.values():
+            silent_s, stuck_s = now_s - worker.heard_s, now_s - worker.progressed_s
+            if silent_s > self._silence_s:
+                found.append((worker, f"silent for {silent_s:.1f} s"))
+            elif worker.leases and stuck_s > self._stall_s:
+                found.append((worker, f"no progress for {stuck_s:.0f} s on {', '.join(worker.leases)}"))
+            elif (late := worker.overdue(now_s, counts_away=True)) and worker.away_s > late.away_before_s:
+                found.append((worker, f"it was away, and {late.task} has no result after {late.most_s:g} s"))
+            elif worker.phase == "swapping" and stuck_s > self._stall_s:
+                # Its Swap or Installed was lost with a connection: it is asked to join again, and proves what it has.
+                found.append((worker, f"no installed weights for {stuck_s:.0f} s after its swap"))
+        return found
+
+    def pick(self, role: str, besides: Container[Kind] = ()) -> Worker | None:
+        """Return who gets the next task, not of `besides`.
+
+        Most empty seats are first, then most free rows, then fewest tasks done.
+        """
+        # Without the last, new workers stay idle for ever where work is short.
+        return self._takers[role].best(besides)
+
+    def supply(self, rows_per_item: int = 1) -> Supply:
+        """Return what works now; a rollout that swaps works again soon."""
+        rollouts, scorers = self._takers["rollout"], self._takers["scorer"]
+        rollouts.refresh()
+        scorers.refresh()
+        if scorers.has_new_offers:
+            scorers.has_new_offers = False
+            # An item is at a scorer from the lease to the result, also while its rows wait for a seat: so it is the
+            # room that counts, in items. Of an engine that takes runs, the seats are those of one item.
+            self._slots = sum(
+                room / (seats if takes_runs else rows_per_item) for seats, room, takes_runs in scorers.offers.values()
+            )
+        return Supply(len(rollouts.offers), self._slots)
+
+    def revocable(self, role: str) -> tuple[Worker, Lease] | None:
+        """Return the newest lease that waits for a seat while others are empty, and its holder."""
+        takers = self._takers[role]
+        idle = takers.best()
+        if idle is None or idle.free <= 0 or (empty := idle.seated - idle.taken) <= 0:
+            return None
+        crowded = (worker for worker in takers.crowded.values() if worker is not idle)
+        found = [(worker, lease) for worker in crowded for lease in worker.behind()]
+        fitting = (each for each in found if not each[1].revoking and (not idle.leases or each[1].left <= empty))
+        return max(fitting, key=lambda each: each[1].since_s, default=None)

@@ -1,0 +1,314 @@
+"""Memory of a config, beside what its devices have: lines, and refusals."""
+
+from pathlib import Path
+from typing import TypedDict
+
+from prefixrl.common.config.learner import LoraConfig
+from prefixrl.common.config.run import SPARE_COLUMNS, RunConfig
+from prefixrl.common.config.worker_sections import EngineConfig, RolloutConfig, ScorerConfig
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.host.hub import cached_file
+from prefixrl.learner.check.footprint import (
+    BUCKET,
+    GIB,
+    EngineFootprint,
+    RankPlan,
+    engine_footprint,
+    learner_footprint,
+    remedies,
+)
+from prefixrl.learner.check.model_shapes import parameters, shape_of, unknown_size, without_weights
+from prefixrl.learner.check.process_model import process_fault, process_share
+from prefixrl.learner.models.attention import shares_prompts
+from prefixrl.learner.training.plan import Lengths, Plan, line_tokens, plan_iteration
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+SETS = 2
+"""Versions in the host's memory (`learner/weights/copies.py`)."""
+VLLM_SHARE = 0.92
+"""vLLM's own default of `gpu_memory_utilization`."""
+FREE = 0.02
+"""Share of a GPU that is left free where several models are on it."""
+VLLM_ROWS, VLLM_ROWS_LARGE = 256, 1024
+"""vLLM's own defaults of `max_num_seqs`; the second on large devices (not on an A100, whose name is not known here)."""
+VLLM_LARGE_BYTES = 70 * GIB
+"""Memory from which vLLM takes a device for a large one."""
+
+
+def device_bytes(config: RunConfig) -> int | None:
+    """Return a device's memory: declared, or of this host's first CUDA device; None without."""
+    if config.learner.device_memory_gib is not None:
+        return int(config.learner.device_memory_gib * GIB)
+    if config.learner.device == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+
+
+# --- the learner ----------------------------------------------------------------------------------------------------
+
+
+def planned(config: RunConfig, prompt_tokens: int) -> tuple[Plan, Lengths]:
+    """Return the plan of a full iteration whose rows are all as long as they may be."""
+    learner, algorithm, samples = config.learner, config.algorithm, config.algorithm.samples_per_prompt
+    lengths = [(prompt_tokens, config.max_sampled_tokens)] * (algorithm.groups_per_iteration * samples)
+    groups = [row // samples for row in range(len(lengths))]
+    minibatches, tokens = algorithm.minibatches_of(len(lengths)), learner.micro_batch_tokens
+    is_shared = _is_shared(config)
+    return plan_iteration(lengths, groups, 0, config.launch.learner_ranks, minibatches, tokens, is_shared), lengths
+
+
+def _is_shared(config: RunConfig) -> bool:
+    device_type = "cpu" if config.learner.device == "cpu" else "cuda"
+    return shares_prompts(config.learner, device_type, config.mode == "direct")
+
+
+class _RewardFields(TypedDict):
+    reward_parameters: int
+    is_reward_trained: bool
+    reward_copies: int
+
+
+def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
+    """Return the settings that decide a rank's memory; None for an adapter of unknown size."""
+    known = parameters(config.adapter.model)
+    if known is None:
+        return None
+    learner, algorithm, sampled = config.learner, config.algorithm, config.max_sampled_tokens
+    zero = learner.deepspeed.get("zero_optimization", {})
+    plan, lengths = planned(config, prompt_tokens)
+    micros = [micro for minibatch in plan for share in minibatch for micro in share if micro]
+    widths = [max(line_tokens(line, lengths) for line in micro) for micro in micros]
+    padded = [width * len(micro) for width, micro in zip(widths, micros, strict=True)]
+    padded_tokens, longest_tokens = max(padded), widths[padded.index(max(padded))]
+    # Where a minibatch is one forward, the config's limit is more than there is.
+    is_filled = any(len(share) > 1 for minibatch in plan for share in minibatch)
+    low_rank = None
+    if learner.lora is not None:
+        low_rank = (learner.lora.rank, *_low_rank_parameters(config, learner.lora))
+    stage = int(zero.get("stage", 0))
+    return RankPlan(
+        parameters=known[0],
+        dtype_bytes=_DTYPE_BYTES[learner.dtype],
+        stage=max(stage, 1) if learner.dtype == "bfloat16" else stage,
+        ranks=config.launch.learner_ranks,
+        micro_batch_tokens=max(learner.micro_batch_tokens, padded_tokens) if is_filled else padded_tokens,
+        row_tokens=longest_tokens,
+        action_positions=max(sum(map(len, micro)) for micro in micros) * sampled,
+        shape=shape_of(config.adapter.model),
+        has_critic=algorithm.has_critic,
+        has_reference=algorithm.kl > 0,
+        has_anchor=config.adapter.init_from is not None and config.adapter.reference == "model",
+        has_average=learner.ema_decay is not None,
+        low_rank=low_rank,
+        is_checkpointed=learner.gradient_checkpointing,
+        is_optimizer_offloaded=_is_offloaded(zero, "offload_optimizer"),
+        are_weights_offloaded=_is_offloaded(zero, "offload_param"),
+        is_fused=learner.device != "cpu",
+        bucket=int(zero.get("reduce_bucket_size", BUCKET)),
+        **_reward_model(config),
+    )
+
+
+def _reward_model(config: RunConfig) -> _RewardFields:
+    """Return the fields of an implicit reward model; of unknown size it counts as the adapter."""
+    settings = config.implicit_reward
+    if settings is None:
+        return {"reward_parameters": 0, "is_reward_trained": False, "reward_copies": 0}
+    known = parameters(settings.model or config.adapter.model) or parameters(config.adapter.model) or (0, "")
+    is_trained, is_frozen = settings.update != "none", settings.reference == "freeze"
+    # Without its low-rank matrices the trained model is its own reference.
+    is_own = is_trained and config.learner.lora is not None and settings.reference_model is None
+    copies = int(not is_trained) + int(is_frozen and not is_own)
+    return {"reward_parameters": known[0], "is_reward_trained": is_trained, "reward_copies": copies}
+
+
+def _is_offloaded(zero: dict[str, object], key: str) -> bool:
+    value = zero.get(key)
+    return isinstance(value, dict) and value.get("device", "none") != "none"
+
+
+def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
+    """Return the table of one rank."""
+    found = learner_footprint(plan)
+    parts = {
+        _states_text(plan): found.states,
+        "activations" if plan.shape else "activations: not counted, the model's shape is not known": found.activations,
+        "logits": found.logits,
+        "buckets": found.buckets,
+        "optimiser's temporaries (not at the same time)": found.optimizer,
+    }
+    sum_text = f"most at a time (buckets fill while activations go), with the device's own context, of {_of(limit)}"
+    head = f"learner, per rank of {plan.ranks}, ZeRO stage {plan.stage}:"
+    rows = [f"  {size / GIB:8.2f} GiB  {text}" for text, size in [*parts.items(), (sum_text, found.peak)]]
+    copies = SETS * plan.parameters * plan.dtype_bytes
+    offloaded = "what is offloaded, and " if found.host else ""
+    # torch rounds each pinned buffer up to a power of two.
+    host = f"  {(found.host + copies) / GIB:8.2f} GiB  of rank 0's host memory: {offloaded}two versions on their way to"
+    return [head, *rows, f"{host} the disk (pinned, so up to twice their bytes)"]
+
+
+def learner_fault(plan: RankPlan, limit: int | None) -> str:
+    """Return the refusal of a learner that does not fit, with settings that do, or ""."""
+    found = learner_footprint(plan)
+    if limit is None or found.peak <= limit:
+        return ""
+    fitting = [f"{text} ({size / GIB:.1f} GiB)" for text, size in remedies(plan, limit)]
+    remedy = f"it would fit with {'; or with '.join(fitting)}" if fitting else "no setting tried here makes it fit"
+    return (
+        f"a learner rank needs {found.peak / GIB:.1f} GiB and its device has {limit / GIB:.1f} "
+        f"(learner.device_memory_gib; absent, this host's): {remedy}"
+    )
+
+
+def _states_text(plan: RankPlan) -> str:
+    models, held = len(plan.trained) - int(plan.is_reward_trained), []
+    if plan.low_rank is None:
+        held = [f"{models} trained with optimiser", *(["reference"] if plan.has_reference else [])]
+    else:
+        matrices = "low-rank matrices not counted without the adapter's config.json"
+        if plan.low_rank[1]:
+            matrices = f"{sum(plan.trained):,} low-rank and head parameters with optimiser"
+        held = [f"{models} frozen", matrices]
+    if plan.reward_parameters:
+        held += ["reward model"] if plan.is_reward_trained else []
+        held += [f"{plan.reward_copies} frozen of its size"] if plan.reward_copies else []
+    held += ["moving average"] if plan.has_average else []
+    return f"states ({', '.join(held)})"
+
+
+def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, int]:
+    """Return the parameters of actor and critic beside frozen weights; 0 without a config.json."""
+    path = cached_file(config.adapter.model, "config.json")
+    if path is None:
+        return 0, 0
+    # Seconds of imports, which only a run with low-rank matrices pays for.
+    from prefixrl.learner.models import lora
+
+    try:
+        model = without_weights(str(path.parent))
+    except DataError as error:
+        raise DataError(f"adapter.model = {error}") from error
+    lora.add(model, settings, 0)
+    actor = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    return actor, actor + int(model.config.get_text_config().hidden_size)
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> list[str]:
+    """Return the lines of a rollout or a scorer."""
+    found = engine(config, role, prompt_tokens, limit)
+    if isinstance(found, str):
+        return [found]
+    section = section_of(config, role)
+    share = _share(config, role, limit)
+    of_device = "" if limit is None else f" of {share:.2f} x {limit / GIB:.1f} GiB"
+    cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
+    if found.rows_in_room is not None:
+        cache += f", room for {found.rows_in_room} of the {found.rows} rows at once"
+    lines = [f"a {role}: {found.weights / GIB:.2f} GiB of weights{of_device}; {cache}"]
+    if section.engine == "vllm":
+        lines.append(f"a {role}'s batch: {_vllm_batch(section, found.rows, limit)}")
+    else:
+        lines.append(f"a {role}'s batch: {_embedded_batch(config, role)}")
+    return lines
+
+
+def _embedded_batch(config: RunConfig, role: str) -> str:
+    """Return how the rows of a transformers engine share its forwards."""
+    rows, whose = config.embedded_seats(role), "by transformers, " * (section_of(config, role).engine == "auto")
+    if config.bitwise:
+        return f"{whose}the {rows} rows of a task are one forward, for texts that are the same bit by bit (bitwise)"
+    return f"{whose}{rows} rows at once, which join and leave between tokens; bitwise = true would hold tasks together"
+
+
+def _vllm_batch(section: EngineConfig, rows: int, limit: int | None) -> str:
+    """Return what is known of vLLM's batch before it runs."""
+    whose = "as declared" if section.vllm.max_num_seqs else "vLLM's own choice"
+    if limit is None and not section.vllm.max_num_seqs:
+        whose += " for a small device; the device is not known here"
+    tokens = section.vllm.options.get("max_num_batched_tokens", "vLLM's own number of")
+    return (
+        f"{rows} rows at once ({whose}), {tokens} tokens per step; model runner, attention backend and "
+        f"room for keys and values are logged at its start and shown by `prefixrl status`"
+    )
+
+
+def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> str:
+    """Return the refusal of an engine that has no room for one row, or ""."""
+    found = engine(config, role, prompt_tokens, limit)
+    if isinstance(found, str) or found.rows_in_room != 0:
+        return ""
+    assert limit is not None
+    section, share = section_of(config, role), _share(config, role, limit)
+    devices = section.vllm.tensor_parallel_size
+    return (
+        f"a {role}'s weights ({found.weights / GIB:.1f} GiB) leave no room for keys and values of one row in "
+        f"{share:.2f} of {limit / GIB:.1f} GiB; raise {role}.vllm.gpu_memory_utilization, or spread it with "
+        f"{role}.vllm.tensor_parallel_size = {2 * devices}"
+    )
+
+
+def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> EngineFootprint | str:
+    """Return an engine's bytes, or the sentence for one without."""
+    own = "" if config.scorer.prm else " and needs no device"
+    if role == "scorer" and config.target is None:
+        return f"no target: a scorer loads the adapter's tokenizer{own}"
+    if role == "scorer" and config.scorer.engine == "openai":
+        return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer{own}"
+    if section_of(config, role).engine == "simulated":
+        return f"a {role}: simulated, it loads no model"
+    model = config.model_of("scorer" if role == "scorer" else "rollout")
+    section, known = section_of(config, role), parameters(model)
+    if known is None:
+        return f"a {role}'s model: {unknown_size(model)}"
+    on_disk = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
+    width = 2 if role == "scorer" else _DTYPE_BYTES[config.learner.dtype]
+    weights = (on_disk if role == "scorer" else 0) or width * known[0]
+    sampled = config.max_sampled_tokens
+    row_tokens = prompt_tokens + sampled + (config.scorer.max_new_tokens if role == "scorer" else 0)
+    is_transformers = config.bitwise or section.engine == "transformers"
+    if is_transformers and not config.bitwise:
+        row_tokens += int(SPARE_COLUMNS * row_tokens)
+    rows = config.embedded_seats(role) if is_transformers else section.vllm.max_num_seqs or _vllm_rows(limit)
+    shape = shape_of(model)
+    token_cache = shape.cache_bytes(width) if shape else 0
+    room = None if limit is None or section.device == "cpu" else int(limit * _share(config, role, limit))
+    return engine_footprint(weights, token_cache, row_tokens, rows, section.vllm.gpus, room)
+
+
+def section_of(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
+    """Return the section of a role."""
+    return config.scorer if role == "scorer" else config.rollout
+
+
+def _vllm_rows(limit: int | None) -> int:
+    """Return vLLM's own number of rows at once for a device of this memory."""
+    return VLLM_ROWS_LARGE if limit is not None and limit >= VLLM_LARGE_BYTES else VLLM_ROWS
+
+
+def _share(config: RunConfig, role: str, limit: int | None) -> float:
+    given = section_of(config, role).vllm.gpu_memory_utilization
+    beside = process_share(config, limit) if role == "scorer" else 0.0
+    return given or (max(0.0, 1.0 - FREE - beside) if beside else VLLM_SHARE)
+
+
+# --- both -----------------------------------------------------------------------------------------------------------
+
+
+def check_fit(config: RunConfig, prompt_tokens: int) -> None:
+    """Raise ConfigError if learner, rollout or scorer cannot fit the device's memory."""
+    limit = device_bytes(config)
+    plan = rank_plan(config, prompt_tokens)
+    faults = [learner_fault(plan, limit) if plan else ""]
+    faults += [process_fault(config, limit)]
+    faults += [engine_fault(config, role, prompt_tokens, limit) for role in ("rollout", "scorer")]
+    if any(faults):
+        raise ConfigError("; and ".join(filter(None, faults)))
+
+
+def _of(limit: int | None) -> str:
+    return f"{limit / GIB:.1f} GiB" if limit else "a device that is not here (learner.device_memory_gib)"

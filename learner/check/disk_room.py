@@ -1,0 +1,77 @@
+"""Room that checkpoints and versions of the weights take on a run's disk.
+
+What else a run writes (journal, metrics, logs) is small beside these, and grows with the run.
+"""
+
+from pathlib import Path
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.run.disk import free_bytes, held_bytes, in_mib
+from prefixrl.learner.check.budget import rank_plan
+from prefixrl.learner.check.footprint import ADAM, FP32, RankPlan
+from prefixrl.learner.run.retention import milestones
+
+VERSIONS = 4
+"""Two that stay, one that is written, and the deltas between them."""
+UNKNOWN_ITERATIONS = 1000
+"""Iterations whose geometric steps are counted where epochs end the run."""
+FOLDERS = ("checkpoints", "weights")
+
+
+def checkpoint_bytes(plan: RankPlan) -> int:
+    """Return the size of a checkpoint: weights and moments in float32, and exported models."""
+    has_average = int(plan.has_average)
+    actor, *others = plan.trained
+    reward = others[-1:] if plan.is_reward_trained else []
+    states = sum(plan.trained) * (FP32 + ADAM) + FP32 * has_average * (actor + sum(reward))
+    exported = plan.parameters + (plan.reward_parameters or plan.parameters) * len(reward)
+    return states + exported * plan.dtype_bytes * (1 + has_average)
+
+
+def most_bytes(plan: RankPlan, kept: int) -> int:
+    """Return the most that checkpoints and versions take, one checkpoint being written."""
+    return (kept + 1) * checkpoint_bytes(plan) + VERSIONS * plan.parameters * plan.dtype_bytes
+
+
+def most_kept(config: RunConfig) -> int:
+    """Return the most checkpoints that stay; how far epochs reach is not known before the data."""
+    last = config.algorithm.iterations or UNKNOWN_ITERATIONS
+    kept = config.checkpoint
+    # The version that is judged, and the one that is uploaded, stay so long.
+    awaited = int(kept.keep_best > 0) + int(bool(kept.upload))
+    return kept.keep + kept.keep_best + awaited + len(milestones(last, kept.growth))
+
+
+def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:
+    """Return the line of the disk, and a warning where this host's has too little room."""
+    directory, kept = Path(config.directory), most_kept(config)
+    fault = room_fault(config, plan)
+    return [
+        f"disk of {directory}: up to {in_mib(most_bytes(plan, kept))} ({kept} + 1 checkpoints of "
+        f"{in_mib(checkpoint_bytes(plan))}, {VERSIONS} versions of the weights) beside journal and logs; "
+        f"{in_mib(free_bytes(directory))} are free",
+        *([f"warning: on this host the run would be refused: {fault}"] if fault else []),
+    ]
+
+
+def room_fault(config: RunConfig, plan: RankPlan) -> str:
+    """Return the refusal of a run that cannot fit the disk; what it holds counts as room."""
+    directory, kept = Path(config.directory), most_kept(config)
+    held = sum(held_bytes(directory / name) for name in FOLDERS)
+    needed, free = most_bytes(plan, kept), free_bytes(directory)
+    if needed <= free + held:
+        return ""
+    return (
+        f"the disk of {directory} has no room for the run: it takes up to {in_mib(needed)} ({kept} + 1 checkpoints of "
+        f"{in_mib(checkpoint_bytes(plan))}, versions of the weights), {in_mib(free)} are free and {in_mib(held)} are "
+        f"its own already; make room, choose another directory, or lower checkpoint.keep"
+    )
+
+
+def check_room(config: RunConfig) -> None:
+    """Raise ConfigError where the run cannot fit the disk."""
+    # To count low-rank matrices takes seconds of imports, before which nobody should wait; they are small.
+    plan = None if config.learner.lora else rank_plan(config, 1)
+    if plan is not None and (fault := room_fault(config, plan)):
+        raise ConfigError(fault)

@@ -1,0 +1,145 @@
+"""Shapes and sizes of models before they are loaded: from files, else from a known name."""
+
+import json
+import math
+import os
+import re
+import struct
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prefixrl.common.errors import DataError
+from prefixrl.common.host.hub import cached_file
+from prefixrl.learner.check.footprint import ModelShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LLAMA_LIKE = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+BIASED = {"Qwen2ForCausalLM", "Qwen2ForProcessRewardModel"}
+PUBLISHED = {
+    "Qwen2.5-0.5B": ModelShape(24, 896, 4864, 14, 2, 64, 151_936, True, True),
+    "Qwen2.5-1.5B": ModelShape(28, 1536, 8960, 12, 2, 128, 151_936, True, True),
+    "Qwen2.5-3B": ModelShape(36, 2048, 11_008, 16, 2, 128, 151_936, True, True),
+    "Qwen2.5-7B": ModelShape(28, 3584, 18_944, 28, 4, 128, 152_064, False, True),
+    "Qwen2.5-14B": ModelShape(48, 5120, 13_824, 40, 8, 128, 152_064, False, True),
+    "Qwen2.5-32B": ModelShape(64, 5120, 27_648, 40, 8, 128, 152_064, False, True),
+    "Qwen2.5-72B": ModelShape(80, 8192, 29_568, 64, 8, 128, 152_064, False, True),
+    "Llama-3.2-1B": ModelShape(16, 2048, 8192, 32, 8, 64, 128_256, True),
+    "Llama-3.2-3B": ModelShape(28, 3072, 8192, 24, 8, 128, 128_256, True),
+    "Llama-3.1-8B": ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256),
+    "Llama-3.1-70B": ModelShape(80, 8192, 28_672, 64, 8, 128, 128_256),
+    "Qwen2.5-Math-PRM-7B": ModelShape(28, 3584, 18_944, 28, 4, 128, 152_064, False, True),
+    "Qwen2.5-Math-PRM-72B": ModelShape(80, 8192, 29_568, 64, 8, 128, 152_064, False, True),
+    "math-shepherd-mistral-7b-prm": ModelShape(32, 4096, 14_336, 32, 8, 128, 32_000),
+}
+"""Models of the families that the recipes name, which are told by the beginning of a hub name."""
+
+
+def shape_of(model: str) -> ModelShape | None:
+    """Return a model's shape; None for another architecture, or a name that tells nothing."""
+    path = cached_file(model, "config.json")
+    if path is None:
+        return _published(model)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kinds = set(config.get("architectures") or ())
+        if not kinds & (LLAMA_LIKE | BIASED):
+            return None
+        heads = config["num_attention_heads"]
+        return ModelShape(
+            layers=config["num_hidden_layers"],
+            hidden=config["hidden_size"],
+            intermediate=config["intermediate_size"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_size=config.get("head_dim") or config["hidden_size"] // heads,
+            vocabulary=config["vocab_size"],
+            is_tied=bool(config.get("tie_word_embeddings", False)),
+            is_biased=bool(kinds & BIASED),
+        )
+    # Sizes are left to the defaults of its family, or it is no config: whoever loads the model says so.
+    except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
+        return None
+
+
+QUANTISED = re.compile(r"awq|gptq|fp8|nvfp4|mxfp4|gguf|bnb|int[48]|[348]-?bit|w\d+a\d+", re.IGNORECASE)
+"""Names of models whose weights are smaller than their number says."""
+
+
+def parameters(model: str) -> tuple[int, str] | None:
+    """Return a model's parameters and their origin: weights, config.json or name (7B, 0.5B).
+
+    None where a hub name says neither the number nor the bits of a weight, and no config on this host tells.
+    """
+    total = sum(_tensor_sizes(path) for path in Path(model).glob("*.safetensors"))
+    if total:
+        return total, "from its files"
+    name = model.rsplit("/", 1)[-1]
+    if QUANTISED.search(name):
+        return None
+    shape, path = _published(model), cached_file(model, "config.json")
+    # A folder may be called like a model that it does not hold.
+    if path is not None and (shape is None or os.path.isdir(model)):
+        counted = _counted(str(path.parent))
+        if counted is not None:
+            return counted, "from its config.json"
+    if shape is not None:
+        return shape.parameters, "by its name"
+    # Not the 7B of 8x7B, which is one expert of eight.
+    named = re.search(r"(?<![\dx.])(\d+(?:\.\d+)?)([BM])(?![a-zA-Z])", name)
+    if named is None:
+        return None
+    return int(float(named.group(1)) * {"B": 1e9, "M": 1e6}[named.group(2)]), "from its name"
+
+
+def unknown_size(model: str) -> str:
+    """Return the words for a model of which `parameters` tells nothing."""
+    if os.path.isdir(model):
+        return f"its size is not known: {model} has no weights (*.safetensors) and no config.json that tells it"
+    return "its size is not known: neither its name nor a config.json in the hub's cache tells it"
+
+
+def without_weights(folder: str) -> "PreTrainedModel":
+    """Return the model of a folder's config.json on torch's meta device; executes no code there.
+
+    Raises:
+        DataError: transformers knows no such model.
+    """
+    # Seconds of imports, for models without weights and for low-rank matrices only.
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # a config that nobody checked fails in ways of its own
+        raise DataError(f"{folder!r} is no model folder transformers can load: {error}") from error
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+@cache
+def _counted(folder: str) -> int | None:
+    """Count the parameters of a folder's config.json; None if unknown, or quantised."""
+    try:
+        model = without_weights(folder)
+    except DataError:
+        return None
+    if getattr(model.config, "quantization_config", None) is not None:
+        return None
+    return sum(each.numel() for each in model.parameters())
+
+
+def _published(model: str) -> ModelShape | None:
+    name = model.rsplit("/", 1)[-1]
+    return next((shape for known, shape in PUBLISHED.items() if re.match(rf"{re.escape(known)}(-|$)", name)), None)
+
+
+def _tensor_sizes(path: Path) -> int:
+    with path.open("rb") as file:
+        (size_bytes,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size_bytes))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

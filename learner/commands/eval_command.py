@@ -1,0 +1,158 @@
+"""The process behind `prefixrl eval`, started beside its workers: judges trained adapters.
+
+    plan.json ──▶ broker that issues no training ──▶ rollouts, scorers ──▶ evaluations/*.jsonl ──▶ results.json
+
+No model is loaded here. Rollouts load the checkpoint as their version 0, and the digest of their weights must be one
+under which the run published it. Judged rows stand in files, so an interrupted evaluation goes on.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+import click
+import msgspec
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.evaluation.accuracy import accuracy, means_by_problem
+from prefixrl.common.evaluation.plans import GREEDY, RESULTS_FILE, SAMPLED, ArmResult, EvaluationPlan, EvaluationResults
+from prefixrl.common.host.hub import model_folder
+from prefixrl.common.host.process import exit_codes, start_logging, write_atomically
+from prefixrl.common.prompts.rendering import ByteRenderer, renderer_of
+from prefixrl.common.wire.packing import pack_tokens
+from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.commands.serving import read_plan, serving
+from prefixrl.learner.data import problems
+from prefixrl.learner.data.problems import Problem
+from prefixrl.learner.evaluation.clustering import representatives
+from prefixrl.learner.evaluation.majority import with_votes
+from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests, Texts, digest
+from prefixrl.learner.run.directory import FREE_KEYS, RunDirectory
+
+
+class CheckpointEvaluation:
+    """Judges the arms of one plan on its held-out problems."""
+
+    def __init__(
+        self, plan: EvaluationPlan, config: RunConfig, client: BrokerClient, raise_if_hopeless: Callable[[], None]
+    ) -> None:
+        self._plan = plan
+        self._config = config
+        self._raise_if_hopeless = raise_if_hopeless
+        folder = Path(config.directory) / "evaluations"
+        folder.mkdir(exist_ok=True)
+        self._requests = EvaluationRequests(config, client, folder, 0, plan.version)
+        self._sets: dict[str, list[Problem]] = {}
+        for problem in problems.held_out(config):
+            self._sets.setdefault(problem.source, []).append(problem)
+        self._sets = {name: loaded[: config.evaluation.problems] for name, loaded in self._sets.items()}
+        training = problems.training(config)
+        self._selection = training[: config.evaluation.selection_problems]
+        self._trained_on = {name: problems.shared(training, each) for name, each in self._sets.items()}
+
+    def run(self) -> EvaluationResults:
+        """Judge every arm on every set."""
+        for arm, version in (("no_prefix", NO_ADAPTER), ("adapter", 0)):
+            if arm in self._plan.arms:
+                self._ask_arm(arm, version, b"")
+        found = {"fixed_prefix": self._fixed_prefixes, "prefix_clustering": self._clustered_prefixes}
+        for arm, texts in found.items():
+            if arm in self._plan.arms and (best := self._best_of(arm, texts())) is not None:
+                self._ask_arm(arm, NO_ADAPTER, best)
+        self._wait("")
+        return EvaluationResults(list(self._results()), self._requests.incomplete)
+
+    def _decodings(self) -> dict[str, tuple[str, int]]:
+        """Return decoding and answers per problem, by the end of the evaluation's name."""
+        samples = self._plan.samples
+        return {GREEDY: (GREEDY, 1)} | ({f"{SAMPLED}{samples}": (SAMPLED, samples)} if samples else {})
+
+    def _ask_arm(self, arm: str, version: int, tokens: bytes) -> None:
+        for name, asked in self._sets.items():
+            for end, (decoding, samples) in self._decodings().items():
+                question = EvaluationRequest(f"{arm}.{name}.{end}", version, asked, decoding, tokens, samples)
+                self._requests.ask(question)
+
+    def _wait(self, beginning: str) -> None:
+        """Wait for the evaluations whose name begins so."""
+        self._requests.wait(lambda name: name.startswith(beginning), self._raise_if_hopeless)
+
+    def _best_of(self, arm: str, texts: list[str]) -> bytes | None:
+        candidates = {text: pack_tokens(self._requests.texts.encode(text)) for text in texts}
+        self._requests.ask_candidates(arm, f"{arm}-", candidates, self._selection)
+        self._wait(f"{arm}-")
+        return self._requests.best(f"{arm}-", candidates)
+
+    def _fixed_prefixes(self) -> list[str]:
+        """Return the candidates that the run itself tried, else the configured ones."""
+        tried = Path(self._config.directory) / "candidates.json"
+        if tried.exists():
+            return list(msgspec.json.decode(tried.read_bytes(), type=dict[str, bytes]))
+        return ["", *self._config.evaluation.fixed_prefixes]
+
+    def _clustered_prefixes(self) -> list[str]:
+        """Return representatives of the target's own openings on training problems."""
+        self._requests.ask(EvaluationRequest("openings", NO_ADAPTER, self._selection, SAMPLED))
+        self._wait("openings")
+        target = target_texts(self._config)
+        rows = self._requests.rows.get("openings", [])
+        cut = [target.encode(row.completion)[: self._plan.opening_tokens] for row in rows]
+        openings = [tokens for tokens in cut if tokens.size]
+        if not openings:
+            return []
+        chosen = representatives([tokens.tolist() for tokens in openings], self._config.seed)
+        texts = (target.text(openings[index]).rstrip("\ufffd") for index in chosen)
+        return list(dict.fromkeys(text for text in texts if text))
+
+    def _results(self) -> Iterator[ArmResult]:
+        """Yield the result of every arm on every set of which something could be judged."""
+        for (name, asked), arm, end in product(self._sets.items(), self._plan.arms, self._decodings()):
+            rows = self._requests.rows.get(f"{arm}.{name}.{end}", [])
+            if (found := accuracy(rows)) is None:
+                continue
+            if found.samples > 1 and not self._config.data.runs_programs:
+                found = accuracy(with_votes(rows, self._config.scorer.verify_timeout_s)) or found
+            first = rows[0]
+            self._plan.check_weights(first.weights_digest)
+            yield ArmResult(
+                run=self._plan.label,
+                arm=arm,
+                set=name,
+                decoding=end,
+                version=first.version,
+                weights_digest=first.weights_digest,
+                prefix="" if first.version >= 0 else first.prefix,
+                errors=sum(row.status == "error" for row in rows),
+                accuracy=found,
+                asked=digest([(each.question, each.gold) for each in asked]),
+                kind=self._plan.kind,
+                means=means_by_problem(rows),
+                trained_on=self._trained_on[name],
+            )
+
+
+def target_texts(config: RunConfig) -> Texts:
+    """Return the target's tokenizer, or its stand-in where the engine is simulated."""
+    if config.scorer.engine == "simulated":
+        return ByteRenderer()
+    assert config.target is not None
+    return renderer_of(config, "scorer", model_folder(config.target.model, needs_weights=False))
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def main(directory: Path) -> None:
+    """Carry out the plan in DIRECTORY."""
+    start_logging("prefixrl-offline")
+    with exit_codes():
+        plan, config = read_plan(directory, EvaluationPlan)
+        owned = RunDirectory(config, FREE_KEYS | {("data", "eval")})
+        problems.keep_missing(config)
+        with serving(config) as (client, raise_if_hopeless):
+            results = CheckpointEvaluation(plan, config, client, raise_if_hopeless).run()
+            text = msgspec.json.format(msgspec.json.encode(results), indent=2).decode()
+            write_atomically(owned.path / RESULTS_FILE, text)
+
+
+if __name__ == "__main__":
+    main()

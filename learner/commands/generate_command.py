@@ -1,0 +1,239 @@
+"""The process behind `prefixrl generate`, started beside its workers: answers problems.
+
+    plan.json ──▶ rows, gold answers or not ──▶ blocks ──▶ evaluations by the broker ──▶ answers.jsonl, in their order
+
+Few blocks are open at once: an answered one is written as soon as all before it are, and the broker forgets it. A block
+holds as many problems as an evaluation samples together, so that with `bitwise` both get the same texts.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+import msgspec
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import PeerLost
+from prefixrl.common.evaluation.plans import ANSWERS_FILE, AnswerLine, GenerationPlan
+from prefixrl.common.host.process import exit_codes, start_logging
+from prefixrl.common.wire.messages import Evaluate, ScoredGroup
+from prefixrl.common.wire.packing import token_ids
+from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM
+from prefixrl.learner.commands.serving import read_plan, serving
+from prefixrl.learner.data import problems
+from prefixrl.learner.data.lengths import too_long
+from prefixrl.learner.data.problems import Problem
+from prefixrl.learner.data.rows import layout
+from prefixrl.learner.evaluation.requests import POLL_S, Answers, EvaluationRequest, OpenRequests, adapter_texts, judged
+from prefixrl.learner.run.directory import RunDirectory
+
+log = logging.getLogger(__name__)
+
+BLOCKS_PER_WORKER = 4
+"""Blocks that are open at once per worker: enough for workers that hold several tasks."""
+
+
+@dataclass
+class GivenRow:
+    """A row of the input."""
+
+    answer: AnswerLine
+    """Its line of the output, as far as it is known before the problem is asked."""
+    problem: Problem | None
+    """Its prompt id is the row's index, since ids of the input may repeat. None where the row is bad."""
+
+
+@dataclass
+class Block:
+    """Rows that are asked together, and the bad ones among them."""
+
+    rows: Sequence[GivenRow]
+    request: Evaluate | None
+    """None where all rows are bad."""
+    answers: Answers | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """True if its lines can be written."""
+        return self.request is None or self.answers is not None
+
+
+def given_rows(config: RunConfig) -> list[GivenRow]:
+    """Return every row of the held-out sources in order; bad ones with their reason."""
+    found: list[GivenRow] = []
+    sources = config.data.eval
+    for source, label in zip(sources, problems.labels(sources), strict=True):
+        report = problems.SourceReport(label, source.path or "")
+        named = layout(source, config.data).columns
+        for row in problems.rows_of(source, config.data, report, needs_all=False):
+            others = {name: value for name, value in row.values.items() if name not in named}
+            found.append(_given(row, others, number=len(found)))
+        log.info("%s: %d rows, %d left out by where and without", label, report.rows, report.left_out)
+    usable = [row.problem for row in found if row.problem is not None]
+    for number, reason in too_long(usable, config).items():
+        known = found[int(number)].answer
+        found[int(number)] = GivenRow(msgspec.structs.replace(known, status="bad_row", reason=reason), None)
+    return found
+
+
+def _given(row: problems.ReadRow, others: dict[str, object], number: int) -> GivenRow:
+    at, problem = row.origin, row.problem
+    bad = AnswerLine(
+        source=at.source, file=at.file, row=at.row, status="bad_row", reason=at.reason, columns=dict(row.values)
+    )
+    if problem is None:
+        return GivenRow(bad, None)
+    asked = {"id": problem.prompt_id, "question": problem.question, "gold": problem.gold or None}
+    answer = msgspec.structs.replace(bad, **asked, family=problem.family, status="failed", columns=others)
+    return GivenRow(answer, msgspec.structs.replace(problem, prompt_id=str(number)))
+
+
+class AnswerGeneration:
+    """Answers the rows of one plan and writes a line per answer."""
+
+    def __init__(self, plan: GenerationPlan, config: RunConfig, rows: Sequence[GivenRow], out: BinaryIO) -> None:
+        self._plan = plan
+        self._config = config
+        self._out = out
+        self._texts = adapter_texts(config)
+        self._waiting = self._blocks(rows)
+        self._open: deque[Block] = deque()
+
+    def _blocks(self, rows: Sequence[GivenRow]) -> Iterator[Block]:
+        """Yield blocks of as many problems as an evaluation samples at once, with the bad rows."""
+        taken: list[GivenRow] = []
+        asked = 0
+        for row in rows:
+            taken.append(row)
+            asked += row.problem is not None
+            if asked == ROWS_PER_ITEM:
+                yield self._block(taken)
+                taken, asked = [], 0
+        if taken:
+            yield self._block(taken)
+
+    def _block(self, rows: list[GivenRow]) -> Block:
+        asked = [row.problem for row in rows if row.problem is not None]
+        if not asked:
+            return Block(rows, None)
+        name, plan = f"rows-{asked[0].prompt_id}", self._plan
+        question = EvaluationRequest(name, 0, asked, plan.decoding, samples=plan.samples)
+        return Block(rows, question.message(self._config, self._texts))
+
+    def run(self, client: BrokerClient, raise_if_hopeless: Callable[[], None]) -> None:
+        """Answer everything; raise PeerLost if nothing is answered for `evaluation.timeout_s`."""
+        requests = OpenRequests(client, 0)
+        workers = self._config.launch.rollouts + self._config.launch.scorers
+        progressed_s = time.monotonic()
+        while self._fill(requests, BLOCKS_PER_WORKER * workers):
+            raise_if_hopeless()
+            try:
+                for answers in requests.gather():
+                    self._take(answers)
+                    client.forget(answers.request.name)
+                    progressed_s = time.monotonic()
+            except PeerLost as error:
+                log.warning("%s", error)
+            self.write()
+            if time.monotonic() - progressed_s > self._config.evaluation.timeout_s:
+                raise PeerLost(self._overdue())
+            time.sleep(POLL_S)
+
+    def write_unasked(self) -> None:
+        """Write rows that are all bad."""
+        self._open.extend(self._waiting)
+        self.write()
+
+    def write(self) -> None:
+        """Write the answered blocks, up to the first one that is not."""
+        while self._open and self._open[0].is_done:
+            block = self._open.popleft()
+            lines = (line for row in block.rows for line in self._lines(block, row))
+            self._out.write(msgspec.json.Encoder().encode_lines(lines))
+            self._out.flush()
+
+    def _fill(self, requests: OpenRequests, most: int) -> bool:
+        """Ask for more while there is room; return True while any block is open."""
+        while len(self._open) < most and (block := next(self._waiting, None)) is not None:
+            self._open.append(block)
+            if block.request is not None:
+                requests.ask(block.request)
+        return bool(self._open)
+
+    def _take(self, answers: Answers) -> None:
+        """Note answers; raise DataError if rollouts hold other weights than the run published."""
+        for group in answers.groups.values():
+            self._plan.check_weights(group.weights_digest)
+        next(block for block in self._open if block.request is answers.request).answers = answers
+
+    def _overdue(self) -> str:
+        block = next(block for block in self._open if not block.is_done)
+        first, last = block.rows[0].answer, block.rows[-1].answer
+        return (
+            f"no answer within {self._config.evaluation.timeout_s:g} s (evaluation.timeout_s); waiting for "
+            f"{first.file} row {first.row} to {last.file} row {last.row}; see the logs of rollouts and scorers"
+        )
+
+    def _lines(self, block: Block, row: GivenRow) -> Iterator[AnswerLine]:
+        if row.problem is None or block.answers is None:
+            yield row.answer
+            return
+        number = row.problem.prompt_id
+        group = block.answers.groups.get(number)
+        if group is None:
+            cause = block.answers.causes.get(number, "the broker returned neither an answer nor a cause")
+            yield msgspec.structs.replace(row.answer, reason=cause)
+        else:
+            yield from self._answered(row.answer, group)
+
+    def _answered(self, given: AnswerLine, group: ScoredGroup) -> Iterator[AnswerLine]:
+        is_direct = self._config.mode == "direct"
+        rows = judged(group, self._config, self._texts, self._plan.version, {})
+        for found, row, verdict in zip(rows, group.prefixes.rows, group.verdicts, strict=True):
+            is_error, tokens = found.status == "error", int(token_ids(row.tokens).size)
+            yield msgspec.structs.replace(
+                given,
+                sample=found.sample,
+                version=found.version,
+                weights_digest=found.weights_digest,
+                status=verdict.status,
+                reason=found.extracted if is_error else "",
+                prefix=found.prefix,
+                completion=found.completion,
+                extracted=None if is_error else found.extracted or None,
+                reward=found.reward if verdict.is_judged else None,
+                finish=found.finish,
+                scores=found.scores,
+                prefix_tokens=0 if is_direct else tokens,
+                completion_tokens=tokens if is_direct else verdict.completion_tokens,
+            )
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def main(directory: Path) -> None:
+    """Carry out the plan in DIRECTORY."""
+    start_logging("prefixrl-generation")
+    with exit_codes():
+        plan, config = read_plan(directory, GenerationPlan)
+        rows = given_rows(config)
+        owned = RunDirectory(config)
+        problems.keep_none(owned.path)
+        # A new file: this process is not started again in the middle of its answers.
+        with (directory / ANSWERS_FILE).open("xb") as out:
+            generation = AnswerGeneration(plan, config, rows, out)
+            if any(row.problem for row in rows):
+                with serving(config) as (client, raise_if_hopeless):
+                    generation.run(client, raise_if_hopeless)
+            else:
+                generation.write_unasked()
+
+
+if __name__ == "__main__":
+    main()

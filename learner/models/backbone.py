@@ -1,0 +1,124 @@
+"""One run of a model's backbone over a micro-batch: shared prompts, packed rows, attention.
+
+A line of a micro-batch holds one prompt and the rows of a group that continue it, end to end. Each row sees the prompt
+and itself; its positions go on after the prompt's. So the prompt is computed once for all its rows.
+"""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from prefixrl.learner.models import varlen
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+"""Relative distance of hidden states up to which two forms are the same function."""
+
+
+def hidden_at_actions(backbone: Any, batch: dict[str, Tensor], is_packed: bool) -> Tensor:
+    """Run the backbone and return its output where the actions are predicted, (actions, hidden)."""
+    ids, mask, positions = (batch[name] for name in ("input_ids", "attention_mask", "position_ids"))
+    places = batch["actions"]
+    if is_packed:
+        # Without a mask, transformers separates rows where positions begin at 0 again.
+        kept = mask.bool()
+        offsets = varlen.row_offsets(kept) if backbone.config._attn_implementation == varlen.NAME else {}
+        out = backbone(input_ids=ids[kept][None], position_ids=positions[kept][None], use_cache=False, **offsets)
+        places = (kept.flatten().cumsum(0) - 1)[places]
+    else:
+        seen = attention_mask(batch["segments"], backbone) if "segments" in batch else mask
+        out = backbone(input_ids=ids, attention_mask=seen, position_ids=positions, use_cache=False)
+    hidden: Tensor = out.last_hidden_state.flatten(0, 1).index_select(0, places)
+    return hidden
+
+
+def attention_mask(segments: Tensor, backbone: Any) -> Tensor:
+    """Return (lines, 1, width, width): a position sees the prompt and its own row, up to itself."""
+    seen = visible(segments)[:, None]
+    if backbone.config._attn_implementation != "eager":
+        return seen
+    lowest = torch.finfo(backbone.dtype).min
+    return torch.zeros(seen.shape, dtype=backbone.dtype, device=seen.device).masked_fill(~seen, lowest)
+
+
+def visible(segments: Tensor) -> Tensor:
+    """Return True where position i of a line sees position j, (lines, i, j).
+
+    Args:
+        segments: (lines, width), 0 in the prompt, 1, 2, ... in the rows, -1 under padding.
+    """
+    of_query, of_key = segments[:, :, None], segments[:, None, :]
+    width = segments.shape[1]
+    causal = torch.ones(width, width, dtype=torch.bool, device=segments.device).tril()
+    return causal & ((of_key == 0) | (of_key == of_query))
+
+
+def spread_over_rows(values: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Put a value per action at its place in (rows, tokens); 0 elsewhere."""
+    tokens = batch["tokens"]
+    spread = values.new_zeros(tokens.numel()).index_copy(0, batch["cells"], values)
+    return spread.view(tokens.shape)
+
+
+@torch.no_grad()
+def takes_shared_prompts(model: PreTrainedModel) -> bool:
+    """Return True if two rows after one prompt come out of this model as each row alone.
+
+    Architectures with another attention than over the whole text (sliding windows, state spaces) or that count
+    positions by the mask do not; a line says so in the log, and every row then carries its prompt.
+    """
+    shape = model.config.get_text_config()
+    kinds = set(getattr(shape, "layer_types", None) or ()) - {"full_attention"}
+    if kinds or getattr(shape, "sliding_window", None):
+        what = ", ".join(sorted(kinds)) or "a sliding window"
+        logger.warning("%s has %s: every row carries its prompt", type(model).__name__, what)
+        return False
+    ids = torch.arange(8, device=model.device).remainder(shape.vocab_size)
+    prompt, rows = ids[:3], (ids[3:6], ids[6:])
+    alone = [_last(model, torch.cat([prompt, row])[None], {})[3:] for row in rows]
+    segments = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2]], device=model.device)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 3, 4]], device=model.device)
+    try:
+        mask = attention_mask(segments, model.get_decoder())
+        shared = _last(model, ids[None], {"attention_mask": mask, "position_ids": positions})[3:]
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        logger.warning("%s takes no mask of its rows (%s): every row carries its prompt", type(model).__name__, error)
+        return False
+    expected = torch.cat(alone)
+    gap = ((shared - expected).norm() / expected.norm()).item()
+    if gap < TOLERANCE[model.dtype]:
+        return True
+    logger.warning("%s heeds no mask of its rows: every row carries its prompt", type(model).__name__)
+    return False
+
+
+@torch.no_grad()
+def serves_packed_rows(model: PreTrainedModel) -> bool:
+    """Return True if two rows in one come out of this model's attention as each row alone.
+
+    Kernels depend on device, type and the size of heads, and some layers need more than they compute.
+    """
+    ids = torch.arange(8, device=model.device).remainder(model.config.get_text_config().vocab_size)
+    rows = (ids[:5], ids[5:])
+    mask = torch.arange(5, device=model.device) < torch.tensor([[5], [3]], device=model.device)
+    positions = torch.cat([torch.arange(len(row), device=model.device) for row in rows])[None]
+    try:
+        packed = _last(model, ids[None], {"position_ids": positions, **varlen.row_offsets(mask)})
+        expected = torch.cat([_last(model, row[None], {}) for row in rows])
+    except (RuntimeError, ValueError, TypeError) as error:
+        logger.warning("%s: attention over packed rows does not work here: %s", type(model).__name__, error)
+        return False
+    gap = ((packed - expected).norm() / expected.norm()).item()
+    if gap < TOLERANCE[model.dtype]:
+        return True
+    logger.warning("%s: attention over packed rows is off by %.2g here", type(model).__name__, gap)
+    return False
+
+
+def _last(model: PreTrainedModel, ids: Tensor, options: dict[str, Any]) -> Tensor:
+    hidden: Tensor = model.get_decoder()(input_ids=ids, use_cache=False, **options).last_hidden_state[0].float()
+    return hidden

@@ -1,0 +1,240 @@
+"""Logprobs and entropies from hidden states, without a table of tokens x vocabulary.
+
+    z = (h W^T + b) / T      log p(y) = z_y - lse(z)      H = lse(z) - sum_v p_v z_v      (z_v = -1e20 where masked)
+
+The vocabulary is gone through in blocks. Forward keeps a running maximum and two sums per token; backward computes each
+block's logits again and needs no more than `lse` and H:
+
+    d log p(y) / dz_v = [v = y] - p_v          dH / dz_v = -p_v (z_v - lse + H)
+
+A block of the vocabulary, not of tokens, since the rows of dW that belong to it are then finished at once: they are
+summed in float32 over all tokens and rounded to the weight's type a single time, without a float32 copy of the whole.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prefixrl.learner.models.lora import is_low_rank
+
+BLOCK_ENTRIES = 16 * 1024 * 1024
+"""Logits at a time (64 MiB in float32, of which two are alive), and entries of the weight at a time."""
+
+MASKED_LOGIT = -1e20
+"""Logit of a token that is never drawn: its probability is 0, and p z is 0 too, which an infinite one would spoil."""
+
+Part = tuple[Tensor, Tensor]
+"""Hidden states (tokens, hidden) and weight (vocabulary, hidden); logits are the sum over the parts."""
+
+
+class TokenHead(nn.Module):
+    """The linear layer that makes logits, as one step from hidden states to logprobs.
+
+    Weight, bias and low-rank matrices are its own parameters too, shared with the layer: what gathers sharded weights
+    (ZeRO-3, FSDP) gathers those of the module that is called.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    first: nn.Parameter | None
+    second: nn.Parameter | None
+
+    def __init__(self, layer: Any, dtype: str) -> None:
+        super().__init__()
+        self.layer = layer
+        self._is_float32 = dtype == "float32"
+        has_matrices = is_low_rank(layer)
+        linear = layer.get_base_layer() if has_matrices else layer
+        self.weight, self.bias = linear.weight, linear.bias
+        self.first = layer.lora_A["default"].weight if has_matrices else None
+        self.second = layer.lora_B["default"].weight if has_matrices else None
+        self._scaling = float(layer.scaling["default"]) if has_matrices else 0.0
+
+    def forward(
+        self, hidden: Tensor, tokens: Tensor, temperature: float, has_entropy: bool, masked: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return logprob and entropy of each token, float32, in the shape of `tokens`.
+
+        `masked` tokens (vocabulary,) have no part in the distribution. Entropy is 0 where not asked for. Where asked
+        for it costs forward one more pass over each block and no memory; backward pays for it only if a loss uses it.
+        """
+        flat, is_enabled = hidden.flatten(0, -2), not getattr(self.layer, "disable_adapters", True)
+        parts: list[Part] = [(flat, self.weight)]
+        if is_enabled and self.first is not None and self.second is not None:
+            parts.append((flat @ self.first.T * self._scaling, self.second))
+        logprobs, entropy = token_logprobs(
+            parts, self.bias, tokens.flatten(), temperature, has_entropy, is_float32=self._is_float32, masked=masked
+        )
+        return logprobs.view(tokens.shape), entropy.view(tokens.shape)
+
+
+def token_logprobs(
+    parts: Sequence[Part],
+    bias: Tensor | None,
+    tokens: Tensor,
+    temperature: float,
+    has_entropy: bool,
+    is_float32: bool,
+    masked: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return each token's logprob and entropy at the sampling temperature, both float32.
+
+    Args:
+        parts: one, or with low-rank matrices on the head two.
+        bias: (vocabulary,).
+        tokens: (tokens,), one per hidden state.
+        has_entropy: False: entropies are 0.
+        is_float32: logits are float32 whatever the weight's type; False: they are rounded to it.
+        masked: (vocabulary,), True for tokens of probability 0; None: there are none.
+    """
+    found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        tokens, bias, masked, temperature, has_entropy, is_float32, *(tensor for part in parts for tensor in part)
+    )
+    return found
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        bias: Tensor | None,
+        masked: Tensor | None,
+        temperature: float,
+        has_entropy: bool,
+        is_float32: bool,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        logits = _Logits(tensors, bias, masked, temperature, is_float32)
+        top = torch.full(tokens.shape, -torch.inf, device=tokens.device)
+        mass, weighted, picked = (torch.zeros_like(top) for _ in range(3))
+        for block in logits.blocks():
+            z = logits.of(block)
+            new_top = torch.maximum(top, z.amax(dim=1))
+            place, is_here = _places(tokens, block)
+            picked = torch.where(is_here, z.gather(1, place)[:, 0], picked)
+            # What was summed so far, as if it had been below the new maximum from the beginning.
+            shift = torch.where(mass > 0, top - new_top, 0.0)
+            scale = shift.exp()
+            powers = z.sub_(new_top[:, None]).exp()
+            block_mass = powers.sum(dim=1)
+            if has_entropy:
+                weighted = (weighted + mass * shift) * scale + powers.mul_(z).sum(dim=1)
+            mass, top = mass * scale + block_mass, new_top
+            del z, powers  # the next block's logits come before these names are given anew
+        log_mass = mass.log()
+        lse = top + log_mass
+        entropy = log_mass - weighted / mass if has_entropy else torch.zeros_like(mass)
+        ctx.save_for_backward(tokens, bias, masked, lse, entropy, *tensors)
+        ctx.settings = temperature, is_float32
+        if not has_entropy:
+            ctx.mark_non_differentiable(entropy)
+        return picked - lse, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        tokens, bias, masked, lse, entropy, *tensors = ctx.saved_tensors
+        temperature, is_float32 = ctx.settings
+        logits = _Logits(tensors, bias, masked, temperature, is_float32)
+        _, needs_bias, _, _, _, _, *needed = ctx.needs_input_grad
+        of_logprob = torch.zeros_like(lse) if gradients[0] is None else gradients[0]
+        sums = [
+            None if not is_needed else torch.zeros_like(each, dtype=torch.float32 if index % 2 == 0 else each.dtype)
+            for index, (each, is_needed) in enumerate(zip(tensors, needed, strict=True))
+        ]
+        of_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
+        for block in logits.blocks():
+            logs = logits.of(block).sub_(lse[:, None])
+            gradient = logs.exp()
+            if gradients[1] is None:
+                gradient.mul_(-of_logprob[:, None])
+            else:
+                factor = logs.add_(entropy[:, None]).mul_(gradients[1][:, None]).add_(of_logprob[:, None])
+                gradient.mul_(factor).neg_()
+            del logs
+            place, is_here = _places(tokens, block)
+            gradient.scatter_add_(1, place, torch.where(is_here, of_logprob, 0.0)[:, None])
+            gradient.div_(temperature)
+            logits.spread(gradient, block, sums)
+            if of_bias is not None:
+                of_bias[block] = gradient.sum(dim=0)
+            del gradient
+        return (
+            None,
+            of_bias,
+            None,
+            None,
+            None,
+            None,
+            *(each if each is None else each.to(tensor.dtype) for each, tensor in zip(sums, tensors, strict=True)),
+        )
+
+
+class _Logits:
+    """Logits at the sampling temperature, and the way back from them, block by block."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        bias: Tensor | None,
+        masked: Tensor | None,
+        temperature: float,
+        is_float32: bool,
+    ) -> None:
+        self._weights, self._bias, self._temperature = tensors[1::2], bias, temperature
+        self._masked = masked
+        self._is_float32 = is_float32
+        self._hidden = [self._wide(hidden) for hidden in tensors[::2]]
+
+    def blocks(self) -> Iterator[slice]:
+        """Yield runs of the vocabulary, all but the last of one size."""
+        vocabulary, width = self._weights[0].shape
+        size = max(1, BLOCK_ENTRIES // max(self._hidden[0].shape[0], width))
+        for start in range(0, vocabulary, size):
+            yield slice(start, min(start + size, vocabulary))
+
+    def of(self, block: slice) -> Tensor:
+        """Return (tokens, block) float32, which the caller may write to."""
+        found = self._product(self._hidden[0], self._weights[0][block].T)
+        for hidden, weight in zip(self._hidden[1:], self._weights[1:], strict=True):
+            found = found + self._product(hidden, weight[block].T)
+        if self._bias is not None:
+            found = found + self._bias[block]
+        found = found.float().div_(self._temperature)
+        return found if self._masked is None else found.masked_fill_(self._masked[block], MASKED_LOGIT)
+
+    def spread(self, gradient: Tensor, block: slice, sums: Sequence[Tensor | None]) -> None:
+        """Add a block's gradient to those of hidden states; write the weights' own."""
+        gradient = self._narrow(gradient)
+        for index, (hidden, weight) in enumerate(zip(self._hidden, self._weights, strict=True)):
+            of_hidden, of_weight = sums[2 * index], sums[2 * index + 1]
+            if of_hidden is not None:
+                of_hidden += self._product(gradient, weight[block])
+            if of_weight is not None:
+                of_weight[block] = self._product(gradient.T, hidden)
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        if not self._is_float32 or left.dtype == right.dtype == torch.float32:
+            return left @ right
+        if left.device.type == "cuda":
+            return torch.mm(left, right, out_dtype=torch.float32)
+        return left.float() @ right.float()
+
+    def _wide(self, hidden: Tensor) -> Tensor:
+        """Return hidden states once in float32 where a product needs them so in every block."""
+        return hidden.float() if self._is_float32 and hidden.device.type != "cuda" else hidden
+
+    def _narrow(self, gradient: Tensor) -> Tensor:
+        """Return a gradient in the weight's type where products take no other; sums stay float32."""
+        if self._is_float32 and gradient.device.type != "cuda":
+            return gradient
+        return gradient.to(self._weights[0].dtype)
+
+
+def _places(tokens: Tensor, block: slice) -> tuple[Tensor, Tensor]:
+    """Return each token's column in the block, (tokens, 1), and True where it lies in it."""
+    is_here = (tokens >= block.start) & (tokens < block.stop)
+    return torch.where(is_here, tokens - block.start, 0)[:, None], is_here

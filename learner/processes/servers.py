@@ -1,0 +1,208 @@
+"""Broker and weight server: child processes of learner rank 0, restarted when they die.
+
+They are started before anything heavy is imported, so that workers load and score while DeepSpeed loads.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError, PeerLost
+from prefixrl.common.host.process import END_SIGNAL, RestartBudget, deaf_children, end_children
+from prefixrl.common.wire.address import Address, address_in, bindable, weights_listen
+from prefixrl.common.wire.keys import make_keys
+from prefixrl.common.wire.requester import WaitLog
+from prefixrl.learner.broker.client import REPLAY_S
+
+log = logging.getLogger(__name__)
+
+BROKER, WEIGHT_SERVER = "broker", "weight server"
+RESTARTS_ALLOWED = 5
+CLOSE_S = 15.0
+"""More than a broker takes to stop all workers."""
+WATCH_EVERY_S = 0.1
+MOST_DOOR_BYTES = 107 if sys.platform == "linux" else 103
+NO_DOOR = "workers on this host fetch the weights over TCP, encrypted, which takes longer"
+
+
+class Servers:
+    """Starts, watches and restarts both; a restarted broker is given `completed`, an iteration.
+
+    With `trains` false the broker issues no groups: it serves evaluations alone. `ranks`: learner ranks of the run.
+    `raise_if_stopped` ends the wait for their start.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: Path,
+        completed: int,
+        trains: bool = True,
+        ranks: int = 1,
+        raise_if_stopped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._raise_if_stopped = raise_if_stopped
+        self._trains, self._ranks = trains, ranks
+        self._directory = directory
+        self.completed = completed
+        self._budgets = {name: RestartBudget(RESTARTS_ALLOWED) for name in (BROKER, WEIGHT_SERVER)}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._closing = False
+        self.failure: str | None = None
+        self._weights_listen = weights_listen(bindable(config.broker.listen))
+        (directory / "weights").mkdir(exist_ok=True)
+        make_keys(directory)
+        self._folder = _private_folder(directory)
+        self._local_door = _door_in(self._folder)
+        self._weights_file, endpoint_file = directory / "weights_endpoint", directory / "endpoint"
+        self._weights_file.unlink(missing_ok=True)
+        before = _written(endpoint_file)
+        try:
+            self._start_weight_server()
+            self.weights_endpoint = self._wait_for_file(self._weights_file, WEIGHT_SERVER, None)
+            self._start_broker()
+            self.endpoint = self._wait_for_file(endpoint_file, BROKER, before)
+        except BaseException:
+            self.close()
+            raise
+        threading.Thread(target=self._watch, name="servers", daemon=True).start()
+
+    def _start_weight_server(self, *more: str) -> None:
+        doors = ("--keys", str(self._directory), "--listen", self._weights_listen, "--local-door", self._local_door)
+        flags = (*doors, "--endpoint-file", str(self._weights_file), *more)
+        self._start(WEIGHT_SERVER, "prefixrl.learner.weights.server", self._directory / "weights", *flags)
+
+    def _start_broker(self, *flags: str) -> None:
+        doors = ("--weights-endpoint", self.weights_endpoint, "--weights-door", self._local_door)
+        state = ("--iteration", str(self.completed), *doors)
+        ranks = ("--ranks", str(self._ranks))
+        only = () if self._trains else ("--no-training",)
+        self._start(BROKER, "prefixrl.learner.broker", self._directory, *state, *ranks, *only, *flags)
+
+    def _start(self, name: str, module: str, directory: Path, *flags: str) -> None:
+        self._budgets[name].started_s = time.monotonic()
+        command = [sys.executable, "-m", module, "--directory", str(directory), *flags, "--parent", str(os.getpid())]
+        # Ctrl-C in a terminal and the signals that a batch system sends to every process are for the learner, which
+        # saves before it ends its servers.
+        with deaf_children():
+            self._processes[name] = subprocess.Popen(command, start_new_session=True)
+
+    def _wait_for_file(self, path: Path, name: str, before: tuple[int, int] | None) -> str:
+        process = self._processes[name]
+        wait = WaitLog(f"the {name} (pid {process.pid}) to open its socket")
+        while _written(path) in (None, before):
+            self._raise_if_stopped()
+            code = process.poll()
+            if code is not None:
+                # The child logged the reason. Exit code 2 is a user's error, which it stays here.
+                error = ConfigError if code == 2 else PeerLost
+                raise error(f"the {name} ended with exit code {code} at its start")
+            waited_s = time.monotonic() - self._budgets[name].started_s
+            if waited_s > REPLAY_S:
+                process.kill()
+                raise PeerLost(f"the {name} (pid {process.pid}) did not open its socket within {REPLAY_S:g} s")
+            wait.log_progress(waited_s)
+            time.sleep(0.01)
+        return path.read_text(encoding="utf-8").strip()
+
+    def _watch(self) -> None:
+        # Never ends: at the end of this thread the kernel would kill the children that it started.
+        while True:
+            time.sleep(WATCH_EVERY_S)
+            for name, budget in self._budgets.items():
+                process = self._processes[name]
+                code = process.poll()
+                if code is None or self._closing or self.failure:
+                    continue
+                died = f"the {name} (pid {process.pid}) ended with exit code {code}"
+                if not budget.take(time.monotonic()):
+                    self.failure = f"{died}, after {budget.most} restarts"
+                    continue
+                log.warning("%s: starting it again", died)
+                try:
+                    self._restart(name)
+                except OSError as error:
+                    self.failure = f"{died}, and cannot be started again: {error}"
+
+    def _restart(self, name: str) -> None:
+        if name == BROKER:
+            self._start_broker("--restart")
+        else:
+            # Workers know the address from their Welcome: the new server must take the same one.
+            self._weights_listen = self.weights_endpoint
+            self._start_weight_server("--restart")
+
+    @property
+    def address(self) -> Address:
+        """The broker's address, with the key of a rank."""
+        return address_in(self._directory, "rank")
+
+    def check(self) -> None:
+        """Raise PeerLost if a server ended for good: no request to it will be answered."""
+        if self.failure:
+            raise PeerLost(self.failure)
+        if self._closing and (code := self._processes[BROKER].poll()) is not None:
+            raise PeerLost(f"the broker ended with exit code {code} before it answered")
+
+    def expect_end(self) -> None:
+        """Expect the broker to end by itself, since the run is over; it is not restarted."""
+        self._closing = True
+
+    def close(self, patience_s: float = CLOSE_S) -> None:
+        """Stop both; kill what still runs when the patience is over."""
+        self._closing = True
+        end_children(list(self._processes.values()), patience_s, number=END_SIGNAL)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _written(path: Path) -> tuple[int, int] | None:
+    """Return what tells one writing of a file from another, whatever the clock says."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _private_folder(directory: Path) -> Path | None:
+    """Return a folder of this user alone, the same at every start; None if none can be made."""
+    # A learner that is killed leaves it behind: the next start takes it again.
+    digest = hashlib.blake2b(bytes(directory.resolve()), digest_size=8).hexdigest()
+    # Of a service this is outside its private /tmp, so that services of workers find it.
+    place = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    try:
+        folder = Path(place or tempfile.gettempdir()) / f"prefixrl-{os.geteuid()}-{digest}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+            return folder
+        return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # somebody else made one of that name
+    except OSError as error:
+        log.warning("no folder for a local door can be made (%s): %s", error, NO_DOOR)
+        return None
+
+
+def _door_in(folder: Path | None) -> str:
+    """Return the endpoint of the local door in a folder, "" where there can be none."""
+    if folder is None:
+        return ""
+    if (size := len(os.fsencode(folder / "weights"))) > MOST_DOOR_BYTES:
+        log.warning(
+            "the path of the local door in %s has %d bytes, a socket's at most %d; %s; a shorter TMPDIR avoids it",
+            folder, size, MOST_DOOR_BYTES, NO_DOOR,
+        )  # fmt: skip
+        return ""
+    return f"ipc://{folder}/weights"

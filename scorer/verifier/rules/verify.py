@@ -1,0 +1,288 @@
+r"""Comparison of an answer with the gold answer: exact where possible, else by math-verify.
+
+    settle_exactly      pure and bounded: strings and rational numbers; None where it cannot decide
+    verify_with_sympy   anything else; may cost seconds or gigabytes: for child processes only
+
+Some answers that math-verify accepts are wrong here: numbers that agree only because both are tiny (1/2004! and
+1/2006!, which it rounds to zero), the question repeated as the answer (`2+2` for 4), a set for a tuple (`guards.py`).
+"""
+
+import re
+import time
+
+import msgspec
+
+from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
+from prefixrl.common.wire.messages import Fault, VerdictStatus
+from prefixrl.scorer.verifier.rules import symbols
+from prefixrl.scorer.verifier.rules.equations import Claim, claims
+from prefixrl.scorer.verifier.rules.guards import (
+    differs_in_kind,
+    drops_a_part,
+    has_numbers_side_by_side,
+    leaves_undone,
+    tuple_elements,
+)
+from prefixrl.scorer.verifier.rules.looks import normalise, tidied
+from prefixrl.scorer.verifier.rules.rationals import Rational, read_rational
+from prefixrl.scorer.verifier.rules.residues import are_equal
+from prefixrl.scorer.verifier.rules.time_limit import time_limit
+from prefixrl.scorer.verifier.rules.words import (
+    choice_of,
+    is_choice,
+    is_same_moment,
+    loose_text,
+    without_unit,
+    words_of,
+)
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """The verdict on one answer. Read `status` before `reward`."""
+
+    reward: float
+    """1.0 right, 0.0 wrong; meaningless where the status is `error`."""
+    status: VerdictStatus
+    """`ok`: judged. `no_answer`, `parse_fail`, `timeout`: wrong answers, by kind. `error`: nothing is known, since the
+    verifier failed twice: a reader excludes the row from its group; it must never count as reward 0."""
+    extracted: str | None
+    """The answer judged, cut to MAX_ANSWER_CHARS; None if there was none; the reason where the status is `error`."""
+    fault: Fault = ""
+    """The kind of failure where status is `error`."""
+
+
+class UnparsableAnswerError(ValueError):
+    """The answer is not a mathematical expression and not literally the gold answer."""
+
+
+class GoldError(ValueError):
+    """The gold answer is not a mathematical expression that math-verify reads."""
+
+
+def judge_exactly(gold: str, extracted: str | None) -> Judgement | None:
+    """Return the verdict if it needs no sympy, else None."""
+    if extracted is None:
+        return Judgement(0.0, "no_answer", None)
+    is_right = settle_exactly(gold, extracted)
+    if is_right is None:
+        return None
+    status: VerdictStatus = "parse_fail" if not is_right and refusal(extracted) else "ok"
+    return Judgement(float(is_right), status, extracted[:MAX_ANSWER_CHARS])
+
+
+# --- the exact path -------------------------------------------------------------------------------
+
+_ROUNDED = re.compile(r"-?\d*\.\d{6,}")
+_NUMBERS = re.compile(r"[-\d.,()\[\]{}\\/]+")
+"""Nothing but numbers: one, or a tuple, set or list of them."""
+_IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
+
+
+def settle_exactly(gold: str, answer: str) -> bool | None:
+    """Return True if the answer is the gold answer, None if strings and numbers cannot decide.
+
+    Refused answers (see `refusal`) are wrong unless literally the gold answer. Numbers in a base other than ten and the
+    letters of multiple choice are compared as written. Unequal numbers are wrong, however small the difference.
+    """
+    if len(answer) > MAX_ANSWER_CHARS:
+        return answer.strip() == gold.strip()
+    want, got = normalise(gold), normalise(answer)
+    if want == got:
+        return bool(got)
+    if refusal(answer) is not None or _IN_BASE.fullmatch(want):
+        return False
+    plain = _settle_plainly(tidied(gold), tidied(answer))
+    if plain is not None:
+        return plain
+    parts = claims(tidied(gold), tidied(answer))
+    if parts is None:
+        return False
+    if parts != [Claim(tidied(gold), tidied(answer))]:
+        return _settle_all(parts)
+    return _settle_values(without_unit(tidied(gold), is_gold=True), without_unit(tidied(answer)))
+
+
+def _settle_plainly(gold: str, answer: str) -> bool | None:
+    """Compare what is no expression: words, choices, dates, single letters."""
+    if is_choice(gold) and (choice := choice_of(answer)) is not None:
+        return choice == choice_of(gold)
+    words = words_of(gold)
+    if words is not None:
+        return words == words_of(answer)
+    if len(normalise(gold)) == len(normalise(answer)) == 1 and normalise(gold).isalpha():
+        return False
+    return is_same_moment(gold, answer)
+
+
+def _settle_values(gold: str, answer: str) -> bool | None:
+    want, got = normalise(gold), normalise(answer)
+    if want == got:
+        return bool(got)
+    if loose_text(gold, answer) or drops_a_part(want, got):
+        return False
+    want_number = read_rational(want)
+    is_number = want_number is not None and want_number.is_evaluated
+    # A decimal of many places stands for an exact value, which may be given instead.
+    is_rounded = _ROUNDED.fullmatch(want) is not None
+    if leaves_undone(want, got, is_number and not is_rounded) or differs_in_kind(want, got, is_number):
+        return False
+    is_exact = (is_number or _NUMBERS.fullmatch(want) is not None) and not _ROUNDED.search(want)
+    if is_exact and "~" not in answer and has_numbers_side_by_side(got):
+        return False
+    if want_number is not None:
+        return _is_number(want_number, got)
+    elements = tuple_elements(want), tuple_elements(got)
+    if elements[0] and elements[1]:
+        return _are_tuples(want, got, *elements)
+    return are_equal(want, got)
+
+
+def _settle_all(parts: list[Claim]) -> bool | None:
+    verdicts = [_settle(part) for part in parts]
+    if all(verdicts):
+        return True
+    return False if False in verdicts else None
+
+
+def _settle(claim: Claim) -> bool | None:
+    """Settle one claim; sides that must only be equal need not be evaluated."""
+    if claim.role == "answer":
+        return settle_exactly(claim.want, claim.got)
+    want, got = normalise(claim.want), normalise(without_unit(claim.got))
+    wanted, given = read_rational(want), read_rational(got)
+    if wanted is not None and given is not None and not wanted.is_grouped and not given.is_grouped:
+        return wanted.value == given.value
+    return True if want == got else are_equal(want, got)
+
+
+def _is_number(want: Rational, answer: str) -> bool | None:
+    """Compare numbers; an unevaluated one is no answer."""
+    got = read_rational(answer)
+    if got is None:
+        return None
+    if want.is_evaluated and not got.is_evaluated:
+        return False
+    if got.value == want.value:
+        return True
+    return None if want.is_grouped or got.is_grouped else False
+
+
+def _are_tuples(want: str, got: str, wanted: list[str], given: list[str]) -> bool | None:
+    """Compare element by element; round and square brackets differ."""
+    if len(wanted) != len(given) or (want[0], want[-1]) != (got[0], got[-1]):
+        return False
+    pairs = [settle_exactly(*pair) for pair in zip(wanted, given, strict=True)]
+    if all(pairs):
+        return True
+    return False if False in pairs else None
+
+
+def is_settled_without_sympy(gold: str) -> bool:
+    """Return True if the gold answer is a number or a choice, which the exact path can read."""
+    text = normalise(gold)
+    return read_rational(text) is not None or _IN_BASE.fullmatch(text) is not None or is_choice(gold)
+
+
+# --- what is never given to a parser --------------------------------------------------------------
+
+_MAX_NESTING = 50
+_HOSTILE = (
+    (r"\d{65}", "more than 64 digits in a row"),
+    (r"\^\s*(?:\d+|\{[^{}a-zA-Z]*\})\s*\^", "a power of a power"),
+    (r"\^\s*\{[^{}a-zA-Z]*\^", "a power in an exponent"),
+    (r"[({][^(){}a-zA-Z]*\^[^()a-zA-Z]*[)}]\s*\^", "a power of a power"),
+    (r"\^\s*[{(]*\s*[+-]?\s*\d{5}", "an exponent of 10000 or more"),
+    (r"\d{5}\s*[)}]*\s*!|\d\s*!\s*[)}\s]*!", "a factorial too large"),
+)
+
+
+def refusal(answer: str) -> str | None:
+    """Return why an answer is not parsed, or None; short inputs may cost minutes or gigabytes."""
+    if len(answer) > MAX_ANSWER_CHARS:
+        return f"longer than {MAX_ANSWER_CHARS} characters"
+    depth = deepest = 0
+    for char in answer:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > _MAX_NESTING:
+        return f"brackets nested deeper than {_MAX_NESTING}"
+    return next((reason for pattern, reason in _HOSTILE if re.search(pattern, answer)), None)
+
+
+# --- the slow path --------------------------------------------------------------------------------
+
+
+def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
+    r"""Ask math-verify, in the main thread of a process that can be killed.
+
+    The limit uses SIGALRM, which some of sympy's loops ignore. Answers are read as LaTeX only, and whole. Raises
+    TimeoutError, GoldError, or UnparsableAnswerError where nothing matched and the answer is not an expression.
+    """
+    deadline = time.monotonic() + timeout_s
+    gold_readings(gold, timeout_s)
+    for claim in claims(tidied(gold), tidied(answer)) or ():
+        is_right = _settle(claim)
+        if is_right is None:
+            is_right = _is_equal(claim, deadline)
+        if not is_right:
+            return False
+    return True
+
+
+def is_readable(gold: str, timeout_s: float) -> bool:
+    """Return True if the gold answer is words, or an expression that is equal to itself.
+
+    Raises as `verify_with_sympy` does.
+    """
+    deadline = time.monotonic() + timeout_s
+    parts = claims(tidied(gold), tidied(gold)) or (Claim(tidied(gold), tidied(gold)),)
+    return all(_is_word_or_time(part.want) or _is_itself(part.want, deadline) for part in parts)
+
+
+def _is_word_or_time(gold: str) -> bool:
+    # "3:00" may be a ratio too, so that by itself it is not settled as a time.
+    return bool(_settle_plainly(gold, gold)) or is_same_moment(gold, f"{gold} am") is True
+
+
+def _is_itself(gold: str, deadline: float) -> bool:
+    # A text is equal to itself always: only an expression shows that the gold answer was read.
+    expressions = [each for each in gold_readings(gold, deadline - time.monotonic()) if not isinstance(each, str)]
+    if not expressions:
+        raise UnparsableAnswerError(gold)
+    with time_limit(deadline - time.monotonic()):
+        return any(symbols.are_equal(each, each) for each in expressions)
+
+
+def _is_equal(claim: Claim, deadline: float) -> bool:
+    golds = gold_readings(claim.want, deadline - time.monotonic())
+    with time_limit(deadline - time.monotonic()):
+        answers = symbols.read(without_unit(claim.got))
+        if any(symbols.are_equal(want, got) for want in golds for got in answers):
+            return True
+        if all(isinstance(got, str) for got in answers):
+            raise UnparsableAnswerError(claim.got)
+        return False
+
+
+_MAX_READINGS = 1024
+_readings: dict[str, tuple[object, ...]] = {}
+
+
+def gold_readings(gold: str, timeout_s: float) -> tuple[object, ...]:
+    """Parse a gold answer, once: at most an expression and its text; raises GoldError."""
+    if gold not in _readings:
+        while len(_readings) >= _MAX_READINGS:
+            del _readings[next(iter(_readings))]
+        _readings[gold] = _read_gold(gold, timeout_s)
+    return _readings[gold]
+
+
+def _read_gold(gold: str, timeout_s: float) -> tuple[object, ...]:
+    try:
+        with time_limit(timeout_s):
+            readings = symbols.read(without_unit(tidied(gold), is_gold=True))
+    except Exception as error:
+        raise GoldError(f"gold answer {gold!r:.200} cannot be parsed: {error}") from error
+    if not readings:
+        raise GoldError(f"gold answer {gold!r:.200} cannot be parsed")
+    return readings

@@ -1,0 +1,160 @@
+"""GPUs are dealt out for every number of them: own ones where there are enough, else rollouts beside the learner."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.placement import (
+    LEARNER,
+    VARIABLE,
+    Process,
+    described,
+    gpus_here,
+    neighbours,
+    place,
+    processes_of,
+    read,
+    visible,
+    written,
+)
+
+BASE: dict[str, Any] = {
+    "directory": "run",
+    "adapter": {"model": "adapter"},
+    "target": {"model": "target"},
+    "data": {"train": "train.jsonl"},
+    "algorithm": {"iterations": 1},
+    "rollout": {"engine": "vllm"},
+    "scorer": {"engine": "vllm"},
+}
+
+
+def config_of(launch: dict[str, Any], scorer: dict[str, Any] | None = None, **others: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        BASE | {"launch": launch, "scorer": {"engine": "vllm", "vllm": scorer or {}}} | others
+    )
+
+
+TP_2, TP_4 = {"tensor_parallel_size": 2}, {"tensor_parallel_size": 4}
+PP_2, DP_2 = ({"options": {f"{kind}_parallel_size": 2}} for kind in ("pipeline", "data"))
+ALL_2 = {"tensor_parallel_size": 2, "options": {"pipeline_parallel_size": 2, "data_parallel_size": 2}}
+
+
+@pytest.mark.parametrize(
+    ("there", "launch", "scorer", "expected"),
+    [
+        (1, {}, {}, "GPU 0: learner, rollout-0, scorer-0"),
+        (2, {}, {}, "GPU 0: learner, rollout-0; GPU 1: scorer-0"),
+        (2, {"scorers": 2}, {}, "GPU 0: learner, rollout-0; GPU 1: scorer-0, scorer-1"),
+        (2, {"learner_ranks": 2, "rollouts": 2}, {}, "GPU 0: learner, rollout-0, scorer-0; GPU 1: learner, rollout-1"),
+        (8, {"scorers": 6}, {}, "GPU 0: learner; GPU 1: rollout-0; "
+            "GPU 2: scorer-0; GPU 3: scorer-1; GPU 4: scorer-2; GPU 5: scorer-3; GPU 6: scorer-4; GPU 7: scorer-5"),
+        (8, {"scorers": 7}, {}, "GPU 0: learner, rollout-0; "
+            "GPU 1: scorer-0; GPU 2: scorer-1; GPU 3: scorer-2; GPU 4: scorer-3; GPU 5: scorer-4; GPU 6: scorer-5; "
+            "GPU 7: scorer-6"),
+        (8, {"scorers": 3}, TP_2, "GPU 0: learner; GPU 1: rollout-0; GPU 2: scorer-0; GPU 3: scorer-0; "
+            "GPU 4: scorer-1; GPU 5: scorer-1; GPU 6: scorer-2; GPU 7: scorer-2"),
+        (8, {"learner_ranks": 4}, TP_4, "GPU 0: learner, rollout-0; GPU 1: learner; GPU 2: learner; GPU 3: learner; "
+            "GPU 4: scorer-0; GPU 5: scorer-0; GPU 6: scorer-0; GPU 7: scorer-0"),
+        (4, {}, PP_2, "GPU 0: learner; GPU 1: rollout-0; GPU 2: scorer-0; GPU 3: scorer-0"),
+        (4, {}, DP_2, "GPU 0: learner; GPU 1: rollout-0; GPU 2: scorer-0; GPU 3: scorer-0"),
+        (8, {}, ALL_2, "GPU 0: learner, rollout-0, scorer-0; GPU 1: scorer-0; GPU 2: scorer-0; GPU 3: scorer-0; "
+            "GPU 4: scorer-0; GPU 5: scorer-0; GPU 6: scorer-0; GPU 7: scorer-0"),
+        (4, {"scorers": 2, "devices": {"learner": [3], "rollout": [3], "scorer": [[0], [1]]}}, {},
+            "GPU 0: scorer-0; GPU 1: scorer-1; GPU 3: learner, rollout-0"),
+        (4, {"scorers": 2, "devices": {"scorer": [0, 1]}}, {},
+            "GPU 0: scorer-0; GPU 1: scorer-1; GPU 2: learner; GPU 3: rollout-0"),
+        (0, {}, {}, ""),
+    ],
+)  # fmt: skip
+def test_processes_are_placed_as_a_person_would(
+    there: int, launch: dict[str, Any], scorer: dict[str, Any], expected: str
+) -> None:
+    assert described(place(processes_of(config_of(launch, scorer)), there)) == expected
+
+
+def test_processes_without_a_model_on_a_gpu_get_none() -> None:
+    served = (
+        config_of({}, scorer=None)
+        if False
+        else RunConfig.model_validate(
+            BASE | {"scorer": {"engine": "openai", "openai": {"url": "http://127.0.0.1:1/v1"}}}
+        )
+    )
+    assert place(processes_of(served), 2) == {"learner": (0,), "rollout-0": (1,), "scorer-0": ()}
+    on_cpu = RunConfig.model_validate(BASE | {"learner": {"device": "cpu"}})
+    assert place(processes_of(on_cpu), 2) == {"learner": (), "rollout-0": (0,), "scorer-0": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("there", "launch", "scorer", "message"),
+    [
+        (1, {}, TP_2, "scorer-0 needs 2 GPUs and 1 are there"),
+        (2, {"learner_ranks": 3}, {}, "learner needs 3 GPUs and 2 are there"),
+        (2, {"devices": {"learner": [2]}}, {}, "launch.devices gives learner GPU 2; there are 2"),
+    ],
+)
+def test_what_does_not_exist_is_refused(
+    there: int, launch: dict[str, Any], scorer: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        place(processes_of(config_of(launch, scorer)), there)
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        {"devices": {"learner": [0, 1]}},
+        {"scorers": 2, "devices": {"scorer": [0]}},
+        {"devices": {"scorer": [[0, 1]]}},
+        {"learner_ranks": 2, "devices": {"learner": [1, 1]}},
+    ],
+)
+def test_devices_of_another_number_than_processes_need_are_refused(launch: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"launch.devices.\w+ = .* different ones for every process"):
+        config_of(launch)
+
+
+@given(
+    st.integers(1, 9), st.integers(1, 4), st.lists(st.booleans(), max_size=4), st.lists(st.integers(0, 4), max_size=6)
+)
+def test_everybody_gets_as_many_different_gpus_as_asked_for_and_guests_alone_sit_with_the_learner_while_there_is_room(
+    there: int, ranks: int, rollouts: list[bool], scorers: list[int]
+) -> None:
+    processes = [
+        Process(LEARNER, ranks),
+        *(Process(f"rollout-{index}", 1, is_guest=is_guest) for index, is_guest in enumerate(rollouts)),
+        *(Process(f"scorer-{index}", gpus) for index, gpus in enumerate(scorers)),
+    ]
+    if max(each.gpus for each in processes) > there:
+        with pytest.raises(ConfigError):
+            place(processes, there)
+        return
+    placed = place(processes, there)
+    for process in processes:
+        assert len(set(placed[process.name])) == process.gpus == len(placed[process.name])
+        assert set(placed[process.name]) <= set(range(there))
+    if sum(each.gpus for each in processes) <= there:
+        assert all(len(names) == 1 for names in neighbours(placed).values())
+    assert read(written(placed)) == placed
+
+
+def test_a_process_sees_its_own_gpus_and_the_learner_knows_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,GPU-7")
+    assert gpus_here() == ("4", "6", "GPU-7")
+    placed = {"learner": (0,), "rollout-0": (0,), "scorer-0": (1, 2), "scorer-1": ()}
+    assert visible(placed, gpus_here(), "learner") == {
+        "CUDA_VISIBLE_DEVICES": "4",
+        VARIABLE: "learner=0;rollout-0=0;scorer-0=1,2;scorer-1=",
+    }
+    assert visible(placed, gpus_here(), "scorer-0") == {"CUDA_VISIBLE_DEVICES": "6,GPU-7"}
+    assert visible(placed, gpus_here(), "scorer-1") == {"CUDA_VISIBLE_DEVICES": ""}
+    assert visible({}, (), "learner") == {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus_here() == ()
+    with pytest.raises(ConfigError, match="placement 'x': must be"):
+        read("x")

@@ -1,0 +1,234 @@
+"""The model of a running system: cases counted by hand, a slow twin around the real ledger, and what always holds."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefixrl.deploy.capacity.outlook import foresee, limit_of
+from prefixrl.deploy.capacity.simulation import GATHER_S, Simulation
+from prefixrl.deploy.capacity.system import BrokerCosts, Foreseen, RowTimes, System, WeightsPath, Workers
+from support.broker.ledger_world import Shape, World
+from support.runs.timed_run import TimedRun, Timing
+
+FREE = BrokerCosts(group_s=0.0, turn_s=0.0)
+
+
+def workers(count: int, seats: int, row_s: float, sigma: float = 0.0) -> Workers:
+    return Workers(count=count, seats=seats, row=RowTimes(mean_s=row_s, sigma=sigma))
+
+
+ROLLOUTS, SCORERS = workers(2, 16, 0.1), workers(2, 8, 0.1)
+
+
+def system(
+    batch_groups: int = 16,
+    rows: int = 1,
+    staleness: int = 2,
+    rollouts: Workers = ROLLOUTS,
+    scorers: Workers = SCORERS,
+    learner_s: float = 0.1,
+    broker: BrokerCosts = FREE,
+) -> System:
+    return System(
+        batch_groups=batch_groups,
+        rows_per_group=rows,
+        max_staleness=staleness,
+        rollouts=rollouts,
+        scorers=scorers,
+        learner_s=learner_s,
+        broker=broker,
+    )
+
+
+def run(given_system: System, iterations: int = 60, seed: int = 0) -> Foreseen:
+    return Simulation(given_system, seed).run(iterations)
+
+
+# --- cases by hand --------------------------------------------------------------------------------------------------
+
+
+def test_a_synchronous_run_takes_the_sum_of_its_parts() -> None:
+    one = system(1, 1, 0, workers(1, 1, 1.0), workers(1, 1, 2.0), learner_s=3.0)
+    # A turn for the end of an iteration, the offer of weights, their installation, the prefix, the verdict.
+    found = run(one)
+    assert found.iteration_s == pytest.approx(1.0 + 2.0 + 3.0 + 5 * GATHER_S)
+    assert found.mean_age == 0.0 and found.max_age == 0
+    assert found.busy["scorer"] == pytest.approx(2.0 / found.iteration_s)
+    assert found.busy["learner"] == pytest.approx(3.0 / found.iteration_s)
+    assert found.waited == pytest.approx(1 - (3.0 + GATHER_S) / found.iteration_s, abs=1e-3)
+
+
+def test_a_publication_and_its_way_are_parts_of_a_synchronous_iteration() -> None:
+    one = system(1, 1, 0, workers(1, 1, 1.0), workers(1, 1, 2.0), learner_s=3.0)
+    way = WeightsPath(pulled_bytes=8.0, hosts=2, server_bytes_per_s=4.0, writing_s=0.5, install_s=0.25)
+    found = run(replace(one, publish_s=0.125, weights=way))
+    # 2 hosts x 8 bytes at 4 bytes/s; what is announced comes in a turn of its own.
+    assert found.iteration_s == pytest.approx(6.0 + 0.125 + 0.5 + 4.0 + 0.25 + 5 * GATHER_S)
+
+
+def test_a_slow_learner_sets_the_pace() -> None:
+    found = run(system(learner_s=5.0))
+    assert found.iteration_s == pytest.approx(5.0 + GATHER_S)
+    assert found.busy["learner"] == pytest.approx(1.0, abs=0.01)
+    assert limit_of(system(learner_s=5.0)) == "learner"
+
+
+def test_busy_scorers_set_the_pace() -> None:
+    slow = system(64, 2, scorers=workers(4, 8, 1.0))
+    found = run(slow)
+    assert found.groups_per_s == pytest.approx(4 * 8 / (2 * 1.0), rel=0.01)
+    assert found.busy["scorer"] == pytest.approx(1.0, abs=0.01)
+    assert limit_of(slow) == "scorer"
+
+
+def test_busy_rollouts_set_the_pace() -> None:
+    slow = system(64, 2, rollouts=workers(2, 4, 1.0), scorers=workers(4, 8, 0.1))
+    found = run(slow)
+    # They also finish what they have before each installation.
+    assert 0.85 * 4.0 < found.groups_per_s <= 4.0
+    assert limit_of(slow) == "rollout"
+
+
+def test_a_slow_link_lets_rollouts_begin_one_window_per_pull() -> None:
+    # While a version is on its way, rollouts begin what the one before allows; a pull brings what was newest at its
+    # start. So two pulls advance the run by S + 1 iterations.
+    slow = replace(system(staleness=1), weights=WeightsPath(pulled_bytes=100.0, server_bytes_per_s=1.0))
+    found = run(slow)
+    assert found.iteration_s == pytest.approx(100.0, rel=0.02)
+    assert found.busy["weights"] == pytest.approx(1.0, abs=0.02)
+    assert limit_of(slow) == "weights"
+
+
+def test_a_slow_broker_sets_the_pace() -> None:
+    slow = system(64, broker=BrokerCosts(group_s=0.1, turn_s=0.0))
+    found = run(slow)
+    assert found.groups_per_s == pytest.approx(10.0, rel=0.02)
+    assert found.busy["broker"] == pytest.approx(1.0, abs=0.02)
+    assert limit_of(slow) == "broker"
+
+
+def test_nobody_alone_holds_up_a_run_of_balanced_parts() -> None:
+    balanced = system(16, 1, staleness=4, scorers=workers(1, 4, 1.0), learner_s=4.0)
+    assert limit_of(balanced) == "window"
+
+
+def test_measured_times_are_drawn_as_they_are() -> None:
+    times = RowTimes(measured_s=(0.5, 1.5))
+    slow = system(64, scorers=Workers(count=1, seats=8, row=times))
+    assert run(slow, 100).groups_per_s == pytest.approx(8.0, rel=0.05)
+
+
+# --- the slow twin --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_just_in_time", [True, False])
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+@pytest.mark.parametrize(("scoring_s", "training_s"), [(10.0, 6.0), (1.0, 6.0), (30.0, 6.0)])
+def test_the_model_agrees_with_a_run_of_the_real_ledger(
+    staleness: int, is_just_in_time: bool, scoring_s: float, training_s: float
+) -> None:
+    shape = Shape(
+        batch_groups=8,
+        max_staleness=staleness,
+        groups_per_item=1,
+        iterations=40,
+        places=None,
+        admission="just_in_time" if is_just_in_time else "as_early_as_allowed",
+    )
+    timing = Timing(rollouts=2, scorers=8, slots=2, sampling_slots=8, sampling_s=2.0, scoring_s=scoring_s)
+    timing = replace(timing, training_s=training_s)
+    twin = TimedRun(World(shape), timing).run()
+    like = system(8, 1, staleness, workers(2, 8, 2.0), workers(8, 2, scoring_s), learner_s=training_s)
+    ours = run(replace(like, is_just_in_time=is_just_in_time), 40)
+    first, last = 13, 40 - staleness - 2
+    twin_s = (twin.trained_s[last] - twin.trained_s[first]) / (last - first)
+    ages = [age for each in twin.ages[first:last] for age in each.elements()]
+    assert ours.iteration_s == pytest.approx(twin_s, rel=0.05)
+    assert ours.mean_age == pytest.approx(sum(ages) / len(ages), abs=0.35)
+
+
+# --- what always holds ----------------------------------------------------------------------------------------------
+
+SYSTEMS = st.builds(
+    system,
+    batch_groups=st.integers(1, 24),
+    rows=st.integers(1, 4),
+    staleness=st.integers(0, 4),
+    rollouts=st.builds(workers, st.integers(1, 3), st.integers(1, 8), st.floats(0.01, 2.0)),
+    scorers=st.builds(workers, st.integers(1, 5), st.integers(1, 8), st.floats(0.01, 2.0), st.floats(0.0, 1.2)),
+    learner_s=st.floats(0.01, 5.0),
+    broker=st.builds(BrokerCosts, group_s=st.floats(0.0, 0.02), turn_s=st.floats(0.0, 0.01)),
+)
+LINKS = st.builds(WeightsPath, pulled_bytes=st.floats(0.0, 20.0), server_bytes_per_s=st.just(1.0))
+
+
+@given(SYSTEMS, LINKS, st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_no_age_passes_the_window_and_no_group_is_lost(
+    any_system: System, link: WeightsPath, drains: bool, is_just_in_time: bool
+) -> None:
+    given_system = replace(any_system, weights=link, drains=drains, is_just_in_time=is_just_in_time)
+    found = run(given_system, 12)
+    assert found.max_age <= given_system.max_staleness
+    assert found.begun == found.trained + found.live
+    assert found.live <= given_system.batch_groups * (given_system.max_staleness + 1)
+    assert all(0.0 <= share <= 1.0 for share in found.busy.values())
+    assert found == run(given_system, 12)
+
+
+@given(SYSTEMS)
+@settings(max_examples=25, deadline=None)
+def test_more_scorers_are_never_slower_but_for_noise(any_system: System) -> None:
+    more = replace(any_system, scorers=replace(any_system.scorers, count=2 * any_system.scorers.count))
+    assert run(more, 60).groups_per_s >= 0.85 * run(any_system, 60).groups_per_s
+
+
+def test_a_coarser_system_has_the_same_rates() -> None:
+    row = RowTimes(mean_s=2.0, sigma=0.7, limit_s=6.0)  # without a limit, more rows have a longer longest one
+    scorers = Workers(count=4, seats=256, row=row)
+    fine = system(512, 8, scorers=scorers, rollouts=workers(2, 256, 0.2), learner_s=6.0, broker=BrokerCosts())
+    coarse = fine.coarser(1024)
+    assert coarse.batch_groups == 128
+    once, twice = foresee(fine), foresee(coarse, 3)
+    assert twice.iteration_s == pytest.approx(once.iteration_s, rel=0.05)
+    assert twice.busy["scorer"] == pytest.approx(once.busy["scorer"], abs=0.05)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize(("scorers", "learner_s"), [(4, 60.0), (8, 100.0)])
+def test_a_system_with_shorter_iterations_has_the_same_rates(staleness: int, scorers: int, learner_s: float) -> None:
+    full = system(
+        1024, 8, staleness, workers(1, 8, 0.05), workers(scorers, 8, 0.8), learner_s=learner_s, broker=BrokerCosts()
+    )
+    short = full.shorter(64)
+    factor = full.batch_groups / short.batch_groups
+    assert factor >= 2 and short.learner_s == pytest.approx(learner_s / factor)
+    before, now = foresee(full, iterations=9), foresee(short, iterations=9)
+    assert factor * now.iteration_s == pytest.approx(before.iteration_s, rel=0.01)
+    assert now.busy["scorer"] == pytest.approx(before.busy["scorer"], abs=0.01)
+
+
+def test_training_and_publication_shrink_with_a_shorter_iteration_and_rows_do_not() -> None:
+    path = WeightsPath(pulled_bytes=8e9, hosts=2, server_bytes_per_s=1e9, writing_s=4, install_s=2)
+    whole = replace(system(1024, 8, 2, workers(1, 8, 0.05), workers(4, 8, 0.8), 60.0), publish_s=3.0, weights=path)
+    short = whole.shorter(64)
+    factor = whole.batch_groups / short.batch_groups
+    assert factor >= 2
+    small = replace(path, pulled_bytes=8e9 / factor, writing_s=4 / factor, install_s=2 / factor)
+    expected = replace(whole, batch_groups=short.batch_groups, publish_s=3 / factor, learner_s=60 / factor)
+    assert short == replace(expected, weights=small)
+
+
+def test_measured_times_decide_like_the_mean_they_have_how_short_an_iteration_may_be() -> None:
+    by_mean = system(1024, 8, 0, workers(1, 8, 0.01), workers(1, 8, 0.1), learner_s=0.1)
+    row = RowTimes(measured_s=[0.05, 0.15])
+    measured = replace(by_mean, scorers=replace(by_mean.scorers, row=row))
+    assert measured.shorter(4).batch_groups == by_mean.shorter(4).batch_groups < 1024
+
+
+def test_iterations_that_are_short_or_fill_the_seats_seldom_are_not_made_shorter() -> None:
+    seldom = system(64, 8, scorers=workers(8, 16, 1.0), rollouts=workers(1, 16, 1.0), learner_s=100.0)
+    short = system(1024, 8, scorers=workers(1, 8, 1e-3), rollouts=workers(1, 8, 1e-4), learner_s=0.5)
+    assert seldom.shorter(64) == seldom and short.shorter(64) == short

@@ -1,0 +1,106 @@
+"""`prefixrl init`: run files that are accepted, and refusals by name."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from prefixrl.common.config.load import load
+from prefixrl.deploy.__main__ import main
+from prefixrl.deploy.commands.init import RECIPES
+from support.paths import ROOT
+from support.runs.run_helper import finish, launched
+
+EXAMPLE = ROOT / "deploy/examples/arithmetic"
+MODELS = ("--adapter", str(EXAMPLE / "adapter"), "--target", str(EXAMPLE / "target"))
+DATA = ("--data", str(EXAMPLE / "train.jsonl"), "--eval", str(EXAMPLE / "heldout.jsonl"))
+
+
+def init(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["init", *arguments], catch_exceptions=False)
+
+
+def written(folder: Path, *arguments: str) -> Path:
+    printed = init(*arguments)
+    assert printed.exit_code == 0, printed.output
+    path = folder / "run.toml"
+    path.write_text(printed.output)
+    return path
+
+
+@pytest.mark.parametrize("size", ["7b", *(pytest.param(size, marks=pytest.mark.slow) for size in ("tiny", "1b"))])
+def test_the_printed_file_passes_the_check(size: str, tmp_path: Path) -> None:
+    path = written(tmp_path, "--size", size, *MODELS, *DATA)
+    command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(path), "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert checked.returncode == 0, checked.stderr
+    assert f"{RECIPES[size].groups} groups x 8 rows" in checked.stdout  # type: ignore[index]
+
+
+def test_the_size_is_that_of_the_adapters_files(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "config.json").write_text("{}")
+    for size_bytes, named in ((2**20, "tiny"), (3 * 2**30, "1b"), (15 * 2**30, "7b")):
+        with (adapter / "model.safetensors").open("wb") as file:
+            file.truncate(size_bytes)  # takes no place on the disk
+        assert f"--size {named}`" in init("--adapter", str(adapter), *MODELS[2:], *DATA).output
+
+
+@pytest.mark.parametrize("size", RECIPES)
+def test_the_table_of_the_docs_has_the_values_of_the_printed_file(size: str, tmp_path: Path) -> None:
+    config = load(written(tmp_path, "--size", size, *MODELS, *DATA)).model_dump()
+    text = (ROOT / "docs/training.md").read_text().partition("## Values by size")[2].partition("\n## ")[0]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:3] == "| `"]
+    column = 1 + list(RECIPES).index(size)  # type: ignore[arg-type]
+    for key, *values in rows:
+        if key != "[learner.lora]":
+            section, name = key.split(".")
+            assert str(config[section][name]) == values[column - 1], key
+    lora = config["learner"]["lora"]
+    assert rows[-1][column] == ("no" if lora is None else f"rank {lora['rank']}")
+
+
+def test_hub_names_and_problem_sets_stay_names() -> None:
+    names = ("--adapter", "Qwen/Qwen2.5-1.5B", "--target", "Qwen/Qwen2.5-7B", "--data", "math_filtered")
+    text = init("--size", "1b", *names).output
+    assert 'model = "Qwen/Qwen2.5-1.5B"' in text and 'train = "math_filtered"' in text and 'eval = "math500"' in text
+
+
+def test_columns_of_other_names_are_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"problem": "1+1", "solution": "2", "family": "sums"}\n')
+    config = load(written(tmp_path, *MODELS, "--data", str(tmp_path / "mine.jsonl")))
+    assert (config.data.question_column, config.data.answer_column) == ("problem", "solution")
+    assert config.data.family_column == "family" and config.data.eval == ()
+
+
+def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    rows, bare = tmp_path / "rows.jsonl", tmp_path / "bare.jsonl"
+    rows.write_text('{"a": 1, "b": 2}\n')
+    bare.write_bytes('{"question": "é"}\n'.encode("latin-1"))
+    for arguments, said in (
+        (("--adapter", "/no/such", *MODELS[2:], *DATA), "--adapter /no/such: there is no such folder"),
+        (("--adapter", str(empty), *MODELS[2:], *DATA), "holds no model (no config.json)"),
+        ((*MODELS[:2], "--target", "./no", *DATA), "--target ./no: there is no such folder"),
+        ((*MODELS, "--data", "no.jsonl"), "--data no.jsonl: there is no such file or folder"),
+        ((*MODELS, "--data", str(rows)), "has the columns a, b, none of which is a question"),
+        ((*MODELS, "--data", str(bare)), "is it JSONL in UTF-8?"),
+        ((*MODELS, *DATA[:2], "--eval", "gone.jsonl"), "--eval gone.jsonl"),
+        (("--adapter", "a/hub", *MODELS[2:], *DATA), "give --size"),
+    ):
+        refused = init(*arguments)
+        assert refused.exit_code == 2 and said in refused.output, refused.output
+
+
+@pytest.mark.slow
+def test_the_printed_file_trains(tmp_path: Path) -> None:
+    path = written(tmp_path, *MODELS, *DATA)
+    settings = ("evaluation.problems=128", "algorithm.iterations=100")  # its adapter leans to the right opening already
+    with launched(tmp_path / "run", *settings, run_file=path) as process:
+        summary = finish(process, tmp_path / "run")
+    accuracy = summary["accuracy"]
+    assert accuracy["trained_adapter"] > accuracy["untrained_adapter"] + 0.3

@@ -1,0 +1,101 @@
+"""`import prefixrl`: a run as an object, in every state, and without writing anything."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import prefixrl
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.run.documents import METRICS_FILE
+from prefixrl.deploy.__main__ import main
+from support.paths import ROOT
+from support.runs import runs_on_disk
+
+RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapter")
+
+
+def contents(run: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file with its time and bytes, and every folder with its time."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in [run, *run.rglob("*")]
+    }
+
+
+def test_a_run_is_read_in_every_state_and_nothing_is_written(tmp_path: Path, adapter: Path) -> None:
+    killed = runs_on_disk.made(tmp_path / "killed", adapter, 2)
+    stopped = runs_on_disk.made(tmp_path / "stopped", adapter, 2)
+    runs_on_disk.write_end(stopped, 143, "asked to stop")
+    finished = runs_on_disk.made(tmp_path / "finished", adapter, 2)
+    runs_on_disk.finish(finished, 0.75)
+    for directory in (killed, stopped, finished):
+        before = contents(directory)
+        run = prefixrl.Run(directory)
+        assert run.status()["state"] == directory.name and run.status()["iterations"] == 2
+        assert [line["iteration"] for line in run.metrics()] == [0, 1]
+        assert all(isinstance(value, float) for line in run.metrics() for value in line.values())
+        assert run.samples() == [] and run.live() is None and run.config()["algorithm"]["clip"] == 0.2
+        assert contents(directory) == before
+    found = prefixrl.Run(finished).summary()
+    assert found and found["accuracy"] == {"trained_adapter": 0.75}
+    assert prefixrl.Run(killed).summary() is None
+
+
+def test_a_run_that_goes_on_is_read_up_to_its_last_whole_line(tmp_path: Path, adapter: Path) -> None:
+    directory = runs_on_disk.made(tmp_path / "run", adapter, 2)
+    with (directory / METRICS_FILE).open("a") as file:
+        file.write('{"iteration": 2, "fig')
+    with runs_on_disk.held(directory):
+        run = prefixrl.Run(directory)
+        assert run.status()["state"] == "running"
+        assert [line["iteration"] for line in run.metrics()] == [0, 1]
+
+
+def test_a_folder_without_a_run_and_a_name_that_is_not_there_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        prefixrl.Run(tmp_path / "nothing")
+    with pytest.raises(AttributeError, match="it has Run, __version__, launch"):
+        prefixrl.Runs  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_wrong_setting_ends_a_launch_before_it_begins(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.iteration"):
+        prefixrl.launch(RUN_FILE, {"directory": str(tmp_path / "run"), "algorithm.iteration": 1})
+    with pytest.raises(ConfigError, match="name each key itself"):
+        prefixrl.launch(RUN_FILE, {"algorithm": {"iterations": 1}})
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_version_of_the_command_is_the_version_of_the_package() -> None:
+    from click.testing import CliRunner
+
+    assert CliRunner().invoke(main, ["--version"]).output == f"prefixrl {prefixrl.__version__}\n"
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_its_first_cell_to_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "docs")
+    notebook = json.loads((ROOT / "docs/python.ipynb").read_text())
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    run = names["run"]
+    assert isinstance(run, prefixrl.Run)
+    assert [line["iteration"] for line in run.metrics()] == [0, 1, 2]
+    rows = run.samples()
+    assert {row["iteration"] for row in rows} == {0, 1, 2} and len(rows) == 3 * 32 * 8
+    assert run.samples(iteration=1) == [row for row in rows if row["iteration"] == 1]
+    means = [line["figures/reward"] for line in run.metrics()]
+    for iteration, mean in enumerate(means):
+        rewards = [row["reward"] for row in rows if row["iteration"] == iteration]
+        assert sum(rewards) / len(rewards) == pytest.approx(mean, abs=1e-6)
+    assert run.status()["state"] == "finished" and run.live() is None
+    msgspec.json.encode([run.status(), run.summary(), run.config()])

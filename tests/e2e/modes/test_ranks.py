@@ -1,0 +1,80 @@
+"""Several learner ranks as real processes.
+
+A dead one is named and the run resumes; none waits in a collective for a scorer.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.runs.run_helper import SMALL, check_books, finish, launched, logs, trained_iterations, wait_for
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+
+TWO_RANKS = (*SMALL, "launch.learner_ranks=2", "launch.scorers=1")
+
+
+def rank_process(launch_pid: int, rank: int) -> psutil.Process | None:
+    """The process of a learner rank below a launch."""
+    for each in psutil.Process(launch_pid).children(recursive=True):
+        try:
+            if each.cmdline()[:1] == [f"prefixrl-learner-{rank}"]:
+                return each
+        except psutil.Error:
+            continue
+    return None
+
+
+def test_a_killed_rank_ends_the_learner_with_its_name_and_the_run_resumes(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with launched(directory, *TWO_RANKS, "algorithm.iterations=10") as process:
+        wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
+        victim = wait_for(lambda: rank_process(process.pid, 1), "rank 1")
+        survivor = wait_for(lambda: rank_process(process.pid, 0), "rank 0")
+        victim.kill()
+        wait_for(lambda: not survivor.is_running(), "the end of rank 0", timeout_s=30)
+        said = f"learner rank 1 (pid {victim.pid}) was killed by signal 9"
+        wait_for(lambda: said in (directory / "logs/learner.log").read_text(), "the name of the dead rank", 30)
+        summary = finish(process, directory)
+    check_books(summary, directory)
+    assert trained_iterations(directory) == 10
+
+
+@pytest.mark.chaos
+def test_a_rank_that_is_told_to_stop_halts_all_and_none_is_taken_for_lost(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with launched(directory, *TWO_RANKS, "algorithm.iterations=10") as process:
+        wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
+        wait_for(lambda: rank_process(process.pid, 1), "rank 1").terminate()
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output + logs(directory)
+    assert "the learner was asked to stop" in output
+    said = (directory / "logs/learner.log").read_text()
+    assert said.count("iterations, not finished; everything is saved") == 2 and "error" not in said
+    assert trained_iterations(directory) < 10
+
+
+@pytest.mark.chaos
+def test_a_straggling_scorer_makes_no_rank_wait_inside_a_collective(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    settings = (*TWO_RANKS, "broker.silence_s=120", "learner.collective_timeout_s=20")
+    with launched(directory, *settings) as process:
+        wait_for(lambda: trained_iterations(directory) >= 2, "the second iteration")
+        scorers = [
+            each
+            for each in psutil.Process(process.pid).children(recursive=True)
+            if each.cmdline()[:1] == ["prefixrl-scorer"]
+        ]
+        for each in scorers:
+            os.kill(each.pid, signal.SIGSTOP)
+        time.sleep(60)  # three times as long as a collective may take
+        stopped_at = trained_iterations(directory)
+        for each in scorers:
+            os.kill(each.pid, signal.SIGCONT)
+        summary = finish(process, directory)
+    assert stopped_at < 8, logs(directory)
+    check_books(summary, directory)

@@ -1,0 +1,445 @@
+"""A whole broker behind its socket, talked to by real clients."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.journal import journal as journals
+from prefixrl.common.journal.journal import Journal
+from prefixrl.common.journal.records import GroupScored, JournalRecord
+from prefixrl.common.run.digests import model_digests, scorer_digests
+from prefixrl.common.wire.messages import (
+    PROTOCOL,
+    Accepted,
+    Ack,
+    Batch,
+    Beat,
+    GetBatch,
+    GetGroups,
+    GetStatus,
+    Groups,
+    Halt,
+    Heartbeat,
+    Hello,
+    IterationDone,
+    NotYet,
+    PrefixTask,
+    Published,
+    Reject,
+    Scores,
+    ScoreTask,
+    Unknown,
+    WeightsNote,
+)
+from prefixrl.learner.broker import batches, malformed
+from prefixrl.learner.broker.server import Broker
+from support.fakes import (
+    NOTE,
+    ROWS,
+    endpoint_of,
+    groups_of,
+    learner,
+    loaded,
+    peers,
+    ready,
+    run_on_disk,
+    sampled,
+    score_one_item,
+    scored,
+    serving,
+    status,
+    train,
+    wait_until,
+)
+
+# --- who may work ---
+
+
+def test_another_protocol_is_rejected_with_both_numbers(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "old", "new") as (old, new):
+        old.say(Hello(protocol=PROTOCOL + 1, role="scorer", incarnation="i", host="node7", pid=1))
+        reason = old.hear(Reject).reason
+        assert f"protocol {PROTOCOL}" in reason
+        assert f"scorer on node7 speaks {PROTOCOL + 1}" in reason
+        assert new.join("scorer").worker == "scorer-0", "who was rejected is not enrolled"
+
+
+def test_the_welcome_carries_the_run_its_config_and_the_weight_server(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "one") as (one,):
+        welcome = one.join("rollout")
+    assert RunConfig.model_validate_json(welcome.config_json) == config
+    assert (welcome.protocol, welcome.run_id) == (PROTOCOL, broker.run.header.run_id)
+    assert welcome.weights_endpoint == broker.run.weights_endpoint
+
+
+@pytest.mark.parametrize("part", ["model", "tokenizer", "chat_template"])
+@pytest.mark.parametrize("role", ["rollout", "scorer"])
+def test_a_worker_that_loaded_something_else_is_refused_by_name(
+    role: Any, part: str, config: RunConfig, broker: Broker
+) -> None:
+    right = model_digests(config.model_of(role))
+    wrong = msgspec.structs.replace(right, **{part: "another"})
+    what = {"rollout": "adapter", "scorer": "target"}[role]
+    with peers(endpoint_of(config), "wrong", "right") as (bad, good):
+        bad.join(role)
+        bad.say(loaded(role, wrong))
+        reason = bad.hear(Reject).reason
+        assert f"another {what}: digest of its {part.replace('_', ' ')} is another" in reason
+        good.ready(config, role)
+        good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
+        good.hear(Beat)
+        assert [worker["name"] for worker in status(learner(good))["workers"]] == [f"{role}-1"]
+
+
+def test_a_scorer_with_another_reward_function_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def score(question, answer, gold): return 1.0")
+    config = run_on_disk(tmp_path, reward={"function": f"{mine}:score"})
+    right = scorer_digests(config, config.model_of("scorer"))
+    assert right.reward_function
+    wrongs = [msgspec.structs.replace(right, reward_function=each) for each in ("another", "")]
+    with serving(config), peers(endpoint_of(config), "a", "b", "right") as (*bad, good):
+        for peer, wrong in zip(bad, wrongs, strict=True):
+            peer.join("scorer")
+            peer.say(loaded("scorer", wrong))
+            reason = peer.hear(Reject).reason
+            assert f"digest of its file is {wrong.reward_function or 'missing'}" in reason
+            assert f"copy the learner's {mine}:score to its host" in reason
+        good.join("scorer")
+        good.say(loaded("scorer", right))
+        good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
+        good.hear(Beat)
+
+
+def test_in_direct_mode_a_scorer_with_another_tokenizer_is_refused_and_its_model_does_not_count(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path, mode="direct")
+    right = scorer_digests(config, config.model_of("scorer"))
+    assert right.model == ""
+    wrong = msgspec.structs.replace(right, tokenizer="another")
+    with serving(config), peers(endpoint_of(config), "bad", "good") as (bad, good):
+        bad.join("scorer")
+        bad.say(loaded("scorer", wrong))
+        expected = "loaded another adapter's tokenizer: digest of its tokenizer is another"
+        assert expected in bad.hear(Reject).reason
+        good.join("scorer")
+        good.say(loaded("scorer", right))
+        good.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""))
+        good.hear(Beat)
+
+
+def test_the_batch_and_the_status_report_how_many_rows_a_limit_cut(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "rank", "rollout", "scorer") as (rank, rollout, scorer):
+        learner(rank)
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        for _ in range(2):
+            task = rollout.hear(PrefixTask)
+            rollout.say(sampled(task))
+            score = scorer.hear(ScoreTask)
+            groups = tuple(
+                msgspec.structs.replace(group, verdicts=(cut, *group.verdicts[1:]))
+                for group in scored(score).groups
+                for cut in [msgspec.structs.replace(group.verdicts[0], reward=0.0, finish="length")]
+            )
+            scorer.say(Scores(score.task, score.kind, groups))
+            scorer.hear(Ack)
+        batch = train(rank, 0)
+        assert [group.truncated for group in batch.groups] == [1] * 4
+        assert status(rank)["truncated_fraction"] == 1 / ROWS
+
+
+def test_weights_that_were_never_published_are_refused(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        learner(rank)
+        rollout.join("rollout")
+        rollout.say(ready(config, "rollout", version=7))
+        assert "weights d7 were never published as version 7" in rollout.hear(Reject).reason
+
+
+def test_a_rollout_with_another_initial_adapter_is_refused_when_the_learner_publishes(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        rollout.ready(config, "rollout")
+        rollout.hear(PrefixTask)
+        rank.join("rank")
+        rank.say(Published(WeightsNote(0, "other", NOTE.probe_tokens, NOTE.probe_logprobs)))
+        reason = rollout.hear(Reject).reason
+        assert "its initial adapter has digest d0, the learner's other" in reason
+
+
+def test_malformed_messages_are_counted_and_the_broker_lives(config: RunConfig, broker: Broker) -> None:
+    junk = [b"", b"\xc1", b"\x91" * 5000, msgspec.msgpack.encode({"type": "Hello", "x": 1})]
+    with peers(endpoint_of(config), "bad", "good") as (bad, good):
+        for data in junk:
+            bad.say_bytes(data)
+        good.join("operator")
+        wait_until(lambda: status(good)["malformed_messages"] == len(junk), "the count")
+
+
+def test_of_many_malformed_messages_the_log_holds_the_first_and_then_a_count(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(malformed, "TELL_EVERY_S", 1.0)
+    with serving(config), peers(endpoint_of(config), "bad", "good") as (bad, good):
+        good.join("operator")
+        for _ in range(200):
+            bad.say_bytes(b"\xc1")
+        wait_until(lambda: status(good)["malformed_messages"] == 200, "the count")
+        told = wait_until(lambda: [each for each in caplog.messages if "200 in all" in each], "the last line")
+        lines = [each for each in caplog.messages if "malformed" in each]
+    assert lines[0].startswith("ignored 1 malformed messages, 1 in all: peer 626164: ")
+    assert told == [lines[-1]]
+    assert len(lines) <= 10, lines
+
+
+def test_a_malformed_result_ends_its_worker_alone(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "rank", "bad", "good") as (rank, bad, good):
+        learner(rank)
+        bad.ready(config, "rollout")
+        task = bad.hear(PrefixTask)
+        wrong = sampled(task)
+        group = msgspec.structs.replace(wrong.groups[0], rows=wrong.groups[0].rows[:1])
+        bad.say(msgspec.structs.replace(wrong, groups=(group, *wrong.groups[1:])))
+        assert "holds 1 rows, the task asked for 2" in bad.hear(Reject).reason
+        good.ready(config, "rollout")
+        assert good.hear(PrefixTask).groups == task.groups
+
+
+def test_a_worker_may_not_send_what_its_role_does_not_make(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "rollout", "scorer") as (rollout, scorer):
+        rollout.ready(config, "rollout")
+        task = rollout.hear(PrefixTask)
+        scorer.ready(config, "scorer")
+        scorer.say(sampled(task))
+        assert "a scorer may not send Prefixes" in scorer.hear(Reject).reason
+
+
+def test_an_unknown_peer_gets_unknown_and_no_message_of_it_counts(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "stranger") as (stranger,):
+        for message in (Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=""), GetStatus(), IterationDone(0, 1)):
+            stranger.say(message)
+            stranger.hear(Unknown)
+    assert broker.ledger.completed == 0
+
+
+def test_a_new_worker_takes_over_the_identity_and_gets_the_task_again(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "same") as (first,):
+        first.ready(config, "rollout")
+        task = first.hear(PrefixTask)
+        with peers(endpoint_of(config), "same") as (second,):
+            second.ready(config, "rollout")
+            assert second.hear(PrefixTask).groups == task.groups
+            assert first.hears_nothing_of(PrefixTask)
+
+
+def test_a_worker_without_slots_is_refused(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "none") as (none,):
+        none.join("scorer")
+        none.say(ready(config, "scorer", slots=0))
+        none.hear(Reject, timeout_s=1.0)
+
+
+# --- results ---
+
+
+class HeldJournal(Journal):
+    """A disk that takes its time with scored groups until the test lets it go on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def append(self, records: Sequence[JournalRecord]) -> None:
+        if any(isinstance(record, GroupScored) for record in records):
+            self.reached.set()
+            assert self.go_on.wait(30.0)
+        super().append(records)
+
+
+def test_scores_are_acknowledged_only_after_the_journal_holds_them(config: RunConfig) -> None:
+    path = Path(config.directory) / "journal"
+    held: list[HeldJournal] = []
+
+    def hold(broker: Broker) -> None:
+        broker.journal.close()
+        held.append(HeldJournal(path))
+        broker.journal = held[0]
+
+    with serving(config, hold), peers(endpoint_of(config), "r", "s") as (rollout, scorer):
+        rollout.ready(config, "rollout")
+        task = rollout.hear(PrefixTask)
+        rollout.say(sampled(task))
+        rollout.hear(Ack)
+        scorer.ready(config, "scorer")
+        score = scorer.hear(ScoreTask)
+        scorer.say(scored(score))
+        assert held[0].reached.wait(20.0)
+        assert scorer.hears_nothing_of(Ack)
+        held[0].go_on.set()
+        assert scorer.hear(Ack) == Ack(score.task)
+        on_disk = [each for each in journals.read(path) if isinstance(each, GroupScored)]
+        assert [each.group.prefixes for each in on_disk] == list(score.groups)
+
+
+def test_a_result_sent_twice_is_acknowledged_twice_and_counted_once(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "r", "s", "rank") as (rollout, scorer, rank):
+        rollout.ready(config, "rollout")
+        rollout.say(sampled(rollout.hear(PrefixTask)))
+        scorer.ready(config, "scorer")
+        score = scorer.hear(ScoreTask)
+        for _ in range(2):
+            scorer.say(scored(score))
+            scorer.hear(Ack)
+        groups = status(learner(rank))["groups"]
+        assert groups["duplicates_ignored"] == len(score.groups)
+
+
+def test_a_rank_receives_the_missing_groups_and_their_holders(
+    config: RunConfig, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.05)
+    with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rank.say(GetBatch(0, 0, 1))
+        assert "any rollout: none is connected" in rank.hear(NotYet).waiting_for
+        rollout.ready(config, "rollout", slots=6)
+        tasks = [rollout.hear(PrefixTask) for _ in range(6)]
+        rank.say(GetBatch(0, 0, 1))
+        wait_until(
+            lambda: (rank.say(GetBatch(0, 0, 1)) or rank.hear(NotYet).waiting_for).startswith(
+                "groups 0 (sampling, rollout-0 on host for"
+            ),
+            "the names",
+        )
+        scorer.ready(config, "scorer")
+        rollout.say(sampled(tasks[0]))
+        scorer.hear(ScoreTask)
+        rank.say(GetBatch(0, 0, 1))
+        named = rank.hear(NotYet).waiting_for
+        assert "0 (scoring, scorer-0 on host for" in named
+        assert named.endswith("and 10 more")
+
+
+def test_every_rank_gets_the_same_batch_in_training_order_and_the_groups_that_it_asks_for(config: RunConfig) -> None:
+    with (
+        serving(config, ranks=2),
+        peers(endpoint_of(config), "rank0", "rank1", "r", "s") as (zero, one, rollout, scorer),
+    ):
+        learner(zero)
+        one.join("rank")
+        zero.say(GetBatch(0, 0, 2))
+        one.say(GetBatch(0, 1, 2))
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer", slots=1)
+        for _ in range(6):
+            score_one_item(rollout, scorer)
+        batches = [rank.hear(Batch) for rank in (zero, one)]
+        shards = {(0, 3): groups_of(zero, batches[0], (0, 3)), (1, 2): groups_of(one, batches[1], (1, 2))}
+        assert groups_of(one, batches[1], ()) == []
+    assert batches[0] == batches[1]
+    assert [group.seq for group in batches[0].groups] == [0, 1, 2, 3]
+    for indices, carried in shards.items():
+        assert [group.prefixes.seq for group in carried] == list(indices)
+        for index, group in zip(indices, carried, strict=True):
+            same = [[one.tokens == other.tokens for other in group.prefixes.rows] for one in group.prefixes.rows]
+            hashes = batches[0].groups[index].texts
+            assert [[one == other for other in hashes] for one in hashes] == same
+
+
+def test_groups_of_no_batch_or_of_none_of_its_indices_are_refused_and_those_trained_are_not_sent(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "zero", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rank.say(GetGroups(0, (0,)))
+        assert "of iteration 0, of which there is no batch" in rank.hear(Reject).reason
+        learner(rank)
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        for _ in range(3):
+            score_one_item(rollout, scorer)
+        batch = train(rank, 0)
+        for indices in ((0, 4), (1, 0), (0, 0)):
+            rank.say(GetGroups(0, indices))
+            assert "other than ascending indices below 4" in rank.hear(Reject).reason
+            learner(rank)
+        assert len(groups_of(rank, batch)) == 4
+        rank.say(IterationDone(0, 1))
+        rank.hear(Accepted)
+        rank.say(GetGroups(0, (0,)))
+        assert rank.hears_nothing_of(Groups)
+
+
+def test_a_rank_that_is_ahead_of_the_report_waits_and_one_that_repeats_itself_is_harmless(
+    config: RunConfig, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "NOT_YET_EVERY_S", 0.05)
+    with peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
+        learner(zero)
+        one.join("rank")
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        for _ in range(6):
+            score_one_item(rollout, scorer)
+        zero.say(GetBatch(0, 0, 1))
+        zero.hear(Batch)
+        one.say(GetBatch(1, 0, 1))
+        assert "the report that iteration 0 is done" in one.hear(NotYet).waiting_for
+        one.say(GetBatch(1, 0, 1))
+        zero.say(IterationDone(0, 1))
+        zero.say(GetBatch(0, 0, 1))
+        zero.hear(Accepted)
+        assert one.hear(Batch).iteration == 1
+        assert zero.hears_nothing_of(Batch)
+
+
+def test_one_rank_that_is_stopped_halts_all_at_the_same_iteration(config: RunConfig) -> None:
+    with serving(config, ranks=2), peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
+        learner(zero)
+        one.join("rank")
+        rollout.ready(config, "rollout")
+        scorer.ready(config, "scorer")
+        for _ in range(2):
+            score_one_item(rollout, scorer)
+        zero.say(GetBatch(0, 0, 2))
+        zero.hear(Batch)
+        one.say(GetBatch(0, 1, 2, is_stopping=True))
+        assert one.hear(Batch).iteration == 0, "the other rank trains it already"
+        zero.say(IterationDone(0, 1))
+        zero.hear(Accepted)
+        for rank, number in ((zero, 0), (one, 1)):
+            rank.say(GetBatch(1, number, 2))
+            assert rank.hear(Halt).iteration == 1
+
+
+def test_a_batch_carries_the_waiting_times_by_cause_and_the_stages_of_its_groups(config: RunConfig) -> None:
+    with serving(config, ranks=2), peers(endpoint_of(config), "zero", "one", "r", "s") as (zero, one, rollout, scorer):
+        learner(zero)
+        one.join("rank")
+        zero.say(GetBatch(0, 0, 2))
+        zero.hear(NotYet)  # waits for rollouts for a second
+        rollout.ready(config, "rollout", slots=2)
+        tasks = [rollout.hear(PrefixTask) for _ in range(2)]
+        for task in tasks:
+            rollout.say(sampled(task))
+            rollout.hear(Ack)
+        zero.say(GetBatch(0, 0, 2))
+        zero.hear(NotYet)  # waits for scorers for a second
+        scorer.ready(config, "scorer", slots=2)
+        for _ in tasks:
+            scorer.say(scored(scorer.hear(ScoreTask)))
+        zero.say(GetBatch(0, 0, 2))
+        batch = zero.hear(Batch)
+        one.say(GetBatch(0, 1, 2))
+        again = one.hear(Batch)
+    assert batch.waited_s["rollouts"] > 0.9 and batch.waited_s["scorers"] > 0.9
+    assert (batch.groups, batch.waited_s) == (again.groups, again.waited_s)
+    for group in batch.groups:
+        assert group.stages.queued_s > 0.9 and group.stages.waiting_s >= 0.0
+        assert group.completion_tokens == 3 * ROWS

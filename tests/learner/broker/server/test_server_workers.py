@@ -1,0 +1,402 @@
+"""Workers that fall silent, hang, leave or swap weights, seen from a whole broker behind its socket."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages import (
+    UNPROVED,
+    Accepted,
+    Ack,
+    Beat,
+    Evaluate,
+    EvaluationProgress,
+    GetEvaluation,
+    Goodbye,
+    Heartbeat,
+    Installed,
+    Leaving,
+    PrefixTask,
+    ProbeFailed,
+    Prompt,
+    Published,
+    Refused,
+    Reject,
+    Sampling,
+    ScoreTask,
+    Staged,
+    Swap,
+    Unknown,
+    WeightsNote,
+)
+from prefixrl.common.wire.packing import pack_logprobs
+from prefixrl.learner.broker.server import Broker
+from prefixrl.learner.broker.workers.versions import PROBE_FAILURES_ALLOWED
+from prefixrl.learner.broker.workers.workers import workers
+from support.fakes import (
+    HELD,
+    NOTE,
+    Peer,
+    endpoint_of,
+    learner,
+    peers,
+    ready,
+    run_on_disk,
+    sampled,
+    scored,
+    serving,
+    wait_until,
+)
+
+SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
+V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
+
+
+# --- workers that are lost ---
+
+
+def test_a_silent_worker_is_given_up_and_its_task_goes_to_another(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path, broker={"heartbeat_s": 0.1, "silence_s": 0.5})
+    with serving(config), peers(endpoint_of(config), "mute", "other") as (mute, other):
+        mute.ready(config, "rollout")
+        task = mute.hear(PrefixTask)
+        mute.hear(Unknown)
+        other.ready(config, "rollout")
+        assert other.hear(PrefixTask).groups == task.groups
+
+
+def test_a_worker_that_beats_without_progress_is_given_up(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path, broker={"stall_s": 0.5})
+    with serving(config) as broker, peers(endpoint_of(config), "hung") as (hung,):
+        hung.ready(config, "rollout")
+        task = hung.hear(PrefixTask)
+
+        def given_up() -> bool:
+            hung.say(Heartbeat(progress=3, busy_row_s=0.0, leases=(task.task,), state="hung"))
+            hung.client.receive(0.05)
+            return broker.dispatcher.losses["rollout: lost"] == 1
+
+        wait_until(given_up, "giving up")
+
+
+SUSPENDED_WORKER = """
+import sys, time
+from support.fakes import Peer, ready
+from prefixrl.common.config.load import from_json
+from prefixrl.common.wire.messages import Heartbeat, PrefixTask
+config = from_json(open(sys.argv[1]).read())
+peer = Peer(sys.argv[2], b"suspended")
+peer.ready(config, "rollout")
+task = peer.hear(PrefixTask)
+print("holds a task", flush=True)
+for progress in range(1000):
+    peer.say(Heartbeat(progress=min(20, progress), busy_row_s=0.0, leases=(task.task,), state="at work"))
+    time.sleep(0.1)
+    while (received := peer.client.receive(0.0)) is not None:
+        print(type(received[0]).__name__, flush=True)
+"""
+
+
+def test_a_worker_suspended_past_the_deadline_of_its_task_is_unknown_and_not_refused(tmp_path: Path) -> None:
+    # Longer than half of the learner's patience, shorter than the silence for which it is given up.
+    slow = {"heartbeat_s": 0.2, "silence_s": 5.9, "stall_s": 3.0}
+    config = run_on_disk(tmp_path, broker=slow, learner={"batch_timeout_s": 6.0})
+    with serving(config) as broker:
+        command = [sys.executable, "-c", SUSPENDED_WORKER, f"{config.directory}/config.json", endpoint_of(config)]
+        paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+        with subprocess.Popen(command, env=paths, stdout=subprocess.PIPE, text=True) as worker:
+            try:
+                assert worker.stdout and worker.stdout.readline() == "holds a task\n"
+                time.sleep(1.5)  # it makes progress, so that it is not given up as hung
+                worker.send_signal(signal.SIGSTOP)
+                time.sleep(2.5)
+                worker.send_signal(signal.SIGCONT)
+                said = next(line for line in worker.stdout if line != "Beat\n")
+            finally:
+                worker.kill()
+        assert said == "Unknown\n"
+        assert broker.dispatcher.losses == {"rollout: lost": 1}
+
+
+def test_a_worker_that_leaves_gives_its_task_back_at_once(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "leaving", "staying") as (leaving, staying):
+        leaving.ready(config, "rollout")
+        task = leaving.hear(PrefixTask)
+        leaving.say(Goodbye("done for today"))
+        # Of two connections the broker may read the later message first.
+        wait_until(lambda: broker.dispatcher.losses["rollout: left"] == 1, "the leave")
+        staying.ready(config, "rollout")
+        assert staying.hear(PrefixTask).groups == task.groups
+
+
+def test_a_leaving_worker_gets_no_more_work_and_what_it_finishes_counts(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "leaving", "staying") as (leaving, staying):
+        leaving.ready(config, "rollout", slots=2)
+        first, second = leaving.hear(PrefixTask), leaving.hear(PrefixTask)
+        leaving.say(Leaving())
+        leaving.say(Refused(second.task, "this worker was asked to stop"))
+        assert leaving.hears_nothing_of(PrefixTask), "two slots are free"
+        staying.ready(config, "rollout")
+        assert staying.hear(PrefixTask).groups == second.groups
+        leaving.say(sampled(first))
+        leaving.hear(Ack)
+        assert leaving.hears_nothing_of(PrefixTask)
+        leaving.say(Goodbye("asked to stop"))
+        wait_until(lambda: broker.dispatcher.losses == {"rollout: left": 1}, "the leave")
+
+
+def test_a_leaving_worker_that_joins_again_gets_no_work_either(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "leaving") as (leaving,):
+        leaving.ready(config, "rollout")
+        leaving.hear(PrefixTask)
+        leaving.say(Leaving())
+        leaving.ready(config, "rollout")
+        assert leaving.hears_nothing_of(PrefixTask)
+
+
+def beats(peer: Peer, state: str, times: int = 5) -> None:
+    """So many heartbeats, each of which is answered as one."""
+    for _ in range(times):
+        peer.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=state))
+        peer.hear(Beat)
+    assert not any(isinstance(each, Unknown) for each in peer.passed_over)
+
+
+def works_until_asked_to_join(peer: Peer) -> None:
+    def is_asked() -> bool:
+        peer.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="waiting"))
+        received = peer.client.receive(0.1)
+        return received is not None and isinstance(received[0], Unknown)
+
+    wait_until(is_asked, "being asked")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_worker_whose_ready_was_lost_sends_it_again_and_gets_work(
+    is_known: bool, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "READY_S", 0.3)
+    with serving(config), peers(endpoint_of(config), "r", "s") as (rollout, scorer):
+        if is_known:
+            scorer.ready(config, "scorer")
+        scorer.join("scorer")
+        beats(scorer, "loading")
+        works_until_asked_to_join(scorer)
+        scorer.ready(config, "scorer")
+        rollout.ready(config, "rollout")
+        rollout.say(sampled(rollout.hear(PrefixTask)))
+        scorer.hear(ScoreTask)
+
+
+def test_a_worker_is_not_asked_to_join_while_it_loads_nor_once_it_is_ready(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "READY_S", -1.0)
+    with serving(config), peers(endpoint_of(config), "s") as (scorer,):
+        scorer.join("scorer")
+        beats(scorer, "loading")
+        beats(scorer, "waiting for http://there/v1")
+        scorer.say(ready(config, "scorer"))
+        beats(scorer, "waiting")
+
+
+# --- new weights ---
+
+
+def swapping(config: RunConfig, rank: Peer, rollout: Peer) -> None:
+    """A rollout that has finished its task is told to swap to version 1."""
+    learner(rank)
+    rollout.ready(config, "rollout")
+    task = rollout.hear(PrefixTask)
+    rank.say(Published(V1))
+    rank.hear(Accepted)
+    while rollout.hear(Beat).latest != V1:
+        pass
+    rollout.say(Staged(1))
+    rollout.say(Heartbeat(progress=1, busy_row_s=0.0, leases=(task.task,), state=""))
+    rollout.hear(Beat)
+    assert not any(isinstance(each, Swap) for each in rollout.passed_over), "a lease is open"
+    rollout.say(sampled(task))
+    assert rollout.hear(Swap) == Swap(1)
+
+
+def test_a_rollout_swaps_once_its_last_lease_is_in_and_works_at_the_new_version(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        assert rollout.hears_nothing_of(PrefixTask)
+        close = pack_logprobs([-1.0, -2.0 + 5e-4])
+        rollout.say(Installed(1, "d1", close, checksum=HELD))
+        assert rollout.hear(PrefixTask).version == 1
+
+
+@pytest.mark.parametrize(
+    ("digest", "probe"),
+    [("d1", pack_logprobs([-1.0, -2.5])), ("d1", pack_logprobs([-1.0, float("nan")])), ("d0", NOTE.probe_logprobs)],
+    ids=["probe differs", "probe is not a number", "another digest"],
+)
+def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
+    digest: str, probe: bytes, config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        for failure in range(1, PROBE_FAILURES_ALLOWED):
+            rollout.say(Installed(1, digest, probe, checksum=HELD))
+            assert rollout.hear(ProbeFailed).failures == failure
+            rollout.say(Staged(1))
+            rollout.hear(Swap)
+        assert rollout.hears_nothing_of(PrefixTask), "no work for a rollout that proved nothing"
+        rollout.say(Installed(1, digest, probe, checksum=HELD))
+        reason = rollout.hear(Reject).reason
+        assert "does not hold version 1 after 3 installations" in reason
+        assert ("digest d0, not d1" if digest == "d0" else "rollout.probe_tolerance") in reason
+
+
+def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_first(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=HELD))
+        rollout.hear(ProbeFailed)
+        rollout.join("rollout")
+        unproved = msgspec.structs.replace(ready(config, "rollout"), version=UNPROVED)
+        rollout.say(unproved)
+        assert rollout.hears_nothing_of(PrefixTask), "no work for weights that nothing proved"
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
+        assert rollout.hear(PrefixTask).version == 1
+
+
+def test_a_proof_that_is_sent_again_changes_nothing(config: RunConfig, broker: Broker) -> None:
+    proof = Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD)
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        for _ in range(3):
+            rollout.say(proof)
+        task = rollout.hear(PrefixTask)
+        rank.say(Published(WeightsNote(2, "d2", NOTE.probe_tokens, NOTE.probe_logprobs)))
+        rank.hear(Accepted)
+        rollout.say(Staged(2))
+        rollout.say(sampled(task))
+        assert rollout.hear(Swap) == Swap(2)
+        rollout.say(proof)
+        assert rollout.hears_nothing_of(PrefixTask), "it is about to install another version"
+        rollout.say(Installed(2, "d2", NOTE.probe_logprobs, checksum=HELD))
+        assert rollout.hear(PrefixTask).version == 2
+
+
+def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(config: RunConfig, broker: Broker) -> None:
+    bad = Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=HELD)
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        for _ in range(5):
+            rollout.say(bad)
+            assert rollout.hear(ProbeFailed).failures == 1
+        rollout.say(Staged(1))
+        rollout.hear(Swap)
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
+        assert rollout.hear(PrefixTask).version == 1
+
+
+def test_a_version_that_is_published_only_after_it_was_installed_is_proved_by_the_next_proof(
+    config: RunConfig, broker: Broker
+) -> None:
+    """A learner that was killed goes the same way again while its rollouts are ahead."""
+    unproved = msgspec.structs.replace(ready(config, "rollout"), version=UNPROVED)
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        learner(rank)
+        rollout.join("rollout")
+        rollout.say(unproved)
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
+        assert rollout.hears_nothing_of(PrefixTask)
+        rank.say(Published(V1))
+        rank.hear(Accepted)
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
+        assert rollout.hear(PrefixTask).version == 1
+
+
+def test_a_probe_of_the_wrong_length_ends_the_rollout(config: RunConfig, broker: Broker) -> None:
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        rollout.say(Installed(1, "d1", pack_logprobs([-1.0]), checksum=HELD))
+        assert "1 probe logprobs for 2" in rollout.hear(Reject).reason
+
+
+def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_needs(
+    config: RunConfig, broker: Broker
+) -> None:
+    """The learner was killed, went back and came to version 1 again, with other weights."""
+    anew, v2 = (msgspec.structs.replace(V1, version=version, digest=f"{version} anew") for version in (1, 2))
+    asked = Evaluate(
+        name="v1",
+        version=1,
+        prefix_tokens=b"",
+        prompts=(Prompt("h", "?", "1"),),
+        prefix_sampling=SAMPLING,
+        completion_sampling=SAMPLING,
+    )
+    with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
+        swapping(config, rank, rollout)
+        rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
+        task = rollout.hear(PrefixTask)
+        for note in (anew, v2):
+            rank.say(Published(note))
+            rank.hear(Accepted)
+            if note == anew:
+                rank.say(asked)
+                rank.hear(Accepted)
+        while not rollout.hears_nothing_of(Beat):
+            pass  # as they were announced
+        rollout.say(Heartbeat(progress=2, busy_row_s=0.0, leases=(task.task,), state=""))
+        assert rollout.hear(Beat).latest == anew
+        rollout.say(Staged(1))
+        rollout.say(sampled(task, "d1"))
+        rollout.hear(Swap)
+        rollout.say(Installed(1, "1 anew", NOTE.probe_logprobs, checksum=HELD))
+        test = rollout.hear(PrefixTask)
+        assert test.kind == "eval" and test.version == 1
+        rollout.say(sampled(test, "1 anew"))
+        rollout.say(Heartbeat(progress=3, busy_row_s=0.0, leases=(), state=""))
+        while rollout.hear(Beat).latest != v2:
+            pass
+
+
+def test_an_evaluation_holds_a_rollout_at_its_version(config: RunConfig, broker: Broker) -> None:
+    asked = Evaluate(
+        name="v0",
+        version=0,
+        prefix_tokens=b"",
+        prompts=(Prompt("h", "?", "1"),) * 3,
+        prefix_sampling=SAMPLING,
+        completion_sampling=SAMPLING,
+    )
+    with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
+        learner(rank)
+        rollout.ready(config, "rollout")
+        task = rollout.hear(PrefixTask)
+        rank.say(asked)
+        rank.hear(Accepted)
+        rollout.say(Staged(1))
+        rollout.say(sampled(task))
+        test = rollout.hear(PrefixTask)
+        assert test.kind == "eval" and not any(isinstance(e, Swap) for e in rollout.passed_over)
+        rollout.say(sampled(test))
+        rollout.hear(Swap)
+        scorer.ready(config, "scorer")
+        while (score := scorer.hear(ScoreTask)).kind != "eval":
+            scorer.say(scored(score))
+        scorer.say(scored(score))
+        scorer.hear(Ack)
+        rank.say(GetEvaluation("v0"))
+        progress, payload = rank.hear_with_payload(EvaluationProgress)
+        assert (progress.total, progress.done, len(payload)) == (3, 3, 3)
+        rank.say(GetEvaluation("unheard of"))
+        assert rank.hear(EvaluationProgress).total == -1

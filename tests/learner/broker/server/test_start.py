@@ -1,0 +1,118 @@
+"""The start of a broker: its address, and its state from the journal."""
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.journal.journal import Journal
+from prefixrl.common.journal.records import BatchFormed, GroupIssued, GroupScored, RunHeader, VersionPublished
+from prefixrl.common.wire.messages import (
+    PROTOCOL,
+    FromBroker,
+    GroupPrefixes,
+    Row,
+    ScoredGroup,
+    ToBroker,
+    Verdict,
+    VersionSpan,
+)
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.transport import Server
+from prefixrl.learner.broker import __main__ as module
+from prefixrl.learner.broker.__main__ import Start, bind, build, prompt_order
+from prefixrl.learner.data import problems
+from support.fakes import NOTE, run_on_disk
+from support.keys import keys
+
+TOKENS = 8192
+ITERATIONS = 40
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    iterations = {"groups_per_iteration": 4, "iterations": ITERATIONS + 1}
+    return run_on_disk(tmp_path, problems=4 * ITERATIONS + 8, algorithm=iterations)
+
+
+def test_a_broker_that_died_alone_takes_no_other_address_than_the_ranks_know(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REBIND_S", 0.2)
+    config = config.model_copy(update={"broker": config.broker.model_copy(update={"listen": "tcp://127.0.0.1:0"})})
+    directory = Path(config.directory)
+    taken: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
+    (directory / "endpoint").write_text(taken.endpoint)
+    with pytest.raises(ConfigError, match=f"cannot listen on {taken.endpoint}"):
+        bind(config, directory, is_restart=True)
+    other = bind(config, directory, is_restart=False)
+    assert other.endpoint != taken.endpoint, "a run that goes on may take another one"
+    other.close()
+    taken.close()
+    same = bind(config, directory, is_restart=True)
+    assert same.endpoint == taken.endpoint
+    same.close()
+
+
+def write_journal(config: RunConfig) -> Path:
+    """Iterations of four long groups each, and one group more that waits for its batch."""
+    loaded = problems.training(config)
+    order = prompt_order(config, loaded)
+    row = Row(
+        tokens=pack_tokens(range(TOKENS)),
+        logprobs=pack_logprobs([-1.0] * TOKENS),
+        finish="length",
+        spans=(VersionSpan(0, "d0", TOKENS),),
+    )
+    verdicts = (Verdict(reward=1.0, status="ok", extracted="1", finish="eos", completion_tokens=3, elapsed_ms=5),) * 2
+    folder = Path(config.directory) / "journal"
+    journal = Journal(folder)
+    journal.append([RunHeader("known", PROTOCOL, b"key"), VersionPublished(NOTE)])
+    for seq in range(4 * ITERATIONS + 1):
+        prefixes = GroupPrefixes(
+            seq=seq, prompt=order.prompt(seq), seed=1, prompt_tokens=pack_tokens([1]), rows=(row, row)
+        )
+        group = ScoredGroup(
+            prefixes=prefixes, version=seq // 4, weights_digest="d0", verdicts=verdicts, scorer="scorer-0"
+        )
+        journal.append([GroupIssued(seq, seq, 0), GroupScored(group)])
+        if seq % 4 == 3:
+            journal.append([BatchFormed(seq // 4, tuple(range(seq - 3, seq + 1)))])
+    journal.close()
+    return folder / "000000.msgpack"
+
+
+def test_a_replay_holds_what_is_live_and_never_the_journal(config: RunConfig) -> None:
+    path = write_journal(config)
+    size = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"\x92\xcftorn")
+    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
+    tracemalloc.start()
+    try:
+        start = Start(ITERATIONS, "tcp://127.0.0.1:9")
+        broker = build(config, Path(config.directory), start, server)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert broker.run.header.run_id == "known"
+    assert (broker.ledger.counts.trained, broker.ledger.outstanding) == (4 * ITERATIONS, 1)
+    assert path.stat().st_size == size, "the torn end is gone"
+    assert peak < size / 2, f"{peak} bytes for a journal of {size}"
+    broker.journal.close()
+    server.close()
+
+
+def test_a_journal_that_ends_before_the_checkpoint_is_a_message_with_a_remedy(config: RunConfig) -> None:
+    write_journal(config)
+    server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
+    try:
+        message = (
+            f"ends at iteration {ITERATIONS}, the learner's checkpoint is of iteration {ITERATIONS + 2}: .* remove"
+        )
+        with pytest.raises(DataError, match=message):
+            build(config, Path(config.directory), Start(ITERATIONS + 2, "tcp://127.0.0.1:9"), server)
+    finally:
+        server.close()

@@ -1,0 +1,312 @@
+"""Both paths of grading, each against the pitfalls that were measured on math-verify."""
+
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixrl.scorer.verifier.rules.guards import has_numbers_side_by_side
+from prefixrl.scorer.verifier.rules.looks import normalise
+from prefixrl.scorer.verifier.rules.rationals import read_rational
+from prefixrl.scorer.verifier.rules.verify import (
+    UnparsableAnswerError,
+    judge_exactly,
+    refusal,
+    settle_exactly,
+    verify_with_sympy,
+)
+
+FRACTIONS = st.fractions(min_value=-(10**6), max_value=10**6, max_denominator=10**4)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("7", "7."),
+        ("7", " $7$ "),
+        (r"\frac{1}{2}", r"\dfrac12"),
+        (r"\frac{1}{2}", "0.5"),
+        ("0.5", ".50"),
+        ("0.5", "(1/2)"),
+        ("-3", "-3.0"),
+        ("1000", "1,000"),
+        ("1000", r"1{,}000"),
+        ("1500", r"1.5 \times 10^{3}"),
+        ("3.5", r"3\frac{1}{2}"),
+        ("-3.5", r"-3\frac{1}{2}"),
+        ("1024", "2^{10}"),
+        ("120", "5!"),
+        ("90", r"90^\circ"),
+        ("5", r"\$5"),
+        ("even", r"\text{even}"),
+        ("B", r"\text{(B)}"),
+        ("B", "B) 12"),
+        ("2516_8", "2516_{8}"),
+        (r"\left(1, 2\right)", "(1,2)"),
+        ("x^2 + 1", "x^2+1"),
+        ("x+1", "1+x"),
+        ("7", "x=7"),
+        ("4", "2+2=4"),
+        ("5", r"5\text{ cm}"),
+        ("(x+1)^2", "x^2+2x+1"),
+        (r"\frac{6}{\sqrt{3}}", r"2\sqrt3"),
+        (r"\frac{3\pi}{4}", r"0.75\pi"),
+        ("(1,0.5)", r"(1, \frac{1}{2})"),
+    ],
+)
+def test_equal_answers_are_right_without_sympy(gold: str, answer: str) -> None:
+    assert settle_exactly(gold, answer) is True
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("7", "9"),
+        ("0.5", "0.5000001"),
+        (r"\frac{1}{3}", "0.333333"),
+        ("B", "C"),
+        ("B", "C. 5"),
+        # math-verify calls all of the following right:
+        (r"\frac{1}{2004!}", r"\frac{1}{2006!}"),
+        ("2^{-99}", "2^{-98}"),
+        ("2516_8", "2516_7"),
+        ("2516_8", "2516"),
+        ("4", "2+2"),
+        ("4", "2 + 2"),
+        ("4", "x = 2+2"),
+        ("12", r"3 \times 4"),
+        ("12", "(3)(4)"),
+        ("12", r"24 \div 2"),
+        ("12", "7 5"),  # as their sum
+        ("12", "+7 5"),
+        ("12", "(7 5)"),
+        ("12", "[7 5]"),
+        ("12", "{7} 5"),
+        ("12", "7 {5}"),
+        ("12", r"7\quad 5"),
+        ("12", r"7\thinspace5"),
+        ("12", r"7 \text{ } 5"),
+        ("12", "{7}{5}"),
+        ("12", "{7} {5}"),
+        ("12", "{{7}} 5"),
+        ("12", "(7) 5"),
+        ("12", "[7]5"),
+        ("12", "x = 7 5"),
+        ("1,12", "1,7 5"),
+        ("(1,12)", "(1,7 5)"),
+        ("0", "5 0"),
+        ("6", "9 9"),
+        ("1.5", r"-2\ 3.5 1"),
+        ("(1,2)", "(1,2]"),
+        ("(1,2)", "1,2"),
+        ("7", "8=7"),
+        (r"2\sqrt{3}", "2"),
+        (r"2\sqrt{3}", r"3\sqrt{2}"),
+        (r"\pi", r"\frac{22}{7}\pi"),
+        ("x+1", "x+2"),
+        ("even", "neve"),
+        ("B", "B) or C)"),
+    ],
+)
+def test_unequal_numbers_and_echoed_questions_are_wrong_without_sympy(gold: str, answer: str) -> None:
+    assert settle_exactly(gold, answer) is False
+
+
+@pytest.mark.parametrize(
+    "answer", [r"\frac 1 2", r"\frac1 2", r"\dfrac 1 2", r"\frac 12", r"\frac{1} 2", r"\frac 1{2}"]
+)
+def test_a_fraction_needs_no_braces(answer: str) -> None:
+    assert settle_exactly("0.5", answer) is True
+    assert settle_exactly("3.5", f"3 {answer}") is True
+    assert settle_exactly("-0.5", f"-{answer}") is True
+
+
+def test_a_power_of_ten_after_a_space_is_no_second_number() -> None:
+    assert settle_exactly("1500", "1.5 10^3") is not False
+    assert settle_exactly("12", "2 10") is False
+
+
+@pytest.mark.parametrize(
+    "answer", ["3 1/2", "3~1/2", r"3\frac12", r"3 \frac{1}{2}", r"3\frac1{2}", "3 {1}/{2}", "{7}/2", r"\frac7{2}"]
+)
+def test_a_mixed_number_or_a_fraction_in_braces_is_no_pair_of_numbers(answer: str) -> None:
+    assert settle_exactly("3.5", answer) is not False
+    assert not has_numbers_side_by_side(normalise(answer))
+
+
+@pytest.mark.parametrize("answer", ["x^2{3}", "x_1{2}", r"\log2{8}", "x^{2}{3}", r"\sqrt[3]{2}", "x_{1}{2}"])
+def test_a_number_that_belongs_to_what_stands_before_it_is_beside_none(answer: str) -> None:
+    assert not has_numbers_side_by_side(normalise(answer))
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (r"\ln x+1", r"1+\ln x"),
+        ("10", r"10\%"),
+        ("3 4", "34"),
+        ("34", "3~4"),
+        ("1.414214", "1 0.414214"),
+        ("1, 200", "1200"),
+        ("(1,200)", "1200"),
+        ("1,200", "200"),
+        ("1", "1/0"),
+        (r"\sqrt{2}", "1.414214"),
+    ],
+)
+def test_what_no_exact_path_can_tell_is_left_to_sympy(gold: str, answer: str) -> None:
+    assert settle_exactly(gold, answer) is None
+
+
+@given(FRACTIONS, FRACTIONS)
+def test_two_fractions_are_equal_exactly_when_python_says_so(a: Fraction, b: Fraction) -> None:
+    latex = rf"\frac{{{b.numerator}}}{{{b.denominator}}}"
+    assert settle_exactly(f"{a.numerator}/{a.denominator}", latex) is (a == b)
+    assert settle_exactly(latex, f"{b.numerator * 3}/{b.denominator * 3}") is True
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=6, min_value=-(10**9), max_value=10**9))
+def test_a_decimal_equals_itself_however_it_is_written(number: Decimal) -> None:
+    plain = f"{number:f}"
+    assert settle_exactly(plain, f"{number:.9f}") is True
+    assert settle_exactly(plain, f"{number + Decimal('1e-9'):.9f}") is False
+    if number >= 1000:
+        assert settle_exactly(plain, f"{number:,.6f}") is True
+
+
+@given(
+    st.recursive(
+        st.integers(0, 99).map(str),
+        lambda part: st.one_of(
+            st.tuples(part, st.sampled_from("+-*/"), part).map(lambda t: f"({t[0]}{t[1]}{t[2]})"),
+            st.tuples(part, st.integers(0, 3)).map(lambda t: f"({t[0]}^{t[1]})"),
+        ),
+        max_leaves=8,
+    )
+)
+def test_arithmetic_has_the_value_python_gives_it(text: str) -> None:
+    number = read_rational(text)
+    try:
+        expected = _evaluate(text)
+    except ZeroDivisionError:
+        assert number is None
+        return
+    assert number is None or number.value == expected
+
+
+def _evaluate(text: str) -> Fraction:
+    """The slow twin: a fully bracketed text, cut at the operator of its outermost bracket."""
+    if not text.startswith("("):
+        return Fraction(text)
+    inner, depth = text[1:-1], 0
+    for at, char in enumerate(inner):
+        depth += (char == "(") - (char == ")")
+        if depth == 0 and char in "+-*/^":
+            left, right = _evaluate(inner[:at]), _evaluate(inner[at + 1 :])
+            match char:
+                case "+":
+                    return left + right
+                case "-":
+                    return left - right
+                case "*":
+                    return left * right
+                case "/":
+                    return left / right
+                case _:
+                    return Fraction(left ** int(right))
+    raise AssertionError(text)
+
+
+@given(st.text("0123456789+-*/^!(){}.,_=$\\fracABx ", max_size=80))
+def test_the_exact_path_ends_for_any_text(text: str) -> None:
+    assert settle_exactly("7", text) in (True, False, None)
+    assert settle_exactly(text, "7") in (True, False, None)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "9^{9^9}",
+        "9^9^9",
+        "9^{9^{9}}",
+        "(9^9)^9",
+        "{9^{9}}^9",
+        "9^{387420489}",
+        "10000000!",
+        "(9!)!",
+        "9!!",
+        "1" * 65,
+        "(" * 51 + "1" + ")" * 51,
+        "1+" * 300 + "1",
+    ],
+)
+def test_a_bomb_is_a_parse_failure_and_reaches_no_parser(answer: str) -> None:
+    assert refusal(answer)
+    verdict = judge_exactly("7", answer)
+    assert verdict is not None
+    assert (verdict.reward, verdict.status) == (0.0, "parse_fail")
+    assert len(verdict.extracted or "") <= 512
+
+
+@pytest.mark.parametrize(
+    "answer", ["x^2+(y+1)^2", "e^{x^2}", "2^{2024}", r"(x^2+1)^2", "20!", "n!", r"\frac{x^{2}}{y^{3}}", "1" * 64]
+)
+def test_ordinary_answers_are_not_refused(answer: str) -> None:
+    assert refusal(answer) is None
+
+
+def test_a_refused_answer_is_right_when_it_is_literally_the_gold_answer() -> None:
+    assert settle_exactly("2^{100000}", "2^{100000}") is True
+    assert settle_exactly("1+" * 300 + "1", "1+" * 300 + "1") is True
+
+
+def test_no_answer_is_its_own_status() -> None:
+    verdict = judge_exactly("7", None)
+    assert verdict is not None
+    assert (verdict.reward, verdict.status, verdict.extracted) == (0.0, "no_answer", None)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        (r"2\sqrt{3}", "2", False),
+        (r"2\sqrt{3}", r"\sqrt{12}", True),
+        (r"$2\sqrt{3}$", r"2\sqrt{3}", True),
+        (r"\(x+1\)", "1+x", True),
+        ("[0,1)", "[0,1]", False),
+        ("[0,1)", "[0,1)", True),
+        ("3,7", "7,3", True),
+        ("y=5", "x=5", False),
+        ("10", r"10\%", True),
+        (r"\frac{x^2-1}{x-1}", "x+1", True),
+        ("5", r"5\text{ cm}", True),
+    ],
+)
+def test_sympy_decides_the_rest(gold: str, answer: str, expected: bool) -> None:
+    assert verify_with_sympy(gold, answer, 30) is expected
+
+
+def test_an_answer_that_is_no_expression_is_named_unparsable() -> None:
+    with pytest.raises(UnparsableAnswerError):
+        verify_with_sympy("7", "garbage ### {", 30)
+
+
+# The alarm may ring inside a destructor or a garbage collector's callback, which report it and go on.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_running_out_of_time_is_not_a_wrong_answer_in_disguise() -> None:
+    assert not verify_with_sympy(r"\ln x", "x", 30), "the first one loads the parser"
+    with pytest.raises(TimeoutError):
+        verify_with_sympy(r"\int_0^1 x^x dx", r"\int_0^1 x^x \sin(\cos(x^x)) dx", 1)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "part", ["A", "a_", "a'", "AB+", "f(", "x=", "(1,", "a,b=", r"\text{a}", r"\vec{a}", "ab ", "1="]
+)
+def test_no_text_keeps_the_reader_of_equations_busy(part: str) -> None:
+    for end in ("", "!", "=7", "=!", ")" * 9):
+        text = part * (480 // len(part)) + end
+        assert settle_exactly("7", text) in (True, False, None)
+        assert settle_exactly(text, "7") in (True, False, None)

@@ -1,0 +1,93 @@
+"""A dispatcher with a real ledger and no socket, and what it sent to whom."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.wire.messages import PROTOCOL, Evaluate, FromBroker, Hello, PrefixTask, Prompt, Role, Sampling
+from prefixrl.learner.broker.__main__ import make_ledger
+from prefixrl.learner.broker.workers.dispatch import Dispatcher
+from prefixrl.learner.broker.workers.task_names import TaskNames
+from prefixrl.learner.broker.workers.workers import Worker
+from prefixrl.learner.data import problems
+from prefixrl.learner.data.order import PromptOrder
+from support.fakes import sampled
+
+SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
+
+
+def hello(role: Role) -> Hello:
+    """The first message of some worker."""
+    return Hello(protocol=PROTOCOL, role=role, incarnation="i", host="h", pid=1)
+
+
+@dataclass
+class Desk:
+    """A dispatcher, and what it sent to whom."""
+
+    config: RunConfig
+    now_s: float = 0.0
+    inboxes: dict[str, list[FromBroker]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        prompts = [each.prompt() for each in problems.load(config.data.train, config.data)]
+        order = PromptOrder(prompts, config.seed, None)
+        self.ledger = make_ledger(config, order)
+        self.dispatcher = Dispatcher(config, self.ledger, order, TaskNames("e", b"key"))
+
+    def worker(self, role: Literal["rollout", "scorer"], slots: int = 1, version: int = 0) -> Worker:
+        registry = self.dispatcher.registry
+        identity = f"{role}{len(self.inboxes)}".encode()
+        worker = registry.add(identity, hello(role), self.now_s)
+        worker.phase, worker.seats, worker.room, worker.version = "ready", 1, slots, version
+        self.inboxes[worker.name] = []
+        return worker
+
+    def replaced(self, worker: Worker) -> Worker:
+        """Give a worker up, as the server does with one whose message it refused; another one in its place."""
+        self.dispatcher.lose(worker, "refused", died=True)
+        self.ledger.check()
+        return self.worker(worker.role, worker.room, worker.version)
+
+    def dispatch(self) -> None:
+        self.now_s += 0.1
+        self.dispatcher.dispatch(self.now_s)
+        names = {each.identity: each.name for each in self.dispatcher.registry.by_identity.values()}
+        for identity, message in self.dispatcher.outgoing:
+            self.inboxes[names[identity]].append(message)
+        self.dispatcher.outgoing.clear()
+
+    def tasks(self, worker: Worker, kind: type[Any]) -> list[Any]:
+        """Return the messages of a type that a worker received since the last call."""
+        got = [each for each in self.inboxes[worker.name] if isinstance(each, kind)]
+        self.inboxes[worker.name] = [each for each in self.inboxes[worker.name] if each not in got]
+        return got
+
+    def sample_everything(self, rollout: Worker) -> int:
+        """Let a rollout work until it gets nothing more; groups sampled."""
+        groups = 0
+        while True:
+            self.dispatch()
+            tasks = self.tasks(rollout, PrefixTask)
+            if not tasks:
+                return groups
+            for task in tasks:
+                self.dispatcher.take_prefixes(rollout, sampled(task), now_s=1.0)
+                groups += len(task.groups)
+
+
+def evaluate(desk: Desk, version: int, prompts: list[Prompt], name: str = "e") -> None:
+    request = Evaluate(
+        name=name,
+        version=version,
+        prefix_tokens=b"",
+        prompts=tuple(prompts),
+        prefix_sampling=SAMPLING,
+        completion_sampling=SAMPLING,
+    )
+    desk.dispatcher.evaluations.add(request)
+
+
+def held_out(count: int) -> list[Prompt]:
+    return [Prompt(f"h{i}", "?", "1") for i in range(count)]

@@ -1,0 +1,351 @@
+"""A world around a ledger for property tests.
+
+Workers that deliver late, twice, wrongly or never, and a learner that crashes.
+
+Every sampled row says in its own tokens which version wrote it and in which draw, and every verdict names the draw it
+judged: ages and pairings are read from the data, never from the ledger's own books."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+import msgspec
+
+from prefixrl.common.config.algorithm import AdmissionRule
+from prefixrl.common.journal.records import LedgerState, Record
+from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
+from prefixrl.learner.broker.groups.admission import Admission
+from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
+from prefixrl.learner.broker.groups.ledger import Ledger
+from prefixrl.learner.broker.groups.states import LedgerLimits, SampleItem, ScoreItem
+from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
+
+
+class Places:
+    """Ten problems, in order, over and over."""
+
+    def __init__(self, places: int | None) -> None:
+        self.total = places
+
+    def prompt(self, place: int) -> Prompt:
+        return Prompt(f"p{place % 10}", "?", "1", source=self.source(place))
+
+    def source(self, place: int) -> str:
+        return "odd" if place % 2 else "even"
+
+
+@dataclass
+class Shape:
+    """The shape of a run."""
+
+    batch_groups: int
+    max_staleness: int
+    groups_per_item: int
+    iterations: int | None
+    places: int | None
+    over_sampling: Fraction = Fraction(1)
+    passing: int | None = None
+    """With a filter: the draws, modulo 10, below this pass; None: no filter."""
+    limit_groups: int = 10**6
+    """Judged groups of which one must pass."""
+    admission: AdmissionRule = "as_early_as_allowed"
+    min_ess: float = 0.8
+    fills: bool = False
+    """`filter.fill = "prioritise"`."""
+
+
+@dataclass
+class World:
+    """See the module text. `make` builds the ledger under test."""
+
+    shape: Shape
+    make: type[Ledger] = Ledger
+    completed: int = 0
+    records: list[Record] = field(default_factory=list)
+    sampling: list[SampleItem] = field(default_factory=list)
+    scoring: list[ScoreItem] = field(default_factory=list)
+    ghosts: list[tuple[GroupPrefixes, ...]] = field(default_factory=list)
+    """Prefixes whose lease was given up: they may still arrive, scored or not."""
+    segments: list[tuple[int, LedgerState]] = field(default_factory=list)
+    """Starts of segments, each with the number of records before it."""
+    trained: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    draws: int = 0
+    over: bool = False
+    resumed_at: int = 0
+    """Iterations completed at the last restart."""
+    is_changed: bool = False
+    """True if the length of the run was changed."""
+    starved: Starved | None = None
+
+    def __post_init__(self) -> None:
+        self.ledger = self._new()
+
+    def _new(self) -> Ledger:
+        shape = self.shape
+        limits = LedgerLimits(shape.groups_per_item, 2, 2)
+        window = Window(shape.batch_groups, shape.max_staleness, shape.over_sampling, shape.iterations)
+        band = AccuracyFilter(0.5, 1.0, shape.limit_groups, 0.0, fills=shape.fills)
+        admission = Admission(window, shape.admission, shape.min_ess, shape.groups_per_item)
+        return self.make(window, limits, Places(shape.places), None if shape.passing is None else band, admission)
+
+    # --- what workers do ---------------------------------------------------------------------------------------------
+
+    def start_sampling(self, version: int) -> bool:
+        item = self.ledger.start_sampling(version)
+        self._sync()
+        if item is not None:
+            assert item.seqs, "a task of nothing"
+            self.check_admission(version)
+            self.sampling.append(item)
+        return item is not None
+
+    def sample(self, item: SampleItem) -> tuple[GroupPrefixes, ...]:
+        places = {group.seq: group.prompt for group in self.ledger.live()}
+        return tuple(self._draw(seq, places[seq], item.version) for seq in item.seqs if seq in places)
+
+    def _draw(self, seq: int, place: int, version: int) -> GroupPrefixes:
+        self.draws += 1
+        spans = (VersionSpan(version, f"d{version}", 2),)
+        row = Row(
+            tokens=pack_tokens([version, self.draws]),
+            logprobs=pack_logprobs([-1.0, -1.0]),
+            finish="length",
+            spans=spans,
+        )
+        prompt = Places(None).prompt(place)
+        return GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(row,))
+
+    def deliver_prefixes(self, groups: tuple[GroupPrefixes, ...], sampled_s: float = 0.0) -> None:
+        for version in {version_of(group) for group in groups}:
+            same = [group for group in groups if version_of(group) == version]
+            self.ledger.take_prefixes(same, version, f"d{version}", sampled_s)
+        self._sync()
+
+    def start_scoring(self) -> bool:
+        item = self.ledger.start_scoring()
+        if item is not None:
+            self.scoring.append(item)
+        return item is not None
+
+    def deliver_scores(self, groups: tuple[GroupPrefixes, ...], error: bool = False, scoring_s: float = 0.0) -> None:
+        self.ledger.take_scores([judged(group, error, self.passes(group), scoring_s) for group in groups])
+        self._sync()
+
+    def passes(self, group: GroupPrefixes) -> bool:
+        """True if a group is worth training: a property of the draw, equal for every scorer."""
+        return self.shape.passing is None or draw_of(group) % 10 < self.shape.passing
+
+    def lose(self, item: SampleItem | ScoreItem, died: bool) -> None:
+        if isinstance(item, ScoreItem):
+            self.ghosts.append(item.groups)
+        else:
+            self.ghosts.append(self.sample(item))
+        self.ledger.give_back(item, died)
+        self._sync()
+
+    # --- what the learner does ---------------------------------------------------------------------------------------
+
+    def ask(self) -> Choice | NotYetChosen | Starved | None:
+        """Ask for the next batch."""
+        is_new = self.completed not in self.ledger.batches
+        may_form = self.ledger.may_form(self.completed)
+        choice = self.ledger.batch(self.completed)
+        assert may_form or isinstance(choice, NotYetChosen), "a batch was overlooked"
+        self._sync()
+        self.over = choice is None or isinstance(choice, Starved)
+        if isinstance(choice, Starved):
+            self.starved = choice
+        if isinstance(choice, Choice):
+            self._check_batch(choice, is_new)
+        return choice
+
+    def train(self) -> bool:
+        """Ask for the next batch and train it if there is one."""
+        choice = self.ask()
+        if not isinstance(choice, Choice):
+            return False
+        self.ledger.trained(self.completed)
+        self.trained[self.completed] = choice.seqs
+        self.completed += 1
+        return True
+
+    def batch_only(self) -> None:
+        """A batch is handed out and written down, and the learner dies before it is trained."""
+        self.ask()
+
+    def _check_batch(self, choice: Choice, is_new: bool) -> None:
+        iteration, shape = self.completed, self.shape
+        before = self.trained.get(iteration)
+        assert before in (None, choice.seqs), f"iteration {iteration} was trained on {before}, now {choice.seqs}"
+        for group in self.ledger.results(choice.seqs):
+            version = version_of(group.prefixes)
+            assert iteration - version <= shape.max_staleness, f"age {iteration - version} from the tokens"
+            assert group.version == version
+            passes = self.passes(group.prefixes)
+            assert passes or shape.fills, "trained although the filter objects"
+            left = is_new and self.ledger.states().get("scored")
+            assert passes or not left, "a spare took the place of a group that passed"
+            for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
+                assert verdict.extracted == str(token_ids(row.tokens)[1]), "a verdict on other prefixes"
+        if shape.max_staleness == 0:
+            assert list(choice.seqs) == sorted(choice.seqs)
+        elsewhere = {seq for other, seqs in self.trained.items() if other != iteration for seq in seqs}
+        assert not elsewhere & set(choice.seqs), "trained twice"
+
+    def restart(self, completed: int) -> None:
+        """Broker and learner die; the learner resumes from a checkpoint at `completed`. Workers keep what they hold."""
+        for item in self.sampling:
+            self.ghosts.append(self.sample(item))
+        self.ghosts.extend(item.groups for item in self.scoring)
+        self.sampling.clear()
+        self.scoring.clear()
+        self.ledger = self._new()
+        self.ledger.replay(self.records, completed)
+        self._compare_with_the_newest_segment(completed)
+        self.completed = self.resumed_at = completed
+        self.over = False
+        self.starved = None
+
+    def change_length(self, length: int) -> None:
+        """The run is stopped, and goes on as one of another length: iterations, or rounds of its places."""
+        if self.shape.iterations is not None:
+            self.shape.iterations = length
+            # What was trained beyond the end, after the checkpoint, is given up with it.
+            self.trained = {t: seqs for t, seqs in self.trained.items() if t < max(length, self.completed)}
+        else:
+            self.shape.places = length
+        self.is_changed = True
+        self.restart(self.completed)
+        self._sync()
+
+    def begin_segment(self) -> None:
+        """The journal's next segment begins, as bytes on a disk."""
+        assert not self.ledger.records
+        state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.ledger.state()), type=LedgerState)
+        self.segments.append((len(self.records), state))
+
+    def _compare_with_the_newest_segment(self, completed: int) -> None:
+        """A ledger that begins at a segment holds what the whole journal tells."""
+        for before, state in reversed(self.segments):
+            if state.completed <= completed:
+                short = self._new()
+                short.replay([state, *self.records[before:]], completed)
+                short.counts.duplicates_ignored = 0  # no record tells them
+                short.check()
+                assert short.state() == self.ledger.state()
+                assert short.states() == self.ledger.states()
+                return
+
+    def _sync(self) -> None:
+        """Written down before anybody is told, as the server does."""
+        self.records.extend(self.ledger.records)
+        self.ledger.records.clear()
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        ledger, counts, shape = self.ledger, self.ledger.counts, self.shape
+        live = list(ledger.live())
+        assert ledger.states() == Counter(group.state for group in live), "the counts are not those of the groups"
+        assert sum(counts.filtered_by_source.values()) == counts.filtered
+        gone = counts.trained + counts.filtered + counts.failed + counts.expired
+        assert counts.issued == gone + len(live)
+        assert counts.trained == sum(len(self.trained[t]) for t in range(self.completed))
+        # Groups whose batch is recorded have their iteration; the others share those after it.
+        chosen = {seq for seqs in ledger.batches.values() for seq in seqs}
+        first = self.completed + len(ledger.batches)
+        due = [
+            group.version + shape.max_staleness
+            for group in live
+            if group.version is not None
+            and group.seq not in chosen
+            and (shape.over_sampling == 1 or group.state == "scored")
+        ]
+        for until in range(first - 1, max(due, default=0) + 1):
+            fits = shape.batch_groups * (until - first + 1)
+            assert sum(each <= until for each in due) <= fits, f"more groups due by {until} than can be trained"
+        if shape.over_sampling == 1 and not self.is_changed:
+            assert "expired: surplus" not in counts.causes
+        if shape.passing in (None, 10):
+            assert not counts.filtered
+
+    def check_admission(self, version: int) -> None:
+        """Check the cap on groups under way after one was given out at `version`."""
+        shape = self.shape
+        states = Counter(group.state for group in self.ledger.live())
+        under_way = states["sampling"] + states["sampled"] + states["scoring"] + states["spare"]
+        chosen = self.completed + len(self.ledger.batches)
+        needed = shape.batch_groups * (version + shape.max_staleness + 1 - chosen) - states["scored"]
+        assert under_way <= -(-shape.over_sampling * needed // 1), "more under way than the cap"
+
+    def advance(self) -> None:
+        """Everybody works properly for one iteration."""
+        while self.start_sampling(self.completed):
+            pass
+        while self.sampling:
+            self.deliver_prefixes(self.sample(self.sampling.pop()))
+        while self.start_scoring():
+            self.deliver_scores(self.scoring.pop().groups)
+        for item in [*self.scoring]:
+            self.scoring.remove(item)
+            self.deliver_scores(item.groups)
+        self.train()
+
+    def finish(self) -> None:
+        """Everybody works properly from now on: the run must end, with nothing left over."""
+        for _ in range(5000):
+            self.advance()
+            self.check()
+            if self.over:
+                break
+        assert self.over, "the run hangs"
+        if self.starved is None or self.starved.why == "data":
+            assert self.ledger.outstanding == sum(map(len, self.ledger.batches.values()))
+            assert not self.ledger.batches or self.is_changed, "only a run that was shortened leaves a batch"
+            assert (self.starved is None) == bool(self.trained)
+        else:
+            assert self.shape.passing == 0 and not self.shape.fills
+        if self.starved is None and self.shape.iterations is not None:
+            assert self.completed == max(self.shape.iterations, self.resumed_at), "a shortened run went on"
+        if self.starved is None and self.shape.places is not None:
+            books = self.ledger.counts
+            ended = books.trained + books.filtered + books.failed
+            assert ended == max(self.shape.places, self.ledger.state().next_prompt), "a prompt was lost"
+        counts = Counter(seq for seqs in self.trained.values() for seq in seqs)
+        assert not counts or max(counts.values()) == 1
+
+
+def version_of(group: GroupPrefixes) -> int:
+    """The version that wrote a group, from its tokens."""
+    return int(token_ids(group.rows[0].tokens)[0])
+
+
+def draw_of(group: GroupPrefixes) -> int:
+    """The draw that made a group, from its tokens."""
+    return int(token_ids(group.rows[0].tokens)[1])
+
+
+def judged(group: GroupPrefixes, error: bool = False, is_right: bool = True, scoring_s: float = 0.0) -> ScoredGroup:
+    """A verdict per row that names the draw it judged."""
+    status: Literal["ok", "error"] = "error" if error else "ok"
+    verdicts = tuple(
+        Verdict(
+            reward=float(is_right),
+            status=status,
+            extracted=str(token_ids(row.tokens)[1]),
+            finish="eos",
+            completion_tokens=1,
+            elapsed_ms=0,
+        )
+        for row in group.rows
+    )
+    return ScoredGroup(
+        prefixes=group,
+        version=version_of(group),
+        weights_digest="d",
+        verdicts=verdicts,
+        scorer="scorer-0",
+        scoring_s=scoring_s,
+    )

@@ -1,0 +1,85 @@
+"""A scorer's surroundings, without a model or a broker: an engine that writes given texts, a link with tasks."""
+
+from typing import Any
+
+import numpy as np
+
+from prefixrl.common.engines.interface.base import Continuation, Job, JobResult
+from prefixrl.common.prompts.rendering import ByteRenderer
+from prefixrl.common.wire.messages import Done, FromBroker, RowsLeft, ScoreTask, ToBroker
+from prefixrl.common.worker.link import Vitals
+
+STOP = 0
+
+
+class WritingEngine:
+    """Goes on with each row's text where the row stands, and cuts it at the job's limit."""
+
+    name, about, waits_for, usage = "writing", "", "", None
+    seats, room, takes_runs = 1, 1, True
+    progress, tokens, busy_row_s, waiting_rows = 0, 0, 0.0, 0
+
+    def __init__(self, texts: list[str], prompt_bytes: int) -> None:
+        self.texts, self.prompt_bytes = texts, prompt_bytes
+        self.jobs: list[Job] = []
+        self._open: list[Job] = []
+        self._cut: list[int] = []
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+        self._open.append(job)
+
+    def cancel(self, key: str) -> bool:
+        return False
+
+    def rows_left(self, key: str) -> int:
+        return sum(len(job.rows) for job in self._open if job.key == key)
+
+    def step(self, timeout_s: float) -> list[JobResult]:
+        done, self._open = self._open, []
+        return [JobResult(job.key, tuple(self._rows(job)), 0.1) for job in done]
+
+    def _rows(self, job: Job) -> list[Continuation]:
+        texts = self.texts if not job.key.endswith("+") else [self.texts[i] for i in self._cut]
+        made = []
+        for row, text in zip(job.rows, texts, strict=True):
+            ids = np.append(ByteRenderer().encode(text), STOP).astype(np.int32)
+            rest = ids[row.size - self.prompt_bytes :][: job.sampling.max_new_tokens]
+            finish: Any = "eos" if rest[-1] == STOP else "length"
+            made.append(Continuation(rest, np.zeros(0, dtype=np.float32), finish, ()))
+        self._cut = [index for index, each in enumerate(made) if each.finish == "length"]
+        return made
+
+
+class OneTask:
+    """A link with one task on it."""
+
+    name = "scorer-0"
+
+    def __init__(self, task: ScoreTask) -> None:
+        self.vitals, self.sent, self._task = Vitals(), [], [task]
+        self.sent: list[ToBroker]
+
+    def send(self, message: ToBroker) -> None:
+        if not isinstance(message, RowsLeft):  # said on the way to a result
+            self.sent.append(message)
+
+    def receive(self, timeout_s: float) -> FromBroker | None:
+        if self._task:
+            return self._task.pop()
+        return Done("over") if self.sent else None
+
+
+class OneByOne(OneTask):
+    """A link with several tasks, each of which comes when the one before is done."""
+
+    def __init__(self, *tasks: ScoreTask) -> None:
+        super().__init__(tasks[0])
+        self._waiting, self._given = list(tasks[1:]), 1
+
+    def receive(self, timeout_s: float) -> FromBroker | None:
+        if self._waiting and len(self.sent) == self._given:
+            self._given += 1
+            self._task.append(self._waiting.pop(0))
+        is_over = len(self.sent) == self._given and not self._waiting
+        return super().receive(timeout_s) if self._task or is_over else None

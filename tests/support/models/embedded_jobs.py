@@ -1,0 +1,58 @@
+"""Jobs of the embedded engines, and a run of them to their ends."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
+from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
+from prefixrl.common.engines.interface.base import Job, JobResult
+from prefixrl.common.seeds import row_uniforms
+from prefixrl.common.wire.messages import Sampling
+
+EmbeddedEngines = TransformersEngine | FixedRowsEngine
+TOKENS = 12
+PROMPTS = ([5, 9, 2], [7], [11, 3, 3, 8, 40, 22], [60, 2])
+
+
+def settings(temperature: float = 0.7, tokens: int = TOKENS) -> Sampling:
+    return Sampling(temperature=temperature, max_new_tokens=tokens)
+
+
+def job(
+    key: str,
+    rows: Sequence[Sequence[int]] = PROMPTS,
+    sampling: Sampling | None = None,
+    stops: Iterable[int] = (),
+    masks: Iterable[int] = (),
+    seed: int = 3,
+) -> Job:
+    """Rows to continue, at temperature 0.7 and by 12 tokens unless `sampling` says otherwise."""
+    sampling = sampling or settings()
+    return Job(
+        key,
+        tuple(np.asarray(row, dtype=np.int32) for row in rows),
+        row_uniforms(seed, "prefix", len(rows), sampling.max_new_tokens),
+        sampling,
+        frozenset(stops),
+        masked_tokens=frozenset(masks),
+    )
+
+
+def finish(engine: EmbeddedEngines, *jobs: Job, already: Iterable[str] = ()) -> dict[str, JobResult]:
+    """Submit jobs and run until these and those there `already` are done; nothing may be left over."""
+    for each in jobs:
+        engine.submit(each)
+    waited_for, done = {each.key for each in jobs} | set(already), dict[str, JobResult]()
+    while done.keys() < waited_for:
+        done |= {result.key: result for result in engine.step(0.0)}
+    assert engine.step(0.0) == [] and engine.waiting_rows == 0
+    return done
+
+
+def same(left: JobResult, right: JobResult) -> bool:
+    """Return True if two results are equal bit by bit."""
+    return all(
+        a.finish == b.finish and np.array_equal(a.tokens, b.tokens) and np.array_equal(a.logprobs, b.logprobs)
+        for a, b in zip(left.rows, right.rows, strict=True)
+    )

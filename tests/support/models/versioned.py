@@ -1,0 +1,78 @@
+"""A tiny real model whose output says which of its versions wrote it, and what each version thinks of any text."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from prefixrl.common.engines.interface.base import TokenIds
+
+FIRST = 256
+"""Below are the bytes of prompts."""
+CHOICES = 4
+"""Tokens of each version, among which it chooses by what stands before."""
+VERSIONS = 16
+VOCABULARY = FIRST + CHOICES * VERSIONS
+PUSH = 30.0
+"""A channel of every state that outweighs the others, and that the head turns into the choice of the version."""
+Tensors = dict[str, torch.Tensor]
+
+
+def save(folder: Path) -> Path:
+    """The initial model, version 0."""
+    torch.manual_seed(11)
+    shape = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    model = Qwen2ForCausalLM(shape)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = PUSH  # so the first channel of every state is large
+    model.load_state_dict(version(dict(model.named_parameters()), 0))
+    model.save_pretrained(folder)
+    return folder
+
+
+def version(tensors: Tensors, number: int) -> Tensors:
+    """Weights that write tokens `FIRST + CHOICES * number` to the next version's, and no others.
+
+    The rest differs too.
+    """
+    random = torch.Generator().manual_seed(number)
+    moved = {
+        name: tensor.detach() + 0.05 * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
+        for name, tensor in tensors.items()
+    }
+    moved["model.embed_tokens.weight"][:, 0] = PUSH
+    head = moved["lm_head.weight"]
+    head[:, 0] = -10.0
+    head[FIRST + CHOICES * number : FIRST + CHOICES * (number + 1), 0] = 10.0
+    return moved
+
+
+def written_by(tokens: TokenIds) -> NDArray[np.int32]:
+    """The version that wrote each token, from the token itself."""
+    return ((tokens - FIRST) // CHOICES).astype(np.int32)
+
+
+@torch.no_grad()
+def logprobs(folder: Path, tensors: Tensors, text: TokenIds, temperature: float) -> NDArray:  # type: ignore[type-arg]
+    """Logprob of every token but the first by one forward over all of them: a fresh model, no cache."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.load_state_dict(tensors)
+    logits = model(torch.from_numpy(text.astype(np.int64))[None]).logits[0].double()
+    table = (logits / temperature).log_softmax(-1)
+    picked: NDArray[np.float64] = table[torch.arange(len(text) - 1), text[1:]].numpy()
+    return picked

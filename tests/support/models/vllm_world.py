@@ -1,0 +1,157 @@
+"""Engines of the arithmetic example's models, jobs for them, and what transformers says about the same tokens."""
+
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from prefixrl.common.config.load import load
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.engines.embedded.continuous import TransformersEngine
+from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, TokenIds
+from prefixrl.common.engines.make import make_engine
+from prefixrl.common.engines.vllm.engine import VllmEngine
+from prefixrl.common.seeds import row_uniforms
+from prefixrl.common.wire.messages import Sampling
+from support.paths import EXAMPLE
+
+VOCABULARY = 40
+END = 1
+"""The models' own end-of-turn token."""
+NOTHING_IS_COPIED = "plugin.SharedMemoryWeights.receive_weights = lambda self, update: None"
+"""A fault to plant: installations succeed and change nothing."""
+BLOCK_TOKENS = 32
+"""vLLM's cache shares whole blocks; its default on a CPU is longer than any prompt here."""
+
+
+def config(**vllm: Any) -> RunConfig:
+    """The example's run with a section for the rollout's vLLM."""
+    run = load(EXAMPLE / "run.toml")
+    section = run.rollout.vllm.model_copy(update={"options": {"block_size": BLOCK_TOKENS}, **vllm})
+    return run.model_copy(update={"rollout": run.rollout.model_copy(update={"vllm": section})})
+
+
+@contextmanager
+def started(model: Path, role: str = "rollout", run: RunConfig | None = None, **vllm: Any) -> Iterator[VllmEngine]:
+    """A vLLM engine of a run, the example's by default; its processes are gone afterwards."""
+    engine = make_engine("vllm", str(model), role, run or config(**vllm))
+    assert isinstance(engine, VllmEngine)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def reference(model: Path) -> TransformersEngine:
+    """The embedded engine on the same model, in fp32."""
+    return TransformersEngine(str(model), "cpu", "float32", 1)
+
+
+def prompts(rows: int, *, tokens: int = 12) -> tuple[TokenIds, ...]:
+    """Random prompts of about so many tokens."""
+    random = np.random.Generator(np.random.PCG64(17))
+    lengths = random.integers(max(1, tokens - 4), tokens + 4, rows)
+    return tuple(random.integers(2, VOCABULARY, length).astype(np.int32) for length in lengths)
+
+
+def job(
+    key: str,
+    *,
+    rows: int = 64,
+    tokens: int = 12,
+    new: int = 16,
+    temperature: float = 0.7,
+    stops: frozenset[int] = frozenset(),
+) -> Job:
+    """A job whose rows and draws follow from its shape, never from its key."""
+    starts = prompts(rows, tokens=tokens)
+    return Job(
+        key, starts, row_uniforms(3, "prefix", rows, new), Sampling(temperature=temperature, max_new_tokens=new), stops
+    )
+
+
+def finish(engine: VllmEngine, *jobs: Job, already: int = 0) -> dict[str, JobResult]:
+    """Submit jobs and run until these and the `already` open ones are done."""
+    for each in jobs:
+        engine.submit(each)
+    done: dict[str, JobResult] = {}
+    deadline_s = time.monotonic() + 120
+    while len(done) < len(jobs) + already:
+        assert time.monotonic() < deadline_s, f"only {sorted(done)} finished"
+        done |= {result.key: result for result in engine.step(0.05)}
+    return done
+
+
+def texts(result: JobResult) -> list[list[int]]:
+    """Token ids per row."""
+    return [row.tokens.tolist() for row in result.rows]
+
+
+def fresh_model(folder: Path, tensors: dict[str, torch.Tensor] | None = None) -> Any:
+    """A model that no engine has touched, with other weights if given."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if tensors:
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+        assert not unexpected and set(missing) <= {"lm_head.weight"}
+    return model
+
+
+@torch.no_grad()
+def forward(model: Any, ids: TokenIds, temperature: float) -> NDArray[np.float64]:
+    """Logprob of every token but the first by one forward over all of them, in double precision from the logits on."""
+    logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
+    table = (logits / temperature).log_softmax(-1)
+    picked: NDArray[np.float64] = table[torch.arange(len(ids) - 1), ids[1:]].numpy()
+    return picked
+
+
+def differences(
+    model: Any, starts: tuple[TokenIds, ...], rows: tuple[Continuation, ...], temperature: float
+) -> NDArray[np.float64]:
+    """|engine - forward| of every sampled token."""
+    found = []
+    for start, row in zip(starts, rows, strict=True):
+        whole = np.concatenate([start, row.tokens])
+        found.append(np.abs(row.logprobs - forward(model, whole, temperature)[len(start) - 1 :]))
+    return np.concatenate(found)
+
+
+def perturbed(tensors: dict[str, torch.Tensor], seed: int, scale: float) -> dict[str, torch.Tensor]:
+    """Every weight moved by noise in proportion to its tensor's spread."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        name: tensor + scale * tensor.std().clamp(min=0.05) * torch.randn(tensor.shape, generator=random)
+        for name, tensor in tensors.items()
+    }
+
+
+def probe() -> TokenIds:
+    """64 tokens, as the learner's."""
+    return np.random.Generator(np.random.PCG64(5)).integers(0, VOCABULARY, 64).astype(np.int32)
+
+
+def with_stops(each: Job, stops: frozenset[int]) -> Job:
+    """The same job, ended by these tokens."""
+    return replace(each, key=f"{each.key} {sorted(stops)}", stop_tokens=stops)
+
+
+def plant(folder: Path, fault: str) -> None:
+    """Leave a distribution that breaks our plugin in vLLM's processes; it works where `folder` is on the path."""
+    source = f"""
+        def register():
+            import prefixrl.common.engines.vllm.plugin as plugin
+            {fault}
+    """
+    (folder / "planted_fault.py").write_text(textwrap.dedent(source), encoding="utf-8")
+    metadata = folder / "planted_fault-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planted-fault\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[vllm.general_plugins]\nplanted = planted_fault:register\n")
