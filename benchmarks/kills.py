@@ -2,7 +2,7 @@
 
 The arithmetic example's models, transformers engines, DeepSpeed, S = 0; checkpoints at geometric steps, the best one
 kept, every one uploaded. First an undisturbed run; then runs in which every named crash point kills its process once
-(`common/run/crash_points.py`), and runs in which processes of all roles, `prefixrl launch` among them, get SIGKILL at
+(`common/journal/crash_points.py`), and runs in which processes of all roles get SIGKILL at
 random times. A launch that gives up or is killed is started again, as its user would. Compared are the files of the
 last checkpoint: weights and moments of actor and critic. At S = 2, where the order of arrival decides, every group must
 be trained once (`prefixrl inspect --check`).
@@ -29,7 +29,7 @@ from benchmarks.results import ROOT, Figure, Report, commit, options
 from prefixrl.common.journal.crash_points import FOLDER_VARIABLE, POINTS, VARIABLE
 from prefixrl.deploy.runs.inspect import checked
 from prefixrl.learner.run.retention import BEST, checkpoints, milestones
-from prefixrl.learner.training.manifest import damage
+from prefixrl.learner.training.checkpoint import damage
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"
 ITERATIONS, KILLS, KILLS_PER_RUN, POINTS_PER_RUN, GAP_S = 10, 40, 8, 4, 5.0

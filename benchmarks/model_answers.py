@@ -1,7 +1,7 @@
 r"""Answers like those of models to published problems, in the forms that they are published and written in.
 
 A maker returns a gold answer and other ways of writing it. Two golds of one maker are never equal, so that every answer
-is wrong for every other gold of its kind: `tests/scorer/verifier/test_model_answers.py` has both judged, and
+is wrong for every other gold of its kind: `tests/scorer/verifier/rules/test_model_answers.py` has both judged, and
 `python -m benchmarks.verifier` measures how quickly.
 """
 

@@ -9,7 +9,7 @@ warm process, or most of the time would be spent on imports.
     driver ──SIGKILL──▶ scorers, rollout     started again at once
            ──SIGKILL──▶ learner, broker      the learner resumes at its newest counter, the broker from its journal
 
-Afterwards the journal alone must tell a history without a fault (`common/run/history.py`), and what the learner noted
+Afterwards the journal alone must prove a clean history (`common/journal/history.py`), and what the learner noted
 must be its batches, each trained by whoever completed it, in the same groups.
 
     python -m benchmarks.soak [--quick] --json FILE

@@ -15,16 +15,16 @@ One process holds all state, the broker (`learner/broker/`, a child of the learn
 staleness window, the journal. Rollouts and scorers hold none; they may be killed and started at any time, on any node.
 A group (one prompt, n prefixes, one version) is the unit of lease, of training and of dropping.
 
-errors.py   the errors that end a process, and their exit codes
-wire/       every message, and the sockets that carry them
-config/     the run file: sections, keys, reading and checking
-seeds.py    every seed is a hash of the run's seed and its purpose
-run/        the files that a run leaves
-weights/    snapshots, deltas and shared memory of published weights
-engines/    models that continue rows of tokens, prompts in and answers out
-worker/     the start of every worker, and its connection to the broker
-evaluation/  judged rows and their figures
-host/        the machine that a process runs on
-journal/     the journal of a run, and the history that it proves
-prompts/     questions as a model is asked them, and answers as they are read
+wire/        every message, and the sockets that carry them
+config/      the run file: sections, keys, reading and checking
+prompts/     questions to token ids, and answers back
+engines/     models that continue rows of tokens
+weights/     snapshots, deltas and shared memory of published weights
+worker/      the start of every worker, and its connection to the broker
+journal/     what survives a crash of the broker, and the history that it proves
+run/         the other files that a run leaves
+evaluation/  plans of evaluations, and the figures of judged answers
+host/        the machine: signals, logs, GPUs, hub folders, systemd
+errors.py    the errors that end a process, and their exit codes
+seeds.py     every seed is a hash of the run's seed and its purpose
 """

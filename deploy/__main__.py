@@ -378,7 +378,7 @@ def show(run_file: Path, question: str, prefix: str, settings: tuple[str, ...]) 
     """Show the exact text and tokens that adapter and target of RUN_FILE see of QUESTION."""
     with exit_codes():
         from prefixrl.common.config.load import load
-        from prefixrl.deploy.show import show as run
+        from prefixrl.deploy.runs.checkpoints import show as run
 
         for line in run(load(run_file, settings), question, prefix):
             click.echo(line)

@@ -7,17 +7,17 @@ checkpoint and trains the batches again that the broker's journal recorded after
 
 Read in this order:
 
-    loop.py         one iteration as a list of verbs
-    training/       PPO on one batch: `objectives.py` is where the algorithms differ
-    broker/         state of the run: what may be sampled, scored and trained, by whom; and the way of one group
-    weights/        publishing versions, and serving them to rollouts
-    evaluation/     judging adapters: in training, `prefixrl eval`, `prefixrl generate`
-    data/           from data files to problems, and their order
-    run/            the run directory, metrics, summary, and the forecast of `--check`
-    start.py        starting one rank, in the right order
-    __main__.py     the command
-check/      `--check`: what a config will need, before it is spent
-commands/   the learner's side of `prefixrl eval` and `prefixrl generate`
-models/     models behind DeepSpeed
-processes/  processes that the learner starts
+    loop.py      one iteration as a list of verbs
+    training/    PPO on one batch: `objectives.py` is where the algorithms differ
+    models/      the models behind DeepSpeed: logprobs, values, optimisers
+    broker/      state of the run: what may be sampled, scored and trained, by whom; and the way of one group
+    weights/     publishing versions, and serving them to rollouts
+    data/        from data files to problems, and their order
+    evaluation/  judging adapters in training
+    commands/    the processes behind `prefixrl eval` and `prefixrl generate`
+    run/         the run directory, metrics, summary
+    check/       the forecast of `--check`
+    processes/   ranks, broker and weight server: started and watched
+    start.py     starting one rank, in the right order
+    __main__.py  the command
 """

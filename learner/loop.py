@@ -40,8 +40,8 @@ from prefixrl.learner.run.retention import is_milestone, prune
 from prefixrl.learner.run.tracking import Tracking
 from prefixrl.learner.run.uploads import Uploads, counts
 from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.iteration import plan_for, train_iteration
-from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.training.plan import groups_of_rank
 from prefixrl.learner.weights.publish import Publisher
 

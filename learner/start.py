@@ -12,9 +12,8 @@ from prefixrl.common.errors import DataError, Halted, PeerLost, TrainingFault
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import uncollected
 from prefixrl.common.host.service import Service
-from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.directory_format import check_format, note_start
 from prefixrl.common.run.prometheus import exposed, numbers_of_run
-from prefixrl.common.run.starts import note_start
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, Address, address_in
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import ANSWER_S, BrokerClient
@@ -26,7 +25,7 @@ from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
 from prefixrl.learner.run.tracking import FLUSH_S as TRACKING_FLUSH_S
 from prefixrl.learner.run.tracking import Tracking, check_packages
 from prefixrl.learner.run.uploads import Uploads, check_command
-from prefixrl.learner.training.manifest import damage, read_manifest
+from prefixrl.learner.training.checkpoint import damage, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -151,9 +150,8 @@ def _run(
     rank_zero = None
     if servers and arms:
         note_start(directory, iteration)
-        publisher = Publisher(
-            servers.address, directory / "weights", probe, config.learner.weight_deltas, servers.check
-        )
+        deltas = config.learner.weight_deltas
+        publisher = Publisher(servers.address, directory / "weights", probe, deltas, servers.check)
         assert service, "rank 0 speaks for the learner"
         metrics = MetricsLog(directory, iteration, partial(_raise_if, stopped))
         uploads = Uploads(directory, config.checkpoint)

@@ -1,6 +1,6 @@
 """Swap: the versions a rollout stages, installs and proves. Pure: messages in, messages out.
 
-The other half is `learner/broker/versions.py`: the same steps under the same names, with the picture of both. The
+The other half is `learner/broker/workers/versions.py`: the same steps by the same names, with the picture. The
 engine and the open tasks belong to `loop.py`.
 """
 

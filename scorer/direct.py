@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.pieces import pieces_of
 from prefixrl.common.errors import DataError
+from prefixrl.common.prompts.rendering import pieces_of
 from prefixrl.common.wire.messages import MOST_ROWS, ModelDigests, Ready, ScoreTask
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.handover import continued_prefix
 from prefixrl.common.engines.interface.base import Engine, Job, TokenIds, ready_of
 from prefixrl.common.prompts.extract import extract_answer
-from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
+from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, continued_prefix
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire import messages
 from prefixrl.common.wire.packing import token_ids

@@ -1,49 +1,58 @@
-"""House rules that no linter states: where imports go, names used once, short files, docstrings without riddles."""
+"""House rules that no linter states: budgets, where imports go, names used once, docstrings, package list and wheel."""
 
 import ast
+import shutil
+import subprocess
+import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
 from support.paths import ROOT
 
 ROOTS = ("common", "deploy", "learner", "rollout", "scorer")
-FLOORS = {
-    "common": (
-        ("errors", "seeds"),
-        ("process", "hub"),
-        ("wire",),
-        ("config",),
-        ("digests",),
-        ("run", "weights"),
-        ("engines",),
-        ("worker",),
-    ),
-    "learner": (
-        ("data",),
-        ("training",),
-        ("run",),
-        ("broker",),
-        ("weights",),
-        ("servers",),
-        ("evaluation",),
-        ("loop",),
-        ("start", "ranks"),
-        ("__main__",),
-    ),
-}
-"""From low to high. A file or folder imports nothing above its own floor, and nothing beside it on that floor."""
-SAME_ROLE = {"__init__", "__main__", "loop", "start", "server", "status", "child"}
-"""File names that stand in several folders because the files have the same role there."""
-ENTRIES = 13
-LINES, FUNCTION_LINES = 400, 60
+PRODUCT_LINES = 45_000
+"""Most lines of the product, examples apart. Raising this needs a record in docs/decisions/."""
+TEST_LINES_PER_LINE = 1.1
+ENTRIES = 15
+LINES, FUNCTION_LINES = 600, 60
+LONG = {"common/wire/messages.py"}
 RIDDLES = ("What", "Which", "Whether", "Who", "How", "Of", "Since")
 FIRST_LINE_CHARS = 90
-LONG = {"common/wire/messages.py"}
-"""One file for all that crosses a socket."""
+TOP = "deploy/python"
+"""The folder that is installed as `prefixrl` itself."""
+PICKLING = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+PURE = (
+    "learner/training/advantages.py",
+    "learner/training/plan.py",
+    "learner/training/ppo.py",
+    "learner/broker/groups/ledger.py",
+    "learner/broker/groups/window.py",
+)
+OPTIONAL = ("vllm", "flash_attn", "pyarrow", "starlette", "uvicorn")
+
+IMPORT_EVERYTHING = """
+import importlib, sys, warnings
+from pathlib import Path
+
+warnings.simplefilter("ignore")
+root, optional, names = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]
+for name in names:
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in optional:
+            continue
+        raise
+    assert Path(module.__file__).is_relative_to(root), f"{name} came from {module.__file__}"
+"""
+
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -90,24 +99,23 @@ def test_a_planted_circle_is_found() -> None:
         TopologicalSorter(GRAPH | {low: {high}}).prepare()
 
 
-@pytest.mark.parametrize("root", FLOORS)
-def test_every_part_of_a_folder_has_a_floor(root: str) -> None:
-    parts = {path.stem for path in (ROOT / root).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert parts - {"__init__"} == {part for floor in FLOORS[root] for part in floor}
-
-
-@pytest.mark.parametrize("root", FLOORS)
-def test_no_import_climbs_to_a_higher_floor(root: str) -> None:
-    floor_of = {part: number for number, floor in enumerate(FLOORS[root]) for part in floor}
-    climbing = []
+def between_siblings(depth: int) -> dict[str, set[str]]:
+    """Imports between the parts of one folder, files and whole folders alike, at a depth below `prefixrl`."""
+    found: dict[str, set[str]] = defaultdict(set)
     for module, imported in GRAPH.items():
         for other in imported:
-            both = [name.split(".")[1:3] for name in (module, other)]
-            if any(len(each) < 2 or each[0] != root for each in both) or both[0] == both[1]:
-                continue
-            if floor_of[both[0][1]] <= floor_of[both[1][1]]:
-                climbing.append(f"{module} -> {other}")
-    assert climbing == []
+            both = [name.split(".") for name in (module, other)]
+            if min(map(len, both)) > depth and both[0][:depth] == both[1][:depth] and both[0][depth] != both[1][depth]:
+                found[".".join(both[0][: depth + 1])].add(".".join(both[1][: depth + 1]))
+    return found
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_no_two_parts_of_a_folder_import_each_other(depth: int) -> None:
+    try:
+        TopologicalSorter(between_siblings(depth)).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_no_public_class_name_stands_twice() -> None:
@@ -117,13 +125,6 @@ def test_no_public_class_name_stands_twice() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path.relative_to(ROOT)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
-
-
-def test_a_file_name_stands_twice_only_where_the_role_is_the_same() -> None:
-    places: dict[str, list[str]] = defaultdict(list)
-    for path in TREES:
-        places[path.stem].append(str(path.relative_to(ROOT)))
-    assert {name: files for name, files in places.items() if len(files) > 1 and name not in SAME_ROLE} == {}
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -172,10 +173,23 @@ def test_files_and_functions_are_short() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("root", FLOORS)
-def test_a_folder_of_folders_shows_few_entries(root: str) -> None:
-    entries = [path.name for path in (ROOT / root).iterdir() if path.name != "__pycache__"]
+def folders() -> list[Path]:
+    """Every folder of product and tests."""
+    found = {path.parent for root in (*ROOTS, "tests") for path in (ROOT / root).rglob("*.py")}
+    return sorted(path for path in found if not path.is_relative_to(ROOT / "deploy" / "examples"))
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_folder_shows_few_entries(folder: Path) -> None:
+    entries = [path.name for path in folder.iterdir() if path.name != "__pycache__"]
     assert len(entries) <= ENTRIES, sorted(entries)
+
+
+def test_product_and_tests_keep_their_budgets_of_lines() -> None:
+    product = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in TREES)
+    tests = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "tests").rglob("*.py"))
+    assert product <= PRODUCT_LINES
+    assert tests <= TEST_LINES_PER_LINE * product
 
 
 @pytest.mark.parametrize("init", [path for path in TREES if path.name == "__init__.py"], ids=name_of)
@@ -184,3 +198,138 @@ def test_the_text_of_a_folder_names_everything_in_it(init: Path) -> None:
     files = {path.name for path in init.parent.glob("*.py")} - {"__init__.py"}
     folders = {f"{path.parent.name}/" for path in init.parent.glob("*/__init__.py")}
     assert {name for name in files | folders if name not in text} == set()
+
+
+def source_files(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def setuptools_table() -> dict[str, Any]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        table: dict[str, Any] = tomllib.load(file)["tool"]["setuptools"]
+    return table
+
+
+def test_every_package_folder_is_listed_in_pyproject() -> None:
+    folders = {
+        init.parent.relative_to(ROOT).as_posix() for root in ROOTS for init in (ROOT / root).rglob("__init__.py")
+    }
+    names = {"prefixrl" if folder == TOP else f"prefixrl.{folder.replace('/', '.')}" for folder in folders}
+    assert sorted(setuptools_table()["packages"]) == sorted(names)
+    assert setuptools_table()["package-dir"] == {"prefixrl": TOP} | {f"prefixrl.{root}": root for root in ROOTS}
+
+
+def test_every_source_file_lies_in_a_package() -> None:
+    outside = [
+        str(path.relative_to(ROOT))
+        for path in source_files(*ROOTS)
+        if not (path.parent / "__init__.py").exists() and not path.is_relative_to(ROOT / "deploy" / "examples")
+    ]
+    assert outside == []
+
+
+def test_type_checkers_see_every_package_through_a_link() -> None:
+    for root in ROOTS:
+        link = ROOT / ".types" / "prefixrl" / root
+        assert link.is_symlink(), f"{link} is not a symlink"
+        assert link.resolve() == ROOT / root
+    assert (ROOT / ".types/prefixrl/__init__.py").resolve() == ROOT / TOP / "__init__.py"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # A copy: setuptools builds beside the source, and packs what an earlier build left there.
+    source = tmp_path_factory.mktemp("source")
+    shutil.copy(ROOT / "pyproject.toml", source)
+    for root in ROOTS:
+        shutil.copytree(ROOT / root, source / root, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs", source / "docs")
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run([*command, "--wheel-dir", str(out), str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (built,) = out.glob("prefixrl-*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_source_file_the_examples_and_the_docs(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if name.startswith("prefixrl/")}
+    shipped = (ROOT / "deploy/examples", ROOT / "deploy/systemd")
+    examples = [path for folder in shipped for path in folder.rglob("*") if path.is_file()]
+    typed = [ROOT / TOP / "py.typed"]
+    shell = list((ROOT / "deploy/slurm").glob("*.sh"))
+    pages = {f"prefixrl/deploy/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    expected = {
+        f"prefixrl/{path.relative_to(ROOT).as_posix()}".replace(f"{TOP}/", "")
+        for path in (*source_files(*ROOTS), *examples, *typed, *shell)
+        if "__pycache__" not in path.parts
+    }
+    assert expected - held == set() and pages and pages - held == set()
+    assert {name for name in held if "__pycache__" in name} == set()
+
+
+def test_every_module_of_the_wheel_imports(wheel: Path, tmp_path: Path) -> None:
+    with ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    modules = [
+        ".".join(path.relative_to(tmp_path).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted((tmp_path / "prefixrl").rglob("*.py"))
+    ]
+    # Run elsewhere than the root, whose folders would be importable by their bare names.
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{IMPORT_EVERYTHING}"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), ",".join(OPTIONAL), *modules],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_top_module_of_a_wheel_is_light_and_names_the_version(wheel: Path, tmp_path: Path) -> None:
+    with ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import prefixrl; print(prefixrl.__version__, prefixrl.__file__)\n"
+        "prefixrl.Run; print(sorted({'torch', 'transformers', 'deepspeed'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    version, file, heavy = done.stdout.split(maxsplit=2)
+    with (ROOT / "pyproject.toml").open("rb") as pyproject:
+        assert version == tomllib.load(pyproject)["project"]["version"]
+    assert Path(file) == tmp_path / "prefixrl" / "__init__.py"
+    assert heavy.strip() == "[]"
+
+
+def test_nothing_imports_a_module_that_unpickles() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in source_files(*ROOTS, "tests", "benchmarks")
+        for name in imported_names(ast.parse(path.read_text(encoding="utf-8")))
+        if name.partition(".")[0] in PICKLING or name in ("torch.load", "torch.save")
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_pure_file_knows_no_process_group(name: str) -> None:
+    tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+    imported = [n for n in imported_names(tree) if n.startswith(("torch.distributed", "deepspeed"))]
+    used = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed"
+    ]
+    assert imported + used == []

@@ -3,18 +3,11 @@
 section.py          the base of every section, types of bounded numbers, the check of keys without effect
 run.py              `RunConfig`, the whole run, with its small sections and the checks across sections
 prompting.py        `[adapter]` and `[target]`: the models, and how they are asked
-data.py             `[data]`: the problems of a run, and where they are
-problem_sets.py     the published problem sets that `[data]` may name
-algorithm.py        `[algorithm]`: the objective and its options
-reward_model.py     `[implicit_reward]`: a reward model that is trained beside the adapter
-step_rewards.py     `[scorer.prm]`: a process reward model that scores steps
-filter.py           `[filter]`: which groups are trained
-worker_sections.py  `[rollout]`, `[scorer]` and `[simulated]`: engines and sampling
-vllm_options.py     `[rollout.vllm]` and `[scorer.vllm]`
-openai_options.py   `[scorer.openai]`
-learner.py          `[learner]`: optimisers, precision, memory and deadlines
-log.py              `[log]`: TensorBoard and Weights & Biases
-processes.py        `[launch]`: processes of one machine, and their GPUs
+data.py             `[data]`: the problems of a run, and the published problem sets
+algorithm.py        `[algorithm]` and `[filter]`: the objective, and which groups are trained
+step_rewards.py     `[scorer.prm]` and `[implicit_reward]`: process reward models, fixed and trained
+worker_sections.py  `[rollout]`, `[scorer]`, `[launch]` and `[simulated]`: engines, sampling, GPUs
+learner.py          `[learner]` and `[log]`: optimisers, precision, memory, deadlines; trackers
 slurm.py            `[slurm]`: resources of the jobs of a run
 catalogue.py        all keys with their values, defaults and sentences; names of the same settings elsewhere
 load.py             reading a run file, settings over it, explained errors, absolute paths

@@ -5,17 +5,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from prefixrl.common.config.algorithm import AlgorithmConfig
+from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
-from prefixrl.common.config.filter import FilterConfig
-from prefixrl.common.config.learner import LearnerConfig
-from prefixrl.common.config.log import LogConfig
-from prefixrl.common.config.processes import LaunchConfig
+from prefixrl.common.config.learner import LearnerConfig, LogConfig
 from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
-from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
 from prefixrl.common.config.slurm import SlurmConfig
-from prefixrl.common.config.worker_sections import RolloutConfig, ScorerConfig, SimulatedConfig
+from prefixrl.common.config.step_rewards import ImplicitRewardConfig
+from prefixrl.common.config.worker_sections import LaunchConfig, RolloutConfig, ScorerConfig, SimulatedConfig
 from prefixrl.common.wire.messages import Sampling
 
 SAMPLED_TOKEN_BYTES = 8

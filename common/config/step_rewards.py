@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from prefixrl.common.config.section import Fraction, OnlyWith, Positive, Section
+from prefixrl.common.config.section import Fraction, NonNegativeFloat, OnlyWith, Positive, PositiveFloat, Section
 from prefixrl.common.wire.aggregates import Aggregate
 from prefixrl.common.wire.messages import MOST_STEPS
 
@@ -120,5 +120,54 @@ class ProcessModelConfig(Section):
         if self.format == "step_tag" and self.good_token == self.bad_token:
             raise ValueError(
                 f"good_token = bad_token = {self.good_token!r}: every step would have the same score; name both tokens"
+            )
+        return self
+
+
+class ImplicitRewardConfig(Section):
+    """Rewards of tokens by a causal model that learns the outcomes of rows (PRIME)."""
+
+    model: str | None = None
+    """The reward model at the beginning, with the adapter's tokenizer. Absent: the adapter's own folder."""
+    reference: Literal["freeze", "policy"] = "freeze"
+    """freeze: its log ratio is to a frozen model; policy: to the adapter as it enters the iteration."""
+    reference_model: str | None = None
+    """The frozen reference. Absent: the reward model as it was at the beginning."""
+    beta: PositiveFloat = 0.05
+    """Scale of the log ratio in reward and loss."""
+    update: Literal["after", "before", "none"] = "after"
+    """after: rows are scored, then learned; before: learned, then scored with one forward more; none: only scored."""
+    granularity: Literal["token", "whole"] = "token"
+    """whole: a row's sum at its last token."""
+    norm: Literal["batch_norm", "none"] = "batch_norm"
+    """batch_norm: divided by the largest return of the iteration, over all ranks."""
+    coefficient: NonNegativeFloat = 1.0
+    """Weight of process rewards in the advantage."""
+    outcome_coefficient: NonNegativeFloat = 1.0
+    """Weight of the outcome."""
+    gamma: Fraction = 1.0
+    """Discount of process rewards, where the objective has no critic."""
+    outcome_gamma: Fraction = 1.0
+    """Discount of the outcome back from the last token, where the objective has no critic."""
+    baseline: Literal["paper", "code"] = "paper"
+    """With leave-one-out: less the mean of the others' mean rewards, or as PRIME's program has it."""
+    lr: PositiveFloat = 1e-6
+    """Learning rate, constant."""
+    grad_clip: Annotated[float, Field(gt=0)] = 10.0
+    """Largest gradient norm of a step."""
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> "ImplicitRewardConfig":
+        if self.coefficient == 0 and self.outcome_coefficient == 0:
+            raise ValueError("coefficient = 0 and outcome_coefficient = 0: no row would have an advantage")
+        if self.reference == "policy" and self.reference_model is not None:
+            raise ValueError(
+                f"reference_model = {self.reference_model!r} has no effect with reference = 'policy': the adapter "
+                f"itself is the reference; leave it out, or use reference = 'freeze'"
+            )
+        if self.update == "none" and self.reference == "freeze" and self.model == self.reference_model:
+            raise ValueError(
+                "update = 'none' with one folder as model and reference: every reward would be 0; name a trained "
+                "reward model in `model` and its own beginning in `reference_model`, or use update = 'after'"
             )
         return self

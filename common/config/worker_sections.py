@@ -3,11 +3,13 @@
 A model's generation_config has no influence; penalties on repetition are not offered.
 """
 
-from typing import Annotated, ClassVar, Literal
+import math
+import re
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from prefixrl.common.config.openai_options import OpenAIConfig
 from prefixrl.common.config.section import (
     Fraction,
     NonNegative,
@@ -18,8 +20,135 @@ from prefixrl.common.config.section import (
     Section,
 )
 from prefixrl.common.config.step_rewards import ProcessModelConfig
-from prefixrl.common.config.vllm_options import VllmConfig
-from prefixrl.common.wire.messages import Kind, Sampling
+from prefixrl.common.wire.messages import MOST_ROWS, Kind, Sampling
+
+_OF_MODEL = {"generation_config", "model", "override_generation_config", "skip_tokenizer_init", "tokenizer"}
+OWN_OPTIONS = _OF_MODEL | {"logprobs_mode", "scheduling_policy", "seed", "weight_transfer_config"}
+"""Arguments of vLLM that this software sets itself."""
+
+
+class VllmConfig(Section):
+    """Arguments of the vLLM engine. Absent ones have vLLM's own default unless stated here."""
+
+    tensor_parallel_size: Positive = 1
+    """Number of GPUs over which one model is spread."""
+    quantization: str | None = None
+    """Quantisation of a target, for example "fp8"; rollouts refuse it. Absent: the model folder's own."""
+    max_model_len: Positive | None = None
+    """Most tokens of prompt and answer together. Absent: the longest row of this run, within the model's own limit."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """auto: for a rollout the dtype of the published weights, for a scorer that of the checkpoint."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the device's memory for weights and KV cache; lower it where processes share a GPU."""
+    kv_cache_memory_bytes: Positive | None = None
+    """Size of the KV cache. Absent: on a GPU the rest of `gpu_memory_utilization`, on a CPU 256 MiB."""
+    max_num_seqs: Annotated[int, Field(gt=0, le=MOST_ROWS)] | None = None
+    """Rows decoded at once, the engine's seats. Absent: vLLM's own choice for the device, 1024 on an 80 GB GPU."""
+    attention_backend: str | None = None
+    """Attention backend, for example "FLASH_ATTN"."""
+    seeded: bool = True
+    """Draw every row by its own seed: a repeated task gives the same text. Slower on a CPU; may be off for scorers."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's AsyncEngineArgs, passed unchanged."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one engine: tensor, pipeline and data parallel."""
+        sizes = [self.options.get(f"{kind}_parallel_size", 1) for kind in ("pipeline", "data")]
+        return math.prod([self.tensor_parallel_size, *sizes])
+
+    @model_validator(mode="after")
+    def _sizes_are_counts(self) -> "VllmConfig":
+        for key in ("pipeline_parallel_size", "data_parallel_size"):
+            size = self.options.get(key, 1)
+            if type(size) is not int or size < 1:
+                raise ValueError(f"options.{key} = {size!r}: must be a whole number of at least 1")
+        return self
+
+    def changes_of_distribution(self) -> list[str]:
+        """List the keys, with their values, that make it another policy than the weights."""
+        found = [f"quantization = {self.quantization!r}"] if self.quantization is not None else []
+        cache = self.options.get("kv_cache_dtype", "auto")
+        found += [f"options.kv_cache_dtype = {cache!r}"] if cache not in ("auto", "bfloat16") else []
+        return found
+
+    @model_validator(mode="after")
+    def _options_are_free(self) -> "VllmConfig":
+        named = sorted(set(self.options) & (set(type(self).model_fields) - {"options"}))
+        if named:
+            raise ValueError(f"options sets {', '.join(named)}: these are keys of this section itself")
+        taken = sorted(set(self.options) & OWN_OPTIONS)
+        if taken:
+            raise ValueError(f"options sets {', '.join(taken)}: this software sets them itself; leave them out")
+        return self
+
+
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+def _problem(url: str) -> str:
+    """Return the fault of an endpoint address as the end of a sentence, "" if it has none."""
+    from httpx2 import URL, InvalidURL  # seldom needed, slow to import
+
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+        URL(url)
+    except (ValueError, InvalidURL) as error:
+        return f": {error}"
+    return "" if parts.scheme in ("http", "https") and host else "; scheme or host is missing"
+
+
+class OpenAIConfig(Section):
+    """The options of `scorer.engine = "openai"`."""
+
+    url: str | None = None
+    """Address above `/completions`, for example "http://node7:8000/v1"."""
+    model: str | None = None
+    """Name of the target at the endpoint. Absent: the only model that the endpoint lists."""
+    key_variable: str | None = None
+    """Name of the environment variable, on the scorers' hosts, that holds the key. Absent: no key is sent."""
+    dialect: Literal["vllm", "openai"] = "vllm"
+    """vllm: vLLM's extensions: token ids come back, stop tokens end a row, top_k, min_p. openai: OpenAI's keys only."""
+    prompt: Literal["tokens", "text"] = "tokens"
+    """tokens: the prompt is sent as ids. text: for endpoints without ids, which may read other tokens at the prefix."""
+    requests: Positive = 64
+    """Rows requested at once, per scorer."""
+    request_s: PositiveFloat = 300.0
+    """Limit of one request, then repeated. A row that misses it twice while others are answered gets no verdict."""
+    patience_s: PositiveFloat = 600.0
+    """Longest time without any answer; then the scorer ends. A row alone that fails for so long gets no verdict."""
+    seeded: bool = True
+    """Send each row's own seed, so that a repeated request gets the same text if the endpoint honours seeds."""
+    prompt_price: NonNegativeFloat = 0.0
+    """Price of a million prompt tokens, in any currency. No cost is reported while both prices are 0."""
+    completion_price: NonNegativeFloat = 0.0
+    """Price of a million completion tokens."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        problem = _problem(url)
+        if set(url) & set("?#") or "@" in (url if problem else urlsplit(url).netloc):
+            raise ValueError(
+                "the address (not shown: addresses are logged) has a user, a password or a query; put the key into an "
+                "environment variable and name that in key_variable"
+            )
+        if problem:
+            raise ValueError(f"{url!r} is not an address like http://HOST:PORT/v1{problem}")
+        return url.rstrip("/")
+
+    @field_validator("key_variable")
+    @classmethod
+    def _is_a_name(cls, name: str | None) -> str | None:
+        if name is not None and not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                "this (not shown: it may be the key itself) is not an environment variable's name like OPENAI_API_KEY"
+            )
+        return name
+
 
 LEAST_CACHE_BYTES = 2**20
 TRUNCATIONS = ("top_k", "top_p", "min_p")
@@ -246,3 +375,42 @@ class SimulatedConfig(Section):
     """Share of completions with reward 1."""
     seats: Positive | None = None
     """Rows that an engine works on at once. Absent: those of four tasks."""
+
+
+def _one_each(given: Any) -> Any:
+    """Read `[0, 1]` as `[[0], [1]]`: a process with one GPU."""
+    return [[each] if isinstance(each, int) else each for each in given] if isinstance(given, list) else given
+
+
+Gpus = Annotated[tuple[NonNegative, ...], Field(strict=False)]
+PerProcess = Annotated[tuple[Gpus, ...], BeforeValidator(_one_each), Field(strict=False)]
+
+
+class DevicesConfig(Section):
+    """GPUs of the processes on this machine, as numbers from 0; what is absent is dealt out."""
+
+    learner: Gpus = ()
+    """One per rank."""
+    rollout: PerProcess = ()
+    """Per rollout its GPUs: `[0, 1]` is one each, `[[0, 1]]` two for one."""
+    scorer: PerProcess = ()
+    """For each scorer the numbers of its GPUs."""
+
+
+class LaunchConfig(Section):
+    """Processes that `prefixrl launch` starts on this machine."""
+
+    learner_ranks: Positive = 1
+    """Ranks of the learner."""
+    rollouts: Positive = 1
+    """Rollouts that `prefixrl launch` starts."""
+    scorers: Positive = 1
+    """Scorers that `prefixrl launch` starts."""
+    stop_s: PositiveFloat | None = None
+    """Seconds for the learner to save after Ctrl-C. Absent: 60, and more for large checkpoints."""
+    stall_s: PositiveFloat = 600.0
+    """Time without any result, trained iteration or published version after which the console names who holds the run
+    up. Longer than one iteration trains."""
+    on_stall: Literal["warn", "end"] = "warn"
+    """Effect of such a stall: only words, or the end of the launch with exit code 5."""
+    devices: DevicesConfig = DevicesConfig()

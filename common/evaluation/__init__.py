@@ -1,7 +1,7 @@
-"""Judged rows and their figures: of one arm, of two arms, of several answers.
+"""Plans of evaluations, and the figures of judged answers.
 
-accuracy.py   figures of judged answers
-best_of_n.py  test-time search
-paired.py     the difference of two arms on the same problems, its interval, its chance
-plans.py      plans of `prefixrl eval` and `generate` for the process that works for them, its results
+plans.py      plans, results and answers of `prefixrl eval` and `prefixrl generate`
+accuracy.py   judged rows and the figures of one arm
+paired.py     the difference of two arms on the same problems, with its interval; pure
+best_of_n.py  one of several answers, chosen by the scores of their steps; pure
 """

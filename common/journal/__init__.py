@@ -1,8 +1,8 @@
-"""The journal of a run, and the history that it proves.
+"""The journal of a run: what survives a crash, and the history that it proves.
 
-crash_points.py  crash points
-history.py       the history of a run, checked from its journal alone
-journal.py       the journal
-records.py       records of the journal
-segments.py      the segments of a journal
+journal.py       the journal: append, sync, read again
+segments.py      one file of the journal
+records.py       the records in it
+history.py       the history of a run, checked from its records; pure
+crash_points.py  places at which a test kills the process
 """

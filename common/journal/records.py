@@ -13,7 +13,7 @@ class RunHeader(msgspec.Struct, frozen=True, tag=True):
     run_id: str
     protocol: int
     task_key: bytes
-    """Secret key of `broker/task_names.py`: results of tasks that an earlier broker gave out are known by it."""
+    """Secret key of `broker/workers/task_names.py`: it signs tasks, also those of an earlier broker."""
 
 
 class VersionPublished(msgspec.Struct, frozen=True, tag=True):
@@ -65,7 +65,7 @@ class LiveGroup(msgspec.Struct, frozen=True):
 
 
 class GroupTotals(msgspec.Struct, frozen=True):
-    """Counts of issued and ended groups, as `learner/broker/groups.py` has them."""
+    """Counts of issued and ended groups, as `learner/broker/groups/states.py` has them."""
 
     issued: int
     trained: int

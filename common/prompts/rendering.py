@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import TokenIds
-from prefixrl.common.engines.pieces import pieces_of
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.prompts.extract import THINK_CLOSE
 from prefixrl.common.prompts.prompt_form import PromptForm
@@ -222,3 +224,24 @@ class ByteRenderer:
         return self.encode(question)
 
     decode_with_special = text
+
+
+def continued_prefix(target: Renderer | ByteRenderer, ids: TokenIds, text: str | None) -> tuple[TokenIds, bool]:
+    """Return a prefix as the target continues it, and True if it was encoded from its text.
+
+    `text` is the adapter's reading of `ids` without a stop; None where both have one tokenizer.
+    """
+    bare = target.without_stop(ids)
+    # If both tokenizers decode the ids to the same text, the ids are the same tokens to both.
+    if text is None or text in map(target.decode_with_special, (bare, ids)):
+        return bare, False
+    if text == target.decode_with_special(ids[:-1]):  # ended by a stop of the adapter alone
+        return ids[:-1], False
+    # Another tokenizer cannot encode a part of a character.
+    return target.encode_literal(text.rstrip("\ufffd")), True
+
+
+def pieces_of(tokenizer: Tokenizer, ids: NDArray[np.int32]) -> list[str]:
+    """Return the text that each token adds, "" for a special one and for a part of a character."""
+    stream = DecodeStream(skip_special_tokens=True)
+    return [stream.step(tokenizer, token) or "" for token in ids.tolist()]

@@ -1,13 +1,10 @@
-"""Contents of a run directory, written by the learner and read by commands; signs of life.
+"""Files of a run directory that several processes read or write.
 
-directory_format.py   the format of the directory, checked before anything in it is read
-json_lines.py         files of JSON lines
-disk.py               a full disk: recognised, told, waited for
-status.py             the status document
-columns.py            a line of metrics as flat columns; pure
-alarm_spans.py        alarms of a run as spans of iterations; pure
-documents.py          metrics, advantages, summary, end
-prometheus.py         numbers of a process for Prometheus, and their endpoint
-starts.py             when and with which software the learner started
-digests.py  digests of what a worker loaded
+directory_format.py  the format of the directory, checked before anything in it is read; the starts of the learner
+documents.py         metrics, advantages, summary, end; metrics as flat columns, alarms as spans
+status.py            the status document
+json_lines.py        files of JSON lines
+digests.py           digests of what a worker loaded
+disk.py              a full disk: recognised, told, waited for
+prometheus.py        numbers of a process for Prometheus, and their endpoint
 """

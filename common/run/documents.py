@@ -1,5 +1,7 @@
 """Documents of a learner that commands read: metrics, advantages, summary."""
 
+from collections.abc import Iterator, Sequence
+
 import msgspec
 
 from prefixrl.common.evaluation.accuracy import Interval, Point
@@ -187,3 +189,48 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     exit_code: int
     reason: str
+
+
+def alarm_spans(lines: Sequence[MetricsLine]) -> list[AlarmSpan]:
+    """Return every alarm that rang, in the order in which they began; `lines` are in order."""
+    found: list[AlarmSpan] = []
+    newest: dict[str, int] = {}
+    for before, line in zip((None, *lines), lines, strict=False):
+        for kind, text in line.alarms.items():
+            if before is not None and kind in before.alarms:
+                found[newest[kind]] = msgspec.structs.replace(found[newest[kind]], last=line.iteration)
+            else:
+                newest[kind] = len(found)
+                found.append(AlarmSpan(kind, line.iteration, line.iteration, text))
+    return found
+
+
+def alarm_words(alarm: AlarmSpan) -> str:
+    """Return an alarm in a line of text."""
+    return f"ALARM, iterations {alarm.first} to {alarm.last}: {alarm.text}"
+
+
+LEFT_OUT = ("histograms", "engines")
+"""Fields that are no number per iteration."""
+
+
+def columns(line: MetricsLine) -> dict[str, float]:
+    """Return the numbers of an iteration by name.
+
+    Names are as in `figures/reward`, `busy_fraction/scorer`, `drift/0/rows`. None has no column.
+    """
+    document = msgspec.to_builtins(line)
+    return dict(_flat({name: each for name, each in document.items() if name not in LEFT_OUT}, ""))
+
+
+def _flat(value: object, name: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _flat(each, f"{name}/{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        # Ages are named by what they are, not by where they stand.
+        for index, each in enumerate(value):
+            key = each["age"] if isinstance(each, dict) and "age" in each else index
+            yield from _flat(each, f"{name}/{key}")
+    elif isinstance(value, bool | int | float):
+        yield name, float(value)

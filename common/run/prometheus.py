@@ -10,12 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from prefixrl.common.config.log import LogConfig
+from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.columns import columns
-from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
+from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
 
 log = logging.getLogger(__name__)
 

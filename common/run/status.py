@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from prefixrl.common.config.openai_options import OpenAIConfig
+from prefixrl.common.config.worker_sections import OpenAIConfig
 from prefixrl.common.wire.messages import MemoryUse, Proof, Usage
 
 USAGE_FILE = "usage.json"

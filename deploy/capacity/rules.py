@@ -1,7 +1,7 @@
 """The broker's rules on counts of groups: admission, and the choice of a batch. Pure.
 
-They are `learner/broker/window.py` and `admission.py` without prompt filters, evaluations and drift. Commands import no
-daemon, so the rules stand here once more; a test holds them equal (tests/deploy/test_capacity_rules.py).
+They are `learner/broker/groups/{window,admission}.py` without prompt filters, evaluations and drift. Commands import no
+daemon, so the rules stand here once more; a test holds them equal (tests/deploy/capacity/test_capacity_rules.py).
 """
 
 import math

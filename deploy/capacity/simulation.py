@@ -3,7 +3,7 @@
     learner ── done, ask ──▶ broker's turn: rules ── tasks ──▶ rollouts, scorers ── results ──▶ broker's turn
        └─ version ─▶ link ─▶ rollouts: offer, drain, install
 
-The broker handles messages in turns, as `learner/broker/gathering.py` has it: what comes within `GATHER_S` of the first
+The broker handles messages in turns, as `learner/broker/server.py` has it: what comes within `GATHER_S` of the first
 is handled together, and then work is given. A worker whose engine decodes hears messages between two steps, or when a
 row ends.
 """

@@ -54,7 +54,7 @@ class Workers:
 
     @property
     def room(self) -> int:
-        """Rows that an engine takes: half of its seats again wait (`common/engines/base.py`)."""
+        """Rows that an engine takes: half of its seats again wait (`engines/interface/base.py`)."""
         return self.seats + math.ceil(self.seats / 2)
 
 

@@ -9,8 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from prefixrl.common.config.data import HUB
-from prefixrl.common.config.problem_sets import PROBLEM_SETS
+from prefixrl.common.config.data import HUB, PROBLEM_SETS
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.placement import gpus_here
 

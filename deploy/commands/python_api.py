@@ -14,9 +14,8 @@ from prefixrl.common.config.load import CONFIG_FILE, load
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.journal import journal
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.columns import columns
 from prefixrl.common.run.directory_format import check_holds_run
-from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary
+from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary, columns
 from prefixrl.deploy.runs.inspect import trained_groups
 from prefixrl.deploy.runs.samples import decoder, texts_of
 from prefixrl.deploy.view.live_view import fetch

@@ -1,8 +1,8 @@
 """`prefixrl launch` and `prefixrl resume`: the processes of a run on one machine.
 
-child_process.py  one child process of a launch
-fork_client.py    the template of a launch, and the workers forked from it, as the launch sees them
-fork_server.py    the process that a launch forks its workers from, so that torch is imported once for all
-launch.py         everything on one machine
-resume.py         `prefixrl resume`: a run goes on as its directory has it; changes are recorded
+launch.py         starts, watches and restarts the children of a run
+child_process.py  one child and its log
+resume.py         `prefixrl resume`, and the settings that it may change
+fork_server.py    a process that workers are forked from, so that torch is imported once
+fork_client.py    the fork server, as the launch sees it
 """

@@ -8,13 +8,13 @@ from itertools import combinations
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
-from prefixrl.common.host.process import printable
 from prefixrl.common.evaluation.accuracy import over_runs
 from prefixrl.common.evaluation.best_of_n import CHOICES
 from prefixrl.common.evaluation.paired import difference
 from prefixrl.common.evaluation.plans import ArmResult
-from prefixrl.deploy.view.console import cell
+from prefixrl.common.host.process import printable
 
 COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "95% interval", "maj", "pass", "problems", "cut")
 PAIR_COLUMNS = ("set", "decoding", "arm", "less", "difference", "95% interval", "better", "worse", "of", "by chance")
@@ -41,9 +41,9 @@ def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
     # A file has no width of its own.
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     for columns, lines in _tables(results):
-        table = Table(*(Column(cell(name)) for name in columns), box=box.SIMPLE_HEAD)
+        table = Table(*(Column(Text(printable(name))) for name in columns), box=box.SIMPLE_HEAD)
         for line in lines:
-            table.add_row(*map(cell, line))
+            table.add_row(*(Text(printable(each)) for each in line))
         console.print(table)
     for note in _notes(results, incomplete):
         console.print(printable(note), markup=False, highlight=False)

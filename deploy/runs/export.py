@@ -5,9 +5,8 @@ from pathlib import Path
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.columns import columns
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
+from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
 
 Table = tuple[list[str], list[dict[str, float]]]
 """Names of the columns in the order of their first appearance, and the rows."""

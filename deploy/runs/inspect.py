@@ -8,11 +8,11 @@ import msgspec
 
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.journal import journal
+from prefixrl.common.journal.history import history
+from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, SegmentStart
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
-from prefixrl.common.journal.history import history
-from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, SegmentStart
 from prefixrl.common.wire.messages import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
 from prefixrl.deploy.runs.checkpoints import config_of

@@ -10,21 +10,26 @@ import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from prefixrl.common.errors import ConfigError, UserError
+from prefixrl.common.evaluation.accuracy import EvaluatedRow, Point, means_by_problem
+from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import printable
 from prefixrl.common.run import json_lines
-from prefixrl.common.evaluation.accuracy import EvaluatedRow, Point, means_by_problem
-from prefixrl.common.run.alarm_spans import alarm_spans, alarm_words
-from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.documents import ARMS, METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary
-from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
-from prefixrl.common.run.starts import STARTS_FILE, StartLine
-from prefixrl.deploy.view.console import cell
-from prefixrl.deploy.curves import SMOOTHED_OVER
-from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
-from prefixrl.deploy.runs.report_page import Cells, PageContent, file_text, page
+from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, check_format
+from prefixrl.common.run.documents import (
+    ARMS,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    MetricsLine,
+    Summary,
+    alarm_spans,
+    alarm_words,
+)
 from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIR_NOTE, pair_figures
+from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
+from prefixrl.deploy.runs.report_page import SMOOTHED_OVER, Cells, PageContent, file_text, page
 from prefixrl.deploy.runs.samples import Common, SampleText, commonest, decoder, texts_of
 
 SAMPLES = 8
@@ -59,9 +64,9 @@ def print_table(directory: Path) -> None:
     if not summary.accuracy and not summary.evaluations_incomplete:
         console.print("nothing was judged: the run has no held-out problems (data.eval)", highlight=False)
     for columns, rows in _tables(summary) if summary.accuracy else ():
-        table = Table(*(Column(cell(name), no_wrap=True) for name in columns), box=box.SIMPLE_HEAD)
+        table = Table(*(Column(Text(printable(name)), no_wrap=True) for name in columns), box=box.SIMPLE_HEAD)
         for row in rows:
-            table.add_row(*map(cell, row))
+            table.add_row(*(Text(printable(each)) for each in row))
         console.print(table)
     for name, value in _facts(summary):
         console.print(printable(f"{name}: {value}"), highlight=False, markup=False)

@@ -22,12 +22,11 @@ from typing import Any, Protocol
 import msgspec
 import xxhash
 
-from prefixrl.common.config.log import LogConfig, WandbConfig
+from prefixrl.common.config.learner import LogConfig, WandbConfig
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.host.process import write_atomically
-from prefixrl.common.run.columns import columns
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
+from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
 from prefixrl.deploy.runs.inspect import newest_groups
 from prefixrl.deploy.runs.samples import SampleText, decoder, texts_of
 

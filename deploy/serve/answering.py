@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.handover import continued_prefix
 from prefixrl.common.engines.interface.base import TokenIds
-from prefixrl.common.prompts.rendering import Renderer
+from prefixrl.common.prompts.rendering import Renderer, continued_prefix
 from prefixrl.common.seeds import derive, row_uniforms
 from prefixrl.common.wire.messages import Sampling
 from prefixrl.deploy.serve.api_request import ApiError, Asked

@@ -1,7 +1,7 @@
-"""How a run is shown while it goes on.
+"""The view of a run while it goes on.
 
-console.py    the state of a run as a picture for a terminal, and as one line for a file
-live_view.py  the state of a run, from its broker
-run_state.py  `prefixrl list`, `prefixrl compare`: runs side by side, from their files alone
-stalls.py     the watchdog of a launch names who holds the run up when nothing happens
+run_state.py  is the run going on, over or stopped: `prefixrl list` and `prefixrl compare`
+live_view.py  the broker's status document, and the live view
+console.py    the document as a picture and as a line; when a line is due
+stalls.py     the watchdog: names who holds a run up
 """

@@ -13,16 +13,14 @@ from rich.live import Live
 from prefixrl.common.errors import ConfigError, DataError, PeerLost, Refusal
 from prefixrl.common.host.process import printable
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.alarm_spans import alarm_spans, alarm_words
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine
+from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine, alarm_spans, alarm_words
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
-from prefixrl.deploy.rhythm import Rhythm
 from prefixrl.deploy.runs.track import MetricsFile
-from prefixrl.deploy.view.console import RECENT, picture, plain_line, progress_of
+from prefixrl.deploy.view.console import RECENT, Rhythm, picture, plain_line, progress_of
 
 LOOK_EVERY_S = 0.5
 FILE_WIDTH = 160

@@ -3,13 +3,14 @@
 Rollouts, scorers, learner ranks and operators all talk to its one socket. It decides what is sampled, scored and
 trained next, and writes to its journal what must survive a crash before it acknowledges anything.
 
-    peers.py         the ranks and operators that are known, and what they may do
-    batches.py       answers to ranks that ask for a batch; `waiting.py`: the sentences about a missing one
-    server.py        socket, clock, enrolment, the handlers of every message; `__main__.py` starts it
-    gathering.py     the messages of a turn
-    malformed.py     messages that are none, counted and logged seldom
-    status.py        the status document; `spending.py`: usage of an endpoint
-    client.py        the ranks' connection to the broker
+    server.py    socket, clock, enrolment, the handlers of every message; `__main__.py` starts it
+    groups/      the state of every group: `ledger.py`; the age of samples: `window.py`; the prompt filter
+    workers/     who is connected, what each holds, who gets the next task: `dispatch.py`
+    batches.py   answers to ranks that ask for a batch, and the reasons why none is ready
+    fractions.py the fractions of a batch, from its groups; pure
+    peers.py     the ranks and operators that are known, and what they may do
+    status.py    the status document, and the usage of a served target
+    client.py    the ranks' connection to the broker
 
 The way of one group (each wait with what ends it in brackets):
 
@@ -27,12 +28,10 @@ The way of one group (each wait with what ends it in brackets):
     record  journal.append, then Ack ◀─ server._write_down ◀─ server.serve       scored      the disk
     choose  ledger.batch, window.choose ◀─ batches.answers ◀─ GetBatch           batched     groups due before (Scores)
     fetch   client.next_batch ◀─ learner/loop.next_batch: Batch or NotYet        batched     the broker (deadline)
-    train   training/batch.iteration_data, training/iteration.train_iteration    batched     every rank's shard
+    train   models/batch.iteration_data, training/iteration.train_iteration    batched     every rank's shard
     finish  ledger.trained ◀─ server._answer_peer ◀─ client.iteration_done       trained     nothing
 
-[1] or filtered, failed, expired: see the picture in `ledger.py`.
+[1] or filtered, failed, expired: see the picture in `groups/ledger.py`.
 A worker that is silent, stalls or leaves unblocks its groups: server._give_up_lost ─▶ dispatch.lose ─▶
 ledger.give_back, which queues them again, or ends them and requeues their prompts.
-groups/   the states of groups
-workers/  workers, their leases, tasks and versions
 """

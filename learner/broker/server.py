@@ -9,8 +9,9 @@ after the journal holds them; while its disk is full nobody gets work, and what 
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,17 +24,73 @@ from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import JournalRecord, SegmentStart, VersionPublished
 from prefixrl.common.run.disk import FullDisk
 from prefixrl.common.wire import messages
+from prefixrl.common.wire.messages import ToBroker
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, Undeliverable, Unlisted
 from prefixrl.learner.broker.batches import BatchDesk
-from prefixrl.learner.broker.gathering import gathered
-from prefixrl.learner.broker.malformed import MalformedMessages
 from prefixrl.learner.broker.peers import Peers, why_not
-from prefixrl.learner.broker.spending import UsageFile
-from prefixrl.learner.broker.status import StatusSources, document
+from prefixrl.learner.broker.status import StatusSources, UsageFile, document
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.identity import RunState
 from prefixrl.learner.broker.workers.versions import Versions
 from prefixrl.learner.broker.workers.workers import UNCOUNTED, Worker, check_offer
+
+TELL_EVERY_S = 10.0
+
+
+class MalformedMessages:
+    """The count of a broker's malformed messages; time is passed in."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+        """Messages that could be read and ended their senders; each has a line of its own."""
+        self._ignored = self._told = 0
+        self._told_s = -math.inf
+        self._newest = ""
+
+    @property
+    def total(self) -> int:
+        """Number of messages that the broker did not take."""
+        return self._ignored + self.refused
+
+    def ignored(self, error: Exception, now_s: float) -> None:
+        """Count a message that is not answered; the first is logged at once."""
+        self._ignored += 1
+        self._newest = str(error)
+        self.tell(now_s)
+
+    def tell(self, now_s: float) -> None:
+        """Log what came since the last line, if that was long enough ago."""
+        if self._newest and now_s - self._told_s >= TELL_EVERY_S:
+            since, self._told, self._told_s = self._ignored - self._told, self._ignored, now_s
+            log.warning("ignored %d malformed messages, %d in all: %.500s", since, self._ignored, self._newest)
+            self._newest = ""
+
+
+MESSAGES = 64
+"""Most of a turn, so that results wait for their acknowledgement no longer than that."""
+GATHER_S = 0.005
+"""Time from the first message of a turn until work is given and results are acknowledged: one look at the ledger, and
+one sync to disk, for all of them. Heartbeats and questions are answered before."""
+NAP_S = 0.002
+"""Rest while nothing is there: to be woken for every message costs more than to handle most of them."""
+
+
+def gathered(receive: Callable[[float], Received[ToBroker] | None], wait_s: float) -> Iterator[Received[ToBroker]]:
+    """Yield the messages of a turn; the first may take `wait_s`."""
+    end_s = None
+    for _ in range(MESSAGES):
+        received = receive(wait_s if end_s is None else 0.0)
+        now_s = time.monotonic()
+        if end_s is None and received is None:
+            return
+        end_s = now_s + GATHER_S if end_s is None else end_s
+        if received is not None:
+            yield received
+        elif now_s >= end_s:
+            return
+        else:
+            time.sleep(min(NAP_S, end_s - now_s))
+
 
 log = logging.getLogger(__name__)
 

@@ -1,12 +1,12 @@
-"""`--check`: what a config will need, before it is spent.
+"""`--check`: what a config will need, told before it is spent.
 
-budget.py          memory of a config, beside what its devices have
-disk_room.py       room that checkpoints and versions of the weights take on a run's disk
-footprint.py       bytes that one learner rank and one engine take on their device
-model_shapes.py    shapes and sizes of models before they are loaded
-process_model.py   device memory of a scorer's process reward model, which lies on the scorer's first GPU
-prompt_lengths.py  length of a run's prompts before it begins
-report.py          figures that follow from a config alone
-shares.py          shares of a GPU's memory where several models of a run are on it
-time.py            work of an iteration, and the seconds it takes at declared speeds
+report.py          the text of `--check`
+budget.py          memory of each process, beside what its device has
+footprint.py       bytes of a learner rank and of an engine; pure
+shares.py          shares of a GPU where several processes are on it
+process_model.py   memory of a scorer's process reward model
+model_shapes.py    shapes and sizes of models that are not loaded
+disk_room.py       room for checkpoints and versions on the disk
+time.py            work of an iteration, and its seconds at declared speeds
+prompt_lengths.py  tokens of a prompt: measured, else guessed
 """

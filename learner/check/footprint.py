@@ -13,7 +13,7 @@ CONTEXT_BYTES = int(1.5 * GIB)
 FRAGMENTED = 0.05
 """Share of what comes and goes that the allocator loses between blocks."""
 HEAD_ENTRIES = 16 * 1024 * 1024
-"""Logits that the output head computes at a time (`learner/training/head.py`; a test compares the two)."""
+"""Logits that the output head computes at a time (`learner/models/head.py`; a test compares the two)."""
 GATHERED_AT_ONCE = 10**9
 """Parameters that ZeRO-3 keeps whole at a time (DeepSpeed's `stage3_max_live_parameters`)."""
 BUCKET = 200_000_000

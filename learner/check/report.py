@@ -10,9 +10,8 @@ from prefixrl.learner.check.disk_room import room_lines
 from prefixrl.learner.check.model_shapes import parameters, unknown_size
 from prefixrl.learner.check.process_model import process_lines
 from prefixrl.learner.check.prompt_lengths import PromptLength, prompt_length
-from prefixrl.learner.check.time import summed_rate
+from prefixrl.learner.check.time import summed_rate, time_lines
 from prefixrl.learner.data import problems
-from prefixrl.learner.run.iteration_time import time_lines
 
 SMALL_PARAMETERS, SMALL_REACH, EXAMPLE_REACH = 250_000_000, 1e-3, 1.4e-2
 """Models whose weights must move further than the published recipe moves those of 1.5 billion parameters, and how far.

@@ -1,6 +1,6 @@
-"""The learner's side of `prefixrl eval` and `prefixrl generate`.
+"""The processes behind `prefixrl eval` and `prefixrl generate`.
 
-eval_command.py      the process behind `prefixrl eval`, started beside its workers
-generate_command.py  the process behind `prefixrl generate`, started beside its workers
-serving.py           the start of a process that asks for answers
+serving.py           the start of such a process, with a broker that trains nothing
+eval_command.py      judges adapters on problems
+generate_command.py  answers problems
 """

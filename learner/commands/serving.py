@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
+from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.config.load import from_json, import_functions
-from prefixrl.common.config.log import LogConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.plans import PLAN_FILE, CheckpointPlan
 from prefixrl.learner.broker.client import BrokerClient

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from prefixrl.common.config.data import DataConfig, Source
-from prefixrl.common.config.problem_sets import TASK_SUFFIXES, Column, ProblemSet, Reading
+from prefixrl.common.config.data import TASK_SUFFIXES, Column, DataConfig, ProblemSet, Reading, Source
 from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.wire.messages import CodeMode, Prompt
 

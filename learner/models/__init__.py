@@ -1,13 +1,13 @@
-"""Models behind DeepSpeed: forward passes, heads, optimisers.
+"""Models behind DeepSpeed: tensors in, logprobs and values out.
 
-attention.py      the attention that a config asks for
-backbone.py       one run of a model's backbone over a micro-batch
-batch.py          from batches to samples, and from samples to padded tensors
-distributed.py    deepSpeed's process group, with or without a launcher, and the learner's own collectives
-head.py           logprobs and entropies from hidden states, without a table of tokens x vocabulary
-lora.py           loRA (Hu et al
-model.py          actor, critic and reference behind a few methods; `iteration.py` brings losses and order
-optimizers.py     adamW by torch, fused on CUDA, or by DeepSpeed for moments in the host's memory
-trained_model.py  one trained module behind DeepSpeed, whose engine and optimisers only this file knows
-varlen.py         attention over packed rows of several lengths, by torch's own kernel
+model.py          actor, critic, reference and reward model
+trained_model.py  one model behind DeepSpeed, and its learning rate
+backbone.py       one run of a model: shared prompts, packed rows
+attention.py      shared prompts or rows alone, and the implementation of attention; pure
+varlen.py         attention over packed rows by torch's own kernel
+head.py           logprobs and entropies from hidden states, in blocks of the vocabulary
+batch.py          a batch as samples, samples as padded tensors; pure
+lora.py           low-rank adaptation
+optimizers.py     AdamW as it is fastest where its moments lie
+distributed.py    the process group and its collectives
 """

@@ -1,5 +1,5 @@
-"""Processes that the learner starts: ranks, broker, weight server.
+"""The processes that a learner starts.
 
-ranks.py    the rank of this process, and the supervisor of several behind `--nproc-per-node`
-servers.py  broker and weight server
+ranks.py    the rank of this process, and the supervisor of several ranks on one machine
+servers.py  broker and weight server: started, watched, restarted
 """

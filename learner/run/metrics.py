@@ -11,8 +11,8 @@ from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.messages import Batch, StageTimes
+from prefixrl.learner.broker.fractions import batch_fractions, by_source, statuses
 from prefixrl.learner.run.alarms import Alarms
-from prefixrl.learner.run.batch_fractions import batch_fractions, by_source, statuses
 from prefixrl.learner.training.figures import IterationMetrics
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from prefixrl.common.evaluation.accuracy import Accuracy, Point
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.alarm_spans import alarm_spans
-from prefixrl.common.run.documents import SUMMARY_FILE, MetricsLine, Staleness, Summary
+from prefixrl.common.run.documents import SUMMARY_FILE, MetricsLine, Staleness, Summary, alarm_spans
 from prefixrl.common.run.status import StatusDocument
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from prefixrl.common.config.log import LogConfig
+from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.host.process import RestartBudget, deaf_children
 

@@ -11,9 +11,17 @@ from prefixrl.common.run.documents import AgeDrift
 from prefixrl.learner.models.batch import IterationData, PreparedMicroBatch
 from prefixrl.learner.models.distributed import sum_over_ranks
 from prefixrl.learner.models.trained_model import StepReport
-from prefixrl.learner.training.drift import drift_by_age, drift_figures, drift_sums
-from prefixrl.learner.training.ppo import LOG_RATIO_EDGES, Sums, bin_counts
-from prefixrl.learner.training.ratios import Ratio, log_ratios, units
+from prefixrl.learner.training.ppo import (
+    LOG_RATIO_EDGES,
+    Ratio,
+    Sums,
+    bin_counts,
+    drift_by_age,
+    drift_figures,
+    drift_sums,
+    log_ratios,
+    units,
+)
 
 Report = dict[str, float]
 

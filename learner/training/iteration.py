@@ -31,9 +31,18 @@ from prefixrl.learner.training.advantages import moments, whiten
 from prefixrl.learner.training.figures import IterationFacts, IterationMetrics, Report, StepSums, Whitening, report
 from prefixrl.learner.training.objectives import Objective, denominators, estimate, resolve, row_rewards, value_mask
 from prefixrl.learner.training.plan import MicroBatch, Plan, forward_tokens, plan_iteration
-from prefixrl.learner.training.ppo import PolicyTerms, Sums, ValueTerms, policy_loss, value_loss
+from prefixrl.learner.training.ppo import (
+    PolicyTerms,
+    Sums,
+    ValueTerms,
+    kept_tokens,
+    log_ratios,
+    policy_loss,
+    second_moment_limit,
+    second_moments,
+    value_loss,
+)
 from prefixrl.learner.training.process_rewards import with_process_rewards, with_step_rewards
-from prefixrl.learner.training.ratios import kept_tokens, log_ratios, second_moment_limit, second_moments
 
 PAD_ID = 0
 """Any id will do: padded positions are outside every mask, and no position after them counts."""

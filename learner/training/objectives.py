@@ -32,14 +32,12 @@ from torch import Tensor
 
 from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig
-from prefixrl.common.config.reward_model import ImplicitRewardConfig
-from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.config.step_rewards import ImplicitRewardConfig, ProcessModelConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.models.batch import PreparedMicroBatch
 from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards, vtrace
 from prefixrl.learner.training.implicit_reward import BaselineForm
-from prefixrl.learner.training.ppo import Bounds, PolicySettings, kl_estimate
-from prefixrl.learner.training.ratios import Ratio, log_ratios, units
+from prefixrl.learner.training.ppo import Bounds, PolicySettings, Ratio, kl_estimate, log_ratios, units
 
 STD_FLOOR = 1e-6
 """Added to the deviation of a group's rewards."""

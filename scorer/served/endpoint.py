@@ -21,7 +21,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from prefixrl.common.config.openai_options import OpenAIConfig
+from prefixrl.common.config.worker_sections import OpenAIConfig
 from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.wire.messages import Usage
 from prefixrl.scorer.served import protocol as completions

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from prefixrl.common.config.openai_options import OpenAIConfig
+from prefixrl.common.config.worker_sections import OpenAIConfig
 from prefixrl.common.errors import UserError
 from prefixrl.scorer.served import protocol
 from prefixrl.scorer.served.protocol import Completed, EndpointRefused, Retry, RowRefused, ServedModel

@@ -9,5 +9,5 @@ scoring.py        a user's function in a child, and what it is handed
 complaints.py     failures by kind, for a log that names each once
 equalities.py     a process that tells which answers to a problem are equal
 golds.py          a process that reports gold answers that do not verify against themselves
-rules/  the rules that say whether an answer is the gold answer
+rules/            the comparison itself: texts in, a verdict out
 """

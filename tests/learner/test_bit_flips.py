@@ -20,7 +20,7 @@ from prefixrl.common.journal.records import (
 )
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
-from prefixrl.learner.training.manifest import TrainerState, read_manifest
+from prefixrl.learner.training.checkpoint import TrainerState, read_manifest
 from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model, with_tokenizer
 
 pytestmark = [*DEEPSPEED_WARNINGS, pytest.mark.slow]

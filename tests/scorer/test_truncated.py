@@ -23,7 +23,7 @@ from prefixrl.common.wire.messages import (
     ScoreTask,
 )
 from prefixrl.common.wire.packing import check_scores
-from prefixrl.learner.run.batch_fractions import batch_fractions
+from prefixrl.learner.broker.fractions import batch_fractions
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.dispatch_desk import Desk

@@ -1,5 +1,5 @@
-"""The interface of every engine, and what engines of rows share.
+"""The interface of every engine, and the jobs of engines that write rows elsewhere.
 
-base.py      the interface between a worker's loop and an engine
-row_jobs.py  jobs whose rows are worked on one by one, on an asyncio loop beside the worker's
+base.py      jobs, continuations, `Engine`, `AdapterEngine`
+row_jobs.py  jobs whose rows are written one by one elsewhere: by vLLM, or by an endpoint
 """

@@ -1,8 +1,8 @@
-"""The vLLM engine.
+"""The vLLM engine, for throughput on GPUs.
 
-checksum.py  checksums of vLLM's parameters that follow from a snapshot
-engine.py    the throughput engine
-facts.py     the settings that vLLM derives from its arguments, and its count of rows
-plugin.py    the plugin in vLLM's own processes
-setup.py     arguments and environment of vLLM from a run's config, or a clear error
+engine.py    the engine itself
+setup.py     its arguments and environment, from the run's config
+facts.py     the settings that vLLM derives from its arguments
+plugin.py    the part that runs in vLLM's own processes: installs weights
+checksum.py  checksums of vLLM's parameters, predicted from a snapshot
 """

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from prefixrl.common.config.learner import LOW_RANKS
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.config.vllm_options import VllmConfig
+from prefixrl.common.config.worker_sections import VllmConfig
 from prefixrl.common.engines.interface.base import positions_of
 from prefixrl.common.errors import DataError, UserError
 from prefixrl.common.weights.low_rank import LowRank

@@ -24,7 +24,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prefixrl.common.config.problem_sets import TASK_SUFFIXES
+from prefixrl.common.config.data import TASK_SUFFIXES
 from prefixrl.deploy.examples.arithmetic.build import IGNORED, Shape, make_model, train
 
 POLICY = Shape(hidden=64, layers=2, heads=2)

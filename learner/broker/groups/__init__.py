@@ -1,10 +1,10 @@
-"""The states of groups: ledger, window, admission, filter. Pure.
+"""The state of every group, and the rules for its next step. No sockets.
 
-admission.py    admission, just in time
-evaluations.py  evaluations in progress
-filtering.py    the prompt filter, and the shares of passing and failing groups that end a run
+ledger.py       state and next steps of every group
+states.py       its plain values
 journaled.py    the part of the ledger that the journal rebuilds
-ledger.py       the ledger
-states.py       plain values of a ledger
-window.py       the window
+window.py       admission, deadline and choice: the age of samples; pure
+admission.py    how much of what the window allows is begun: just in time; pure
+filtering.py    the prompt filter, and the shares of groups that end a run; pure
+evaluations.py  groups of evaluations, pinned to one version, apart from the ledger
 """

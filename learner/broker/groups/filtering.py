@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prefixrl.common.config.filter import is_within
+from prefixrl.common.config.algorithm import is_within
 from prefixrl.common.wire.messages import UNJUDGED, ScoredGroup, TextVerdict
 
 CUT: dict[Literal["any", "all"], str] = {

@@ -1,12 +1,12 @@
-"""Workers, their leases, tasks and versions.
+"""Workers: who is connected, what each holds, who gets the next task. No sockets.
 
-dispatch.py    tasks for workers, and the effect of results and losses on ledger and evaluations
-identity.py    the check that a worker loaded the run's model, tokenizer, template and published weights
-limits.py      most that a group may hold in a run, by its config and the adapter's model
-proofs.py      the proof that an engine computes with a version
-registry.py    the connected workers
-takers.py      the workers of one role in the order in which they get tasks
-task_names.py  names of tasks that prove which worker was given what
-versions.py    versions
-workers.py     workers of a run, their leases and free rows
+registry.py    the connected workers and their names
+workers.py     their leases and free rows
+takers.py      the order in which they get tasks
+dispatch.py    tasks for workers; the effect of results and losses
+task_names.py  names that prove which worker held which task
+identity.py    the check of models, tokenizers and published digests
+limits.py      most tokens and text that a result may hold
+versions.py    the weights that each worker holds, proved or not; the other half is `rollout/swap.py`
+proofs.py      whether logprobs and checksums show that an engine holds a version; pure
 """

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.load import from_json, load
-from prefixrl.common.config.reward_model import ImplicitRewardConfig
+from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from prefixrl.common.config.filter import FilterConfig, is_within
+from prefixrl.common.config.algorithm import FilterConfig, is_within
 from prefixrl.common.config.load import changed, from_json, import_functions, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.section import Section

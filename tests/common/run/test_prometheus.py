@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from prefixrl.common.config.log import LogConfig
+from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run import prometheus
-from prefixrl.common.run.columns import columns
+from prefixrl.common.run.documents import columns
 from prefixrl.common.run.prometheus import Number, exposed, numbers_of_run, port_of, text_of
 from prefixrl.common.worker.vitals import numbers_of_worker
 from support.fakes import free_pair

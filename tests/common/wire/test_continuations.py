@@ -14,7 +14,7 @@ from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.wire.messages import ScoredGroup, Scores, ScoreTask, TextVerdict, Verdict, VerdictStatus
 from prefixrl.common.wire.packing import check_scores
 from prefixrl.learner.broker.batches import _batch_group
-from prefixrl.learner.run.batch_fractions import batch_fractions, statuses
+from prefixrl.learner.broker.fractions import batch_fractions, statuses
 from support.broker.dispatch_desk import Desk
 from support.fakes import run_on_disk
 

@@ -9,7 +9,7 @@ from prefixrl.common.engines.interface.base import room_of
 from prefixrl.deploy.capacity.rules import Admittance, Counts
 from prefixrl.deploy.capacity.simulation import GATHER_S, MESSAGES
 from prefixrl.deploy.capacity.system import RowTimes, Workers
-from prefixrl.learner.broker import gathering
+from prefixrl.learner.broker import server
 from prefixrl.learner.broker.groups.admission import Admission, Supply
 from prefixrl.learner.broker.groups.window import Choice, Window, choose
 
@@ -100,4 +100,4 @@ def test_the_room_of_an_engine_is_that_of_a_real_one(seats: int) -> None:
 
 
 def test_turns_are_those_of_the_broker() -> None:
-    assert (GATHER_S, MESSAGES) == (gathering.GATHER_S, gathering.MESSAGES)
+    assert (GATHER_S, MESSAGES) == (server.GATHER_S, server.MESSAGES)

@@ -18,10 +18,10 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.host.process import PARENT_VARIABLE, STOP_SIGNALS, allow_many_files
+from prefixrl.deploy.launch import fork_client as template_process
 from prefixrl.deploy.launch.child_process import Child, family
 from prefixrl.deploy.launch.fork_client import ForkedWorker, WorkerTemplate, is_forked, is_possible
 from prefixrl.deploy.launch.fork_server import Forked, NotForked
-from prefixrl.deploy.launch.launch import fork_client as template_process
 from prefixrl.deploy.view.stalls import Watched
 from support.fakes import wait_until
 from support.runs.run_helper import RUN_FILE

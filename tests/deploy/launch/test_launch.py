@@ -11,10 +11,11 @@ import pytest
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import PARENT_VARIABLE, own
+from prefixrl.deploy.launch import child_process as child
+from prefixrl.deploy.launch import launch
 from prefixrl.deploy.launch.child_process import Child
 from prefixrl.deploy.launch.fork_client import WorkerTemplate
-from prefixrl.deploy.launch.launch import Launcher, _throw_away, launch
-from prefixrl.deploy.launch.launch import child_process as child
+from prefixrl.deploy.launch.launch import Launcher, _throw_away
 from support.fakes import run_on_disk
 from support.runs.run_helper import RUN_FILE
 

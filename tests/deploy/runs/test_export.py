@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
 
-from prefixrl.common.run.columns import columns
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
+from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
 from prefixrl.deploy.__main__ import main
 from support.runs.metrics_lines import metrics_line, write_metrics
 

@@ -8,15 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from prefixrl.common.run import json_lines
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy
-from prefixrl.common.run.columns import columns
-from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.run.documents import AlarmSpan, MetricsLine
-from prefixrl.common.run.starts import STARTS_FILE, StartLine, note_start
-from prefixrl.deploy.curves import Figure, picture_of, smoothed
-from prefixrl.deploy.runs.report_page import PageContent, figures, page
+from prefixrl.common.run import json_lines
+from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, note_start, write_format
+from prefixrl.common.run.documents import AlarmSpan, MetricsLine, columns
 from prefixrl.deploy.runs.report import print_table, write_report
+from prefixrl.deploy.runs.report_page import Figure, PageContent, figures, page, picture_of, smoothed
 from prefixrl.deploy.runs.samples import Common, SampleText
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.summary import EvaluationOutcome

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from prefixrl.common.journal.journal import Journal
+from prefixrl.common.journal.records import BatchFormed, GroupScored, JournalRecord, RunHeader
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, AdvantageLine
-from prefixrl.common.journal.journal import Journal
-from prefixrl.common.journal.records import BatchFormed, GroupScored, JournalRecord, RunHeader
 from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.deploy.__main__ import main

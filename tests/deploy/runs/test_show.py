@@ -3,9 +3,9 @@
 import pytest
 
 from prefixrl.common.config.load import load
-from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.errors import ConfigError
-from prefixrl.deploy.show import show
+from prefixrl.common.prompts.rendering import Renderer
+from prefixrl.deploy.runs.checkpoints import show
 from support.paths import ROOT
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"

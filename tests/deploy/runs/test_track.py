@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from prefixrl.common.config.log import LogConfig
+from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.run.columns import columns
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
+from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.runs.samples import SampleText
 from prefixrl.deploy.runs.track import MetricsFile, Trackers, track

@@ -11,7 +11,7 @@ from rich.console import Console
 from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import AdmissionStatus, StatusDocument
 from prefixrl.common.wire.messages import Batch, MemoryUse
-from prefixrl.deploy.runs.eval_table import report
+from prefixrl.deploy.runs import report
 from prefixrl.deploy.view.console import Progress, picture, plain_line
 from prefixrl.deploy.view.live_view import newest_line
 from prefixrl.learner.run.metrics import MetricsLog, Times

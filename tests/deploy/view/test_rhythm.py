@@ -1,8 +1,7 @@
 """Lines of a run that a file watches: about every ten seconds, and at once for what changes."""
 
 from prefixrl.common.run.status import StatusDocument
-from prefixrl.deploy.rhythm import Rhythm, iterations_per_line
-from prefixrl.deploy.view.console import Progress, progress_of
+from prefixrl.deploy.view.console import Progress, Rhythm, iterations_per_line, progress_of
 from support.fakes import document, worker_status
 from support.runs.metrics_lines import metrics_line
 

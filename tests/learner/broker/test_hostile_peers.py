@@ -45,7 +45,7 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Received, Server
 from prefixrl.learner.broker.__main__ import Start, build
 from prefixrl.learner.broker.server import Broker
-from prefixrl.learner.broker.workers.workers import dispatch
+from prefixrl.learner.broker.workers import dispatch
 from support.fakes import (
     Peer,
     end,

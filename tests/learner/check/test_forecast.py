@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.load import load
-from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.__main__ import main
 from prefixrl.learner.check import budget

@@ -8,7 +8,7 @@ import pytest
 from prefixrl.common.config.load import CONFIG_FILE, load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.check.prompt_lengths import PromptLength
-from prefixrl.learner.run.iteration_time import time_lines
+from prefixrl.learner.check.time import time_lines
 from support.paths import EXAMPLE
 
 PROMPTS = PromptLength(11, "prompts of about 11 tokens")

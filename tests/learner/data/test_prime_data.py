@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from prefixrl.common.config.data import DataConfig, resolve
-from prefixrl.common.config.problem_sets import TASK_SUFFIXES
+from prefixrl.common.config.data import TASK_SUFFIXES, DataConfig, resolve
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.wire.messages import TextVerdict

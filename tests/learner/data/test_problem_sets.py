@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.config.data import DataConfig, resolve
+from prefixrl.common.config.data import PROBLEM_SETS, DataConfig, resolve
 from prefixrl.common.config.load import load
-from prefixrl.common.config.problem_sets import PROBLEM_SETS
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.learner.data.problems import Loaded, read
 from prefixrl.scorer.verifier.pool import VerifierPool

@@ -12,8 +12,8 @@ from prefixrl.learner.models import distributed, optimizers
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.models.optimizers import make_adam, make_cpu_adam, restored, saved_state
 from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.manifest import TrainerState
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model
 
 OPTIONS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.01}

@@ -18,8 +18,8 @@ from prefixrl.learner.models import lora
 from prefixrl.learner.models.batch import pad
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.manifest import TrainerState
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, whole
 
 pytestmark = DEEPSPEED_WARNINGS

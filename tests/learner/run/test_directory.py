@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from prefixrl.common.config.load import from_json
-from prefixrl.common.config.reward_model import ImplicitRewardConfig
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
 from support.fakes import end, free_pair, run_on_disk, wait_until
@@ -23,7 +23,7 @@ from support.fakes import end, free_pair, run_on_disk, wait_until
 HOLDER = """
 import sys, time
 from prefixrl.common.config.load import from_json
-from prefixrl.common.config.reward_model import ImplicitRewardConfig
+from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.learner.run.directory import RunDirectory
 held = RunDirectory(from_json(open(sys.argv[1]).read()))
 open(sys.argv[2], "w").close()

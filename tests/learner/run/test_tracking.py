@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.config.log import LogConfig, WandbConfig
+from prefixrl.common.config.learner import LogConfig, WandbConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.learner.run.tracking import Tracking, check_packages

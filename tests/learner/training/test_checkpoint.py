@@ -19,9 +19,9 @@ from prefixrl.learner.models.batch import pad
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.run.retention import prune
 from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.checkpoint import TrainerState, damage, read_manifest, write_manifest
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.manifest import TrainerState, damage, read_manifest, write_manifest
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, with_tokenizer
 from support.runs.small_disk import small_disk
 

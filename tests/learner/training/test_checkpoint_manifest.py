@@ -9,7 +9,7 @@ import xxhash
 
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.learner.training import checkpoint
-from prefixrl.learner.training.manifest import (
+from prefixrl.learner.training.checkpoint import (
     FORMAT,
     CheckpointManifest,
     FileEntry,

@@ -13,9 +13,9 @@ from prefixrl.common.errors import DataError, TrainingFault
 from prefixrl.learner.models.batch import IterationData, pad
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.manifest import TrainerState
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
 from support.models.training import same, trained
 

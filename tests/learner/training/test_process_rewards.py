@@ -13,8 +13,8 @@ from prefixrl.common.errors import DataError, TrainingFault
 from prefixrl.learner.models.batch import IterationData
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.manifest import TrainerState
 from support.models.tiny_model import (
     DEEPSPEED_WARNINGS,
     VOCABULARY,

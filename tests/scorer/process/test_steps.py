@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from prefixrl.common.engines.pieces import pieces_of
+from prefixrl.common.prompts.rendering import pieces_of
 from prefixrl.common.wire.aggregates import aggregated
 from prefixrl.scorer.process.steps import Step, combined, split, token_ends
 

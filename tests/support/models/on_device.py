@@ -30,8 +30,8 @@ from prefixrl.learner.check.time import IterationWork
 from prefixrl.learner.models.batch import IterationData, Sample
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.manifest import TrainerState
 from prefixrl.learner.weights.copies import HostCopies, not_finite
 from support.live_bytes import LiveBytes
 from support.models.tiny_model import random_iteration, run_config, whole

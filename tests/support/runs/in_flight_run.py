@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.engines.interface.base import AdapterEngine
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
+from prefixrl.common.engines.interface.base import AdapterEngine
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.messages import (
@@ -34,7 +34,6 @@ from prefixrl.common.worker.link import Link
 from prefixrl.learner.models.batch import iteration_data
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher
-from support.models import versioned
 from support.fakes import (
     Peer,
     address_of,
@@ -47,6 +46,7 @@ from support.fakes import (
     weight_server,
 )
 from support.keys import source
+from support.models import versioned
 
 STALENESS = 3
 PATIENCE_S = 240.0

@@ -14,13 +14,13 @@ from torch.distributed.tensor import DTensor
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.process import no_teardown
-from prefixrl.learner.training import checkpoint
 from prefixrl.learner.models import distributed, head
 from prefixrl.learner.models.batch import IterationData
+from prefixrl.learner.models.model import Models
+from prefixrl.learner.training import checkpoint
+from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
-from prefixrl.learner.training.manifest import TrainerState
-from prefixrl.learner.models.model import Models
 from prefixrl.learner.training.plan import plan_iteration, rows_of_rank
 from support.models.tiny_model import random_iteration, run_config, whole
 

@@ -14,8 +14,8 @@ from prefixrl.common.run.documents import END_FILE, METRICS_FILE, SUMMARY_FILE, 
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.summary import EvaluationOutcome
 from support.fakes import document
-from support.runs.metrics_lines import metrics_line, write_metrics
 from support.models.tiny_model import run_config
+from support.runs.metrics_lines import metrics_line, write_metrics
 
 HOLD = """
 import sys

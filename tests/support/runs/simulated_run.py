@@ -19,9 +19,9 @@ import torch
 
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.run.digests import scorer_digests
-from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.engines.simulated import SimulatedEngine
+from prefixrl.common.prompts.rendering import ByteRenderer
+from prefixrl.common.run.digests import scorer_digests
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages import (
     Accepted,

@@ -11,7 +11,7 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.engines.make import make_engine
-from prefixrl.common.engines.vllm.engine import setup as vllm_setup
+from prefixrl.common.engines.vllm import setup as vllm_setup
 from prefixrl.common.engines.vllm.setup import engine_arguments, is_vllm_installed, resolve
 from prefixrl.common.errors import ConfigError, DataError, UserError
 from support.models import vllm_world as world

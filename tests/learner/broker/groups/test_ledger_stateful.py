@@ -19,11 +19,11 @@ from hypothesis.stateful import (
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.journal.records import GroupEnded, Record
 from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
+from prefixrl.learner.broker.groups import ledger as ledgers
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups.ledger import SURPLUS, Ledger
 from prefixrl.learner.broker.groups.states import Group, PromptSource, SampleItem
-from prefixrl.learner.broker.groups.states import ledger as ledgers
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
 from support.broker.ledger_world import Shape, World
 

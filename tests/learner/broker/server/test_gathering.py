@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from prefixrl.learner.broker.gathering import GATHER_S, MESSAGES, gathered
+from prefixrl.learner.broker.server import GATHER_S, MESSAGES, gathered
 
 
 def source(messages: Iterator[Any], waits_s: list[float]) -> Callable[[float], Any]:

@@ -36,7 +36,7 @@ from prefixrl.common.wire.messages import (
     Unknown,
     WeightsNote,
 )
-from prefixrl.learner.broker import batches, malformed
+from prefixrl.learner.broker import batches, server
 from prefixrl.learner.broker.server import Broker
 from support.fakes import (
     NOTE,
@@ -185,7 +185,7 @@ def test_malformed_messages_are_counted_and_the_broker_lives(config: RunConfig, 
 def test_of_many_malformed_messages_the_log_holds_the_first_and_then_a_count(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(malformed, "TELL_EVERY_S", 1.0)
+    monkeypatch.setattr(server, "TELL_EVERY_S", 1.0)
     with serving(config), peers(endpoint_of(config), "bad", "good") as (bad, good):
         good.join("operator")
         for _ in range(200):

@@ -12,7 +12,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.run.status import USAGE_FILE
 from prefixrl.common.wire.messages import Accepted, Beat, Done, GetBatch, Goodbye, Heartbeat, RunOver, Stop, Usage
-from prefixrl.learner.broker import server, spending
+from prefixrl.learner.broker import server, status
 from prefixrl.learner.broker.client import BrokerClient
 from support.fakes import address_of, endpoint_of, peers, serving
 
@@ -120,7 +120,7 @@ def test_a_worker_that_is_gone_without_goodbye_delays_the_end_only_so_long(
 
 def test_the_usage_is_saved_before_the_wait_for_goodbyes(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker whose supervisor has less patience is killed in that wait."""
-    monkeypatch.setattr(spending, "SAVE_EVERY_S", 1e9)
+    monkeypatch.setattr(status, "SAVE_EVERY_S", 1e9)
     with serving(config), peers(endpoint_of(config), "rank", "worker") as (rank, worker):
         thread = broker_thread()
         rank.join("rank")

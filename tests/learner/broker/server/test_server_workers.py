@@ -38,8 +38,8 @@ from prefixrl.common.wire.messages import (
 )
 from prefixrl.common.wire.packing import pack_logprobs
 from prefixrl.learner.broker.server import Broker
+from prefixrl.learner.broker.workers import workers
 from prefixrl.learner.broker.workers.versions import PROBE_FAILURES_ALLOWED
-from prefixrl.learner.broker.workers.workers import workers
 from support.fakes import (
     HELD,
     NOTE,

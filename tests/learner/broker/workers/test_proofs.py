@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from prefixrl.common.wire.messages import EngineChecksum
+from prefixrl.learner.broker.workers import proofs
 from prefixrl.learner.broker.workers.proofs import Checksums, judge, mismatch, slope
-from prefixrl.learner.broker.workers.workers import proofs
 
 POSITIONS, CHANNELS, VOCABULARY = 1024, 64, 64
 MAGNITUDE = 25.0

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from prefixrl.learner.training.drift import drift_by_age, drift_figures, drift_sums
+from prefixrl.learner.training.ppo import drift_by_age, drift_figures, drift_sums
 
 MASK = torch.tensor([[True, True, False], [True, True, True], [True, False, False]])
 AGES = torch.tensor([[0, 0, 9], [2, 1, 1], [2, 9, 9]])

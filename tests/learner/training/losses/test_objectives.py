@@ -14,8 +14,7 @@ from torch import Tensor
 
 from prefixrl.common.config import user_function
 from prefixrl.common.config.algorithm import AlgorithmConfig, Name
-from prefixrl.common.config.reward_model import ImplicitRewardConfig
-from prefixrl.common.config.step_rewards import ProcessModelConfig
+from prefixrl.common.config.step_rewards import ImplicitRewardConfig, ProcessModelConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.models.batch import PreparedMicroBatch, Sample, pad
 from prefixrl.learner.training.advantages import moments, whiten

@@ -16,12 +16,13 @@ from prefixrl.learner.training.ppo import (
     Correction,
     PolicySettings,
     PolicyTerms,
+    Ratio,
     ValueTerms,
+    kept_tokens,
     kl_estimate,
     policy_loss,
     value_loss,
 )
-from prefixrl.learner.training.ratios import Ratio, kept_tokens
 
 Estimator = Literal["k1", "k2", "k3"]
 Aggregation = Literal["token", "sequence"]

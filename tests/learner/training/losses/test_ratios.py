@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.learner.training.ratios import (
+from prefixrl.learner.training.ppo import (
     LOG_RATIO_LIMIT,
     interpolated,
     kept_tokens,
