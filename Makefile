@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 ALL := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo test test-all bench bench-quick chaos systemd vllm slurm hosts gpu check clean
+.PHONY: help setup dev demo test test-all nightly bench bench-quick chaos systemd vllm slurm hosts gpu check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -36,10 +36,13 @@ demo: .venv/.installed  ## train the arithmetic example on this machine
 	$(BIN)/prefixrl launch deploy/examples/arithmetic/run.toml --fresh
 
 test: .venv/.installed-dev  ## the quick, broad part of the tests, in minutes; without vLLM
-	$(PYTEST) -m "not (slow or vllm or chaos or gpu or systemd or slurm or hosts)"
+	$(PYTEST) -m "not (slow or nightly or vllm or chaos or gpu or systemd or slurm or hosts)"
 
 test-all: test $(ALL) systemd slurm hosts  ## these, systemd's, SLURM's and those on several hosts, and vLLM's (PREFIXRL_NO_VLLM=1: without vLLM's)
-	$(PYTEST) -m "(slow or vllm) and not (chaos or gpu or systemd or slurm or hosts)"
+	$(PYTEST) -m "(slow or vllm) and not (nightly or chaos or gpu or systemd or slurm or hosts)"
+
+nightly: .venv/.installed-dev  ## the long cases
+	$(PYTEST) -m "nightly and not vllm"
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m "chaos and not vllm"

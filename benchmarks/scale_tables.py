@@ -19,7 +19,6 @@ from benchmarks.seats_arm import LIMIT, MEDIAN, SIGMA
 from prefixrl.deploy.capacity.outlook import foresee, limit_of
 from prefixrl.deploy.capacity.simulation import GATHER_S, MESSAGES
 from prefixrl.deploy.capacity.system import BrokerCosts, Part, RowTimes, System, WeightsPath, Workers
-from prefixrl.learner.check.time import IterationWork, learner_s
 
 PAGE = ROOT / "docs/scale.md"
 BEGIN, END = "<!-- table: python -m benchmarks.scale_tables -->\n", "<!-- end of the table -->\n"
@@ -85,19 +84,11 @@ def broker_costs(workers: str) -> BrokerCosts:
 
 
 def training_s(groups: int, ranks: int) -> float:
-    """Return the time of an iteration in training, by the formula of `prefixrl launch --check`."""
-    work = IterationWork(
-        rows=groups * ROWS,
-        prompt_tokens=PROMPT_TOKENS,
-        sampled_tokens=PREFIX_TOKENS,
-        prompts=groups,
-        epochs=1,
-        has_critic=True,
-        has_reference=True,
-        is_measured=True,
-        is_checkpointed=False,
-    )
-    return learner_s(work, int(PARAMETERS), ranks, LEARNER_TFLOPS)
+    """Return the time of an iteration in training: 2 operations per parameter, token and forward-equivalent."""
+    # Forwards of proximal policy, reference and critic; actor and critic learn, each a forward and a backward of two.
+    forwards = 3 + 2 * 3
+    tokens = groups * (PROMPT_TOKENS + ROWS * PREFIX_TOKENS)
+    return 2.0 * PARAMETERS * tokens * forwards / (LEARNER_TFLOPS * 1e12 * ranks)
 
 
 def system(

@@ -81,9 +81,6 @@ class LearnerConfig(Section):
     device_memory_gib: PositiveFloat | None = None
     """Memory of each device that learner, rollouts and scorers run on; `--check` refuses what cannot fit. Absent: that
     of this host's first CUDA device, if there is one."""
-    device_tflops: PositiveFloat = 400.0
-    """Operations that the learner reaches on one device, in 10^12 per second, for the seconds that `--check` prints.
-    The default is about 40 % of an H100's bfloat16 peak; with `device = "cpu"` it is not used."""
     threads: Positive = 1
     """Threads of each learner rank on the CPU."""
     batch_timeout_s: PositiveFloat = 3600.0

@@ -166,8 +166,6 @@ class EngineConfig(Section):
     threads: Positive = 1
     """CPU threads of torch; more than one per process is slower on most machines."""
     vllm: VllmConfig = VllmConfig()
-    expected_tokens_per_s: PositiveFloat = 10_000.0
-    """Tokens that one worker writes per second, for the seconds that `--check` prints; nothing else depends on it."""
     stop_tokens: Annotated[tuple[int | str, ...], Field(strict=False)] = ()
     """Tokens that end a text besides the model's own stops, each as id or as text that is one token of the model."""
     own_stops: bool = True

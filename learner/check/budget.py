@@ -1,15 +1,21 @@
-"""Memory of a config, beside what its devices have: lines, and refusals."""
+"""Memory of a config, beside what its devices have: lines, and refusals.
 
+A process reward model lies on the first GPU of its scorer. In transformers it takes what it needs, and keeps no keys
+and values. In vLLM it takes a share of the device, as the target does: weights, keys and values, and work must fit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import SPARE_COLUMNS, RunConfig
-from prefixrl.common.config.worker_sections import EngineConfig, RolloutConfig, ScorerConfig
+from prefixrl.common.config.worker_sections import RolloutConfig, ScorerConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import cached_file
 from prefixrl.learner.check.footprint import (
     BUCKET,
+    CONTEXT_BYTES,
     GIB,
     EngineFootprint,
     RankPlan,
@@ -18,7 +24,6 @@ from prefixrl.learner.check.footprint import (
     remedies,
 )
 from prefixrl.learner.check.model_shapes import parameters, shape_of, unknown_size, without_weights
-from prefixrl.learner.check.process_model import process_fault, process_share
 from prefixrl.learner.models.attention import shares_prompts
 from prefixrl.learner.training.plan import Lengths, Plan, line_tokens, plan_iteration
 
@@ -33,6 +38,8 @@ VLLM_ROWS, VLLM_ROWS_LARGE = 256, 1024
 """vLLM's own defaults of `max_num_seqs`; the second on large devices (not on an A100, whose name is not known here)."""
 VLLM_LARGE_BYTES = 70 * GIB
 """Memory from which vLLM takes a device for a large one."""
+HIDDEN_COPIES = 12
+"""Hidden states that a layer holds at once without gradients: residual, norms, attention and the wide inner layer."""
 
 
 def device_bytes(config: RunConfig) -> int | None:
@@ -46,6 +53,18 @@ def device_bytes(config: RunConfig) -> int | None:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
+def check_fit(config: RunConfig, prompt_tokens: int) -> None:
+    """Raise ConfigError if learner, rollout or scorer cannot fit the device's memory."""
+    limit = device_bytes(config)
+    if limit is None:
+        return
+    plan = rank_plan(config, prompt_tokens)
+    faults = [learner_fault(plan, limit) if plan else "", process_fault(config, limit)]
+    faults += [engine_fault(config, role, prompt_tokens, limit) for role in ("rollout", "scorer")]
+    if any(faults):
+        raise ConfigError("; and ".join(filter(None, faults)))
+
+
 # --- the learner ----------------------------------------------------------------------------------------------------
 
 
@@ -55,19 +74,8 @@ def planned(config: RunConfig, prompt_tokens: int) -> tuple[Plan, Lengths]:
     lengths = [(prompt_tokens, config.max_sampled_tokens)] * (algorithm.groups_per_iteration * samples)
     groups = [row // samples for row in range(len(lengths))]
     minibatches, tokens = algorithm.minibatches_of(len(lengths)), learner.micro_batch_tokens
-    is_shared = _is_shared(config)
+    is_shared = shares_prompts(learner, "cpu" if learner.device == "cpu" else "cuda", config.mode == "direct")
     return plan_iteration(lengths, groups, 0, config.launch.learner_ranks, minibatches, tokens, is_shared), lengths
-
-
-def _is_shared(config: RunConfig) -> bool:
-    device_type = "cpu" if config.learner.device == "cpu" else "cuda"
-    return shares_prompts(config.learner, device_type, config.mode == "direct")
-
-
-class _RewardFields(TypedDict):
-    reward_parameters: int
-    is_reward_trained: bool
-    reward_copies: int
 
 
 def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
@@ -84,10 +92,8 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
     padded_tokens, longest_tokens = max(padded), widths[padded.index(max(padded))]
     # Where a minibatch is one forward, the config's limit is more than there is.
     is_filled = any(len(share) > 1 for minibatch in plan for share in minibatch)
-    low_rank = None
-    if learner.lora is not None:
-        low_rank = (learner.lora.rank, *_low_rank_parameters(config, learner.lora))
-    stage = int(zero.get("stage", 0))
+    low_rank = (learner.lora.rank, *_low_rank_parameters(config, learner.lora)) if learner.lora else None
+    stage, (reward_parameters, reward_copies) = int(zero.get("stage", 0)), _reward_model(config)
     return RankPlan(
         parameters=known[0],
         dtype_bytes=_DTYPE_BYTES[learner.dtype],
@@ -107,24 +113,25 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
         are_weights_offloaded=_is_offloaded(zero, "offload_param"),
         is_fused=learner.device != "cpu",
         bucket=int(zero.get("reduce_bucket_size", BUCKET)),
-        **_reward_model(config),
+        reward_parameters=reward_parameters,
+        is_reward_trained=config.implicit_reward is not None and config.implicit_reward.update != "none",
+        reward_copies=reward_copies,
     )
 
 
-def _reward_model(config: RunConfig) -> _RewardFields:
-    """Return the fields of an implicit reward model; of unknown size it counts as the adapter."""
+def _reward_model(config: RunConfig) -> tuple[int, int]:
+    """Return an implicit reward model's parameters (if not known, the adapter's), and its frozen copies."""
     settings = config.implicit_reward
     if settings is None:
-        return {"reward_parameters": 0, "is_reward_trained": False, "reward_copies": 0}
+        return 0, 0
     known = parameters(settings.model or config.adapter.model) or parameters(config.adapter.model) or (0, "")
     is_trained, is_frozen = settings.update != "none", settings.reference == "freeze"
     # Without its low-rank matrices the trained model is its own reference.
     is_own = is_trained and config.learner.lora is not None and settings.reference_model is None
-    copies = int(not is_trained) + int(is_frozen and not is_own)
-    return {"reward_parameters": known[0], "is_reward_trained": is_trained, "reward_copies": copies}
+    return known[0], int(not is_trained) + int(is_frozen and not is_own)
 
 
-def _is_offloaded(zero: dict[str, object], key: str) -> bool:
+def _is_offloaded(zero: Mapping[str, object], key: str) -> bool:
     value = zero.get(key)
     return isinstance(value, dict) and value.get("device", "none") != "none"
 
@@ -149,10 +156,14 @@ def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
     return [head, *rows, f"{host} the disk (pinned, so up to twice their bytes)"]
 
 
-def learner_fault(plan: RankPlan, limit: int | None) -> str:
+def _of(limit: int | None) -> str:
+    return f"{limit / GIB:.1f} GiB" if limit else "a device that is not here (learner.device_memory_gib)"
+
+
+def learner_fault(plan: RankPlan, limit: int) -> str:
     """Return the refusal of a learner that does not fit, with settings that do, or ""."""
     found = learner_footprint(plan)
-    if limit is None or found.peak <= limit:
+    if found.peak <= limit:
         return ""
     fitting = [f"{text} ({size / GIB:.1f} GiB)" for text, size in remedies(plan, limit)]
     remedy = f"it would fit with {'; or with '.join(fitting)}" if fitting else "no setting tried here makes it fit"
@@ -198,58 +209,9 @@ def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, 
 # --- engines --------------------------------------------------------------------------------------------------------
 
 
-def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> list[str]:
-    """Return the lines of a rollout or a scorer."""
-    found = engine(config, role, prompt_tokens, limit)
-    if isinstance(found, str):
-        return [found]
-    section = section_of(config, role)
-    share = _share(config, role, limit)
-    of_device = "" if limit is None else f" of {share:.2f} x {limit / GIB:.1f} GiB"
-    cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
-    if found.rows_in_room is not None:
-        cache += f", room for {found.rows_in_room} of the {found.rows} rows at once"
-    lines = [f"a {role}: {found.weights / GIB:.2f} GiB of weights{of_device}; {cache}"]
-    if section.engine == "vllm":
-        lines.append(f"a {role}'s batch: {_vllm_batch(section, found.rows, limit)}")
-    else:
-        lines.append(f"a {role}'s batch: {_embedded_batch(config, role)}")
-    return lines
-
-
-def _embedded_batch(config: RunConfig, role: str) -> str:
-    """Return how the rows of a transformers engine share its forwards."""
-    rows, whose = config.embedded_seats(role), "by transformers, " * (section_of(config, role).engine == "auto")
-    if config.bitwise:
-        return f"{whose}the {rows} rows of a task are one forward, for texts that are the same bit by bit (bitwise)"
-    return f"{whose}{rows} rows at once, which join and leave between tokens; bitwise = true would hold tasks together"
-
-
-def _vllm_batch(section: EngineConfig, rows: int, limit: int | None) -> str:
-    """Return what is known of vLLM's batch before it runs."""
-    whose = "as declared" if section.vllm.max_num_seqs else "vLLM's own choice"
-    if limit is None and not section.vllm.max_num_seqs:
-        whose += " for a small device; the device is not known here"
-    tokens = section.vllm.options.get("max_num_batched_tokens", "vLLM's own number of")
-    return (
-        f"{rows} rows at once ({whose}), {tokens} tokens per step; model runner, attention backend and "
-        f"room for keys and values are logged at its start and shown by `prefixrl status`"
-    )
-
-
-def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> str:
-    """Return the refusal of an engine that has no room for one row, or ""."""
-    found = engine(config, role, prompt_tokens, limit)
-    if isinstance(found, str) or found.rows_in_room != 0:
-        return ""
-    assert limit is not None
-    section, share = section_of(config, role), _share(config, role, limit)
-    devices = section.vllm.tensor_parallel_size
-    return (
-        f"a {role}'s weights ({found.weights / GIB:.1f} GiB) leave no room for keys and values of one row in "
-        f"{share:.2f} of {limit / GIB:.1f} GiB; raise {role}.vllm.gpu_memory_utilization, or spread it with "
-        f"{role}.vllm.tensor_parallel_size = {2 * devices}"
-    )
+def section_of(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
+    """Return a role's section."""
+    return config.scorer if role == "scorer" else config.rollout
 
 
 def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> EngineFootprint | str:
@@ -259,56 +221,171 @@ def engine(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) 
         return f"no target: a scorer loads the adapter's tokenizer{own}"
     if role == "scorer" and config.scorer.engine == "openai":
         return f"target: served at {config.scorer.openai.url}; a scorer loads its tokenizer{own}"
-    if section_of(config, role).engine == "simulated":
+    section = section_of(config, role)
+    if section.engine == "simulated":
         return f"a {role}: simulated, it loads no model"
     model = config.model_of("scorer" if role == "scorer" else "rollout")
-    section, known = section_of(config, role), parameters(model)
+    known = parameters(model)
     if known is None:
         return f"a {role}'s model: {unknown_size(model)}"
-    on_disk = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
-    width = 2 if role == "scorer" else _DTYPE_BYTES[config.learner.dtype]
-    weights = (on_disk if role == "scorer" else 0) or width * known[0]
-    sampled = config.max_sampled_tokens
-    row_tokens = prompt_tokens + sampled + (config.scorer.max_new_tokens if role == "scorer" else 0)
-    is_transformers = config.bitwise or section.engine == "transformers"
-    if is_transformers and not config.bitwise:
-        row_tokens += int(SPARE_COLUMNS * row_tokens)
-    rows = config.embedded_seats(role) if is_transformers else section.vllm.max_num_seqs or _vllm_rows(limit)
+    width, weights, row_tokens = 2, _on_disk(model), prompt_tokens + config.max_sampled_tokens
+    if role == "scorer":
+        row_tokens += config.scorer.max_new_tokens
+    else:
+        width, weights = _DTYPE_BYTES[config.learner.dtype], 0
+    if config.bitwise or section.engine == "transformers":
+        row_tokens += 0 if config.bitwise else int(SPARE_COLUMNS * row_tokens)
+        rows = config.embedded_seats(role)
+    else:
+        rows = section.vllm.max_num_seqs or vllm_rows(limit)
     shape = shape_of(model)
     token_cache = shape.cache_bytes(width) if shape else 0
     room = None if limit is None or section.device == "cpu" else int(limit * _share(config, role, limit))
-    return engine_footprint(weights, token_cache, row_tokens, rows, section.vllm.gpus, room)
+    return engine_footprint(weights or width * known[0], token_cache, row_tokens, rows, section.vllm.gpus, room)
 
 
-def section_of(config: RunConfig, role: str) -> RolloutConfig | ScorerConfig:
-    """Return the section of a role."""
-    return config.scorer if role == "scorer" else config.rollout
+def _on_disk(model: str) -> int:
+    return sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
 
 
-def _vllm_rows(limit: int | None) -> int:
+def vllm_rows(limit: int | None) -> int:
     """Return vLLM's own number of rows at once for a device of this memory."""
     return VLLM_ROWS_LARGE if limit is not None and limit >= VLLM_LARGE_BYTES else VLLM_ROWS
 
 
-def _share(config: RunConfig, role: str, limit: int | None) -> float:
+def _share(config: RunConfig, role: str, limit: int) -> float:
     given = section_of(config, role).vllm.gpu_memory_utilization
     beside = process_share(config, limit) if role == "scorer" else 0.0
     return given or (max(0.0, 1.0 - FREE - beside) if beside else VLLM_SHARE)
 
 
-# --- both -----------------------------------------------------------------------------------------------------------
+def engine_lines(config: RunConfig, role: str, prompt_tokens: int, limit: int | None) -> list[str]:
+    """Return the lines of a rollout or a scorer."""
+    found = engine(config, role, prompt_tokens, limit)
+    if isinstance(found, str):
+        return [found]
+    of_device = "" if limit is None else f" of {_share(config, role, limit):.2f} x {limit / GIB:.1f} GiB"
+    cache = f"keys and values: {found.row_cache / 2**20:.1f} MiB per row of full length"
+    if found.rows_in_room is not None:
+        cache += f", room for {found.rows_in_room} of the {found.rows} rows at once"
+    return [
+        f"a {role}: {found.weights / GIB:.2f} GiB of weights{of_device}; {cache}",
+        f"a {role}'s batch: {_batch(config, section_of(config, role), role, found.rows)}",
+    ]
 
 
-def check_fit(config: RunConfig, prompt_tokens: int) -> None:
-    """Raise ConfigError if learner, rollout or scorer cannot fit the device's memory."""
-    limit = device_bytes(config)
-    plan = rank_plan(config, prompt_tokens)
-    faults = [learner_fault(plan, limit) if plan else ""]
-    faults += [process_fault(config, limit)]
-    faults += [engine_fault(config, role, prompt_tokens, limit) for role in ("rollout", "scorer")]
-    if any(faults):
-        raise ConfigError("; and ".join(filter(None, faults)))
+def _batch(config: RunConfig, section: RolloutConfig | ScorerConfig, role: str, rows: int) -> str:
+    """Return how the rows of an engine share its forwards, as far as it is known before it runs."""
+    if section.engine == "vllm":
+        whose = "as declared" if section.vllm.max_num_seqs else "vLLM's own choice"
+        tokens = section.vllm.options.get("max_num_batched_tokens", "vLLM's own number of")
+        return (
+            f"{rows} rows at once ({whose}), {tokens} tokens per step; model runner, attention backend and "
+            f"room for keys and values are logged at its start and shown by `prefixrl status`"
+        )
+    whose = "by transformers, " if section.engine == "auto" else ""
+    if config.bitwise:
+        return f"{whose}the {rows} rows of a task are one forward, for texts that are the same bit by bit (bitwise)"
+    return f"{whose}{rows} rows at once, which join and leave between tokens; bitwise = true would hold tasks together"
 
 
-def _of(limit: int | None) -> str:
-    return f"{limit / GIB:.1f} GiB" if limit else "a device that is not here (learner.device_memory_gib)"
+def engine_fault(config: RunConfig, role: str, prompt_tokens: int, limit: int) -> str:
+    """Return the refusal of an engine that has no room for one row, or ""."""
+    found = engine(config, role, prompt_tokens, limit)
+    if isinstance(found, str) or found.rows_in_room != 0:
+        return ""
+    devices = section_of(config, role).vllm.tensor_parallel_size
+    return (
+        f"a {role}'s weights ({found.weights / GIB:.1f} GiB) leave no room for keys and values of one row in "
+        f"{_share(config, role, limit):.2f} of {limit / GIB:.1f} GiB; raise {role}.vllm.gpu_memory_utilization, or "
+        f"spread it with {role}.vllm.tensor_parallel_size = {2 * devices}"
+    )
+
+
+# --- a scorer's process reward model --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProcessFootprint:
+    """Bytes of a process reward model on its device."""
+
+    weights: int
+    forward: int
+    """Hidden states of the largest forward; 0 where the model's shape is not known."""
+    text_cache: int
+    """Keys and values of one text of `max_tokens`; 0 where none are kept."""
+    context: int
+    """0 where the target, in the same process, has a context already."""
+    given: float | None
+    """vLLM's share of the device; None: what is needed."""
+
+    @property
+    def needed(self) -> int:
+        """The least bytes with which it can score."""
+        return self.weights + self.forward + self.text_cache + self.context
+
+    def share(self, limit_bytes: int) -> float:
+        """Return the share of its device that it takes."""
+        return self.needed / limit_bytes if self.given is None else self.given
+
+
+def process_footprint(config: RunConfig) -> ProcessFootprint | None:
+    """Return the bytes; None without such a model, or where its size is not known."""
+    prm = config.scorer.prm
+    if prm is None or (known := parameters(prm.model)) is None:
+        return None
+    on_disk = _on_disk(prm.model) if prm.dtype == "auto" else 0
+    width = on_disk / known[0] or _DTYPE_BYTES.get(prm.dtype, 2)
+    shape, is_vllm = shape_of(prm.model), prm.engine == "vllm"
+    has_context = config.target is not None and config.scorer.engine == "transformers" and config.scorer.device != "cpu"
+    return ProcessFootprint(
+        weights=on_disk or int(width * known[0]),
+        forward=int(prm.batch_tokens * shape.hidden * width * HIDDEN_COPIES) if shape else 0,
+        text_cache=int(shape.cache_bytes(1) * width * prm.max_tokens) if shape and is_vllm else 0,
+        context=0 if has_context and not is_vllm else CONTEXT_BYTES,
+        given=prm.device_share if is_vllm else None,
+    )
+
+
+def _on_gpu(config: RunConfig) -> ProcessFootprint | None:
+    is_on_gpu = config.scorer.prm is not None and config.scorer.prm.device != "cpu"
+    return process_footprint(config) if is_on_gpu else None
+
+
+def process_share(config: RunConfig, limit: int) -> float:
+    """Return the share of a scorer's first GPU for the model; 0 without one, or of unknown size."""
+    found = _on_gpu(config)
+    return found.share(limit) if found else 0.0
+
+
+def process_lines(config: RunConfig, limit: int | None) -> list[str]:
+    """Return the line of a scorer's process reward model; none without."""
+    prm, found = config.scorer.prm, process_footprint(config)
+    if prm is None:
+        return []
+    if found is None:
+        return [f"a scorer's process reward model: {unknown_size(prm.model)}"]
+    text = f"{found.weights / GIB:.2f} GiB of weights"
+    if found.forward:
+        text += f", about {found.forward / GIB:.2f} GiB for a forward of {prm.batch_tokens:,} tokens"
+    if prm.device == "cpu":
+        return [f"a scorer's process reward model, on the CPU: {text}"]
+    if found.text_cache:
+        text += f", {found.text_cache / 2**20:.1f} MiB of keys and values per text of full length"
+    beside = ", beside its target" if config.target is not None and config.scorer.engine != "openai" else ""
+    of = "" if limit is None else f"; {found.share(limit):.2f} of a GPU of {limit / GIB:.1f} GiB"
+    return [f"a scorer's process reward model{beside}: {text}{of}"]
+
+
+def process_fault(config: RunConfig, limit: int) -> str:
+    """Return the refusal of a model that its device or share is too small for, or ""."""
+    found = _on_gpu(config)
+    if found is None or found.needed <= int(limit * (found.given or 1.0)):
+        return ""
+    where, remedy = f"{limit / GIB:.1f} GiB", "lower scorer.prm.batch_tokens, or name a smaller model"
+    if found.given is not None:
+        where, remedy = f"{found.given:.2f} of {where}", f"raise scorer.prm.gpu_memory_utilization, {remedy}"
+    return (
+        f"the process reward model needs {found.needed / GIB:.1f} GiB ({found.weights / GIB:.1f} of weights) and has "
+        f"{where}; {remedy}"
+    )

@@ -42,7 +42,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Their number."""
+        """Number of parameters."""
         queries, keys = self.heads * self.head_size, 2 * self.kv_heads * self.head_size
         layer = self.hidden * (2 * queries + keys + 3 * self.intermediate + 2)
         layer += (queries + keys) if self.is_biased else 0
@@ -113,7 +113,7 @@ class Footprint:
     buckets: int
     """Gradients on their way between ranks, and weights that ZeRO-3 has gathered."""
     backward: int
-    """Most of activations, logits and buckets that is there at once: buckets fill while activations go."""
+    """Most bytes of activations, logits and buckets at one time: buckets fill while activations are freed."""
     optimizer: int
     """Temporaries of the step, when activations, logits and buckets are gone."""
     host: int
@@ -162,18 +162,17 @@ class _Buckets:
 
 
 def _most_at_once(activations: int, last: int, logits: int, tied: int, buckets: _Buckets) -> int:
-    """Return the most bytes at a time of a backward pass.
+    """Return the most bytes at one time of a backward pass, which goes from the output head down to the embedding.
 
-    It goes from the output head down to the embedding. Logits are there at its beginning alone. Activations go layer
-    by layer, while buckets fill; between its beginning, the first full bucket and its end all that changes in
-    proportion to the layers.
+    Logits exist at its beginning alone. Layer by layer, activations are freed while buckets fill, so the most is at the
+    beginning, at the first full bucket or at the end.
 
     Args:
-        activations: at the beginning.
-        last: of them at the end, one layer's.
-        logits: what the output head takes.
+        activations: bytes at the beginning.
+        last: bytes of one layer's activations, which remain to the end.
+        logits: bytes of the output head.
         tied: gradient of an output head that is the embedding too; it waits for the embedding's.
-        buckets: what the reduction of gradients holds.
+        buckets: bytes of the reduction of gradients.
     """
     beginning = activations + logits + buckets.at(0.0)
     later = (

@@ -1,21 +1,28 @@
-"""Figures that follow from a config alone: batch arithmetic, rows in flight, memory."""
+"""The text of `--check`: batch arithmetic, rows under way and memory, which follow from a config alone."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.disk_room import room_lines
 from prefixrl.learner.check.model_shapes import parameters, unknown_size
-from prefixrl.learner.check.process_model import process_lines
-from prefixrl.learner.check.prompt_lengths import PromptLength, prompt_length
-from prefixrl.learner.check.time import summed_rate, time_lines
 from prefixrl.learner.data import problems
+from prefixrl.learner.data.rows import Problem
+
+if TYPE_CHECKING:
+    from prefixrl.common.prompts.rendering import Renderer
 
 SMALL_PARAMETERS, SMALL_REACH, EXAMPLE_REACH = 250_000_000, 1e-3, 1.4e-2
 """Models whose weights must move further than the published recipe moves those of 1.5 billion parameters, and how far.
 The last one is the sum of the arithmetic example, which trains."""
+RENDERED = 128
+"""Most questions that are rendered for the mean length of a prompt."""
+TOKEN_CHARS, TEMPLATE_TOKENS = 3, 48
+"""Guess without a tokenizer: characters per token of a question, and tokens of the chat template around it."""
 
 
 @dataclass(frozen=True)
@@ -28,43 +35,54 @@ class Forecast:
 
 def forecast(config: RunConfig) -> Forecast:
     """Return lines for a person; raise DataError for files, ConfigError for unfit matrices."""
+    # Late: seconds of imports, only for `--check` and for learners that share a GPU.
+    from prefixrl.common.prompts.asking import asking_lines, renderers_here
+
     train, held_out = problems.read_all(config)
-    count, algorithm = len(train.problems), config.algorithm
-    rows = algorithm.groups_per_iteration * algorithm.samples_per_prompt
-    iterations = config.iterations_in_all(count)
+    renderers = renderers_here(config)
+    prompt_tokens, origin = prompt_length(config, problems.as_asked(config, train.problems), renderers.get("adapter"))
+    lines = [
+        *_data("train", train),
+        *_data("eval", held_out),
+        *_shared(train, held_out),
+        *asking_lines(config, renderers, train.problems[0].question),
+        *_arithmetic(config, len(train.problems)),
+        *_reach(config, len(train.problems)),
+        f"prompts of about {prompt_tokens} tokens, {origin}",
+        *_memory(config, prompt_tokens),
+    ]
+    return Forecast("\n".join(lines), prompt_tokens)
+
+
+def _arithmetic(config: RunConfig, count: int) -> list[str]:
+    algorithm, samples = config.algorithm, config.algorithm.samples_per_prompt
+    rows = algorithm.groups_per_iteration * samples
     window = algorithm.groups_per_iteration * (algorithm.max_staleness + 1)
-    cap = math.ceil(Fraction(str(config.filter.over_sampling)) * window)
     times, factor = config.scorer.continuations, config.filter.over_sampling
+    cap = math.ceil(Fraction(str(factor)) * window)
     over_sampled = f", {factor:g} times over for what the filter takes" if factor > 1 else ""
-    lines = [
+    texts = "prefixes" if config.mode == "prefix" else "answers"
+    iterations, steps = config.iterations_in_all(count), min(algorithm.minibatches, rows)
+    return [
         f"{count} training problems; {config.groups_in_all(count)} groups in {iterations} iterations",
-        f"an iteration: {algorithm.groups_per_iteration} groups x {algorithm.samples_per_prompt} rows = {rows} rows, "
-        f"{algorithm.ppo_epochs} x {min(algorithm.minibatches, rows)} optimiser steps; {config.steps_in_all(count)} "
-        f"in all",
+        f"an iteration: {algorithm.groups_per_iteration} groups x {samples} rows = {rows} rows, "
+        f"{algorithm.ppo_epochs} x {steps} optimiser steps; {config.steps_in_all(count)} in all",
         *([f"every prefix completed {times} times: {times * rows} completions"] if times > 1 else []),
-        f"under way at once: at most {cap} groups = {cap * algorithm.samples_per_prompt} "
-        f"{'prefixes' if config.mode == 'prefix' else 'answers'} of up to {config.max_sampled_tokens} tokens "
-        f"(window of {algorithm.max_staleness} versions{over_sampled})",
+        f"under way at once: at most {cap} groups = {cap * samples} {texts} of up to {config.max_sampled_tokens} "
+        f"tokens (window of {algorithm.max_staleness} versions{over_sampled})",
     ]
-    data = [*_data("train", train), *_data("eval", held_out), *_shared(train, held_out)]
-    asking, prompts = _asking(config, train)
-    work = [*_memory(config, prompts.tokens), *time_lines(config, prompts, iterations)]
-    return Forecast("\n".join([*data, *asking, *lines, *_reach(config, count), *work]), prompts.tokens)
 
 
-def _reach(config: RunConfig, problems_count: int) -> list[str]:
-    """Return how far the learning rate can move a weight, and a warning where that is nothing."""
-    section, steps, known = config.learner, config.steps_in_all(problems_count), parameters(config.adapter.model)
-    reach = summed_rate(section.actor_lr, steps, section.warmup_ratio, section.min_lr_ratio)
-    lines = [
-        f"learner.actor_lr = {section.actor_lr:g} over {steps} optimiser steps: no weight moves by more than about "
-        f"{reach:.1e} in the whole run"
-    ]
-    if known and known[0] < SMALL_PARAMETERS and reach < SMALL_REACH:
-        lines.append(
-            f"warning: that hardly moves a model of {known[0] / 1e6:,.1f} M parameters (the arithmetic example's: "
-            f"{EXAMPLE_REACH:.1e}); raise learner.actor_lr, or begin with the values of `prefixrl init --size tiny`"
-        )
+# --- data -----------------------------------------------------------------------------------------------------------
+
+
+def _data(kind: str, loaded: problems.Loaded) -> list[str]:
+    """Return lines per source: counts of its rows, its first question, its first bad rows."""
+    lines = []
+    for report in loaded.sources:
+        first = next(each for each in loaded.problems if each.source == report.label)
+        lines.append(f"{kind}: {report}; the first: {first.question!r:.160} = {first.gold!r:.60}")
+        lines += [f"  {row}" for row in report.bad[: problems.SHOWN_BAD_ROWS]]
     return lines
 
 
@@ -79,14 +97,68 @@ def _shared(train: problems.Loaded, held_out: problems.Loaded) -> list[str]:
     ]
 
 
-def _asking(config: RunConfig, train: problems.Loaded) -> tuple[list[str], PromptLength]:
-    """Return how models are asked, what looks wrong about it, and the length of a prompt."""
-    # Late: seconds of imports, only for `--check` and for learners that share a GPU.
-    from prefixrl.common.prompts.asking import asking_lines, renderers_here
+def prompt_length(config: RunConfig, asked: Sequence[Problem], renderer: "Renderer | None") -> tuple[int, str]:
+    """Return the mean length of training prompts in tokens, and its origin.
 
-    here = renderers_here(config)
-    lines = asking_lines(config, here, train.problems[0].question)
-    return lines, prompt_length(config, problems.as_asked(config, train.problems), here.get("adapter"))
+    Args:
+        asked: problems, as often as the run asks them.
+        renderer: that of the rollouts; None where the adapter's tokenizer is not on this host.
+    """
+    most = config.rollout.max_prompt_tokens
+    texts = sorted(asked, key=lambda each: len(each.question) + len(each.system))
+    count = min(len(texts), RENDERED)
+    # From the middle of each of `count` equal parts, so that no end counts twice.
+    spread = [texts[(2 * part + 1) * len(texts) // (2 * count)] for part in range(count)]
+    if config.rollout.engine == "simulated":
+        # Its tokens are the bytes of a question (`ByteRenderer`).
+        sizes: list[int] = [len(each.question.encode()) for each in spread]
+    elif renderer is not None:
+        sizes = [size for each in spread if (size := _rendered_tokens(renderer, each)) is not None] or [most]
+    else:
+        around = sum(len(text or "") for text in (config.adapter.prompt_template, config.adapter.system))
+        chars = around + sum(len(each.question) + len(each.system) for each in spread) / count
+        guess = math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS
+        return min(most, guess), "guessed from their characters: the adapter's tokenizer is not on this host"
+    return math.ceil(sum(sizes) / len(sizes)), f"the mean of {count} questions of data.train"
+
+
+def _rendered_tokens(renderer: "Renderer", problem: Problem) -> int | None:
+    """Return the length of one prompt; None for one that is too long to be asked in the run."""
+    try:
+        return int(renderer.prompt(problem.question, problem.system).size)
+    except ValueError:
+        return None
+
+
+# --- training and memory --------------------------------------------------------------------------------------------
+
+
+def summed_rate(peak: float, steps: int, warmup_ratio: float, min_ratio: float) -> float:
+    """Return the sum of the learning rate over a run's steps: warm-up, then the cosine.
+
+    AdamW moves a weight by about the rate per step, so by no more than this in a whole run.
+    """
+    warmup = math.ceil(steps * warmup_ratio)
+    falling = steps - warmup
+    # Values of a cosine at evenly spaced steps, both ends among them, have the mean of the ends.
+    mean = (1 + min_ratio) / 2 if falling > 1 else 1.0
+    return peak * ((warmup + 1) / 2 * (warmup > 0) + falling * mean)
+
+
+def _reach(config: RunConfig, count: int) -> list[str]:
+    """Return how far the learning rate can move a weight, and a warning where that is nothing."""
+    section, steps, known = config.learner, config.steps_in_all(count), parameters(config.adapter.model)
+    reach = summed_rate(section.actor_lr, steps, section.warmup_ratio, section.min_lr_ratio)
+    lines = [
+        f"learner.actor_lr = {section.actor_lr:g} over {steps} optimiser steps: no weight moves by more than about "
+        f"{reach:.1e} in the whole run"
+    ]
+    if known and known[0] < SMALL_PARAMETERS and reach < SMALL_REACH:
+        lines.append(
+            f"warning: that hardly moves a model of {known[0] / 1e6:,.1f} M parameters (the arithmetic example's: "
+            f"{EXAMPLE_REACH:.1e}); raise learner.actor_lr, or begin with the values of `prefixrl init --size tiny`"
+        )
+    return lines
 
 
 def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
@@ -94,24 +166,12 @@ def _memory(config: RunConfig, prompt_tokens: int) -> list[str]:
     models = {"adapter": config.adapter.model}
     if config.target is not None and config.scorer.engine != "openai":
         models["target"] = config.target.model
-    sizes = [f"{name}: {_size(model)}" for name, model in models.items()]
     learner = [*budget.learner_lines(plan, limit), *room_lines(config, plan)] if plan else []
-    engines = [
-        line for role in ("rollout", "scorer") for line in budget.engine_lines(config, role, prompt_tokens, limit)
-    ]
-    return [*sizes, *learner, *engines, *process_lines(config, limit)]
+    rollout, scorer = (budget.engine_lines(config, role, prompt_tokens, limit) for role in ("rollout", "scorer"))
+    sizes = [f"{name}: {_size(model)}" for name, model in models.items()]
+    return [*sizes, *learner, *rollout, *scorer, *budget.process_lines(config, limit)]
 
 
 def _size(model: str) -> str:
     known = parameters(model)
     return f"{known[0] / 1e6:,.1f} M parameters ({known[1]})" if known else unknown_size(model)
-
-
-def _data(kind: str, loaded: problems.Loaded) -> list[str]:
-    """Return lines per source: counts of its rows, its first question, its first bad rows."""
-    lines = []
-    for report in loaded.sources:
-        first = next(each for each in loaded.problems if each.source == report.label)
-        lines.append(f"{kind}: {report}; the first: {first.question!r:.160} = {first.gold!r:.60}")
-        lines += [f"  {row}" for row in report.bad[: problems.SHOWN_BAD_ROWS]]
-    return lines

@@ -1,8 +1,7 @@
 """Shares of a GPU's memory where several models of a run are on it.
 
-A learner takes what the forecast says. A rollout without a share of its own gets what its weights, 4 GiB of keys and
-values and its work need; so does a scorer's process reward model on the first of its GPUs; targets without a share
-divide what is left.
+One rule: every model takes the share that it was given, else what it needs. Targets in vLLM without a share divide what
+is left of their GPU. A model that is alone on its GPU keeps vLLM's own share.
 """
 
 import math
@@ -13,7 +12,6 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.placement import LEARNER, Placement, neighbours
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.footprint import CONTEXT_BYTES, GIB, EngineFootprint, learner_footprint
-from prefixrl.learner.check.process_model import process_share
 
 ROLLOUT_CACHE_BYTES = 4 * GIB
 WORK_BYTES = GIB
@@ -32,9 +30,12 @@ class Demand:
     """On the first of its GPUs a scorer's process reward model, besides its target."""
 
 
+NOTHING = Demand(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Shares:
-    """Shares for engines that have none, by role, and what every GPU is asked for."""
+    """Shares for engines without one, by role, and a line per GPU."""
 
     chosen: dict[str, float]
     lines: list[str]
@@ -43,17 +44,14 @@ class Shares:
 def demands(config: RunConfig, limit_bytes: int, prompt_tokens: int) -> dict[str, Demand]:
     """Return the demands of a learner rank, a rollout and a scorer, as far as models are known."""
     found = {}
-    plan = budget.rank_plan(config, prompt_tokens)
-    if plan is not None:
+    if (plan := budget.rank_plan(config, prompt_tokens)) is not None:
         share = learner_footprint(plan).peak / limit_bytes
         found[LEARNER] = Demand(share, share)
-    process = process_share(config, limit_bytes)
     for role in ("rollout", "scorer"):
         engine = budget.engine(config, role, prompt_tokens, limit_bytes)
-        beside = process if role == "scorer" else 0.0
+        beside = budget.process_share(config, limit_bytes) if role == "scorer" else 0.0
         if not isinstance(engine, EngineFootprint):
-            if beside:
-                found[role] = Demand(0.0, 0.0, beside)
+            found[role] = Demand(0.0, 0.0, beside)
             continue
         section = budget.section_of(config, role)
         cache = min(engine.rows * engine.row_cache, ROLLOUT_CACHE_BYTES) if role == "rollout" else engine.row_cache
@@ -69,35 +67,32 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
     Raises:
         ConfigError: a GPU is asked for more than it has.
     """
-    chosen: dict[str, float] = {}
-    besides = {gpu: _besides(gpu, names, placed, demanded) for gpu, names in neighbours(placed).items()}
-    crowded = {
-        gpu: [_role(name) for name in names]
-        for gpu, names in neighbours(placed).items()
-        if len(names) > 1 or besides[gpu]
+    rollout, scorer = (demanded.get(role, NOTHING) for role in ("rollout", "scorer"))
+    here = neighbours(placed)
+    roles = {gpu: [_role(name) for name in names] for gpu, names in here.items()}
+    # A scorer has its process reward model on its first GPU.
+    beside = {
+        gpu: scorer.beside * sum(_role(name) == "scorer" and placed[name][0] == gpu for name in names)
+        for gpu, names in here.items()
     }
-    for roles in crowded.values():
-        if "rollout" in roles and (of := demanded.get("rollout")) and of.share is None:
-            chosen["rollout"] = math.ceil(100 * of.least) / 100
-    for gpu, roles in crowded.items():
-        of = demanded.get("scorer")
-        if "scorer" not in roles or of is None or of.share is not None:
-            continue
-        others = sum(_share(role, demanded, chosen) for role in roles if role != "scorer")
-        left = math.floor(100 * (1.0 - budget.FREE - others - besides[gpu]) / roles.count("scorer")) / 100
-        chosen["scorer"] = min(left, chosen.get("scorer", 1.0))
-    lines = []
-    for gpu, names in neighbours(placed).items():
-        parts = [(name, _share(_role(name), demanded, chosen)) for name in names]
-        text = ", ".join(f"{name} {share:.2f}" if share else name for name, share in parts)
-        text += f", process reward model {besides[gpu]:.2f}" if besides[gpu] else ""
-        lines.append(f"GPU {gpu}: {text}")
-        is_starved = any(
-            chosen.get(_role(name), 1.0) < demanded[_role(name)].least for name in names if _role(name) in demanded
-        )
-        if gpu in crowded and (sum(share for _, share in parts) + besides[gpu] > 1.0 or is_starved):
-            raise ConfigError(_fault(gpu, names, demanded, chosen, besides[gpu]))
-    return Shares(chosen, lines)
+    crowded = [gpu for gpu in here if len(here[gpu]) > 1 or beside[gpu]]
+    taken = {role: budget.VLLM_SHARE if each.share is None else each.share for role, each in demanded.items()}
+    chosen = {}
+    if rollout.share is None and any("rollout" in roles[gpu] for gpu in crowded):
+        taken["rollout"] = chosen["rollout"] = math.ceil(100 * rollout.least) / 100
+    if scorer.share is None:
+        left = [1.0]
+        for gpu in crowded:
+            if scorers := roles[gpu].count("scorer"):
+                others = sum(taken.get(role, 0.0) for role in roles[gpu] if role != "scorer") + beside[gpu]
+                left.append(math.floor(100 * (1.0 - budget.FREE - others) / scorers) / 100)
+        if len(left) > 1:
+            taken["scorer"] = chosen["scorer"] = min(left)
+    for gpu in crowded:
+        is_starved = any(chosen.get(role, 1.0) < demanded[role].least for role in roles[gpu] if role in demanded)
+        if is_starved or sum(taken.get(role, 0.0) for role in roles[gpu]) + beside[gpu] > 1.0:
+            raise ConfigError(_fault(gpu, here[gpu], taken, demanded, beside[gpu]))
+    return Shares(chosen, [_line(gpu, names, taken, beside[gpu]) for gpu, names in here.items()])
 
 
 def with_shares(config: RunConfig, placed: Placement, prompt_tokens: int) -> tuple[RunConfig, list[str]]:
@@ -108,8 +103,8 @@ def with_shares(config: RunConfig, placed: Placement, prompt_tokens: int) -> tup
     """
     limit = budget.device_bytes(config)
     if limit is None:
-        return config, [f"GPU {gpu}: {', '.join(names)}" for gpu, names in neighbours(placed).items()]
-    # Where nobody says who is where, a scorer's target and its process reward model share a GPU all the same.
+        return config, [_line(gpu, names, {}, 0.0) for gpu, names in neighbours(placed).items()]
+    # Without a placement too, a scorer's target and its process reward model share a GPU.
     alone = {"scorer-0": tuple(range(config.gpus_of("scorer")))} if config.gpus_of("scorer") else {}
     shares = divide(placed or alone, demands(config, limit, prompt_tokens))
     for role, share in shares.chosen.items():
@@ -119,36 +114,22 @@ def with_shares(config: RunConfig, placed: Placement, prompt_tokens: int) -> tup
     return config, shares.lines if placed else []
 
 
-def _besides(gpu: int, names: list[str], placed: Placement, demanded: dict[str, Demand]) -> float:
-    """Return the share of the process reward models on a GPU: a scorer has its own on its first."""
-    of = demanded.get("scorer")
-    return 0.0 if of is None else of.beside * sum(_role(name) == "scorer" and placed[name][0] == gpu for name in names)
-
-
 def _role(name: str) -> str:
     return name.rpartition("-")[0] or name
 
 
-def _share(role: str, demanded: dict[str, Demand], chosen: dict[str, float]) -> float:
-    if role in chosen:
-        return chosen[role]
-    of = demanded.get(role)
-    if of is None:
-        return 0.0
-    return budget.VLLM_SHARE if of.share is None else of.share
+def _line(gpu: int, names: list[str], taken: dict[str, float], beside: float) -> str:
+    parts = [f"{name} {share:.2f}" if (share := taken.get(_role(name))) else name for name in names]
+    return f"GPU {gpu}: {', '.join(parts + [f'process reward model {beside:.2f}'] * (beside > 0))}"
 
 
-def _fault(
-    gpu: int, names: list[str], demanded: dict[str, Demand], chosen: dict[str, float], beside: float = 0.0
-) -> str:
+def _fault(gpu: int, names: list[str], taken: dict[str, float], demanded: dict[str, Demand], beside: float) -> str:
     parts = []
     for name in names:
-        role = _role(name)
-        least = role in chosen and role in demanded and chosen[role] < demanded[role].least
-        share = demanded[role].least if least else _share(role, demanded, chosen)
-        parts.append(f"{name} {'at least ' if least else ''}{share:.2f}")
+        share, least = taken.get(_role(name), 0.0), demanded.get(_role(name), NOTHING).least
+        parts.append(f"{name} at least {least:.2f}" if share < least else f"{name} {share:.2f}")
+    parts += [f"process reward model {beside:.2f}"] * (beside > 0)
     count = f"{len(names)} process{'es' if len(names) > 1 else ''}"
-    parts += [f"process reward model {beside:.2f}"] if beside else []
     return (
         f"GPU {gpu} has not enough memory for {count}, as shares of it: {', '.join(parts)}; start fewer "
         f"([launch]), put some on other GPUs (launch.devices), give engines less (gpu_memory_utilization of "

@@ -437,7 +437,6 @@ MEANINGLESS_IN_DIRECT = {
     "scorer.top_k": "5",
     "scorer.top_p": "0.9",
     "scorer.min_p": "0.1",
-    "scorer.expected_tokens_per_s": "100.0",
     "scorer.max_prompt_tokens": "9",
     "scorer.device": "cpu",
     "scorer.threads": "2",

@@ -96,8 +96,16 @@ def with_layers(shape: ModelShape, layers: int) -> ModelShape:
 
 @pytest.mark.parametrize("low_rank", [None, 16], ids=["full", "low rank"])
 @pytest.mark.parametrize("is_checkpointed", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("name", ["Qwen2.5-1.5B", "Llama-3.2-1B", pytest.param("Qwen2.5-7B", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("Qwen2.5-0.5B", 1),
+        pytest.param("Qwen2.5-1.5B", 1, marks=pytest.mark.nightly),
+        pytest.param("Qwen2.5-1.5B", 3, marks=pytest.mark.nightly),
+        pytest.param("Llama-3.2-1B", 3, marks=pytest.mark.nightly),
+        pytest.param("Qwen2.5-7B", 1, marks=pytest.mark.nightly),
+    ],
+)
 def test_layers_of_true_size_save_what_the_forecast_says(
     name: str, layers: int, is_checkpointed: bool, low_rank: int | None
 ) -> None:
@@ -139,11 +147,17 @@ def counted(dtype: str, zero: dict[str, Any]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("warned", [pytest.param(0, marks=DEEPSPEED_WARNINGS)])
-@pytest.mark.parametrize("bucket", [100_000, 10**9], ids=["small buckets", "one bucket"])
 @pytest.mark.parametrize(
-    ("dtype", "stage"),
-    [("float32", 0), ("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2), ("bfloat16", 3)],
-)
+    ("dtype", "stage", "bucket"),
+    [
+        pytest.param(dtype, stage, bucket, marks=() if bucket == 100_000 and is_quick else pytest.mark.nightly)
+        for dtype, stage, is_quick in (
+            ("float32", 0, True), ("float32", 1, False), ("float32", 2, False), ("bfloat16", 1, False),
+            ("bfloat16", 2, True), ("bfloat16", 3, True),
+        )
+        for bucket in (100_000, 10**9)
+    ],
+)  # fmt: skip
 def test_states_and_buckets_are_what_deepspeed_holds(dtype: str, stage: int, bucket: int, warned: int) -> None:
     held, peak = counted(dtype, {"stage": stage, "reduce_bucket_size": min(bucket, SMALL.parameters)})
     plan = plan_of(SMALL, dtype_bytes=4 if dtype == "float32" else 2, stage=stage, bucket=bucket)
@@ -167,7 +181,14 @@ def test_a_head_in_blocks_takes_no_more_than_its_block_however_many_positions_th
     assert head_bytes(10, SMALL, 2, is_trained=False) == 4 * SMALL.vocabulary * (20 + SMALL.hidden) + 100 * SMALL.hidden
 
 
-@pytest.mark.parametrize(("positions", "vocabulary"), [(1024, 500), (1024, 40_000), (3000, 20_000)])
+@pytest.mark.parametrize(
+    ("positions", "vocabulary"),
+    [
+        (1024, 500),
+        pytest.param(1024, 40_000, marks=pytest.mark.nightly),
+        pytest.param(3000, 20_000, marks=pytest.mark.nightly),
+    ],
+)
 def test_the_head_takes_the_bytes_that_the_forecast_says(positions: int, vocabulary: int) -> None:
     shape = replace(SMALL, vocabulary=vocabulary)
     hidden = torch.randn(positions, shape.hidden, dtype=torch.bfloat16, requires_grad=True)

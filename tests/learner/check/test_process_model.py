@@ -14,9 +14,15 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.placement import VARIABLE, place, processes_of
 from prefixrl.learner.__main__ import _placed, main
-from prefixrl.learner.check.budget import check_fit
+from prefixrl.learner.check.budget import (
+    HIDDEN_COPIES,
+    check_fit,
+    process_fault,
+    process_footprint,
+    process_lines,
+    process_share,
+)
 from prefixrl.learner.check.footprint import CONTEXT_BYTES, GIB
-from prefixrl.learner.check.process_model import HIDDEN_COPIES, process_fault, process_footprint, process_lines
 from prefixrl.learner.check.shares import Demand, demands, divide, with_shares
 from support.models.recipes import recipe, settings_of
 from support.paths import EXAMPLES
@@ -66,7 +72,7 @@ def test_in_vllm_it_takes_its_share_and_in_transformers_what_it_needs(tmp_path: 
     assert in_vllm is not None and in_transformers is not None
     assert in_vllm.share(LIMIT) == 0.3
     assert in_transformers.share(LIMIT) == in_transformers.needed / LIMIT == pytest.approx(0.24, abs=0.03)
-    assert process_footprint(planned(tmp_path, device="cpu")) is None
+    assert process_share(planned(tmp_path, device="cpu"), LIMIT) == 0
     (line,) = process_lines(planned(tmp_path, engine="vllm"), LIMIT)
     assert "14.19 GiB of weights" in line and "224.0 MiB of keys and values per text" in line
     assert line.endswith("; 0.30 of a GPU of 79.0 GiB")

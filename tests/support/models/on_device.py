@@ -26,7 +26,6 @@ from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.footprint import CONTEXT_BYTES, FRAGMENTED, learner_footprint
 from prefixrl.learner.check.model_shapes import parameters, shape_of
-from prefixrl.learner.check.time import IterationWork
 from prefixrl.learner.models.batch import IterationData, Sample
 from prefixrl.learner.models.model import Models
 from prefixrl.learner.training import checkpoint
@@ -168,16 +167,16 @@ def memory_and_speed(config: RunConfig, prompt_tokens: int, label: str) -> list[
     found = learner_footprint(plan)
     expected = (found.peak - CONTEXT_BYTES - found.states) / (1 + FRAGMENTED) + found.states
     lines = sum(len(micro) for step in budget.planned(config, prompt_tokens)[0] for share in step for micro in share)
-    work = IterationWork(
-        groups * samples, prompt_tokens, sampled, lines, algorithm.ppo_epochs, algorithm.has_critic,
-        algorithm.kl > 0, True, config.learner.gradient_checkpointing,
-    )  # fmt: skip
+    tokens = lines * prompt_tokens + groups * samples * sampled
+    # Forward-equivalents: a backward pass costs two, and one more where layers run again.
+    trained = (1 + algorithm.has_critic) * algorithm.ppo_epochs * (4 if config.learner.gradient_checkpointing else 3)
+    forwards = 1 + algorithm.has_critic + (algorithm.kl > 0) + trained
     count, _ = parameters(config.adapter.model) or (0, "")
     body = count - vocabulary.embedding * (1 if vocabulary.is_tied else 2)
     return [
         figure(f"{label}: peak memory", "bytes", peak, expected, "the forecast"),
-        figure(f"{label}: learner", "tokens/s", work.tokens / seconds),
-        figure(f"{label}: operations", "TFLOP/s", 2 * body * work.tokens * work.forwards / seconds / 1e12),
+        figure(f"{label}: learner", "tokens/s", tokens / seconds),
+        figure(f"{label}: operations", "TFLOP/s", 2 * body * tokens * forwards / seconds / 1e12),
         figure(f"{label}: device syncs of an iteration", "syncs", _syncs(models, data, config)),
     ]
 
