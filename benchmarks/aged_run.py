@@ -21,16 +21,8 @@ from prefixrl.common.engines.interface.base import Job, JobResult, TokenIds
 from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import derive
-from prefixrl.common.wire.messages import (
-    GroupPrefixes,
-    GroupTask,
-    PrefixTask,
-    Prompt,
-    Row,
-    Sampling,
-    ScoredGroup,
-    Verdict,
-)
+from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Prompt, Row, Sampling, ScoredGroup, Verdict
+from prefixrl.common.wire.messages.worker import PrefixTask
 from prefixrl.common.wire.packing import logprobs, pack_tokens, token_ids, token_versions
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits

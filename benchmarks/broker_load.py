@@ -37,7 +37,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.wire.address import address_in
 from prefixrl.common.wire.keys import make_keys
-from prefixrl.common.wire.messages import Batch, GetBatch, WeightsNote
+from prefixrl.common.wire.messages.learner import Batch, GetBatch
+from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 

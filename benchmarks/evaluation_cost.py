@@ -26,7 +26,8 @@ import torch
 from benchmarks.results import Figure, Report, commit, options
 from benchmarks.simulated import PATIENCE_S, PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import Evaluate, Prompt
+from prefixrl.common.wire.messages.groups import Prompt
+from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM
 from prefixrl.learner.processes.servers import Servers

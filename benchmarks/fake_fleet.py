@@ -1,7 +1,7 @@
 """Workers without engines: one process, an encrypted socket per worker, results of the usual size after a given time.
 
     Hello ─▶ Welcome ─▶ Ready ─▶ PrefixTask | ScoreTask ─▶ (rows end, RowsLeft) ─▶ Prefixes | Scores ─▶ Ack
-                           Heartbeat on a clock ─▶ Beat;  Staged ─▶ Swap ─▶ Installed ─▶ Proved
+                           Heartbeat on a clock ─▶ Beat;  Staged ─▶ Swap ─▶ Installed ─▶ Probed
 
 They send all that real workers send, as often as these do. `python -m benchmarks.fake_fleet` reads a `FleetPlan` in
 JSON from the first line of its input, works until the input ends, and prints a `Timings`.
@@ -24,8 +24,30 @@ import numpy as np
 import zmq
 
 from prefixrl.common.host.process import allow_many_files
-from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address, address_in
+from prefixrl.common.wire.messages.fields import PROTOCOL, UNPROVED, Role
+from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.weights import EngineChecksum
+from prefixrl.common.wire.messages.worker import (
+    Ack,
+    Beat,
+    Heartbeat,
+    Hello,
+    Installed,
+    ModelDigests,
+    Prefixes,
+    PrefixTask,
+    Probed,
+    Ready,
+    Refused,
+    Revoke,
+    Scores,
+    ScoreTask,
+    Staged,
+    Swap,
+    Welcome,
+)
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.rows_left import REPORT_EVERY_S, RowsLeftReport
@@ -33,7 +55,7 @@ from prefixrl.common.worker.rows_left import REPORT_EVERY_S, RowsLeftReport
 PROMPT_TOKENS, TEXT = 100, "a step of an answer " * 12
 ROOM = 1.5
 """Rows that a worker takes, as a multiple of its seats; as the engines do."""
-VERDICT = messages.Verdict(
+VERDICT = Verdict(
     reward=1.0, status="ok", extracted="42", finish="eos", completion_tokens=300, elapsed_ms=12, is_answered=False
 )
 
@@ -53,7 +75,7 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     tokens: int
     """Per row."""
-    digests: tuple[messages.ModelDigests, messages.ModelDigests]
+    digests: tuple[ModelDigests, ModelDigests]
     """Those of adapter and target."""
     probe_tokens: int
     """Positions of the probe that an installed version is proved with."""
@@ -74,11 +96,11 @@ class Timings(msgspec.Struct):
 class FakeWorker:
     """One worker: its socket, what it holds, what it waits for."""
 
-    def __init__(self, fleet: "Fleet", role: messages.Role, number: int, address: Address) -> None:
+    def __init__(self, fleet: "Fleet", role: Role, number: int, address: Address) -> None:
         plan, at = fleet.plan, 0 if role == "rollout" else 1
         self._fleet, self._role, self._digests = fleet, role, plan.digests[at]
         self._slots, self._hold_s = plan.slots[at], plan.hold_s[at]
-        self._waiting: deque[messages.PrefixTask | messages.ScoreTask] = deque()
+        self._waiting: deque[PrefixTask | ScoreTask] = deque()
         self._open: dict[str, int] = {}
         """Rows left of every task that it holds."""
         self._busy, self._progress, self._beat_s = 0, 0, 1.0
@@ -106,7 +128,7 @@ class FakeWorker:
         self.socket.connect(address.endpoint)
         self._number = number
 
-    def send(self, message: messages.ToBroker) -> None:
+    def send(self, message: ToBroker) -> None:
         """Send a message; the fleet looks for answers afterwards."""
         self.socket.send(self._fleet.encode(message))
         self._fleet.touched.add(self)
@@ -115,67 +137,63 @@ class FakeWorker:
         if not self.socket.poll(0, zmq.POLLOUT):
             self._fleet.after(0.05, self.join)  # not connected yet
             return
-        self.send(
-            messages.Hello(
-                protocol=messages.PROTOCOL, role=self._role, incarnation=f"fake-{self._number}", host="host", pid=1
-            )
-        )
+        self.send(Hello(protocol=PROTOCOL, role=self._role, incarnation=f"fake-{self._number}", host="host", pid=1))
 
     def _beat(self) -> None:
         self._fleet.after(self._beat_s, self._beat)
         self.send(
-            messages.Heartbeat(
+            Heartbeat(
                 progress=self._progress, busy_row_s=float(self._progress), leases=tuple(self._open), state="working"
             )
         )
 
-    def take(self, message: messages.FromBroker) -> None:
+    def take(self, message: FromBroker) -> None:
         """Do what a worker does with a message."""
         match message:
-            case messages.Welcome():
+            case Welcome():
                 self._beat_s = msgspec.json.decode(message.config_json)["broker"]["heartbeat_s"]
                 self._ready()
-            case messages.PrefixTask() | messages.ScoreTask():
+            case PrefixTask() | ScoreTask():
                 now_s = time.monotonic()
-                if self._freed_s is not None and isinstance(message, messages.ScoreTask):
+                if self._freed_s is not None and isinstance(message, ScoreTask):
                     self._fleet.timings.freed_to_lease.append((now_s, now_s - self._freed_s))
                 self._open[message.task] = self._fleet.plan.rows
                 self._rows_left.begin(message.task, self._fleet.plan.rows)
                 self._freed_s = None
                 self._waiting.append(message)
                 self._start()
-            case messages.Ack(task):
+            case Ack(task):
                 now_s = time.monotonic()
                 if (sent_s := self._sent_s.pop(task, None)) is not None:
                     self._fleet.timings.score_to_ack.append((now_s, now_s - sent_s))
-            case messages.Beat(latest):
+            case Beat(latest):
                 if self._role == "rollout" and latest is not None and latest.version > max(self._version, self._staged):
                     self._staged = latest.version
-                    self.send(messages.Staged(latest.version))
-            case messages.Swap(version):
-                checksum = messages.EngineChecksum("a", "snapshot")
+                    self.send(Staged(latest.version))
+            case Swap(version):
+                checksum = EngineChecksum("a", "snapshot")
                 probe = pack_logprobs(np.zeros(self._fleet.plan.probe_tokens, np.float32))
-                self.send(messages.Installed(version, digest_of(version), probe, checksum=checksum))
-            case messages.Proved(version):
+                self.send(Installed(version, digest_of(version), probe, checksum=checksum))
+            case Probed(version=version, outcome="proved"):
                 self._version = version
-            case messages.Revoke(task):
+            case Revoke(task):
                 found = [each for each in self._waiting if each.task == task]
                 for each in found:
                     self._waiting.remove(each)
                     del self._open[task]
-                    self.send(messages.Refused(task, "not started"))
+                    self.send(Refused(task, "not started"))
             case _:
                 raise AssertionError(f"{self._role} {self._number} got {message}")
 
     def _ready(self) -> None:
         plan = self._fleet.plan
         self.send(
-            messages.Ready(
+            Ready(
                 seats=self._slots * plan.rows,
                 room=self._room,
                 takes_runs=False,
                 digests=self._digests,
-                version=0 if self._role == "rollout" else messages.UNPROVED,
+                version=0 if self._role == "rollout" else UNPROVED,
                 weights_digest=digest_of(0) if self._role == "rollout" else "",
                 engine="simulated",
             )
@@ -214,10 +232,10 @@ class FakeWorker:
     def _has_room(self) -> bool:
         return sum(self._open.values()) < self._room
 
-    def _deliver(self, task: messages.PrefixTask | messages.ScoreTask) -> None:
+    def _deliver(self, task: PrefixTask | ScoreTask) -> None:
         self._busy, self._progress = self._busy - 1, self._progress + 1
         del self._open[task.task]
-        if isinstance(task, messages.PrefixTask):
+        if isinstance(task, PrefixTask):
             self.send(self._fleet.prefixes(task))
         else:
             now_s = time.monotonic()
@@ -235,7 +253,7 @@ class Fleet:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 4 * (plan.rollouts + plan.scorers) + 16)
         self.encode = msgspec.msgpack.Encoder().encode
-        self._decoder: msgspec.msgpack.Decoder[messages.FromBroker] = msgspec.msgpack.Decoder(messages.FromBroker)
+        self._decoder: msgspec.msgpack.Decoder[FromBroker] = msgspec.msgpack.Decoder(FromBroker)
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self.touched: set[FakeWorker] = set()
@@ -244,42 +262,40 @@ class Fleet:
         self._logprobs = pack_logprobs(-draw.random(plan.tokens, dtype=np.float32))
         self._prompt = pack_tokens(draw.integers(0, 128, PROMPT_TOKENS, dtype=np.int32))
         address = address_in(Path(plan.directory), "worker")
-        roles: Iterator[messages.Role] = chain(repeat("rollout", plan.rollouts), repeat("scorer", plan.scorers))
+        roles: Iterator[Role] = chain(repeat("rollout", plan.rollouts), repeat("scorer", plan.scorers))
         self._workers = [FakeWorker(self, role, plan.first + at, address) for at, role in enumerate(roles)]
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Call `action` so much later."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), action))
 
-    def prefixes(self, task: messages.PrefixTask) -> messages.Prefixes:
+    def prefixes(self, task: PrefixTask) -> Prefixes:
         digest = digest_of(task.version)
-        return messages.Prefixes(
+        return Prefixes(
             task=task.task, kind=task.kind, version=task.version, weights_digest=digest,
             groups=tuple(self._group(each, task.version, digest) for each in task.groups), elapsed_s=0.1,
         )  # fmt: skip
 
-    def _group(self, group: messages.GroupTask, version: int, digest: str) -> messages.GroupPrefixes:
-        spans = (messages.VersionSpan(version, digest, self.plan.tokens),)
+    def _group(self, group: GroupTask, version: int, digest: str) -> GroupPrefixes:
+        spans = (VersionSpan(version, digest, self.plan.tokens),)
         rows = tuple(
-            messages.Row(
+            Row(
                 tokens=self._tokens[(group.seq + row) % 64], logprobs=self._logprobs, finish="length", spans=spans,
                 text=TEXT,
             )
             for row in range(self.plan.rows)
         )  # fmt: skip
-        return messages.GroupPrefixes(
-            seq=group.seq, prompt=group.prompt, seed=group.seed, prompt_tokens=self._prompt, rows=rows
-        )
+        return GroupPrefixes(seq=group.seq, prompt=group.prompt, seed=group.seed, prompt_tokens=self._prompt, rows=rows)
 
-    def scores(self, task: messages.ScoreTask) -> messages.Scores:
+    def scores(self, task: ScoreTask) -> Scores:
         groups = tuple(
-            messages.ScoredGroup(
+            ScoredGroup(
                 prefixes=group, version=task.version, weights_digest=task.weights_digest,
                 verdicts=(VERDICT,) * len(group.rows), scorer="fake", sampled_s=0.1, scoring_s=self.plan.hold_s[1],
             )
             for group in task.groups
         )  # fmt: skip
-        return messages.Scores(task.task, task.kind, groups)
+        return Scores(task.task, task.kind, groups)
 
     def run(self, stop: int) -> None:
         """Work until the file descriptor `stop` can be read."""

@@ -29,18 +29,9 @@ from benchmarks.simulated import simulated_run
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import Address, address_in
 from prefixrl.common.wire.keys import ClientKey, Pair, make_keys
-from prefixrl.common.wire.messages import (
-    PROTOCOL,
-    Beat,
-    FromBroker,
-    GetStatus,
-    Heartbeat,
-    Hello,
-    Role,
-    Status,
-    ToBroker,
-    Welcome,
-)
+from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.learner import FromBroker, GetStatus, Status, ToBroker
+from prefixrl.common.wire.messages.worker import Beat, Heartbeat, Hello, Welcome
 from prefixrl.common.wire.transport import Client
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"

@@ -25,7 +25,7 @@ from prefixrl.common.engines.interface.base import Job
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.engines.vllm.setup import resolve
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "deploy" / "examples" / "arithmetic"
 PROMPT_TOKENS, TOKENS, ROWS, UPDATES = 24, 96, 16, 4

@@ -37,7 +37,7 @@ from benchmarks.results import ROOT, Figure, Report, commit, mean_figure, option
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.accuracy import bootstrap
-from prefixrl.common.wire.messages import Prompt
+from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.deploy.examples.letters.problems import OPERATIONS
 from prefixrl.learner.data.problems import load as load_problems

@@ -17,7 +17,7 @@ import numpy as np
 
 from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import versions
-from prefixrl.common.wire.messages import Manifest
+from prefixrl.common.wire.messages.weights import Manifest
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "deploy/examples/arithmetic/run.toml"
 POLL_S = 0.01

@@ -20,7 +20,7 @@ from benchmarks.results import Figure, Report, commit, options
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import history
 from prefixrl.common.journal.records import LedgerState, Record, RunHeader, SegmentStart, VersionPublished
-from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits

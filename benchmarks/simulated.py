@@ -12,7 +12,8 @@ import torch
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.wire.messages import Batch, GetBatch, ScoredGroup
+from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.wire.messages.learner import Batch, GetBatch
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.processes.servers import Servers
 from prefixrl.learner.weights.publish import Publisher

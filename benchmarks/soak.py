@@ -112,7 +112,7 @@ def learner(directory: str) -> None:
 def _learn(folder: Path) -> None:
     import torch
 
-    from prefixrl.common.wire.messages import Batch, GetBatch
+    from prefixrl.common.wire.messages.learner import Batch, GetBatch
     from prefixrl.learner.broker.client import BrokerClient
     from prefixrl.learner.processes.servers import Servers
     from prefixrl.learner.weights.publish import Publisher

@@ -327,7 +327,7 @@ def link(directory: Path, version: int) -> None:
     """A new version of the bytes of version 1, without writing them again."""
     import msgspec
 
-    from prefixrl.common.wire.messages import Manifest
+    from prefixrl.common.wire.messages.weights import Manifest
 
     source, target = folder(directory, 1), folder(directory, version)
     target.mkdir()

@@ -26,7 +26,8 @@ from prefixrl.common.host.service import Service
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.weights.low_rank import published_name
-from prefixrl.common.wire.messages import Batch, GetBatch, Halt, RunOver, ScoredGroup
+from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.wire.messages.learner import Batch, GetBatch, Halt, RunOver
 from prefixrl.common.wire.packing import ProbeRow
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation.arms import Arms

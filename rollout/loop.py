@@ -21,7 +21,21 @@ from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
 from prefixrl.common.run.digests import model_digests
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire import messages
+from prefixrl.common.wire.messages.fields import cut_text
+from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Row, VersionSpan
+from prefixrl.common.wire.messages.learner import FromBroker
+from prefixrl.common.wire.messages.worker import (
+    Beat,
+    Done,
+    Leaving,
+    Prefixes,
+    PrefixTask,
+    Probed,
+    Refused,
+    Revoke,
+    Swap,
+    Welcome,
+)
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.drain import Drain, handed_back
 from prefixrl.common.worker.link import Link
@@ -48,7 +62,7 @@ class Rollout:
     ) -> None:
         self._config, self._link, self._fetcher = config, link, fetcher
         self._engine, self._renderer = engine, renderer
-        self._open: dict[str, tuple[messages.PrefixTask, tuple[TokenIds | str, ...]]] = {}
+        self._open: dict[str, tuple[PrefixTask, tuple[TokenIds | str, ...]]] = {}
         self._held: list[JobResult] = []
         """Finished jobs with tokens of weights that are not proved yet."""
         self._unusable: set[str] = set()
@@ -77,7 +91,7 @@ class Rollout:
                 self._leave()
             message = self._link.receive(0.0 if self._is_busy else IDLE_S)
             while message is not None:
-                if isinstance(message, messages.Done):
+                if isinstance(message, Done):
                     return message.reason
                 self._handle(message)
                 message = self._link.receive(0.0)
@@ -96,39 +110,41 @@ class Rollout:
 
     def _leave(self) -> None:
         """Tell the broker that this worker takes no new task; hand back those not begun."""
-        self._link.send(messages.Leaving())
+        self._link.send(Leaving())
         for task in self._tasks():
             if self._engine.cancel(task.task):
                 del self._open[task.task]
                 self._link.send(handed_back(task))
 
-    def _handle(self, message: messages.FromBroker) -> None:
+    def _handle(self, message: FromBroker) -> None:
         match message:
-            case messages.PrefixTask():
+            case PrefixTask():
                 self._start(message)
-            case messages.Revoke(task):
+            case Revoke(task):
                 if task in self._open and self._engine.cancel(task):
                     del self._open[task]
-                    self._link.send(messages.Refused(task, "revoked before it started"))
-            case messages.Beat(latest) if latest is not None and self.swap.news(latest):
+                    self._link.send(Refused(task, "revoked before it started"))
+            case Beat(latest) if latest is not None and self.swap.news(latest):
                 self._fetcher.want(latest.version, latest.digest)
-            case messages.Swap():
+            case Swap():
                 self.swap.granted()
-            case messages.Proved(version, by) if version == self.swap.version:
-                self.swap.proved(by)
-                self._deliver_held()
-            case messages.ProbeUnclear(version) if version == self.swap.version and self.swap.is_to_be_shown:
-                self.swap.unclear(self._engine.checksum())
-            case messages.Welcome():
+            case Welcome():
                 self._fetcher.use(WeightsSource.of(message, self._link.address))
                 if self._drain.is_on:
-                    self._link.send(messages.Leaving())
+                    self._link.send(Leaving())
                 self.say_ready()
-            case messages.ProbeFailed():
-                log.warning("probe of version %d differs by %.3g: fetching again", message.version, message.difference)
+            case Probed(version=version, outcome="refused"):
+                log.warning("probe of version %d differs by %.3g: fetching again", version, message.difference)
                 self.swap.failed()
                 self._throw_away()
                 self._fetcher.again()
+            case Probed() if message.version != self.swap.version:
+                pass  # of weights that were replaced meanwhile
+            case Probed(outcome="proved"):
+                self.swap.proved(message.by)
+                self._deliver_held()
+            case Probed() if self.swap.is_to_be_shown:
+                self.swap.unclear(self._engine.checksum())
 
     def _deliver_held(self) -> None:
         """Deliver the results that were kept back: the installed weights are proved."""
@@ -137,13 +153,13 @@ class Rollout:
         for result in held:
             self._deliver(result)
 
-    def _start(self, task: messages.PrefixTask) -> None:
+    def _start(self, task: PrefixTask) -> None:
         if self._drain.is_on:  # it was on its way when the broker was told
             self._link.send(handed_back(task))
             return
         if task.version != self.swap.version:
             reason = f"version {self.swap.version} is installed, the task wants {task.version}"
-            self._link.send(messages.Refused(task.task, reason))
+            self._link.send(Refused(task.task, reason))
             return
         self._deliver_held()  # a task means that the broker accepted the probe
         prompts = tuple(self._render(group) for group in task.groups)
@@ -155,11 +171,11 @@ class Rollout:
         else:
             self._deliver(JobResult(task.task, (), 0.0))
 
-    def _render(self, group: messages.GroupTask) -> TokenIds | str:
+    def _render(self, group: GroupTask) -> TokenIds | str:
         try:
             return self._renderer.prompt(group.prompt.question, group.prompt.system)
         except ValueError as error:
-            return messages.cut_text(str(error))
+            return cut_text(str(error))
 
     def _take(self, result: JobResult) -> None:
         """Deliver a finished job, keep it until its weights are proved, or hand it back."""
@@ -180,34 +196,32 @@ class Rollout:
     def _hand_back(self, key: str) -> None:
         task, _ = self._open.pop(key)
         self._unusable.discard(key)
-        self._link.send(messages.Refused(task.task, "sampled with weights that were not proved"))
+        self._link.send(Refused(task.task, "sampled with weights that were not proved"))
 
     def _deliver(self, result: JobResult) -> None:
         task, prompts = self._open.pop(result.key)
         rows = iter(result.rows)
         groups = []
         for group, prompt in zip(task.groups, prompts, strict=True):
-            packed: tuple[messages.Row, ...] = ()
+            packed: tuple[Row, ...] = ()
             tokens, error = b"", prompt if isinstance(prompt, str) else ""
             if not isinstance(prompt, str):
                 finished = [next(rows) for _ in range(task.rows_per_group)]
                 packed = tuple(map(self._packed, finished))
                 tokens = pack_tokens(prompt)
             groups.append(
-                messages.GroupPrefixes(
+                GroupPrefixes(
                     seq=group.seq, prompt=group.prompt, seed=group.seed, prompt_tokens=tokens, rows=packed, error=error
                 )
             )
         name, kind, took_s = task.task, task.kind, result.elapsed_s
         oldest = min(_versions(result), default=task.version)
         digest, done = self.swap.digest_of[oldest], tuple(groups)
-        message = messages.Prefixes(
-            task=name, kind=kind, version=oldest, weights_digest=digest, groups=done, elapsed_s=took_s
-        )
+        message = Prefixes(task=name, kind=kind, version=oldest, weights_digest=digest, groups=done, elapsed_s=took_s)
         crash_point("prefixes.sampled")
         self._link.send(message)
 
-    def _packed(self, row: Continuation) -> messages.Row:
+    def _packed(self, row: Continuation) -> Row:
         has_control = self._renderer.has_control(row.tokens)
         return pack_row(row, self.swap.digest_of, self._read(row.tokens), has_control)
 
@@ -235,9 +249,9 @@ class Rollout:
         for task in self._tasks() if self._config.rollout.swap == "drain" else ():
             if task.kind == "train" and self._engine.cancel(task.task):
                 del self._open[task.task]
-                self._link.send(messages.Refused(task.task, "not begun, and newer weights are to be installed"))
+                self._link.send(Refused(task.task, "not begun, and newer weights are to be installed"))
 
-    def _tasks(self) -> list[messages.PrefixTask]:
+    def _tasks(self) -> list[PrefixTask]:
         return [task for task, _ in self._open.values()]
 
     def _install(self, snapshot: Snapshot) -> None:
@@ -270,7 +284,7 @@ class Rollout:
 
 
 def make_job(
-    task: messages.PrefixTask,
+    task: PrefixTask,
     prompts: tuple[TokenIds | str, ...],
     stop_tokens: frozenset[int],
     masked_tokens: frozenset[int] = frozenset(),
@@ -289,10 +303,10 @@ def make_job(
 
 def pack_row(
     row: Continuation, digest_of: Mapping[int, str], text: str | None = None, has_control: bool = False
-) -> messages.Row:
+) -> Row:
     """Return a finished row in wire form; `digest_of` maps its versions, `text` is its text."""
-    spans = tuple(messages.VersionSpan(version, digest_of[version], size) for version, size in row.spans)
-    return messages.Row(
+    spans = tuple(VersionSpan(version, digest_of[version], size) for version, size in row.spans)
+    return Row(
         tokens=pack_tokens(row.tokens),
         logprobs=pack_logprobs(row.logprobs),
         finish=row.finish,

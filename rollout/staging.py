@@ -11,7 +11,7 @@ import numpy as np
 from prefixrl.common.weights.delta import PAYS_BELOW, decode
 from prefixrl.common.weights.memory import Memory
 from prefixrl.common.weights.snapshot import BadSnapshot, Snapshot, Verifier
-from prefixrl.common.wire.messages import Chunk, Delta, GetChunk, Manifest
+from prefixrl.common.wire.messages.weights import Chunk, Delta, GetChunk, Manifest
 
 
 def chain_from(base: Manifest | None, manifest: Manifest) -> tuple[Delta, ...]:

@@ -14,16 +14,9 @@ from numpy.typing import NDArray
 
 from prefixrl.common.errors import Refusal
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.messages import (
-    UNPROVED,
-    Before,
-    EngineChecksum,
-    Installed,
-    PrefixTask,
-    Proof,
-    Staged,
-    WeightsNote,
-)
+from prefixrl.common.wire.messages.fields import UNPROVED
+from prefixrl.common.wire.messages.weights import EngineChecksum, PreviousProof, Proof, WeightsNote
+from prefixrl.common.wire.messages.worker import Installed, PrefixTask, Staged
 from prefixrl.common.wire.packing import ProbeRow, pack_logprobs, probe_rows, token_ids
 
 log = logging.getLogger(__name__)
@@ -48,7 +41,7 @@ class WeightSwap:
         self._offer_s = self._proof_s = 0.0
         self._is_granted = False
         self._proof: Installed | None = None
-        self._before: Before | None = None
+        self._before: PreviousProof | None = None
         """The version that was proved last, scored with the present probe."""
         self._probe: tuple[bytes, tuple[tuple[int, int], ...]] = b"", ()
         self._checksum = ""
@@ -129,7 +122,7 @@ class WeightSwap:
         """Take the engine's logprobs of the probe under the version that it proved last."""
         assert self._latest is not None
         self._probe = self._latest.probe_tokens, self._latest.probe_rows
-        self._before = Before(self.version, self.digest, pack_logprobs(logprobs))
+        self._before = PreviousProof(self.version, self.digest, pack_logprobs(logprobs))
 
     def checksum_before(self, checksum: EngineChecksum) -> None:
         """Take the checksum of the version that was proved last."""
@@ -164,7 +157,7 @@ class WeightSwap:
 
     def proof(self, now_s: float) -> Installed | None:
         """Return the probe when it is time to send it."""
-        # It is repeated until a Proved or a task comes: a broker that was restarted may not know the version yet.
+        # It is repeated until the broker answers: one that was restarted may not know the version yet.
         if self.is_proved or self._proof is None or now_s < self._proof_s:
             return None
         self._proof_s = now_s + OFFER_AGAIN_S
@@ -174,7 +167,7 @@ class WeightSwap:
         """Note that the broker found the installed version proved; None: it did not say by what."""
         if self._proof is not None and not self.is_proved:
             proof = self._proof
-            self._before = Before(proof.version, proof.digest, proof.probe_logprobs)
+            self._before = PreviousProof(proof.version, proof.digest, proof.probe_logprobs)
             self._checksum = proof.checksum.value if proof.checksum else ""
         if by is not None:
             self.wants_checksum = by == "checksum"

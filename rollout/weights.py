@@ -24,7 +24,8 @@ from prefixrl.common.weights.memory import Memory, MemoryFiles
 from prefixrl.common.weights.snapshot import BadSnapshot, Snapshot, check_manifest
 from prefixrl.common.wire.address import Address, beside
 from prefixrl.common.wire.keys import ClientKey
-from prefixrl.common.wire.messages import Chunk, FromWeights, GetManifest, Gone, Manifest, ToWeights, Welcome
+from prefixrl.common.wire.messages.weights import Chunk, FromWeights, GetManifest, Gone, Manifest, ToWeights
+from prefixrl.common.wire.messages.worker import Welcome
 from prefixrl.common.wire.transport import Client, Malformed
 from prefixrl.rollout.host import HostShare
 from prefixrl.rollout.staging import Staging
@@ -73,11 +74,11 @@ class WeightsSource:
     def of(cls, welcome: Welcome, broker: Address) -> "WeightsSource":
         """Choose the local door where it is this user's, on this host; else the encrypted way."""
         # Without encryption the bytes come nearly three times as fast (benchmarks/weight_transfer.py).
-        door = Path(welcome.weights_door.removeprefix("ipc://"))
+        door = Path(welcome.local_weights_endpoint.removeprefix("ipc://"))
         with contextlib.suppress(OSError):  # another user's folder, or none of this host
-            if welcome.weights_door and door.is_socket() and door.stat().st_uid == os.geteuid():
+            if welcome.local_weights_endpoint and door.is_socket() and door.stat().st_uid == os.geteuid():
                 log.info("weights come through the local door %s", door)
-                return cls(welcome.weights_door, None)
+                return cls(welcome.local_weights_endpoint, None)
         endpoint = beside(welcome.weights_endpoint, broker.endpoint)
         log.info("weights come encrypted from %s", endpoint)
         return cls(endpoint, broker.key)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prefixrl.common.engines.interface.base import Continuation, Job, TokenIds
-from prefixrl.common.wire.messages import Finish, Sampling
+from prefixrl.common.wire.messages.groups import Finish, Sampling
 
 ENTRY_BYTES = 512
 """Memory of an entry besides its token ids and text."""

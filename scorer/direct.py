@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError
 from prefixrl.common.prompts.rendering import pieces_of
-from prefixrl.common.wire.messages import MOST_ROWS, ModelDigests, Ready, ScoreTask
+from prefixrl.common.wire.messages.fields import MOST_ROWS
+from prefixrl.common.wire.messages.worker import ModelDigests, Ready, ScoreTask
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
 from prefixrl.scorer.judging import Answered, Judging, ProcessReward, ScorerLoop

@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 from prefixrl.common.config.worker_sections import ScorerConfig
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.extract import extract_answer
-from prefixrl.common.wire import messages
 from prefixrl.common.wire.continuations import row_verdict
+from prefixrl.common.wire.messages.fields import cut_text, encodable
+from prefixrl.common.wire.messages.groups import UNJUDGED, Fault, Finish, GroupPrefixes, ScoredGroup, TextVerdict
+from prefixrl.common.wire.messages.worker import Done, Leaving, Ready, Refused, Revoke, Scores, ScoreTask, Welcome
 from prefixrl.common.worker.drain import Drain, handed_back
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.rows_left import RowsLeftReport
@@ -40,13 +42,13 @@ Cut = Literal["judge", "zero", "mask"]
 
 @dataclass
 class _Open:
-    task: messages.ScoreTask
+    task: ScoreTask
     received_s: float
     continuations: int
     """Texts per row."""
-    groups: list[messages.GroupPrefixes]
+    groups: list[GroupPrefixes]
     """That of each text of the task."""
-    verdicts: dict[int, messages.TextVerdict] = field(default_factory=dict)
+    verdicts: dict[int, TextVerdict] = field(default_factory=dict)
     """Verdicts so far by `text_index`."""
     answers: dict[int, "Answered"] = field(default_factory=dict)
     """With a process reward model the judged texts that it has still to score."""
@@ -61,7 +63,7 @@ class Answered:
     """Index in the task, over all its groups: a row's continuations follow each other."""
     text: str
     """The whole answer."""
-    finish: messages.Finish
+    finish: Finish
     completion_tokens: int
     was_text: bool = False
     """True if the prefix reached the target as text."""
@@ -79,10 +81,10 @@ def up_to(answered: Answered, stop_texts: Sequence[str]) -> Answered:
     return replace(answered, text=answered.text[: min(ends)], finish="eos") if ends else answered
 
 
-def failure(reason: str, fault: messages.Fault) -> messages.TextVerdict:
+def failure(reason: str, fault: Fault) -> TextVerdict:
     """Return the verdict `error` on a text that could not be produced."""
-    short = messages.cut_text(reason)
-    return messages.TextVerdict(
+    short = cut_text(reason)
+    return TextVerdict(
         reward=0.0, status="error", extracted=short, finish="error", completion_tokens=0, elapsed_ms=0, fault=fault
     )
 
@@ -133,7 +135,7 @@ class Judging:
         scoring = f"scoring steps of {len(self._unscored)} groups" if self._unscored and not verifying else ""
         return "; ".join(filter(None, [self._verifier.trouble, verifying, scoring]))
 
-    def begin(self, task: messages.ScoreTask, continuations: int = 1) -> None:
+    def begin(self, task: ScoreTask, continuations: int = 1) -> None:
         """Open a task; each of its texts, `continuations` per row, must be taken or settled."""
         groups = [group for group in task.groups for _ in range(len(group.rows) * continuations)]
         self.open[task.task] = _Open(task, time.monotonic(), continuations, groups)
@@ -195,16 +197,16 @@ class Judging:
         entry = self.open[answered.task]
         keeps_text = self._keeps_text or entry.task.kind == "eval"
         is_chosen_from = entry.task.kind == "train" or len(entry.groups[answered.text_index].rows) > 1
-        if self._process and is_scored and judged.status not in messages.UNJUDGED and is_chosen_from:
+        if self._process and is_scored and judged.status not in UNJUDGED and is_chosen_from:
             entry.answers[answered.text_index] = answered
-        verdict = messages.TextVerdict(
+        verdict = TextVerdict(
             reward=judged.reward,
             status=judged.status,
-            extracted=messages.cut_text(judged.extracted or ""),
+            extracted=cut_text(judged.extracted or ""),
             finish=answered.finish,
             completion_tokens=answered.completion_tokens,
             elapsed_ms=elapsed_ms,
-            completion=messages.encodable(answered.text) if keeps_text else "",
+            completion=encodable(answered.text) if keeps_text else "",
             fault=judged.fault,
             was_text=answered.was_text,
             was_cached=answered.was_cached,
@@ -212,7 +214,7 @@ class Judging:
         )
         self.settle(answered.task, answered.text_index, verdict)
 
-    def settle(self, task: str, text_index: int, verdict: messages.TextVerdict) -> None:
+    def settle(self, task: str, text_index: int, verdict: TextVerdict) -> None:
         """Note the verdict on a text; the last one of a task sends its Scores."""
         entry = self.open[task]
         entry.verdicts[text_index] = verdict
@@ -232,7 +234,7 @@ class Judging:
         each = entry.continuations
         verdicts = (row_verdict(of_texts[first : first + each]) for first in range(0, len(of_texts), each))
         groups = tuple(
-            messages.ScoredGroup(
+            ScoredGroup(
                 prefixes=group,
                 version=task.version,
                 weights_digest=task.weights_digest,
@@ -244,13 +246,13 @@ class Judging:
             for group in task.groups
         )
         crash_point("scores.judged")
-        self._link.send(messages.Scores(task.task, task.kind, groups))
+        self._link.send(Scores(task.task, task.kind, groups))
 
 
 class ScorerLoop(ABC):
     """The work loop of a scorer: messages in, steps of the work between them."""
 
-    def __init__(self, link: Link, judging: Judging, ready: messages.Ready) -> None:
+    def __init__(self, link: Link, judging: Judging, ready: Ready) -> None:
         self._link = link
         self._judging = judging
         self._ready = ready
@@ -276,18 +278,18 @@ class ScorerLoop(ABC):
             message = self._link.receive(self._patience_s())
             while message is not None:
                 match message:
-                    case messages.Done():
+                    case Done():
                         return message.reason
-                    case messages.ScoreTask() if drain.is_on:  # it was on its way when the broker was told
+                    case ScoreTask() if drain.is_on:  # it was on its way when the broker was told
                         self._link.send(handed_back(message))
-                    case messages.ScoreTask():
+                    case ScoreTask():
                         self._start(message)
                         self._rows_left.begin(message.task, self._judging.texts(message.task))
-                    case messages.Revoke(task) if self._take_back(task):
-                        self._link.send(messages.Refused(task, "revoked before it started"))
-                    case messages.Welcome():  # after a restart of the broker
+                    case Revoke(task) if self._take_back(task):
+                        self._link.send(Refused(task, "revoked before it started"))
+                    case Welcome():  # after a restart of the broker
                         if drain.is_on:
-                            self._link.send(messages.Leaving())
+                            self._link.send(Leaving())
                         self.say_ready()
                     case _:
                         pass
@@ -303,7 +305,7 @@ class ScorerLoop(ABC):
 
     def _leave(self) -> None:
         """Tell the broker that this worker takes no new task; hand back those not begun."""
-        self._link.send(messages.Leaving())
+        self._link.send(Leaving())
         for task in [entry.task for entry in self._judging.open.values()]:
             if self._take_back(task.task):
                 self._link.send(handed_back(task))
@@ -312,7 +314,7 @@ class ScorerLoop(ABC):
         return POLL_S if self._judging.open else IDLE_S
 
     @abstractmethod
-    def _start(self, task: messages.ScoreTask) -> None: ...
+    def _start(self, task: ScoreTask) -> None: ...
 
     @abstractmethod
     def _take_back(self, task: str) -> bool:

@@ -19,7 +19,8 @@ from prefixrl.common.engines.interface.base import Engine, Job, TokenIds, ready_
 from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, continued_prefix
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire import messages
+from prefixrl.common.wire.messages.groups import Finish, GroupPrefixes, Row, Sampling, TextVerdict
+from prefixrl.common.wire.messages.worker import ModelDigests, ScoreTask
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.common.worker.link import Link
 from prefixrl.scorer.cache import Completion, Completions
@@ -82,7 +83,7 @@ class Scorer(ScorerLoop):
         engine: Engine,
         renderer: Renderer | ByteRenderer,
         verifier: VerifierPool,
-        digests: messages.ModelDigests,
+        digests: ModelDigests,
         scoring: StepScoring | None = None,
     ) -> None:
         judging = Judging(
@@ -121,13 +122,13 @@ class Scorer(ScorerLoop):
         self._judging.drop(task)
         return True
 
-    def _start(self, task: messages.ScoreTask) -> None:
+    def _start(self, task: ScoreTask) -> None:
         """Submit every text whose question can be rendered; the others get the verdict `error`."""
         times = self._config.scorer.texts_per_row(task.kind)
         self._judging.begin(task, times)
         begun: list[_Decoding] = []
         uniforms, scripts, first = [], [], 0
-        refused: dict[int, messages.TextVerdict] = {}
+        refused: dict[int, TextVerdict] = {}
         for group in task.groups:
             after = first + len(group.rows) * times
             try:
@@ -144,7 +145,7 @@ class Scorer(ScorerLoop):
         for index, verdict in refused.items():
             self._judging.settle(task.task, index, verdict)
 
-    def _begun(self, group: messages.GroupPrefixes, first: int, times: int) -> list[_Decoding]:
+    def _begun(self, group: GroupPrefixes, first: int, times: int) -> list[_Decoding]:
         """Return a group's texts, from index `first` on; raises ValueError if it cannot be rendered."""
         prompt = self._renderer.prompt(group.prompt.question, group.prompt.system)
         begun: list[_Decoding] = []
@@ -157,7 +158,7 @@ class Scorer(ScorerLoop):
         return begun
 
     def _submit(
-        self, key: str, texts: list[_Decoding], uniforms: Draws, sampling: messages.Sampling, scripts: list[TokenIds]
+        self, key: str, texts: list[_Decoding], uniforms: Draws, sampling: Sampling, scripts: list[TokenIds]
     ) -> None:
         """Have texts completed; if all completions are cached, judge them at once."""
         self._decoding[key] = texts
@@ -168,7 +169,7 @@ class Scorer(ScorerLoop):
         else:
             self._engine.submit(left)
 
-    def _prefix(self, row: messages.Row) -> tuple[TokenIds, bool]:
+    def _prefix(self, row: Row) -> tuple[TokenIds, bool]:
         """Return a prefix as the target continues it, and True if it was encoded from its text."""
         prefix, was_text = continued_prefix(self._renderer, token_ids(row.tokens), row.text)
         if was_text and not self._is_warned:
@@ -180,7 +181,7 @@ class Scorer(ScorerLoop):
             )
         return prefix, was_text
 
-    def _script(self, group: messages.GroupPrefixes, draw: float) -> TokenIds:
+    def _script(self, group: GroupPrefixes, draw: float) -> TokenIds:
         """Return the answer of a simulated target: right with the declared accuracy."""
         answer = group.prompt.gold if draw < self._config.simulated.accuracy else "none"
         return ByteRenderer().encode(f"\\boxed{{{answer}}}")
@@ -209,7 +210,7 @@ class Scorer(ScorerLoop):
         """Return the tokens of an answer without its stop, which may be no special token."""
         return self._renderer.without_stop(whole.answer) if done.finish == "eos" else whole.answer
 
-    def _judge_text(self, task: str, done: _Decoding, answer: TokenIds | str, finish: messages.Finish) -> None:
+    def _judge_text(self, task: str, done: _Decoding, answer: TokenIds | str, finish: Finish) -> None:
         """Have an answer judged; it is a text where its tokens are not known."""
         ids = None if isinstance(answer, str) else answer
         text = answer if isinstance(answer, str) else self._renderer.text(answer)
@@ -238,7 +239,7 @@ class Scorer(ScorerLoop):
         vitals.state = f"waiting for {waits_for}" if waits_for else self._judging.state or "scoring"
 
 
-def _draws(group: messages.GroupPrefixes, times: int, tokens: int) -> Draws:
+def _draws(group: GroupPrefixes, times: int, tokens: int) -> Draws:
     """Return a group's draws, shape (rows x times, tokens); continuations of a row are adjacent."""
     purposes = [_purpose("completion", continuation) for continuation in range(times)]
     each = [row_uniforms(group.seed, purpose, len(group.rows), tokens) for purpose in purposes]

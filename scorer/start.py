@@ -9,7 +9,7 @@ from prefixrl.common.config import user_function
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.run.digests import name_digest, scorer_digests
-from prefixrl.common.wire.messages import ModelDigests
+from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.common.worker.join import WorkerSession
 from prefixrl.scorer.process.step_scoring import StepScoring, load_scoring
 from prefixrl.scorer.sandbox import runner as sandbox

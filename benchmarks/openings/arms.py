@@ -19,7 +19,7 @@ from benchmarks.aged_run import AgedRun, Target
 from benchmarks.plain_grpo import PlainLoop, Recipe
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import Prompt
+from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.data.problems import load as load_problems
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from prefixrl.common.config.section import Positive, PositiveFloat, Section
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.wire.messages import CodeMode
+from prefixrl.common.wire.messages.groups import CodeMode
 
 Reading = Literal["text", "joined", "after_hashes", "last_box", "user_turn"]
 """Way of reading a column. text: unchanged. joined: a list of texts, with commas between. after_hashes: the text after

@@ -13,7 +13,7 @@ from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith
 from prefixrl.common.config.slurm import SlurmConfig
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.config.worker_sections import LaunchConfig, RolloutConfig, ScorerConfig, SimulatedConfig
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 
 SAMPLED_TOKEN_BYTES = 8
 """Size of an id and a logprob."""

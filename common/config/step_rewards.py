@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from prefixrl.common.config.section import Fraction, NonNegativeFloat, OnlyWith, Positive, PositiveFloat, Section
 from prefixrl.common.wire.aggregates import Aggregate
-from prefixrl.common.wire.messages import MOST_STEPS
+from prefixrl.common.wire.messages.groups import MOST_STEPS
 
 TAG, STEP = "{tag}", "{step}"
 """Places in `step_form`."""

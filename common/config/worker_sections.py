@@ -20,7 +20,8 @@ from prefixrl.common.config.section import (
     Section,
 )
 from prefixrl.common.config.step_rewards import ProcessModelConfig
-from prefixrl.common.wire.messages import MOST_ROWS, Kind, Sampling
+from prefixrl.common.wire.messages.fields import MOST_ROWS
+from prefixrl.common.wire.messages.groups import Sampling, TaskKind
 
 _OF_MODEL = {"generation_config", "model", "override_generation_config", "skip_tokenizer_init", "tokenizer"}
 OWN_OPTIONS = _OF_MODEL | {"logprobs_mode", "scheduling_policy", "seed", "weight_transfer_config"}
@@ -344,7 +345,7 @@ class ScorerConfig(EngineConfig):
             )
         return self
 
-    def texts_per_row(self, kind: Kind) -> int:
+    def texts_per_row(self, kind: TaskKind) -> int:
         """Return the number of texts judged per row of a task."""
         return self.continuations if kind == "train" else 1
 

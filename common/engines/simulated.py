@@ -25,7 +25,7 @@ from prefixrl.common.engines.interface.base import (
     spans_of,
 )
 from prefixrl.common.weights.snapshot import Snapshot, manifest_of
-from prefixrl.common.wire.messages import EngineChecksum
+from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import msgspec
 
 from prefixrl.common.errors import DataError
 from prefixrl.common.evaluation.accuracy import Accuracy
-from prefixrl.common.wire.messages import VerdictStatus
+from prefixrl.common.wire.messages.groups import VerdictStatus
 
 PLAN_FILE, RESULTS_FILE, ANSWERS_FILE = "plan.json", "results.json", "answers.jsonl"
 GREEDY, SAMPLED = "greedy", "sampled"

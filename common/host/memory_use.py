@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from prefixrl.common.wire.messages import MemoryUse
+from prefixrl.common.wire.messages.worker import MemoryUse
 
 ROLLUP = Path("/proc/self/smaps_rollup")
 """Sums over a process's memory, on Linux."""

@@ -4,7 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from prefixrl.common.wire.messages import ScoredGroup, WeightsNote
+from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.wire.messages.weights import WeightsNote
 
 
 class RunHeader(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ import msgspec
 
 from prefixrl.common.config import user_function
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import ModelDigests
+from prefixrl.common.wire.messages.worker import ModelDigests
 
 SAMPLED_BLOCK_BYTES = 64 * 1024
 SAMPLED_BLOCKS = 64

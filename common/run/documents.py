@@ -6,7 +6,7 @@ import msgspec
 
 from prefixrl.common.evaluation.accuracy import Interval, Point
 from prefixrl.common.run.status import AdmissionStatus, UsageTotal
-from prefixrl.common.wire.messages import StageTimes
+from prefixrl.common.wire.messages.groups import StageTimes
 
 METRICS_FILE, ADVANTAGES_FILE, SUMMARY_FILE = "metrics.jsonl", "advantages.jsonl", "summary.json"
 UPLOADS_FILE = "uploads.jsonl"

@@ -6,7 +6,8 @@ from typing import Literal
 import msgspec
 
 from prefixrl.common.config.worker_sections import OpenAIConfig
-from prefixrl.common.wire.messages import MemoryUse, Proof, Usage
+from prefixrl.common.wire.messages.weights import Proof
+from prefixrl.common.wire.messages.worker import MemoryUse, Usage
 
 USAGE_FILE = "usage.json"
 """In the run directory: `Usage` of the endpoint that serves the target, by scorer."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from prefixrl.common.weights.folders import delta_folder, folder, read_mapped, written_beside
 from prefixrl.common.weights.snapshot import BadSnapshot, Buffer
-from prefixrl.common.wire.messages import Delta, Manifest
+from prefixrl.common.wire.messages.weights import Delta, Manifest
 
 Bytes = NDArray[np.uint8]
 LEVEL = 1

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from prefixrl.common.wire.messages import Delta, Manifest
+from prefixrl.common.wire.messages.weights import Delta, Manifest
 
 DELTAS_KEPT = 8
 FILES = {Manifest: ("manifest.msgpack", "weights.bin"), Delta: ("delta.msgpack", "delta.bin")}

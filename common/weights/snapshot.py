@@ -16,7 +16,7 @@ import xxhash
 
 from prefixrl.common.weights.folders import folder, written_beside
 from prefixrl.common.weights.memory import Memory
-from prefixrl.common.wire.messages import Manifest, TensorEntry
+from prefixrl.common.wire.messages.weights import Manifest, TensorEntry
 
 if TYPE_CHECKING:
     # Imported where tensors are made: a simulated engine, which makes none, starts without torch.

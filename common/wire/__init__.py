@@ -2,7 +2,7 @@
 
 No other folder imports zmq; no message is pickled.
 
-messages.py       every message, one tagged union per link and direction
+messages/         every message, one tagged union per link and direction
 packing.py        packed token ids and logprobs, and the checks of received groups
 continuations.py  the verdict on a row from the verdicts on its continuations
 aggregates.py     one score of an answer from those of its steps; pure

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict, replace
 
-from prefixrl.common.wire.messages import TextVerdict, Verdict
+from prefixrl.common.wire.messages.groups import TextVerdict, Verdict
 
 
 def row_verdict(each: Sequence[TextVerdict]) -> Verdict:

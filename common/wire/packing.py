@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.wire.continuations import row_verdict
-from prefixrl.common.wire.messages import (
+from prefixrl.common.wire.messages.groups import (
     GroupPrefixes,
-    Kind,
     Row,
     ScoredGroup,
     StepScores,
+    TaskKind,
     TextVerdict,
     Verdict,
-    WeightsNote,
 )
+from prefixrl.common.wire.messages.weights import WeightsNote
 
 ProbeRow = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Tokens given, and tokens scored after them."""
@@ -193,7 +193,7 @@ def digests(groups: Iterable[GroupPrefixes]) -> set[tuple[int, str]]:
     return {(span.version, span.weights_digest) for group in groups for row in group.rows for span in row.spans}
 
 
-def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1, kind: Kind = "train") -> None:
+def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1, kind: TaskKind = "train") -> None:
     """Raise ValueError naming the group when a received scored group is malformed."""
     check_prefixes(group.prefixes, rows_per_group, is_by_adapter=group.version >= 0)
     check_verdicts(group, continuations, kind)
@@ -202,7 +202,7 @@ def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1
 def check_verdicts(
     group: ScoredGroup,
     continuations: int = 1,
-    kind: Kind = "train",
+    kind: TaskKind = "train",
     most_chars: int = 2**31,
     has_step_rewards: bool = False,
 ) -> None:

@@ -11,18 +11,9 @@ from typing import TypeVar, cast
 
 from prefixrl.common.errors import PeerLost, PrefixRLError, Refusal
 from prefixrl.common.wire.address import Address
-from prefixrl.common.wire.messages import (
-    PROTOCOL,
-    FromBroker,
-    Goodbye,
-    Hello,
-    Reject,
-    Role,
-    ToBroker,
-    Unknown,
-    Welcome,
-    cut_text,
-)
+from prefixrl.common.wire.messages.fields import PROTOCOL, Role, cut_text
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.worker import Goodbye, Hello, Reject, Unknown, Welcome
 from prefixrl.common.wire.transport import Client, Malformed, is_tag
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ has begun it finishes within its grace time, and hands back the rest.
 
 from collections.abc import Callable
 
-from prefixrl.common.wire.messages import PrefixTask, Refused, ScoreTask
+from prefixrl.common.wire.messages.worker import PrefixTask, Refused, ScoreTask
 
 GRACE_S = 20.0
 """Usual grace time; batch systems and service managers kill after 30 s."""

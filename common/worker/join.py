@@ -17,7 +17,7 @@ from prefixrl.common.host.process import AskedToStop
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import END_FILE
 from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given
-from prefixrl.common.wire.messages import Done, Welcome
+from prefixrl.common.wire.messages.worker import Done, Welcome
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.common.worker.allowed import NOTHING_ALLOWED, Allowed, check
 from prefixrl.common.worker.link import FIRST_CONTACT_S, ORPHAN_S, Link

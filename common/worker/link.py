@@ -19,14 +19,34 @@ import msgspec
 
 from prefixrl.common.errors import ConfigError, PeerLost, PrefixRLError, Refusal, RunIsOver
 from prefixrl.common.host.memory_use import memory_now
-from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address, Find
+from prefixrl.common.wire.messages.fields import PROTOCOL, Role, cut_text
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.worker import (
+    Ack,
+    Beat,
+    Done,
+    Goodbye,
+    Heartbeat,
+    Leave,
+    MemoryUse,
+    Prefixes,
+    PrefixTask,
+    Ready,
+    Refused,
+    Reject,
+    Scores,
+    ScoreTask,
+    Unknown,
+    Usage,
+    Welcome,
+)
 from prefixrl.common.wire.requester import hello
 from prefixrl.common.wire.transport import Client, Malformed
 
 log = logging.getLogger(__name__)
 
-Result = messages.Prefixes | messages.Scores
+Result = Prefixes | Scores
 RESEND_S = 5.0
 FIRST_CONTACT_S = 60.0
 ORPHAN_S = 600.0
@@ -58,31 +78,31 @@ class Vitals:
     tokens: int = 0
     state: str = "loading"
     leases: tuple[str, ...] = ()
-    usage: messages.Usage | None = None
+    usage: Usage | None = None
 
 
 class Link:
     """One worker's connection; the work loop writes its `vitals`."""
 
-    def __init__(self, find: Find, role: messages.Role, heartbeat_s: float = 1.0, number: int | None = None) -> None:
+    def __init__(self, find: Find, role: Role, heartbeat_s: float = 1.0, number: int | None = None) -> None:
         self._find, self._address = find, find()
         self.name: str = role
         self.vitals = Vitals()
         self.is_drained = False
         """True once the operator wants this worker to leave."""
-        self.inbox: queue.SimpleQueue[messages.FromBroker] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[FromBroker] = queue.SimpleQueue()
         self._incarnation = secrets.token_hex(8)
         self._hello = hello(role, self._incarnation, number)
         self._client = self._connected()
-        self._outgoing: queue.SimpleQueue[messages.ToBroker] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[ToBroker] = queue.SimpleQueue()
         self._unacknowledged: dict[str, tuple[Result, float]] = {}
-        self._welcome: queue.SimpleQueue[messages.Welcome | messages.Reject | messages.Done] = queue.SimpleQueue()
+        self._welcome: queue.SimpleQueue[Welcome | Reject | Done] = queue.SimpleQueue()
         self._heartbeat_s = heartbeat_s
         self._known = False
         self._run_id = ""
         self._greeted = False
         self._heard_s = self._turned_s = self._renewed_s = time.monotonic()
-        self._memory: messages.MemoryUse | None = None
+        self._memory: MemoryUse | None = None
         self._measured_s = -math.inf
         """Time at which the memory was looked at."""
         self._handed_over: set[str] = set()
@@ -104,30 +124,24 @@ class Link:
         """The endpoint of that address."""
         return self._address.endpoint
 
-    def _connected(self) -> Client[messages.FromBroker, messages.ToBroker]:
+    def _connected(self) -> Client[FromBroker, ToBroker]:
         address = self._address
-        return Client(address.endpoint, messages.FromBroker, self._incarnation.encode(), address.key)
+        return Client(address.endpoint, FromBroker, self._incarnation.encode(), address.key)
 
     # --- for the work loop -------------------------------------------------------------------------------------------
 
-    def welcome(
-        self, timeout_s: float = FIRST_CONTACT_S, stopping: Callable[[], bool] = lambda: False
-    ) -> messages.Welcome:
+    def welcome(self, timeout_s: float = FIRST_CONTACT_S, stopping: Callable[[], bool] = lambda: False) -> Welcome:
         """Wait for the broker's Welcome; raises PeerLost, Refusal or RunIsOver."""
         answer = self._first_answer(timeout_s, stopping)
-        if isinstance(answer, messages.Reject):
+        if isinstance(answer, Reject):
             raise Refusal(answer.reason)
-        if isinstance(answer, messages.Done):
+        if isinstance(answer, Done):
             raise RunIsOver(f"there is nothing to do: {answer.reason}")
-        if answer.protocol != messages.PROTOCOL:
-            raise Refusal(
-                f"the broker speaks protocol {answer.protocol}, this process {messages.PROTOCOL}; use one release"
-            )
+        if answer.protocol != PROTOCOL:
+            raise Refusal(f"the broker speaks protocol {answer.protocol}, this process {PROTOCOL}; use one release")
         return answer
 
-    def _first_answer(
-        self, timeout_s: float, stopping: Callable[[], bool]
-    ) -> messages.Welcome | messages.Reject | messages.Done:
+    def _first_answer(self, timeout_s: float, stopping: Callable[[], bool]) -> Welcome | Reject | Done:
         deadline_s = time.monotonic() + timeout_s
         while True:
             if self._failure is not None:
@@ -144,12 +158,12 @@ class Link:
         """Use the run's heartbeat interval."""
         self._heartbeat_s = heartbeat_s
 
-    def send(self, message: messages.ToBroker) -> None:
+    def send(self, message: ToBroker) -> None:
         """Send a message; results are sent again until the broker acknowledges them."""
         self._outgoing.put(message)
         self._client.wake()
 
-    def receive(self, timeout_s: float) -> messages.FromBroker | None:
+    def receive(self, timeout_s: float) -> FromBroker | None:
         """Return the next message, or None; raises Refusal, PeerLost or another end of the link."""
         if self._failure is not None:
             raise self._failure
@@ -157,7 +171,7 @@ class Link:
             message = self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
         except queue.Empty:
             return None
-        if isinstance(message, messages.Reject):
+        if isinstance(message, Reject):
             raise Refusal(f"the broker refused this worker: {message.reason}")
         return message
 
@@ -166,7 +180,7 @@ class Link:
         deadline_s = time.monotonic() + patience_s
         while (self._unacknowledged or not self._outgoing.empty()) and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        self._outgoing.put(messages.Goodbye(messages.cut_text(reason)))
+        self._outgoing.put(Goodbye(cut_text(reason)))
         self._closing.set()
         self._client.wake()
         self._thread.join(timeout=patience_s)
@@ -204,20 +218,20 @@ class Link:
         self._reconnect(now_s)
         vitals, leases = self.vitals, self.vitals.leases
         self._handed_over.difference_update(leases)
-        beat = messages.Heartbeat(
+        beat = Heartbeat(
             progress=vitals.progress,
             busy_row_s=vitals.busy_row_s,
             waiting_rows=vitals.waiting_rows,
             tokens=vitals.tokens,
             # A task that waits for the end of a long engine step is held, too: given away, it would be done twice.
             leases=(*leases, *self._handed_over),
-            state=messages.cut_text(vitals.state),
+            state=cut_text(vitals.state),
             usage=vitals.usage,
             memory=self._newest_memory(now_s),
         )
         self._try_send(beat if self._known else self._hello)
 
-    def _newest_memory(self, now_s: float) -> messages.MemoryUse | None:
+    def _newest_memory(self, now_s: float) -> MemoryUse | None:
         if now_s - self._measured_s >= MEMORY_EVERY_S:
             self._memory, self._measured_s = memory_now(), now_s
         return self._memory
@@ -246,7 +260,7 @@ class Link:
                 message = self._outgoing.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(message, Result | messages.Refused):
+            if isinstance(message, Result | Refused):
                 self._handed_over.discard(message.task)
             if isinstance(message, Result):
                 self._unacknowledged[message.task] = (message, now_s)
@@ -255,7 +269,7 @@ class Link:
             if not self._try_send(message) and not isinstance(message, Result):
                 self._outgoing.put(message)
                 break
-            if isinstance(message, messages.Ready):
+            if isinstance(message, Ready):
                 self._resend(now_s, 0.0)  # a restarted broker may have missed any of them
         if not self._known and self._closing.is_set():
             while not self._outgoing.empty():
@@ -263,7 +277,7 @@ class Link:
         if self._known:
             self._resend(now_s, RESEND_S)
 
-    def _try_send(self, message: messages.ToBroker) -> bool:
+    def _try_send(self, message: ToBroker) -> bool:
         try:
             self._client.send(message, timeout_s=0.2)
         except PeerLost as error:
@@ -282,9 +296,9 @@ class Link:
         except Malformed as error:
             log.warning("ignored a malformed message: %s", error)
 
-    def _take(self, message: messages.FromBroker) -> None:
+    def _take(self, message: FromBroker) -> None:
         match message:
-            case messages.Welcome(run_id=run_id, worker=name):
+            case Welcome(run_id=run_id, worker=name):
                 if self._run_id not in ("", run_id):
                     raise PeerLost(f"at {self.endpoint} is another run now, {run_id}; this worker is of {self._run_id}")
                 self._run_id = run_id
@@ -294,27 +308,27 @@ class Link:
                 self._greeted = True
                 # The work loop answers a later Welcome with Ready.
                 (self._welcome if first else self.inbox).put(message)
-            case messages.Unknown() if self._known:
+            case Unknown() if self._known:
                 log.info("the broker does not know this worker (any more): sending Hello again")
                 self._known = False
                 self._try_send(self._hello)
-            case messages.Unknown():
+            case Unknown():
                 pass  # the answer to a message that was sent before the current Hello
-            case messages.Done() if not self._greeted:
+            case Done() if not self._greeted:
                 self._welcome.put(message)
-            case messages.Leave():
+            case Leave():
                 if not self.is_drained:
                     log.info("the operator wants this worker to leave")
                 self.is_drained = True
-            case messages.Ack(task):
+            case Ack(task):
                 self._unacknowledged.pop(task, None)
-            case messages.Reject() if not self._known:
+            case Reject() if not self._known:
                 self._welcome.put(message)
                 self.inbox.put(message)
-            case messages.Beat(latest) if latest is None:
+            case Beat(latest) if latest is None:
                 pass
             case _:
-                if isinstance(message, (messages.PrefixTask, messages.ScoreTask)):
+                if isinstance(message, (PrefixTask, ScoreTask)):
                     self._handed_over.add(message.task)
                 self.inbox.put(message)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from prefixrl.common.wire.messages import RowsLeft
+from prefixrl.common.wire.messages.worker import RowsLeft
 from prefixrl.common.worker.link import Link
 
 REPORT_EVERY_S = 0.05

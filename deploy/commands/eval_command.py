@@ -26,7 +26,7 @@ from prefixrl.common.evaluation.plans import (
     EvaluationResults,
 )
 from prefixrl.common.host.process import own, stop_event, write_atomically
-from prefixrl.common.wire.messages import CodeMode
+from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.deploy.launch.launch import STOPPED, Launcher
 from prefixrl.deploy.runs.checkpoints import FREE_PORT, INCOMPLETE, LATEST, CheckpointOptions, config_of, weights_of
 from prefixrl.deploy.runs.eval_table import markdown, print_results

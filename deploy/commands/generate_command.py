@@ -25,7 +25,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, AnswerLine, GenerationPlan
 from prefixrl.common.host.process import printable, stop_event, write_atomically
 from prefixrl.common.run.status import USAGE_FILE, total_usage
-from prefixrl.common.wire.messages import Usage
+from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.deploy.launch.launch import STOPPED, Launcher
 from prefixrl.deploy.runs.checkpoints import (
     FREE_PORT,

@@ -16,7 +16,7 @@ from prefixrl.common.host.process import printable
 from prefixrl.common.run.disk import held_bytes, in_mib
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
-from prefixrl.common.wire.messages import Accepted, DrainWorker, GetStatus, HaltRun, Status
+from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, GetStatus, HaltRun, Status
 from prefixrl.common.wire.requester import Requester
 from prefixrl.deploy.commands.status_command import is_over, statement
 from prefixrl.deploy.view.live_view import newest_line

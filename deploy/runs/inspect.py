@@ -13,7 +13,7 @@ from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
-from prefixrl.common.wire.messages import ScoredGroup, StepScores, TextVerdict, VersionSpan
+from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
 from prefixrl.deploy.runs.checkpoints import config_of
 

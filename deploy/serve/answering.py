@@ -20,7 +20,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import TokenIds
 from prefixrl.common.prompts.rendering import Renderer, continued_prefix
 from prefixrl.common.seeds import derive, row_uniforms
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.deploy.serve.api_request import ApiError, Asked
 from prefixrl.deploy.serve.engine_thread import EngineThread, SharedRow
 from prefixrl.deploy.serve.openai_format import AnswerPart, Finish

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from prefixrl.common.engines.interface.base import Continuation, Engine, Job, TokenIds
 from prefixrl.common.errors import PeerLost, PrefixRLError
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 
 PIECE_TOKENS = 16
 """Few enough to be read as they come."""

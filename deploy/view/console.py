@@ -12,7 +12,7 @@ from rich.text import Text
 from prefixrl.common.host.process import printable
 from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
-from prefixrl.common.wire.messages import MemoryUse
+from prefixrl.common.wire.messages.worker import MemoryUse
 from prefixrl.deploy.view.stalls import stall_of
 
 NAMED_WAIT_S = 10.0

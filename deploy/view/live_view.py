@@ -17,7 +17,7 @@ from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine, alarm_spans, alarm_words
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
-from prefixrl.common.wire.messages import GetStatus, Status
+from prefixrl.common.wire.messages.learner import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
 from prefixrl.deploy.runs.track import MetricsFile
 from prefixrl.deploy.view.console import RECENT, Rhythm, picture, plain_line, progress_of

@@ -17,7 +17,7 @@ The way of one group (each wait with what ends it in brackets):
     step    function ◀─ caller                                                   state       waits for
     issue   ledger.start_sampling ◀─ dispatch._give_sampling ◀─ server.serve     sampling    a row (RowsLeft), room in
                                                                                  the window (Published, IterationDone)
-    sample  rollout/loop._start ◀─ PrefixTask; engine.submit, engine.step        sampling    engine, a proof (Proved)
+    sample  rollout/loop._start ◀─ PrefixTask; engine.submit, engine.step        sampling    engine, a proof (Probed)
     check   versions.check_prefixes, dispatch.take_prefixes ◀─                   sampling    nothing
             server._handle_worker ◀─ Prefixes ◀─ rollout/loop._deliver
     accept  ledger.take_prefixes ◀─ dispatch.take_prefixes                       sampled     nothing

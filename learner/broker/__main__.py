@@ -26,7 +26,9 @@ from prefixrl.common.journal.records import LedgerState, Record, RunHeader, Segm
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.wire.address import ENDPOINT_FILE, REBIND_S, advertised, beside, bindable, bound_within
 from prefixrl.common.wire.keys import server_keys
-from prefixrl.common.wire.messages import PROTOCOL, FromBroker, ToBroker, WeightsNote
+from prefixrl.common.wire.messages.fields import PROTOCOL
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter
@@ -49,7 +51,7 @@ log = logging.getLogger(__name__)
 @click.option("--directory", type=click.Path(path_type=Path), required=True, help="Run directory with config.json.")
 @click.option("--iteration", type=int, required=True, help="Iterations the learner has completed.")
 @click.option("--weights-endpoint", required=True, help="Where workers fetch published weights.")
-@click.option("--weights-door", default="", help="Where workers on this host fetch them.")
+@click.option("--local-weights-endpoint", default="", help="Where workers on this host fetch them.")
 @click.option("--ranks", type=int, default=1, help="Learner ranks that ask for batches.")
 @click.option("--restart", is_flag=True, help="An earlier broker of this run died while its ranks lived on.")
 @click.option("--no-training", is_flag=True, help="Issue no groups: serve evaluations alone.")
@@ -58,7 +60,7 @@ def main(  # noqa: PLR0913 -- one per flag
     directory: Path,
     iteration: int,
     weights_endpoint: str,
-    weights_door: str,
+    local_weights_endpoint: str,
     ranks: int,
     restart: bool,
     no_training: bool,
@@ -73,7 +75,7 @@ def main(  # noqa: PLR0913 -- one per flag
         check_format(directory)
         config = from_json((directory / "config.json").read_text(encoding="utf-8"))
         server = bind(config, directory, restart)
-        start = Start(iteration, weights_endpoint, weights_door, ranks, restart, trains=not no_training)
+        start = Start(iteration, weights_endpoint, local_weights_endpoint, ranks, restart, trains=not no_training)
         broker = build(config, directory, start, server)
         write_atomically(directory / ENDPOINT_FILE, advertised(server.endpoint))
         broker.serve(stop.is_set)
@@ -131,7 +133,7 @@ class Start:
     iteration: int
     """Number of iterations the learner has completed."""
     weights_endpoint: str
-    weights_door: str = ""
+    local_weights_endpoint: str = ""
     """Endpoint of the same server for workers on this host."""
     ranks: int = 1
     is_restart: bool = False
@@ -151,7 +153,9 @@ def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBro
         header = RunHeader(secrets.token_hex(6), PROTOCOL, secrets.token_bytes(32))
         journal.append([header])
     resumed_at = start.iteration if start.is_restart else -1
-    state = RunState(header, start.weights_endpoint, start.weights_door, len(loaded), identity, start.ranks, resumed_at)
+    state = RunState(
+        header, start.weights_endpoint, start.local_weights_endpoint, len(loaded), identity, start.ranks, resumed_at
+    )
     names = TaskNames(secrets.token_hex(3), header.task_key)
     broker = Broker(config, state, Dispatcher(config, ledger, order, names), journal, server)
     # Only a broker that died alone announces the newest version again; a learner that resumed publishes it anew.

@@ -21,7 +21,21 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.journal.records import GroupScored
 from prefixrl.common.run.status import LearnerPhase
 from prefixrl.common.seeds import derive
-from prefixrl.common.wire import messages
+from prefixrl.common.wire.messages.groups import UNJUDGED, BatchGroup, ScoredGroup, StageTimes
+from prefixrl.common.wire.messages.learner import (
+    Batch,
+    CannotGoOn,
+    FromBroker,
+    GetBatch,
+    GetEvaluation,
+    GetGroups,
+    Groups,
+    Halt,
+    IterationDone,
+    NotYet,
+    RunOver,
+)
+from prefixrl.common.wire.messages.worker import MemoryUse
 from prefixrl.common.wire.packing import TOKEN_BYTES
 from prefixrl.common.wire.transport import Payload
 from prefixrl.learner.broker.fractions import batch_fractions
@@ -116,7 +130,7 @@ log = logging.getLogger(__name__)
 
 NOT_YET_EVERY_S = 1.0
 
-Answer = tuple[messages.FromBroker, list[Payload]]
+Answer = tuple[FromBroker, list[Payload]]
 
 
 class BatchDesk:
@@ -130,7 +144,7 @@ class BatchDesk:
         self._ranks = ranks
         self._dispatcher = dispatcher
         self.total_iterations = config.iterations_in_all(problems)
-        self._waiting: dict[bytes, tuple[messages.GetBatch, float]] = {}
+        self._waiting: dict[bytes, tuple[GetBatch, float]] = {}
         self._resumed_at = resumed_at
         self._looked_s = 0.0
         self._waited_s: dict[str, float] = {}
@@ -140,9 +154,9 @@ class BatchDesk:
         """True if at the last look ranks waited because too few groups were scored."""
         self._short_s = 0.0
         """Time that ranks so waited, since the newest iteration was finished."""
-        self._newest: tuple[int, tuple[messages.BatchGroup, ...], dict[str, float]] | None = None
+        self._newest: tuple[int, tuple[BatchGroup, ...], dict[str, float]] | None = None
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
-        self._facts: dict[int, messages.BatchGroup] = {}
+        self._facts: dict[int, BatchGroup] = {}
         """The facts about scored groups that ranks will be told, by sequence number."""
         self._is_new = False
         """True if that batch was formed by the newest answers."""
@@ -155,14 +169,14 @@ class BatchDesk:
         """Rank 0's, as its messages show it."""
         self._waits_from_s: float | None = None
         """Time since which rank 0 waits for its batch; None where it does not."""
-        self._no_more: messages.CannotGoOn | None = None
+        self._no_more: CannotGoOn | None = None
         """The end that every rank gets once one got it: one with a batch would wait for the others in a collective."""
-        self.memory: dict[int, messages.MemoryUse | None] = {}
+        self.memory: dict[int, MemoryUse | None] = {}
         """Memory of each rank when it last asked for a batch."""
         self.truncated_fraction = 0.0
         """Fraction of texts of the newest batch that were cut by the length limit."""
 
-    def ask(self, peer: bytes, request: messages.GetBatch, now_s: float) -> None:
+    def ask(self, peer: bytes, request: GetBatch, now_s: float) -> None:
         """Note a rank's request in place of its earlier one; ValueError for a rank that is not."""
         if request.ranks != self._ranks or not 0 <= request.rank < self._ranks:
             raise ValueError(
@@ -197,7 +211,7 @@ class BatchDesk:
                 self._is_short |= answer.is_short
                 waits[answer.cause] = max(waits.get(answer.cause, 0.0), min(passed_s, now_s - since_s))
                 if now_s - since_s > NOT_YET_EVERY_S:
-                    answers[peer] = messages.NotYet(request.iteration, self.waiting_for), []
+                    answers[peer] = NotYet(request.iteration, self.waiting_for), []
                 continue
             self.waiting_for = ""
             if answer is None:
@@ -216,12 +230,12 @@ class BatchDesk:
         answers: dict[bytes, Answer] = {}
         for peer, (request, since_s) in list(self._waiting.items()):
             if self._must_halt(request.iteration):
-                answers[peer] = messages.Halt(request.iteration), []
+                answers[peer] = Halt(request.iteration), []
                 continue
             if request.rank == 0:
                 self._note_wait(now_s)
             if now_s - since_s > NOT_YET_EVERY_S:
-                answers[peer] = messages.NotYet(request.iteration, obstacle), []
+                answers[peer] = NotYet(request.iteration, obstacle), []
         for peer in answers:
             del self._waiting[peer]
         return answers
@@ -237,7 +251,7 @@ class BatchDesk:
             return
         self._waits_from_s = None
         if answer is not None:
-            self.phase = "trains" if isinstance(answer[0], messages.Batch) else "ends"
+            self.phase = "trains" if isinstance(answer[0], Batch) else "ends"
 
     def _note_wait(self, now_s: float) -> None:
         self.phase = "waits"
@@ -247,7 +261,7 @@ class BatchDesk:
         """Return the time that rank 0 has waited for its batch, 0 where it does not."""
         return 0.0 if self._waits_from_s is None else now_s - self._waits_from_s
 
-    def iteration_done(self, done: messages.IterationDone, now_s: float) -> None:
+    def iteration_done(self, done: IterationDone, now_s: float) -> None:
         """Note that every rank finished an iteration; ValueError if no batch of it was handed out."""
         ledger = self._dispatcher.ledger
         is_new = done.iteration == ledger.completed
@@ -271,7 +285,7 @@ class BatchDesk:
         elif change == "restored":
             log.info("the lead is no longer held back: old samples are worth enough")
 
-    def _answer(self, request: messages.GetBatch, now_s: float) -> Answer | Awaited | None:
+    def _answer(self, request: GetBatch, now_s: float) -> Answer | Awaited | None:
         """Return batch, end of the run or obstacle; None where the iteration is trained already."""
         ledger = self._dispatcher.ledger
         if request.iteration < ledger.completed:
@@ -280,7 +294,7 @@ class BatchDesk:
             # A rank that is ahead of rank 0's report: one message away, no fault.
             return Awaited("report", f"the report that iteration {request.iteration - 1} is done")
         if self._must_halt(request.iteration):
-            return messages.Halt(request.iteration), []
+            return Halt(request.iteration), []
         of, worded_s, text = self._worded
         is_worded = of == request.iteration and now_s - worded_s <= NOT_YET_EVERY_S
         if is_worded and not self._no_more and not ledger.may_form(request.iteration):
@@ -294,11 +308,11 @@ class BatchDesk:
             return awaited_groups(ledger, text)
         if isinstance(choice, Starved):
             why = why_no_batch(ledger, self._config.filter, request.iteration, choice)
-            choice = self._no_more = messages.CannotGoOn(why)
-        if isinstance(choice, messages.CannotGoOn):
+            choice = self._no_more = CannotGoOn(why)
+        if isinstance(choice, CannotGoOn):
             return choice, []
         if choice is None:
-            return messages.RunOver(ledger.completed), []
+            return RunOver(ledger.completed), []
         return self._batch(request, choice, now_s)
 
     def _must_halt(self, iteration: int) -> bool:
@@ -310,7 +324,7 @@ class BatchDesk:
         is_ours = self._newest is not None and self._newest[0] == iteration
         return is_ours or (iteration == self._resumed_at and iteration in self._dispatcher.ledger.batches)
 
-    def _batch(self, request: messages.GetBatch, choice: Choice, now_s: float) -> Answer:
+    def _batch(self, request: GetBatch, choice: Choice, now_s: float) -> Answer:
         iteration = request.iteration
         if self._newest is None or self._newest[0] != iteration:
             results = self._dispatcher.ledger.results(choice.seqs)
@@ -318,7 +332,7 @@ class BatchDesk:
             self._is_new = True
         _, groups, waited_s = self._newest
         self.truncated_fraction = batch_fractions(groups)["truncated_fraction"]
-        batch = messages.Batch(
+        batch = Batch(
             iteration=iteration,
             total_iterations=self.total_iterations,
             seed=derive(self._config.seed, "iteration", iteration),
@@ -327,12 +341,12 @@ class BatchDesk:
         )
         return batch, []
 
-    def fetched(self, request: messages.GetGroups | messages.GetEvaluation) -> Answer | None:
+    def fetched(self, request: GetGroups | GetEvaluation) -> Answer | None:
         """Return groups of a batch, None where it is trained already; or those of an evaluation.
 
         ValueError: there is no such batch, or it has no such groups.
         """
-        if isinstance(request, messages.GetEvaluation):
+        if isinstance(request, GetEvaluation):
             progress, groups = self._dispatcher.evaluations.progress(request.name)
             return msgspec.structs.replace(progress, is_halting=self.is_halting), list[Payload](groups)
         ledger, iteration = self._dispatcher.ledger, request.iteration
@@ -346,7 +360,7 @@ class BatchDesk:
                 f"a rank asks for groups of iteration {iteration} by other than ascending indices below {len(seqs)}"
             )
         results = ledger.results([seqs[index] for index in request.groups])
-        return messages.Groups(iteration, request.groups), [msgspec.msgpack.encode(each) for each in results]
+        return Groups(iteration, request.groups), [msgspec.msgpack.encode(each) for each in results]
 
     def _note_scored(self) -> None:
         """Describe the groups scored since the last look: all at once would hold up every answer."""
@@ -354,14 +368,14 @@ class BatchDesk:
             if isinstance(record, GroupScored):
                 self._facts[record.group.prefixes.seq] = _batch_group(record.group)
 
-    def _describe(self, results: list[messages.ScoredGroup], now_s: float) -> tuple[messages.BatchGroup, ...]:
+    def _describe(self, results: list[ScoredGroup], now_s: float) -> tuple[BatchGroup, ...]:
         stages, live = self._dispatcher.stages, {group.seq for group in self._dispatcher.ledger.live()}
         groups = []
         for each in results:
             # A broker that was started again scored none of them itself.
             facts = self._facts.pop(each.prefixes.seq, None) or _batch_group(each)
             queued_s, waiting_s = stages.waits_s(each.prefixes.seq, now_s)
-            times = messages.StageTimes(each.sampled_s, queued_s, each.scoring_s, waiting_s)
+            times = StageTimes(each.sampled_s, queued_s, each.scoring_s, waiting_s)
             groups.append(msgspec.structs.replace(facts, stages=times))
         stages.forget_all_but(live)
         for seq in self._facts.keys() - live:
@@ -369,18 +383,18 @@ class BatchDesk:
         return tuple(groups)
 
 
-def _batch_group(result: messages.ScoredGroup) -> messages.BatchGroup:
+def _batch_group(result: ScoredGroup) -> BatchGroup:
     """Return what ranks are told of a group, but for the times that it waits."""
     prompt = len(result.prefixes.prompt_tokens) // TOKEN_BYTES
     pairs = zip(result.prefixes.rows, result.verdicts, strict=True)
-    trainable = [(row, verdict) for row, verdict in pairs if verdict.status not in messages.UNJUDGED]
+    trainable = [(row, verdict) for row, verdict in pairs if verdict.status not in UNJUDGED]
     rows, verdicts = [row for row, _ in trainable], [verdict for _, verdict in trainable]
     texts = result.texts
-    judged = [text for text in texts if text.status not in messages.UNJUDGED]
+    judged = [text for text in texts if text.status not in UNJUDGED]
     processes = [text.process for text in judged if text.process]
     scores = [score for each in processes for score in each.scores]
     statuses = [text.status for text in texts]
-    return messages.BatchGroup(
+    return BatchGroup(
         seq=result.prefixes.seq,
         prompt_id=result.prefixes.prompt.prompt_id,
         version=result.version,
@@ -390,7 +404,7 @@ def _batch_group(result: messages.ScoredGroup) -> messages.BatchGroup:
         outcomes=tuple([verdict.outcome for verdict in verdicts]) if processes else (),
         steps=len(scores),
         step_score_sum=math.fsum(scores),
-        stages=messages.StageTimes(result.sampled_s, 0.0, result.scoring_s, 0.0),
+        stages=StageTimes(result.sampled_s, 0.0, result.scoring_s, 0.0),
         completion_tokens=sum([verdict.completion_tokens for verdict in verdicts]),
         truncated=[text.finish for text in judged].count("length"),
         cached=[text.was_cached for text in judged].count(True),

@@ -11,8 +11,31 @@ import msgspec
 from prefixrl.common.errors import NothingToTrain, PeerLost
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run.status import StatusDocument
-from prefixrl.common.wire import messages
 from prefixrl.common.wire.address import Address
+from prefixrl.common.wire.messages.fields import cut_text
+from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.wire.messages.learner import (
+    Accepted,
+    Batch,
+    CannotGoOn,
+    Evaluate,
+    EvaluationProgress,
+    Forget,
+    GetBatch,
+    GetEvaluation,
+    GetGroups,
+    GetStatus,
+    Groups,
+    Halt,
+    IterationDone,
+    NotYet,
+    Published,
+    RunOver,
+    Status,
+    Stop,
+)
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import Done
 from prefixrl.common.wire.requester import Requester
 
 log = logging.getLogger(__name__)
@@ -26,7 +49,7 @@ LOG_AFTER_S = 30.0
 STOP_S = 15.0
 """Longest wait for the answer to a Stop, a few times `requester.ASK_AGAIN_S`; after it the broker is gone."""
 
-_Answer = messages.Batch | messages.RunOver | messages.Halt | messages.CannotGoOn | messages.NotYet | messages.Done
+_Answer = Batch | RunOver | Halt | CannotGoOn | NotYet | Done
 _BATCH_ANSWERS = cast("type[_Answer]", _Answer)
 
 
@@ -41,9 +64,7 @@ class BrokerClient:
         self.is_halting = False
         """True once an answer about an evaluation said that the operator wants the run to stop."""
 
-    def next_batch(
-        self, request: messages.GetBatch, timeout_s: float, stopped: Callable[[], bool]
-    ) -> messages.Batch | messages.RunOver | messages.Halt:
+    def next_batch(self, request: GetBatch, timeout_s: float, stopped: Callable[[], bool]) -> Batch | RunOver | Halt:
         """Return a batch, or what every rank gets instead; PeerLost if none comes in time.
 
         `stopped` is sent to the broker, which halts all ranks at the same iteration. NothingToTrain: the filter lets
@@ -55,17 +76,17 @@ class BrokerClient:
         while True:
             request = msgspec.structs.replace(request, is_stopping=stopped())
             answer, _ = self._requester.ask(request, _BATCH_ANSWERS)
-            if isinstance(answer, messages.RunOver | messages.Halt):
+            if isinstance(answer, RunOver | Halt):
                 return answer
-            if isinstance(answer, messages.Done):
+            if isinstance(answer, Done):
                 if request.rank == 0:
                     raise PeerLost(f"the broker ended, and no rank had stopped it: {answer.reason}")
-                return messages.RunOver(iteration)  # rank 0 stopped the run before this one asked
-            if isinstance(answer, messages.CannotGoOn):
+                return RunOver(iteration)  # rank 0 stopped the run before this one asked
+            if isinstance(answer, CannotGoOn):
                 raise NothingToTrain(answer.reason)
-            if isinstance(answer, messages.Batch) and answer.iteration == iteration:
+            if isinstance(answer, Batch) and answer.iteration == iteration:
                 return answer
-            if isinstance(answer, messages.NotYet):
+            if isinstance(answer, NotYet):
                 waiting_for = answer.waiting_for
             waited_s = time.monotonic() - from_s
             if waiting_for and waited_s >= log_after_s:
@@ -74,43 +95,43 @@ class BrokerClient:
             if waited_s > timeout_s:
                 raise PeerLost(f"iteration {iteration} got no batch within {timeout_s:g} s; it waits for {waiting_for}")
 
-    def groups(self, iteration: int, indices: Sequence[int]) -> dict[int, messages.ScoredGroup]:
+    def groups(self, iteration: int, indices: Sequence[int]) -> dict[int, ScoredGroup]:
         """Return groups of the batch of an iteration, by index in the batch."""
-        answer, payload = self._ask(messages.GetGroups(iteration, tuple(indices)), messages.Groups)
+        answer, payload = self._ask(GetGroups(iteration, tuple(indices)), Groups)
         return dict(zip(answer.groups, _groups(payload), strict=True))
 
     def iteration_done(self, iteration: int, optimizer_steps: int, relative_ess: float | None = None) -> None:
         """Report that every rank finished an iteration, and what its old samples were worth."""
-        self._ask(messages.IterationDone(iteration, optimizer_steps, relative_ess), messages.Accepted)
+        self._ask(IterationDone(iteration, optimizer_steps, relative_ess), Accepted)
 
-    def published(self, note: messages.WeightsNote) -> None:
+    def published(self, note: WeightsNote) -> None:
         """Announce a version that workers can fetch now."""
-        self._ask(messages.Published(note), messages.Accepted)
+        self._ask(Published(note), Accepted)
 
-    def evaluate(self, request: messages.Evaluate) -> None:
+    def evaluate(self, request: Evaluate) -> None:
         """Start an evaluation; repeating it changes nothing."""
-        self._ask(request, messages.Accepted)
+        self._ask(request, Accepted)
 
-    def evaluation(self, name: str) -> tuple[messages.EvaluationProgress, list[messages.ScoredGroup]]:
+    def evaluation(self, name: str) -> tuple[EvaluationProgress, list[ScoredGroup]]:
         """Return the progress of an evaluation and, once finished, its groups; `total` -1: unknown."""
-        answer, payload = self._ask(messages.GetEvaluation(name), messages.EvaluationProgress)
+        answer, payload = self._ask(GetEvaluation(name), EvaluationProgress)
         self.is_halting = answer.is_halting
         return answer, _groups(payload)
 
     def forget(self, name: str) -> None:
         """Let the broker free an evaluation that was fetched."""
-        self._ask(messages.Forget(name), messages.Accepted)
+        self._ask(Forget(name), Accepted)
 
     def status(self) -> StatusDocument:
         """Return the status document of the run."""
-        return msgspec.json.decode(self._ask(messages.GetStatus(), messages.Status)[0].document, type=StatusDocument)
+        return msgspec.json.decode(self._ask(GetStatus(), Status)[0].document, type=StatusDocument)
 
     def stop(self, reason: str) -> None:
         """End the run: the broker stops every worker and itself. No answer is logged, no error."""
         try:
             # Not `_requester`, whose patience is for a broker that comes back: this one need not.
             with contextlib.closing(Requester(self._address, "rank", STOP_S, self._raise_if_hopeless)) as stopping:
-                stopping.ask(messages.Stop(messages.cut_text(reason)), messages.Accepted)
+                stopping.ask(Stop(cut_text(reason)), Accepted)
                 stopping.leave(reason)
         except PeerLost as error:
             log.warning("%s; perhaps workers are not stopped", error)
@@ -120,5 +141,5 @@ class BrokerClient:
         self._requester.close()
 
 
-def _groups(payload: list[bytes]) -> list[messages.ScoredGroup]:
-    return [msgspec.msgpack.decode(frame, type=messages.ScoredGroup) for frame in payload]
+def _groups(payload: list[bytes]) -> list[ScoredGroup]:
+    return [msgspec.msgpack.decode(frame, type=ScoredGroup) for frame in payload]

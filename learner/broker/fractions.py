@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from prefixrl.common.wire.messages import BatchGroup
+from prefixrl.common.wire.messages.groups import BatchGroup
 
 
 def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
-from prefixrl.common.wire import messages
 from prefixrl.common.wire.keys import Listed
+from prefixrl.common.wire.messages.fields import Role
+from prefixrl.common.wire.messages.learner import FromOperator, ToBroker
 
 MOST_PEERS = 4096
 """Peers remembered; a run has few at a time, but each look at its status is another one."""
@@ -42,13 +43,13 @@ class Peers:
         """Return the name of the key that a peer joined with, "" for a stranger."""
         return self._roles[peer][1] if peer in self._roles else ""
 
-    def check(self, peer: bytes, message: messages.ToBroker) -> None:
+    def check(self, peer: bytes, message: ToBroker) -> None:
         """Raise ValueError for a request that is not for the peer's role."""
-        if self._roles[peer][0] == "operator" and not isinstance(message, messages.FromOperator):
+        if self._roles[peer][0] == "operator" and not isinstance(message, FromOperator):
             raise ValueError(f"an operator may not send {type(message).__name__}")
 
 
-def why_not(role: messages.Role, key: Listed | None) -> str:
+def why_not(role: Role, key: Listed | None) -> str:
     """Return why a key does not open a role, "" where it does."""
     needed = "worker" if role in ("rollout", "scorer") else role
     if key is not None and key.role == needed:

@@ -23,8 +23,47 @@ from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import JournalRecord, SegmentStart, VersionPublished
 from prefixrl.common.run.disk import FullDisk
-from prefixrl.common.wire import messages
-from prefixrl.common.wire.messages import ToBroker
+from prefixrl.common.wire.messages.fields import PROTOCOL, cut_text
+from prefixrl.common.wire.messages.learner import (
+    Accepted,
+    DrainWorker,
+    Evaluate,
+    Forget,
+    FromBroker,
+    FromPeer,
+    GetBatch,
+    GetEvaluation,
+    GetGroups,
+    GetStatus,
+    HaltRun,
+    IterationDone,
+    Published,
+    Status,
+    Stop,
+    ToBroker,
+)
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import (
+    Ack,
+    Beat,
+    Done,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Installed,
+    Leave,
+    Leaving,
+    Prefixes,
+    PrefixTask,
+    Ready,
+    Refused,
+    Reject,
+    RowsLeft,
+    Scores,
+    ScoreTask,
+    Staged,
+    Unknown,
+)
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, Undeliverable, Unlisted
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.peers import Peers, why_not
@@ -113,7 +152,7 @@ class Broker:
         run: RunState,
         dispatcher: Dispatcher,
         journal: Journal,
-        server: Server[messages.ToBroker, messages.FromBroker],
+        server: Server[ToBroker, FromBroker],
     ) -> None:
         self.config, self.run, self.journal = config, run, journal
         self.dispatcher, self.ledger = dispatcher, dispatcher.ledger
@@ -127,7 +166,7 @@ class Broker:
         self._disk = FullDisk(Path(config.directory), "the journal")
         self._malformed = MalformedMessages()
         self._peers = Peers()
-        self._acks: list[tuple[bytes, messages.FromBroker]] = []
+        self._acks: list[tuple[bytes, FromBroker]] = []
         self._counted_s = 0.0
         """Time at which silent workers were last looked for."""
         self._stopping: str | None = None
@@ -161,9 +200,9 @@ class Broker:
         # Before the wait for Goodbyes: it outlasts the patience of some supervisors.
         self.usage_file.save(time.monotonic(), at_once=True)
         if self._stopping is not None:
-            self._dismiss(messages.Done(self._stopping))
+            self._dismiss(Done(self._stopping))
 
-    def _dismiss(self, done: messages.Done) -> None:
+    def _dismiss(self, done: Done) -> None:
         """Send Done to every worker; wait for the Goodbyes of all and of who sent Stop."""
         # A message that a client has not read is lost with the connection: it would then wait for a dead broker.
         workers = set(self.dispatcher.registry.by_identity)
@@ -173,10 +212,10 @@ class Broker:
         deadline_s = time.monotonic() + GOODBYE_S
         while leaving and time.monotonic() < deadline_s:
             match self._receive(CHECK_EVERY_S):
-                case Received(peer, messages.Goodbye()):
+                case Received(peer, Goodbye()):
                     leaving.discard(peer)
                 case Received(peer, message):
-                    self._send(peer, messages.Accepted() if isinstance(message, messages.Stop) else done)
+                    self._send(peer, Accepted() if isinstance(message, Stop) else done)
 
     def _receive_some(self) -> None:
         """Handle the messages of a turn."""
@@ -187,7 +226,7 @@ class Broker:
             if self._stopping is not None:
                 return  # what follows, a Goodbye perhaps, is for `_dismiss`
 
-    def _receive(self, timeout_s: float) -> Received[messages.ToBroker] | None:
+    def _receive(self, timeout_s: float) -> Received[ToBroker] | None:
         """Return the next message; None after `timeout_s` or for one that is not to be handled."""
         try:
             received = self._server.receive(timeout_s, self._is_enrolled)
@@ -211,7 +250,7 @@ class Broker:
         if worker is not None:
             log.warning("refused %s: %s", worker.label, reason)
             self.dispatcher.lose(worker, reason, died=True)
-        self._send(peer, messages.Reject(reason))
+        self._send(peer, Reject(reason))
         self._peers.drop(peer)
 
     def _write_down(self, now_s: float, *more: JournalRecord) -> bool:
@@ -230,12 +269,12 @@ class Broker:
         start = SegmentStart(self.journal.size_bytes, run.header, state, run.identity.digests, newest)
         self._disk.takes(lambda: self.journal.begin_segment(start), now_s)
 
-    def _send_all(self, outgoing: list[tuple[bytes, messages.FromBroker]]) -> None:
+    def _send_all(self, outgoing: list[tuple[bytes, FromBroker]]) -> None:
         for peer, message in outgoing:
             self._send(peer, message)
         outgoing.clear()
 
-    def _send(self, peer: bytes, message: messages.FromBroker | None, payload: Sequence[Payload] = ()) -> None:
+    def _send(self, peer: bytes, message: FromBroker | None, payload: Sequence[Payload] = ()) -> None:
         if message is None:
             return
         tag = [self._peers.tags[peer]] if peer in self._peers.tags else []
@@ -246,7 +285,7 @@ class Broker:
             log.debug("could not deliver %s: %s", type(message).__name__, error)
         except ConfigError as error:
             log.error("could not send %s: %s", type(message).__name__, error)
-            if isinstance(message, messages.PrefixTask | messages.ScoreTask):
+            if isinstance(message, PrefixTask | ScoreTask):
                 self.dispatcher.take_back(peer, message.task)
 
     def _give_up_lost(self, now_s: float) -> None:
@@ -259,11 +298,11 @@ class Broker:
     def _give_up(self, worker: Worker, reason: str) -> None:
         held = self.dispatcher.lose(worker, reason, died=True)
         log.error("gave up %s: %s; it held %s", worker.label, reason, held or "nothing")
-        self._send(worker.identity, messages.Unknown())
+        self._send(worker.identity, Unknown())
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def _handle_safely(self, received: Received[messages.ToBroker]) -> None:
+    def _handle_safely(self, received: Received[ToBroker]) -> None:
         """Handle a message; a fault in it ends its sender, never the process with the run's state."""
         peer, message = received.peer, received.message
         try:
@@ -277,51 +316,51 @@ class Broker:
             log.exception("a fault in handling %s", name)
             self._refuse(peer, message, f"the broker failed over this {name} ({error!r}); its log has the trace")
 
-    def _refuse(self, peer: bytes, message: messages.ToBroker, reason: str) -> None:
+    def _refuse(self, peer: bytes, message: ToBroker, reason: str) -> None:
         self._malformed.refused += 1
-        reason = messages.cut_text(reason)  # it may name what a peer sent
+        reason = cut_text(reason)  # it may name what a peer sent
         worker = self.dispatcher.registry.by_identity.get(peer)
         if worker is not None:
             self._reject(worker, reason)
         else:
             log.error("refused %s of a %s: %s", type(message).__name__, self._peers.name(peer), reason)
-            self._send(peer, messages.Reject(reason))
+            self._send(peer, Reject(reason))
         # A ledger that the fault left half changed must not go on: the next broker rebuilds it from the journal.
         self.ledger.check()
 
-    def _handle(self, received: Received[messages.ToBroker]) -> None:
+    def _handle(self, received: Received[ToBroker]) -> None:
         peer, message, now_s = received.peer, received.message, time.monotonic()
         worker = self.dispatcher.registry.by_identity.get(peer)
         key = self._peers.key(peer) or (worker.key if worker is not None else "")
         if key and (received.client is None or received.client.name != key):
-            self._send(peer, messages.Reject(f"this identity belongs to a process with the key {key!r}"))
+            self._send(peer, Reject(f"this identity belongs to a process with the key {key!r}"))
             return
         if worker is not None:
             worker.hear(now_s)
         match message:
-            case messages.Hello():
+            case Hello():
                 self._hello(received, message, now_s)
-            case _ if isinstance(message, messages.FromPeer):
+            case _ if isinstance(message, FromPeer):
                 if peer in self._peers:
                     self._peers.check(peer, message)
                     self._send(peer, *self._answer_peer(peer, message, now_s))
                 else:
-                    self._send(peer, messages.Unknown())
+                    self._send(peer, Unknown())
             case _ if worker is not None:
                 self._handle_worker(worker, message, now_s)
             case _:
                 # A result of a worker given up meanwhile: it sends Hello again, and the result again.
-                self._send(peer, messages.Unknown())
+                self._send(peer, Unknown())
 
-    def _hello(self, received: Received[messages.ToBroker], hello: messages.Hello, now_s: float) -> None:
+    def _hello(self, received: Received[ToBroker], hello: Hello, now_s: float) -> None:
         peer = received.peer
         if reason := why_not(hello.role, received.client):
-            self._send(peer, messages.Reject(reason))
+            self._send(peer, Reject(reason))
             return
-        if hello.protocol != messages.PROTOCOL:
+        if hello.protocol != PROTOCOL:
             theirs = f"{hello.role} on {hello.host} speaks {hello.protocol}"
-            reason = f"this run speaks protocol {messages.PROTOCOL}, {theirs}; use one release"
-            self._send(peer, messages.Reject(reason))
+            reason = f"this run speaks protocol {PROTOCOL}, {theirs}; use one release"
+            self._send(peer, Reject(reason))
             return
         if hello.role == "rank" or hello.role == "operator":
             self._peers.add(peer, hello.role, received.client.name if received.client else "")
@@ -330,7 +369,7 @@ class Broker:
             worker = self._enrol(received, hello, now_s)
             self._send(peer, self.run.welcome(worker.name, self.config, worker.beat_s))
 
-    def _enrol(self, received: Received[messages.ToBroker], hello: messages.Hello, now_s: float) -> Worker:
+    def _enrol(self, received: Received[ToBroker], hello: Hello, now_s: float) -> Worker:
         """Register a worker; one that sends Hello again keeps its name and loses its leases."""
         known = self.dispatcher.registry.by_identity.get(received.peer)
         if known is not None:
@@ -345,57 +384,57 @@ class Broker:
         log.info("%s joined from %s pid %d", worker.name, hello.host, hello.pid)
         return worker
 
-    def _handle_worker(self, worker: Worker, message: messages.ToBroker, now_s: float) -> None:
+    def _handle_worker(self, worker: Worker, message: ToBroker, now_s: float) -> None:
         match message:
-            case messages.Heartbeat():
+            case Heartbeat():
                 self._heartbeat(worker, message, now_s)
-            case messages.Ready():
+            case Ready():
                 self._ready(worker, message, now_s)
-            case messages.RowsLeft(tasks):
+            case RowsLeft(tasks):
                 for task, left in tasks:
                     worker.rows_left(task, left)
-            case messages.Prefixes() if worker.role == "rollout":
+            case Prefixes() if worker.role == "rollout":
                 self.versions.check_prefixes(worker, message)
                 self.dispatcher.take_prefixes(worker, message, now_s)
-                self._acks.append((worker.identity, messages.Ack(message.task)))
-            case messages.Scores() if worker.role == "scorer":
+                self._acks.append((worker.identity, Ack(message.task)))
+            case Scores() if worker.role == "scorer":
                 self.dispatcher.take_scores(worker, message, now_s)
-                self._acks.append((worker.identity, messages.Ack(message.task)))
-            case messages.Refused():
+                self._acks.append((worker.identity, Ack(message.task)))
+            case Refused():
                 self.dispatcher.take_refusal(worker, message)
-            case messages.Staged(version) if worker.role == "rollout":
+            case Staged(version) if worker.role == "rollout":
                 self.versions.staged(worker, version)
-            case messages.Installed() if worker.role == "rollout":
+            case Installed() if worker.role == "rollout":
                 self._send(worker.identity, self.versions.installed(worker, message))
-            case messages.Leaving():
+            case Leaving():
                 log.info("%s takes no more tasks, %d are open", worker.name, len(worker.leases))
                 worker.is_leaving, worker.is_drained = True, False
-            case messages.Goodbye(reason):
+            case Goodbye(reason):
                 log.info("%s left: %s", worker.name, reason)
                 self.dispatcher.lose(worker, reason, died=False)
             case _:
                 raise ValueError(f"a {worker.role} may not send {type(message).__name__}")
         self._send(worker.identity, self.versions.grant(worker, now_s))
 
-    def _heartbeat(self, worker: Worker, message: messages.Heartbeat, now_s: float) -> None:
+    def _heartbeat(self, worker: Worker, message: Heartbeat, now_s: float) -> None:
         self.usage_file.note(worker.identity.decode(errors="replace"), message.usage, now_s)
         worker.check_claim(message.progress, message.leases, now_s)
         worker.heartbeat(message, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
         if worker.lost_its_ready(now_s):
             log.warning("%s works, but its Ready was lost: asking again", worker.name)
-            self._send(worker.identity, messages.Unknown())
+            self._send(worker.identity, Unknown())
         elif worker.is_drained:
-            self._send(worker.identity, messages.Leave())
+            self._send(worker.identity, Leave())
         else:
-            self._send(worker.identity, messages.Beat(self.versions.news(worker)))
+            self._send(worker.identity, Beat(self.versions.news(worker)))
 
     def _reject(self, worker: Worker, reason: str) -> None:
         log.error("refused %s: %s", worker.label, reason)
-        self._send(worker.identity, messages.Reject(reason))
+        self._send(worker.identity, Reject(reason))
         self.dispatcher.lose(worker, reason, died=True)
 
-    def _ready(self, worker: Worker, ready: messages.Ready, now_s: float) -> None:
+    def _ready(self, worker: Worker, ready: Ready, now_s: float) -> None:
         check_offer(ready)
         section = self.config.rollout if worker.role == "rollout" else self.config.scorer
         if ready.engine != section.engine and {ready.engine, section.engine} & APART:
@@ -409,39 +448,37 @@ class Broker:
 
     # --- learner and operator ----------------------------------------------------------------------------------------
 
-    def _answer_peer(
-        self, peer: bytes, message: messages.ToBroker, now_s: float
-    ) -> tuple[messages.FromBroker | None, Sequence[Payload]]:
+    def _answer_peer(self, peer: bytes, message: ToBroker, now_s: float) -> tuple[FromBroker | None, Sequence[Payload]]:
         """Return the answer to a rank or operator with its payload; None for one that comes later."""
         match message:
-            case messages.GetBatch():
+            case GetBatch():
                 self.batches.ask(peer, message, now_s)
                 return None, []
-            case messages.GetGroups() | messages.GetEvaluation():
+            case GetGroups() | GetEvaluation():
                 return self.batches.fetched(message) or (None, [])
-            case messages.GetStatus():
-                return messages.Status(msgspec.json.encode(document(self._status, self._malformed.total, now_s))), []
-            case messages.IterationDone():
+            case GetStatus():
+                return Status(msgspec.json.encode(document(self._status, self._malformed.total, now_s))), []
+            case IterationDone():
                 self.batches.iteration_done(message, now_s)
-            case messages.Published(note):
+            case Published(note):
                 if not self._published(note, now_s):
                     return None, []  # the publisher asks again
-            case messages.Evaluate():
+            case Evaluate():
                 self.dispatcher.evaluations.add(message)
-            case messages.Forget(name):
+            case Forget(name):
                 self.dispatcher.evaluations.forget(name)
-            case messages.Stop(reason):
+            case Stop(reason):
                 self._stopping = reason
                 self._stoppers.add(peer)
-            case messages.HaltRun(reason):
+            case HaltRun(reason):
                 self.batches.halt(reason)
-            case messages.DrainWorker(name):
+            case DrainWorker(name):
                 worker = self.dispatcher.registry.drain(name)
                 log.info("the operator wants %s to leave", worker.label)
-                self._send(worker.identity, messages.Leave())
-        return messages.Accepted(), []
+                self._send(worker.identity, Leave())
+        return Accepted(), []
 
-    def _published(self, note: messages.WeightsNote, now_s: float) -> bool:
+    def _published(self, note: WeightsNote, now_s: float) -> bool:
         """Announce a version once the journal names it; False while the journal's disk is full."""
         if self.versions.latest == note:
             return True
@@ -453,5 +490,5 @@ class Broker:
             if objection := self.versions.objection(worker):
                 self._reject(worker, objection)
             else:
-                self._send(worker.identity, messages.Beat(self.versions.news(worker)))
+                self._send(worker.identity, Beat(self.versions.news(worker)))
         return True

@@ -23,7 +23,7 @@ from prefixrl.common.run.status import (
     WorkerStatus,
     total_usage,
 )
-from prefixrl.common.wire.messages import MemoryUse, Usage
+from prefixrl.common.wire.messages.worker import MemoryUse, Usage
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.workers.dispatch import Dispatcher

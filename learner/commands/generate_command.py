@@ -21,7 +21,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.evaluation.plans import ANSWERS_FILE, AnswerLine, GenerationPlan
 from prefixrl.common.host.process import exit_codes, start_logging
-from prefixrl.common.wire.messages import Evaluate, ScoredGroup
+from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.seeds import derive
-from prefixrl.common.wire.messages import Prompt
+from prefixrl.common.wire.messages.groups import Prompt
 
 PERMUTATIONS_KEPT = 256
 """Live groups are of two or three epochs, each with as many sources; any other permutation is made again."""

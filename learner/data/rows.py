@@ -10,7 +10,7 @@ import msgspec
 
 from prefixrl.common.config.data import TASK_SUFFIXES, Column, DataConfig, ProblemSet, Reading, Source
 from prefixrl.common.prompts.extract import extract_answer
-from prefixrl.common.wire.messages import CodeMode, Prompt
+from prefixrl.common.wire.messages.groups import CodeMode, Prompt
 
 SHOWN_CHARS = 60
 MOST_FAMILIES = 16

@@ -18,7 +18,7 @@ from prefixrl.common.evaluation.accuracy import Accuracy, Point, accuracy
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run.documents import ARMS
-from prefixrl.common.wire.messages import ScoredGroup
+from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data import problems

@@ -24,7 +24,8 @@ from prefixrl.common.host.process import write_atomically
 from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, renderer_of
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.disk import when_there_is_room
-from prefixrl.common.wire.messages import Evaluate, ScoredGroup
+from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data.problems import Problem

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prefixrl.common.wire.messages import Batch, ScoredGroup, StepScores
+from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores
+from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.common.wire.packing import logprobs, token_ids, token_versions
 
 

@@ -84,7 +84,7 @@ class Servers:
         self._start(WEIGHT_SERVER, "prefixrl.learner.weights.server", self._directory / "weights", *flags)
 
     def _start_broker(self, *flags: str) -> None:
-        doors = ("--weights-endpoint", self.weights_endpoint, "--weights-door", self._local_door)
+        doors = ("--weights-endpoint", self.weights_endpoint, "--local-weights-endpoint", self._local_door)
         state = ("--iteration", str(self.completed), *doors)
         ranks = ("--ranks", str(self._ranks))
         only = () if self._trains else ("--no-training",)

@@ -20,7 +20,8 @@ from prefixrl.common.run.directory_format import check_format, write_format
 from prefixrl.common.run.documents import END_FILE, RunEnd
 from prefixrl.common.wire.address import advertised, bindable, weights_listen
 from prefixrl.common.wire.interfaces import address_of, names
-from prefixrl.common.wire.messages import ModelDigests, encodable
+from prefixrl.common.wire.messages.fields import encodable
+from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.learner.data.problems import input_files
 
 NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)

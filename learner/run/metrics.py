@@ -10,7 +10,8 @@ from prefixrl.common.run import json_lines
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
 from prefixrl.common.run.status import StatusDocument
-from prefixrl.common.wire.messages import Batch, StageTimes
+from prefixrl.common.wire.messages.groups import StageTimes
+from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.learner.broker.fractions import batch_fractions, by_source, statuses
 from prefixrl.learner.run.alarms import Alarms
 from prefixrl.learner.training.figures import IterationMetrics

@@ -17,7 +17,7 @@ from prefixrl.common.engines.interface.base import Job, TokenIds
 from prefixrl.common.engines.vllm.setup import PROBE_ROOM_TOKENS
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import derive
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.packing import ProbeRow
 
 log = logging.getLogger(__name__)

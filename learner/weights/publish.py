@@ -20,7 +20,8 @@ from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.folders import prune, versions
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.address import Address
-from prefixrl.common.wire.messages import VERSIONS_KEPT, WeightsNote
+from prefixrl.common.wire.messages.fields import VERSIONS_KEPT
+from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import ProbeRow, pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.weights.copies import HostCopies, HostCopy, not_finite

@@ -24,7 +24,16 @@ from prefixrl.common.host.process import (
 from prefixrl.common.weights.folders import DELTAS_KEPT, Mapped, delta_folder, folder, read_mapped, versions
 from prefixrl.common.wire.address import REBIND_S, bound_within
 from prefixrl.common.wire.keys import server_keys
-from prefixrl.common.wire.messages import Chunk, Delta, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
+from prefixrl.common.wire.messages.weights import (
+    Chunk,
+    Delta,
+    FromWeights,
+    GetChunk,
+    GetManifest,
+    Gone,
+    Manifest,
+    ToWeights,
+)
 from prefixrl.common.wire.transport import Malformed, Server, Undeliverable, Unlisted
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from prefixrl.common.prompts.extract import THINK_CLOSE
-from prefixrl.common.wire.messages import CodeMode
+from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.comparison import is_printed, is_returned
 from prefixrl.scorer.sandbox.runner import ProgramLimits, ProgramRun, run
 

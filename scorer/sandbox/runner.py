@@ -21,7 +21,7 @@ from typing import IO, Literal
 
 import msgspec
 
-from prefixrl.common.wire.messages import Fault
+from prefixrl.common.wire.messages.groups import Fault
 
 _CHILD = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import child; child.main()"
 """Code that imports the child instead of running its file: the compiled code is kept, a third of the start saved."""

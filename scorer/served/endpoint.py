@@ -23,7 +23,7 @@ import msgspec
 
 from prefixrl.common.config.worker_sections import OpenAIConfig
 from prefixrl.common.errors import PeerLost, UserError
-from prefixrl.common.wire.messages import Usage
+from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.scorer.served import protocol as completions
 from prefixrl.scorer.served.http_client import HttpClient
 from prefixrl.scorer.served.protocol import Completed, EndpointRefused, Retry, RowRefused, ServedModel

@@ -25,7 +25,8 @@ from prefixrl.common.engines.interface.row_jobs import RowJobs
 from prefixrl.common.errors import UserError
 from prefixrl.common.prompts.rendering import renderer_of
 from prefixrl.common.seeds import row_seed
-from prefixrl.common.wire.messages import Sampling, Usage
+from prefixrl.common.wire.messages.groups import Sampling
+from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.scorer.served import protocol as completions
 from prefixrl.scorer.served.endpoint import CompletionsEndpoint
 from prefixrl.scorer.served.protocol import Completed, RowRefused, ServedModel

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from prefixrl.common.wire.messages import Finish, Sampling
+from prefixrl.common.wire.messages.groups import Finish, Sampling
 
 AGAIN = frozenset({408, 409, 425, 429})
 REJECTED = frozenset({400, 413, 422})

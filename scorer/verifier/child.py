@@ -27,7 +27,8 @@ import setproctitle
 
 from prefixrl.common.host.process import STOP_SIGNALS, die_with_parent
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
-from prefixrl.common.wire.messages import Fault, encodable
+from prefixrl.common.wire.messages.fields import encodable
+from prefixrl.common.wire.messages.groups import Fault
 from prefixrl.scorer.sandbox.comparison import is_rounded
 from prefixrl.scorer.sandbox.programs import read_tests, share_passed, value_of
 from prefixrl.scorer.sandbox.runner import ProgramLimits, SandboxError

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 
-from prefixrl.common.wire.messages import Fault
+from prefixrl.common.wire.messages.groups import Fault
 
 MAX_COMPLAINTS = 20
 """Number of kinds of failures that a log distinguishes."""

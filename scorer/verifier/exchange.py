@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from prefixrl.common.wire.messages import CodeMode, Fault
+from prefixrl.common.wire.messages.groups import CodeMode, Fault
 from prefixrl.scorer.sandbox.programs import MAX_TESTS
 from prefixrl.scorer.sandbox.runner import GRACE_S, START_S
 from prefixrl.scorer.verifier.rules.verify import Judgement

@@ -24,7 +24,8 @@ import msgspec
 
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
-from prefixrl.common.wire.messages import CodeMode, Fault, encodable
+from prefixrl.common.wire.messages.fields import encodable
+from prefixrl.common.wire.messages.groups import CodeMode, Fault
 from prefixrl.scorer.sandbox.runner import OVERRAN
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
 from prefixrl.scorer.verifier.complaints import Troubles

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS, extract_answer
-from prefixrl.common.wire.messages import CodeMode
+from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.programs import MAX_PROGRAM_CHARS, find_program
 from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
 from prefixrl.scorer.verifier.exchange import ChildQuestion, frame

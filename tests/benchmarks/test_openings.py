@@ -10,7 +10,7 @@ from benchmarks.aged_run import Target
 from benchmarks.openings.arms import RUN_FILE, Iteration, Outcome, Setting, Size, config_of, run_arm
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
 from prefixrl.common.engines.interface.base import Job, JobResult
-from prefixrl.common.wire.messages import Prompt
+from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.deploy.examples.letters.problems import OPERATIONS
 from support.models.tiny_model import DEEPSPEED_WARNINGS

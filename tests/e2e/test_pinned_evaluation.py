@@ -15,16 +15,15 @@ import msgspec
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import (
+from prefixrl.common.wire.messages.groups import Prompt, ScoredGroup
+from prefixrl.common.wire.messages.learner import (
     Accepted,
     Batch,
     Evaluate,
     EvaluationProgress,
     GetEvaluation,
     IterationDone,
-    Prompt,
     Published,
-    ScoredGroup,
 )
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.server import Broker

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.wire.messages import CannotGoOn, RunOver
+from prefixrl.common.wire.messages.learner import CannotGoOn, RunOver
 from prefixrl.learner.broker.groups import ledger as ledgers
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
 from support.runs.simulated_run import Trained, config_of, every_second_time, run

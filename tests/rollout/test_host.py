@@ -158,7 +158,7 @@ def test_a_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
 
 def _digest(directory: Path) -> str:
     from prefixrl.common.weights.folders import read_mapped
-    from prefixrl.common.wire.messages import Manifest
+    from prefixrl.common.wire.messages.weights import Manifest
 
     assert folder(directory, 1).exists()
     return read_mapped(folder(directory, 1), Manifest)[0].digest

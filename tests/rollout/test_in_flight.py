@@ -11,22 +11,9 @@ from benchmarks.snapshots import snapshot_of
 from prefixrl.common.engines import simulated as engine_simulated
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.prompts.rendering import ByteRenderer
-from prefixrl.common.wire.messages import (
-    Beat,
-    GroupTask,
-    Installed,
-    Kind,
-    Prefixes,
-    PrefixTask,
-    ProbeFailed,
-    Prompt,
-    Proved,
-    Refused,
-    RowsLeft,
-    Sampling,
-    Swap,
-    WeightsNote,
-)
+from prefixrl.common.wire.messages.groups import GroupTask, Prompt, Sampling, TaskKind
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import Beat, Installed, Prefixes, PrefixTask, Probed, Refused, RowsLeft, Swap
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids, token_versions
 from prefixrl.rollout.loop import Rollout
 from support.fakes import SteppedClock, run_on_disk, wait_until
@@ -79,7 +66,7 @@ class World:
             config.adapter.model,  # type: ignore[arg-type]
         )
 
-    def begin(self, name: str, version: int = 0, kind: Kind = "train") -> None:
+    def begin(self, name: str, version: int = 0, kind: TaskKind = "train") -> None:
         group = GroupTask(0, Prompt("p", "1 + 1", "2"), 7)
         task = PrefixTask(
             task=name,
@@ -137,7 +124,7 @@ def test_a_task_goes_on_with_the_new_weights_and_is_delivered_once_they_are_prov
     assert world.rollout.swap.version == 1 and len(world.got(Installed)) == 1
     world.turn_until(lambda: world.rollout._held, "the end of the task")
     assert not world.got(Prefixes)
-    world.rollout._handle(Proved(1))
+    world.rollout._handle(Probed(version=1, outcome="proved"))
     (result,) = world.got(Prefixes)
     assert result.version == 0
     for row in result.groups[0].rows:
@@ -159,11 +146,11 @@ def test_tasks_with_tokens_of_weights_that_fail_the_probe_are_handed_back(is_don
     world.swap(1)
     if is_done:
         world.turn_until(lambda: world.rollout._held, "the end of the task")
-    world.rollout._handle(ProbeFailed(1, 0.5, 1e-3, 1))
+    world.rollout._handle(Probed(version=1, outcome="refused", difference=0.5, failures=1))
     world.turn_until(lambda: world.got(Refused), "the refusal")
     assert not world.got(Prefixes) and not world.rollout._open and world.fetched.asked_again == 1
     world.swap(2)
-    world.rollout._handle(Proved(2))
+    world.rollout._handle(Probed(version=2, outcome="proved"))
     world.begin("b", version=2)
     world.turn_until(lambda: world.got(Prefixes), "the next result")
     assert len(world.got(Refused)) == 1, "later tasks have nothing to do with it"
@@ -174,7 +161,7 @@ def test_tasks_with_tokens_of_weights_that_cannot_be_proved_any_more_are_handed_
     world.begin("a")
     world.swap(1)
     world.swap(2)
-    world.rollout._handle(Proved(2))
+    world.rollout._handle(Probed(version=2, outcome="proved"))
     world.turn_until(lambda: world.got(Refused), "the refusal")
     assert not world.got(Prefixes)
 
@@ -202,7 +189,7 @@ def test_a_version_that_was_made_anew_replaces_the_one_of_its_number_between_tas
     """Spans name the digest of a version: two of one number in one answer could not be told apart."""
     world = World(tmp_path, swap)
     world.swap(1)
-    world.rollout._handle(Proved(1))
+    world.rollout._handle(Probed(version=1, outcome="proved"))
     former = world.rollout.swap.digest
     world.begin("a", version=1)
     world.swap(1, ANEW)
@@ -212,7 +199,7 @@ def test_a_version_that_was_made_anew_replaces_the_one_of_its_number_between_tas
     assert {span.weights_digest for row in result.groups[0].rows for span in row.spans} == {former}
     first, second = world.got(Installed)
     assert (first.version, second.version) == (1, 1) and first.digest != second.digest
-    world.rollout._handle(Proved(1))
+    world.rollout._handle(Probed(version=1, outcome="proved"))
     world.begin("b", version=1)
     world.turn_until(lambda: len(world.got(Prefixes)) == 2, "the next result")
     assert world.got(Prefixes)[1].weights_digest == second.digest

@@ -15,7 +15,8 @@ from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.errors import Refusal
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.messages import Beat, Installed, Staged, Swap, WeightsNote
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import Beat, Installed, Staged, Swap
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.rollout.loop import Rollout
 from support.fakes import run_on_disk

@@ -17,7 +17,7 @@ from prefixrl.common.errors import PeerLost
 from prefixrl.common.weights.folders import DELTAS_KEPT, delta_folder, prune, versions
 from prefixrl.common.weights.snapshot import Snapshot, describe, write_snapshot
 from prefixrl.common.wire.keys import client_key_file
-from prefixrl.common.wire.messages import Manifest
+from prefixrl.common.wire.messages.weights import Manifest
 from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
 from support import keys
@@ -27,7 +27,7 @@ PULLER = """
 import sys, time
 from pathlib import Path
 from prefixrl.common.wire.keys import read_client_key
-from prefixrl.common.wire.messages import FromWeights, GetChunk
+from prefixrl.common.wire.messages.weights import FromWeights, GetChunk
 from prefixrl.common.wire.transport import Client
 client = Client(sys.argv[1], FromWeights, b"killed", read_client_key(Path(sys.argv[3])))
 for index in range(10_000):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from prefixrl.common.weights.folders import prune
 from prefixrl.common.weights.snapshot import describe, write_snapshot
-from prefixrl.common.wire.messages import Manifest
+from prefixrl.common.wire.messages.weights import Manifest
 from prefixrl.rollout import weights
 from prefixrl.rollout.weights import Fetcher
 from support.broker.puller import pulling

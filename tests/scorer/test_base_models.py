@@ -84,7 +84,8 @@ def test_the_closer_is_among_the_four_stops_that_the_api_takes(target: Path) -> 
 
 def test_a_prefix_ended_by_a_stop_of_the_adapter_alone_does_not_close_the_targets_turn(target: Path) -> None:
     """The target is asked without its template: to it the closer is a token like any other."""
-    from prefixrl.common.wire.messages import ModelDigests, Row
+    from prefixrl.common.wire.messages.groups import Row
+    from prefixrl.common.wire.messages.worker import ModelDigests
     from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
     from prefixrl.scorer.loop import Scorer
     from prefixrl.scorer.verifier.pool import VerifierPool

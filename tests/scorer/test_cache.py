@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.engines.interface.base import Continuation, Job, TokenIds
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.scorer.cache import ENTRY_BYTES, Completion, Completions, GreedyCache, Key
 
 STOPS = frozenset({0})

@@ -16,22 +16,9 @@ from prefixrl.common.engines.interface.base import Job
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire.messages import (
-    Done,
-    FromBroker,
-    GroupPrefixes,
-    Kind,
-    ModelDigests,
-    Prompt,
-    Refused,
-    Revoke,
-    Row,
-    Sampling,
-    Scores,
-    ScoreTask,
-    TextVerdict,
-    Verdict,
-)
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, TaskKind, TextVerdict, Verdict
+from prefixrl.common.wire.messages.learner import FromBroker
+from prefixrl.common.wire.messages.worker import Done, ModelDigests, Refused, Revoke, Scores, ScoreTask
 from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_tokens
 from prefixrl.learner.data import problems
 from prefixrl.scorer.loop import Scorer
@@ -49,7 +36,7 @@ def run_config(folder: Path, **scorer: Any) -> RunConfig:
     return run_on_disk(folder, scorer=given, rollout={"engine": "simulated"})
 
 
-def task_of(rows: int, kind: Kind = "train", question: str = "?", seeds: Any = (7, 8)) -> ScoreTask:
+def task_of(rows: int, kind: TaskKind = "train", question: str = "?", seeds: Any = (7, 8)) -> ScoreTask:
     """Groups of prefixes of no token."""
     groups = tuple(
         GroupPrefixes(

@@ -14,20 +14,9 @@ from transformers import AutoTokenizer
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import DataError
 from prefixrl.common.run.digests import model_digests, scorer_digests
-from prefixrl.common.wire.messages import (
-    Done,
-    FromBroker,
-    GroupPrefixes,
-    Kind,
-    Prompt,
-    Ready,
-    Row,
-    Sampling,
-    Scores,
-    ScoreTask,
-    ToBroker,
-    VersionSpan,
-)
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, TaskKind, VersionSpan
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.worker import Done, Ready, Scores, ScoreTask
 from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Vitals
 from prefixrl.scorer.direct import BusySeats, Decoder, DirectScorer
@@ -69,7 +58,7 @@ def row(text: str, finish: str) -> Row:
     return Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * len(ids)), finish=finish, spans=spans)  # type: ignore[arg-type]
 
 
-def task(name: str, kind: Kind, *groups: tuple[Row, ...]) -> ScoreTask:
+def task(name: str, kind: TaskKind, *groups: tuple[Row, ...]) -> ScoreTask:
     prompt = Prompt("p", "sum 3 1", "4")
     made = tuple(
         GroupPrefixes(seq=seq, prompt=prompt, seed=7, prompt_tokens=pack_tokens([1, 2]), rows=rows)

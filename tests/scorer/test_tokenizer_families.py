@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from prefixrl.common.prompts.rendering import Renderer
-from prefixrl.common.wire.messages import Finish, GroupPrefixes, ModelDigests, Prompt, Row, Sampling, ScoreTask
+from prefixrl.common.wire.messages.groups import Finish, GroupPrefixes, Prompt, Row, Sampling
+from prefixrl.common.wire.messages.worker import ModelDigests, ScoreTask
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Vitals
 from prefixrl.scorer.loop import Scorer

@@ -11,17 +11,9 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import Continuation
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.prompts.rendering import ByteRenderer
-from prefixrl.common.wire.messages import (
-    Ack,
-    Batch,
-    GetBatch,
-    Kind,
-    ModelDigests,
-    PrefixTask,
-    Sampling,
-    Scores,
-    ScoreTask,
-)
+from prefixrl.common.wire.messages.groups import Sampling, TaskKind
+from prefixrl.common.wire.messages.learner import Batch, GetBatch
+from prefixrl.common.wire.messages.worker import Ack, ModelDigests, PrefixTask, Scores, ScoreTask
 from prefixrl.common.wire.packing import check_scores
 from prefixrl.learner.broker.fractions import batch_fractions
 from prefixrl.scorer.loop import Scorer
@@ -58,7 +50,7 @@ def score(
     config: RunConfig,
     task: ScoreTask,
     texts: list[str],
-    kind: Kind = "train",
+    kind: TaskKind = "train",
     gold: str = "1",
     engine_type: type[WritingEngine] = WritingEngine,
 ) -> tuple[Scores, WritingEngine]:
@@ -122,7 +114,7 @@ def test_a_training_row_without_a_gold_answer_is_a_failure_with_its_kind(tmp_pat
     ],
 )
 def test_a_cut_completion_is_worth_what_the_setting_says(
-    truncated: str | None, kind: Kind, rewards: list[float], statuses: list[str], tmp_path: Path
+    truncated: str | None, kind: TaskKind, rewards: list[float], statuses: list[str], tmp_path: Path
 ) -> None:
     config = run_config(tmp_path, truncated=truncated)
     scores, engine = score(config, one_task(config), TEXTS, kind)

@@ -20,28 +20,26 @@ from prefixrl.common.wire.keys import (
     read_client_key,
     remove_client,
 )
-from prefixrl.common.wire.messages import (
-    PROTOCOL,
+from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.learner import (
     FromBroker,
-    FromWeights,
     GetBatch,
     GetGroups,
-    GetManifest,
     GetStatus,
-    Goodbye,
-    Hello,
-    Manifest,
-    Prefixes,
-    PrefixTask,
     Published,
-    Reject,
-    Role,
-    Scores,
-    ScoreTask,
     Status,
     Stop,
     ToBroker,
-    ToWeights,
+)
+from prefixrl.common.wire.messages.weights import FromWeights, GetManifest, Manifest, ToWeights
+from prefixrl.common.wire.messages.worker import (
+    Goodbye,
+    Hello,
+    Prefixes,
+    PrefixTask,
+    Reject,
+    Scores,
+    ScoreTask,
     Unknown,
 )
 from prefixrl.common.wire.transport import MAX_FRAME_BYTES, Client

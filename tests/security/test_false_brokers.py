@@ -13,7 +13,9 @@ import pytest
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.keys import make_keys, server_keys
-from prefixrl.common.wire.messages import PROTOCOL, FromBroker, ToBroker, Welcome
+from prefixrl.common.wire.messages.fields import PROTOCOL
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.worker import Welcome
 from prefixrl.common.wire.transport import Malformed, Received, Server
 from support.fakes import end, run_on_disk, serving, wait_until
 

@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from benchmarks.hostile_peers import measure, quantile
-from prefixrl.common.wire.messages import FromBroker, FromWeights, Role, ToBroker, ToWeights
+from prefixrl.common.wire.messages.fields import Role
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.weights import FromWeights, ToWeights
 from prefixrl.common.wire.transport import Malformed, _decode
 from prefixrl.learner.weights.server import Snapshots, answer
 from support.broker.fuzzed_broker import FuzzedBroker

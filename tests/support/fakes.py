@@ -28,35 +28,31 @@ from prefixrl.common.weights.delta import write_delta
 from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.address import Address
 from prefixrl.common.wire.keys import KeyRole
-from prefixrl.common.wire.messages import (
-    PROTOCOL,
+from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.learner import (
     Accepted,
-    Ack,
     Batch,
-    EngineChecksum,
     FromBroker,
     GetBatch,
     GetGroups,
     GetStatus,
-    GroupPrefixes,
     Groups,
+    Published,
+    Status,
+    ToBroker,
+)
+from prefixrl.common.wire.messages.weights import EngineChecksum, WeightsNote
+from prefixrl.common.wire.messages.worker import (
+    Ack,
     Heartbeat,
     Hello,
     ModelDigests,
     Prefixes,
     PrefixTask,
-    Published,
     Ready,
-    Role,
-    Row,
-    ScoredGroup,
     Scores,
     ScoreTask,
-    Status,
-    ToBroker,
-    Verdict,
-    VersionSpan,
-    WeightsNote,
     Welcome,
 )
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens

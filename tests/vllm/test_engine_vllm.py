@@ -12,7 +12,7 @@ import torch
 from prefixrl.common.engines.embedded.drawing import truncated
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.errors import UserError
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from support.models import vllm_world as world
 from support.models.vllm_world import EXAMPLE
 

@@ -17,7 +17,7 @@ from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.engines.vllm.setup import resolve
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from support.fakes import wait_until
 from support.models import versioned
 from support.models import vllm_world as world

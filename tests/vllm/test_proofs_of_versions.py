@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.snapshots import snapshot_of
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
-from prefixrl.common.wire.messages import EngineChecksum
+from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
 from prefixrl.learner.broker.workers.proofs import Checksums, judge
 from support.models import vllm_world as world

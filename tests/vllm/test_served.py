@@ -23,7 +23,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import Engine, Job, JobResult
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.scorer.served.engine import OpenAIEngine
 from support.cluster.on_hosts import losses
 from support.models import vllm_world as world

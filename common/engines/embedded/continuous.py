@@ -29,7 +29,7 @@ from prefixrl.common.engines.embedded.prefill import prefill
 from prefixrl.common.engines.embedded.row_cache import RowCache
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, Logprobs, TokenIds, room_of, spans_of
 from prefixrl.common.weights.low_rank import LowRank
-from prefixrl.common.wire.messages import Finish, Sampling
+from prefixrl.common.wire.messages.groups import Finish, Sampling
 from prefixrl.common.wire.packing import ProbeRow
 
 SEATS = 128

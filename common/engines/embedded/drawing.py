@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 
 
 def masked(logits: torch.Tensor, tokens: frozenset[int]) -> torch.Tensor:

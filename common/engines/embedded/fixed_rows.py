@@ -17,7 +17,7 @@ from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
 from prefixrl.common.engines.embedded.held_model import EmbeddedEngine
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, spans_of
 from prefixrl.common.weights.low_rank import LowRank
-from prefixrl.common.wire.messages import Finish
+from prefixrl.common.wire.messages.groups import Finish
 
 FIXED = "a task's rows are one forward: {}"
 

@@ -20,7 +20,7 @@ from prefixrl.common.engines.interface.base import (
 from prefixrl.common.errors import DataError, UserError
 from prefixrl.common.weights.low_rank import LayerProducts, LowRank, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.messages import EngineChecksum
+from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": "auto"}

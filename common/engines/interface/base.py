@@ -16,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixrl.common.weights.snapshot import Snapshot, describe
-from prefixrl.common.wire.messages import MOST_ROWS, EngineChecksum, Finish, ModelDigests, Ready, Sampling, Usage
+from prefixrl.common.wire.messages.fields import MOST_ROWS
+from prefixrl.common.wire.messages.groups import Finish, Sampling
+from prefixrl.common.wire.messages.weights import EngineChecksum
+from prefixrl.common.wire.messages.worker import ModelDigests, Ready, Usage
 from prefixrl.common.wire.packing import ProbeRow
 
 if TYPE_CHECKING:

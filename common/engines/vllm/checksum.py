@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from prefixrl.common.weights.snapshot import as_bytes
-from prefixrl.common.wire.messages import EngineChecksum
+from prefixrl.common.wire.messages.weights import EngineChecksum
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 PADDED_TO = 64

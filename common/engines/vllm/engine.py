@@ -36,7 +36,7 @@ from prefixrl.common.errors import DataError, PeerLost, UserError
 from prefixrl.common.seeds import row_seed
 from prefixrl.common.weights.low_rank import AdapterFolders, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.messages import EngineChecksum
+from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from prefixrl.common.engines.vllm.setup import BACKEND, CHILD_VARIABLE
 from prefixrl.common.host.process import die_with_parent
 from prefixrl.common.weights.snapshot import as_bytes, check_manifest, view_tensors
-from prefixrl.common.wire.messages import Manifest
+from prefixrl.common.wire.messages.weights import Manifest
 
 
 def register() -> None:

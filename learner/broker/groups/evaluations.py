@@ -13,7 +13,9 @@ import msgspec
 
 from prefixrl.common.config.run import MOST_TASK_BYTES, SAMPLED_TOKEN_BYTES
 from prefixrl.common.seeds import derive
-from prefixrl.common.wire import messages
+from prefixrl.common.wire.messages.fields import UNPROVED, VERSIONS_KEPT
+from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Row, ScoredGroup
+from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
 from prefixrl.common.wire.packing import pack_logprobs, token_ids
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 
@@ -26,7 +28,7 @@ STRANDED_S = 60.0
 class EvaluationRun:
     """One evaluation: groups `first .. first + len(request.prompts)`."""
 
-    request: messages.Evaluate
+    request: Evaluate
     first: int
     to_sample: list[SampleItem] = field(default_factory=list)
     to_score: list[ScoreItem] = field(default_factory=list)
@@ -34,7 +36,7 @@ class EvaluationRun:
     """Number of groups without prefixes, leased ones included."""
     stranded_s: float | None = None
     """Time since which every rollout is past its version."""
-    results: dict[int, messages.ScoredGroup] = field(default_factory=dict)
+    results: dict[int, ScoredGroup] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -70,7 +72,7 @@ class EvaluationQueue:
         self._forgotten: Counter[str] = Counter(asked=0, judged=0, failed=0)
         self._next = 0
 
-    def add(self, request: messages.Evaluate) -> None:
+    def add(self, request: Evaluate) -> None:
         """Start an evaluation unless its name is known; ValueError where it is too large."""
         if request.name in self.runs:
             return
@@ -88,24 +90,24 @@ class EvaluationQueue:
                 groups = tuple(self._given_prefix(run, seq) for seq in seqs)
                 run.to_score.append(ScoreItem(groups, -1, "", 0.0))
 
-    def _given_prefix(self, run: EvaluationRun, seq: int) -> messages.GroupPrefixes:
+    def _given_prefix(self, run: EvaluationRun, seq: int) -> GroupPrefixes:
         tokens = run.request.prefix_tokens
         logprobs = pack_logprobs([0.0] * len(token_ids(tokens)))
-        row = messages.Row(tokens=tokens, logprobs=logprobs, finish="length", spans=(), text=run.request.prefix_text)
+        row = Row(tokens=tokens, logprobs=logprobs, finish="length", spans=(), text=run.request.prefix_text)
         task = self.group_task(seq)
-        return messages.GroupPrefixes(
+        return GroupPrefixes(
             seq=seq, prompt=task.prompt, seed=task.seed, prompt_tokens=b"", rows=(row,) * run.request.samples
         )
 
-    def progress(self, name: str) -> tuple[messages.EvaluationProgress, list[bytes]]:
+    def progress(self, name: str) -> tuple[EvaluationProgress, list[bytes]]:
         """Return the progress of an evaluation and, once finished, its encoded results."""
         run = self.runs.get(name)
         if run is None:
-            return messages.EvaluationProgress(name=name, total=-1, done=0, failed=0), []
+            return EvaluationProgress(name=name, total=-1, done=0, failed=0), []
         payload = [msgspec.msgpack.encode(run.results[seq]) for seq in sorted(run.results)] if run.finished else []
         done, failed = len(run.results), len(run.failed)
         causes = tuple((seq - run.first, cause) for seq, cause in run.failed.items())
-        progress = messages.EvaluationProgress(
+        progress = EvaluationProgress(
             name=name, total=run.total, done=done, failed=failed, unsampled=run.unsampled, causes=causes
         )
         return progress, payload
@@ -131,17 +133,17 @@ class EvaluationQueue:
         """Return the evaluation of a group."""
         return next(run for run in self.runs.values() if run.first <= seq < run.first + run.total)
 
-    def group_task(self, seq: int) -> messages.GroupTask:
+    def group_task(self, seq: int) -> GroupTask:
         """Return prompt and seed of an evaluation group."""
         run = self.run_of(seq)
         request, index = run.request, seq - run.first
         seed = derive(self._run_seed, "evaluation", request.name, index)
-        return messages.GroupTask(seq, request.prompts[index], seed)
+        return GroupTask(seq, request.prompts[index], seed)
 
     def published(self, version: int, digest: str) -> None:
         """Note the digest of a version; a resumed run may train a version anew, with another digest."""
         asked = {run.request.version for run in self.runs.values()}
-        for old in [each for each in self._published if each <= version - messages.VERSIONS_KEPT and each not in asked]:
+        for old in [each for each in self._published if each <= version - VERSIONS_KEPT and each not in asked]:
             del self._published[old]
         self._published[version] = digest
 
@@ -158,7 +160,7 @@ class EvaluationQueue:
 
     def give_up_stranded(self, versions: Iterable[int], now_s: float) -> None:
         """Fail groups of versions that all rollouts, at `versions`, are past for `STRANDED_S`."""
-        oldest = min(versions, default=messages.UNPROVED)
+        oldest = min(versions, default=UNPROVED)
         for run in self.runs.values():
             version = run.request.version
             if not run.to_sample or oldest <= version:
@@ -203,7 +205,7 @@ class EvaluationQueue:
             run.to_score.insert(0, item)
 
     def take_prefixes(
-        self, item: SampleItem, groups: Sequence[messages.GroupPrefixes], weights_digest: str, sampled_s: float
+        self, item: SampleItem, groups: Sequence[GroupPrefixes], weights_digest: str, sampled_s: float
     ) -> None:
         """Accept the prefixes of a leased item."""
         run = self.run_of(item.seqs[0])
@@ -213,13 +215,13 @@ class EvaluationQueue:
         if good:
             run.to_score.append(ScoreItem(good, item.version, weights_digest, sampled_s))
 
-    def take_scores(self, groups: Sequence[messages.ScoredGroup]) -> None:
+    def take_scores(self, groups: Sequence[ScoredGroup]) -> None:
         """Accept scored groups; a group judged twice keeps its first verdict."""
         for group in groups:
             self.run_of(group.prefixes.seq).results.setdefault(group.prefixes.seq, group)
 
 
-def _check_size(request: messages.Evaluate) -> None:
+def _check_size(request: Evaluate) -> None:
     """Raise ValueError unless an item of the evaluation fits a message."""
     tokens = max(len(token_ids(request.prefix_tokens)), request.prefix_sampling.max_new_tokens)
     size = max(request.samples, ROWS_PER_ITEM) * (tokens * SAMPLED_TOKEN_BYTES + len(request.prefix_text or ""))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from prefixrl.common.config.algorithm import is_within
-from prefixrl.common.wire.messages import UNJUDGED, ScoredGroup, TextVerdict
+from prefixrl.common.wire.messages.groups import UNJUDGED, ScoredGroup, TextVerdict
 
 CUT: dict[Literal["any", "all"], str] = {
     "any": "a text cut by the length limit",

@@ -20,7 +20,7 @@ from itertools import count
 from typing import Literal
 
 from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, LedgerState, Record
-from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
+from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved, objection, spare_cause
 from prefixrl.learner.broker.groups.journaled import SURPLUS, JournaledState

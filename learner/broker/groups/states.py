@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from prefixrl.common.wire.messages import GroupPrefixes, Prompt, ScoredGroup
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, ScoredGroup
 
 State = Literal["queued", "sampling", "sampled", "scoring", "spare", "scored", "batched"]
 UNVERIFIED: tuple[State, ...] = ("queued", "sampling", "sampled", "scoring")

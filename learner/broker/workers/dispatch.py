@@ -11,7 +11,9 @@ import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.seeds import derive
-from prefixrl.common.wire import messages
+from prefixrl.common.wire.messages.groups import GroupPrefixes, GroupTask, Sampling, TaskKind
+from prefixrl.common.wire.messages.learner import FromBroker
+from prefixrl.common.wire.messages.worker import Prefixes, PrefixTask, Refused, Revoke, Scores, ScoreTask
 from prefixrl.common.wire.packing import check_prefixes, check_spans, check_verdicts
 from prefixrl.learner.broker.groups.evaluations import EvaluationQueue
 from prefixrl.learner.broker.groups.ledger import Ledger
@@ -60,7 +62,7 @@ class Dispatcher:
             "rollout": rows * self._sampling[0].max_new_tokens,
             "scorer": self._scoring_work(rows, "train", self._sampling[1]),
         }
-        self.outgoing: list[tuple[bytes, messages.FromBroker]] = []
+        self.outgoing: list[tuple[bytes, FromBroker]] = []
         self.losses: Counter[str] = Counter()
         self.completions: Counter[str] = Counter(judged=0, cached=0)
         self.last_event, self.event_s = "", -math.inf
@@ -84,7 +86,7 @@ class Dispatcher:
                 break
 
     def _give_sampling(self, worker: Worker, now_s: float) -> bool:
-        kind: messages.Kind = "eval"
+        kind: TaskKind = "eval"
         item = self.evaluations.start_sampling(worker.version, worker.weights_digest)
         if item is not None:
             request = self.evaluations.run_of(item.seqs[0]).request
@@ -99,19 +101,17 @@ class Dispatcher:
             kind, rows, sampling = "train", self._config.algorithm.samples_per_prompt, self._sampling[0]
             groups = tuple(self._group_task(seq) for seq in item.seqs)
         version = item.version
-        task = messages.PrefixTask(
-            task="", kind=kind, version=version, groups=groups, rows_per_group=rows, sampling=sampling
-        )
+        task = PrefixTask(task="", kind=kind, version=version, groups=groups, rows_per_group=rows, sampling=sampling)
         rows *= len(groups)
         self._lease(worker, item, task, rows, rows * sampling.max_new_tokens, now_s)
         return True
 
-    def _group_task(self, seq: int) -> messages.GroupTask:
+    def _group_task(self, seq: int) -> GroupTask:
         prompt = self._prompts.prompt(self.ledger.prompt_index(seq))
-        return messages.GroupTask(seq, prompt, derive(self._config.seed, "group", seq))
+        return GroupTask(seq, prompt, derive(self._config.seed, "group", seq))
 
     def _give_scoring(self, worker: Worker, now_s: float) -> bool:
-        kinds: tuple[messages.Kind, messages.Kind] = ("train", "eval")
+        kinds: tuple[TaskKind, TaskKind] = ("train", "eval")
         if (self._score_tasks + 1) % EVALUATION_SHARE == 0:
             kinds = ("eval", "train")
         for kind in kinds:
@@ -126,7 +126,7 @@ class Dispatcher:
         else:
             sampling = self._sampling[1]
             self.stages.leased(item.seqs, now_s)
-        task = messages.ScoreTask(
+        task = ScoreTask(
             task="",
             kind=kind,
             version=item.version,
@@ -140,7 +140,7 @@ class Dispatcher:
         self._lease(worker, item, task, texts, self._scoring_work(rows, kind, sampling), now_s)
         return True
 
-    def _scoring_work(self, rows: int, kind: messages.Kind, sampling: messages.Sampling) -> int:
+    def _scoring_work(self, rows: int, kind: TaskKind, sampling: Sampling) -> int:
         tokens = sampling.max_new_tokens + self._config.scorer.most_extension_tokens
         return rows * self._config.scorer.texts_per_row(kind) * (tokens + VERIFICATION)
 
@@ -148,7 +148,7 @@ class Dispatcher:
         self,
         worker: Worker,
         item: SampleItem | ScoreItem,
-        task: messages.PrefixTask | messages.ScoreTask,
+        task: PrefixTask | ScoreTask,
         rows: int,
         work: int,
         now_s: float,
@@ -166,11 +166,11 @@ class Dispatcher:
         if found is not None:
             holder, lease = found
             lease.revoking = True
-            self.outgoing.append((holder.identity, messages.Revoke(lease.task)))
+            self.outgoing.append((holder.identity, Revoke(lease.task)))
 
     # --- taking results ----------------------------------------------------------------------------------------------
 
-    def take_prefixes(self, worker: Worker, result: messages.Prefixes, now_s: float) -> None:
+    def take_prefixes(self, worker: Worker, result: Prefixes, now_s: float) -> None:
         """Accept a rollout's result; ValueError, changing nothing, when it may not send this one."""
         lease = self._lease_of(worker, result)
         if lease is None and result.kind == "eval":
@@ -184,7 +184,7 @@ class Dispatcher:
         worker.finish(result.task)
         self.note(f"{worker.name} sampled {len(result.groups)} groups", now_s)
 
-    def take_scores(self, worker: Worker, result: messages.Scores, now_s: float) -> None:
+    def take_scores(self, worker: Worker, result: Scores, now_s: float) -> None:
         """Accept a scorer's result; ValueError, changing nothing, when it may not send this one."""
         lease = self._lease_of(worker, result)
         if lease is None and result.kind == "eval":
@@ -206,7 +206,7 @@ class Dispatcher:
         """Note that the run has got further, for who asks why it stands still."""
         self.last_event, self.event_s = event, now_s
 
-    def _lease_of(self, worker: Worker, result: messages.Prefixes | messages.Scores) -> Lease | None:
+    def _lease_of(self, worker: Worker, result: Prefixes | Scores) -> Lease | None:
         """Return a result's lease, None for a late one; ValueError unless its worker held that task.
 
         It is then about the groups, prompts, seeds and prefixes of the task, each once, and a scorer has changed none.
@@ -221,7 +221,7 @@ class Dispatcher:
             raise ValueError(f"{_difference(lease, result)}; it must answer exactly what it was given")
         return lease
 
-    def _check_prefixes(self, lease: Lease | None, result: messages.Prefixes) -> None:
+    def _check_prefixes(self, lease: Lease | None, result: Prefixes) -> None:
         asked, may_cross = version_of(result.task), self._may_cross(result.kind)
         if result.version != asked and not (may_cross and result.version > asked):
             raise ValueError(f"prefixes of version {result.version} for a task at version {asked}")
@@ -233,7 +233,7 @@ class Dispatcher:
             check_prefixes(group, rows, limits=limits)
             check_spans(group, result.version, may_cross)
 
-    def _check_scores(self, lease: Lease | None, result: messages.Scores) -> None:
+    def _check_scores(self, lease: Lease | None, result: Scores) -> None:
         """Raise ValueError unless the verdicts fit; the prefixes were checked when they came in."""
         prefix, completion = self._sampling
         if lease and lease.kind == "eval":
@@ -245,11 +245,11 @@ class Dispatcher:
         for group in result.groups:
             check_verdicts(group, texts, result.kind, most, has_step_rewards)
 
-    def _may_cross(self, kind: messages.Kind) -> bool:
+    def _may_cross(self, kind: TaskKind) -> bool:
         """Return True if one answer may be of several versions; an evaluation is always of one."""
         return kind == "train" and self._config.rollout.swap == "in_flight"
 
-    def take_refusal(self, worker: Worker, refusal: messages.Refused) -> None:
+    def take_refusal(self, worker: Worker, refusal: Refused) -> None:
         """Return a lease that its worker did not work on to its queue."""
         lease = worker.drop(refusal.task)
         if lease is not None:
@@ -304,16 +304,16 @@ class Dispatcher:
         (self.evaluations if lease.kind == "eval" else self.ledger).give_back(lease.item, died)
 
 
-def _difference(lease: Lease, result: messages.Prefixes | messages.Scores) -> str:
+def _difference(lease: Lease, result: Prefixes | Scores) -> str:
     """Name the first thing in which a result is not that of its task."""
-    groups = [group if isinstance(group, messages.GroupPrefixes) else group.prefixes for group in result.groups]
+    groups = [group if isinstance(group, GroupPrefixes) else group.prefixes for group in result.groups]
     seqs = [group.seq for group in groups]
-    if result.kind != lease.kind or isinstance(result, messages.Prefixes) != isinstance(lease.item, SampleItem):
+    if result.kind != lease.kind or isinstance(result, Prefixes) != isinstance(lease.item, SampleItem):
         return f"a {result.kind} result {type(result).__name__} for the {lease.kind} task {lease.task}"
     if seqs != list(lease.item.seqs):
         return f"result of task {lease.task} holds groups {seqs}, the task holds {list(lease.item.seqs)}"
     changed = [seq for seq, was, now in zip(seqs, lease.asked[1], content(result)[1], strict=True) if was != now]
-    parts = "prompt or seed" if isinstance(result, messages.Prefixes) else "prefixes, version or weights"
+    parts = "prompt or seed" if isinstance(result, Prefixes) else "prefixes, version or weights"
     return f"result of task {lease.task} holds another {parts} in groups {changed}"
 
 

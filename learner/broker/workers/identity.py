@@ -12,7 +12,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.records import RunHeader
 from prefixrl.common.run.digests import function_digest, model_digests, name_digest, process_digest, scorer_digests
-from prefixrl.common.wire.messages import PROTOCOL, VERSIONS_KEPT, ModelDigests, Welcome
+from prefixrl.common.wire.messages.fields import PROTOCOL, VERSIONS_KEPT
+from prefixrl.common.wire.messages.worker import ModelDigests, Welcome
 from prefixrl.learner.run.directory import Inputs
 
 _LOADED = ("model", "tokenizer", "chat_template")
@@ -125,7 +126,7 @@ class RunState:
 
     header: RunHeader
     weights_endpoint: str
-    weights_door: str
+    local_weights_endpoint: str
     problems: int
     identity: IdentityCheck
     ranks: int = 1
@@ -143,5 +144,5 @@ class RunState:
             worker=worker,
             config_json=config.model_dump_json(),
             weights_endpoint=self.weights_endpoint,
-            weights_door=self.weights_door,
+            local_weights_endpoint=self.local_weights_endpoint,
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.hub import cached_file
-from prefixrl.common.wire.messages import Kind
+from prefixrl.common.wire.messages.groups import TaskKind
 from prefixrl.common.wire.packing import MOST_CHARS_PER_TOKEN, GroupLimits
 
 UNKNOWN_VOCABULARY = 2**20
@@ -31,7 +31,7 @@ class RunLimits:
         """Return the limits of sampled groups; `row_tokens`: of an evaluation, None in training."""
         return self._training if row_tokens is None else replace(self._training, row_tokens=row_tokens)
 
-    def completion_chars(self, kind: Kind, row_tokens: int, new_tokens: int) -> int:
+    def completion_chars(self, kind: TaskKind, row_tokens: int, new_tokens: int) -> int:
         """Return the longest text that a verdict may carry; 0 where texts are not kept."""
         if kind == "train" and not self._scorer.keep_completions:
             return 0

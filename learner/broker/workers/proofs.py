@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.wire.messages import EngineChecksum
+from prefixrl.common.wire.messages.weights import EngineChecksum
 
 Logprobs = NDArray[np.float32]
 Outcome = Literal["proved", "refused", "unclear"]

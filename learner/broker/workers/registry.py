@@ -6,7 +6,7 @@ Pure: time is passed in.
 import math
 from collections.abc import Container, Iterable
 
-from prefixrl.common.wire.messages import Hello
+from prefixrl.common.wire.messages.worker import Hello
 from prefixrl.learner.broker.groups.admission import Supply
 from prefixrl.learner.broker.workers.takers import Kind, Takers
 from prefixrl.learner.broker.workers.workers import Lease, Worker

@@ -11,10 +11,11 @@ import hmac
 import msgspec
 import xxhash
 
-from prefixrl.common.wire.messages import GroupTask, Kind, Prefixes, PrefixTask, Scores, ScoreTask
+from prefixrl.common.wire.messages.groups import GroupTask, TaskKind
+from prefixrl.common.wire.messages.worker import Prefixes, PrefixTask, Scores, ScoreTask
 
 SEAL_BYTES = 8
-Content = tuple[Kind, tuple[object, ...]]
+Content = tuple[TaskKind, tuple[object, ...]]
 
 
 def content(message: PrefixTask | ScoreTask | Prefixes | Scores) -> Content:

@@ -8,9 +8,9 @@ The other half is `rollout/swap.py`: the same steps in the same order, under the
                  staged: draining ◀───── Staged(version) ────────────── offer: every second until the Swap
                  grant: swapping ─────── Swap(version) ───────────────▶ granted, due: install when open tasks allow it
                  installed: judge ◀───── Installed(digest, probe) ───── proof: every second until the answer
-                   proved: ready ─────── Proved(version) ─────────────▶ proved: deliver the results kept back
-                   unclear ───────────── ProbeUnclear(version) ───────▶ unclear: proof, with a checksum of the weights
-                   refused: loading ──── ProbeFailed(version) ────────▶ failed: hand those back, pull again
+                   proved: ready ─────── Probed(proved) ─────────────▶ proved: deliver the results kept back
+                   unclear ───────────── Probed(unclear) ────────────▶ unclear: proof, with a checksum of the weights
+                   refused: loading ──── Probed(refused) ────────────▶ failed: hand those back, pull again
                  check_prefixes ◀─────── Prefixes(version, digests) ─── tokens of proved weights only
 
 Who waits for whom: a draining rollout gets no new training task and waits for `grant`. `grant` waits for the rollout's
@@ -27,7 +27,10 @@ from typing import assert_never
 import numpy as np
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire import messages
+from prefixrl.common.wire.messages.fields import UNPROVED
+from prefixrl.common.wire.messages.learner import FromBroker
+from prefixrl.common.wire.messages.weights import Proof, WeightsNote
+from prefixrl.common.wire.messages.worker import Installed, Prefixes, Probed, Ready, Swap
 from prefixrl.common.wire.packing import digests, logprobs, probe_positions
 from prefixrl.learner.broker.groups.evaluations import EvaluationQueue
 from prefixrl.learner.broker.workers.identity import IdentityCheck
@@ -55,16 +58,16 @@ class Versions:
     """Announced versions and the steps by which workers swap to them; see the module's picture."""
 
     def __init__(self, config: RunConfig, identity: IdentityCheck, evaluations: EvaluationQueue) -> None:
-        self.latest: messages.WeightsNote | None = None
+        self.latest: WeightsNote | None = None
         self._tolerance = config.probe_tolerance
         self._drains = config.rollout.swap == "drain"
         self._identity = identity
         self._evaluations = evaluations
-        self._notes: dict[int, messages.WeightsNote] = {}
+        self._notes: dict[int, WeightsNote] = {}
         self._scored: dict[int, _Scored] = {}
         self._checksums = Checksums()
 
-    def announce(self, note: messages.WeightsNote) -> None:
+    def announce(self, note: WeightsNote) -> None:
         """Make a published version the one that workers are to install."""
         self.latest = note
         self._notes[note.version] = note
@@ -74,7 +77,7 @@ class Versions:
             del self._scored[old]
         self._evaluations.published(note.version, note.digest)
 
-    def publish(self, note: messages.WeightsNote) -> None:
+    def publish(self, note: WeightsNote) -> None:
         """Announce a new version and forget those that nobody is to install any more."""
         self.announce(note)
         needed = self._evaluations.unsampled_versions()
@@ -89,10 +92,10 @@ class Versions:
             return None
         return f"its initial adapter has digest {worker.weights_digest}, the learner's {note.digest}"
 
-    def ready(self, worker: Worker, ready: messages.Ready) -> None:
+    def ready(self, worker: Worker, ready: Ready) -> None:
         """Take over the version of a ready worker; ValueError for weights never published."""
         # A rollout whose weights are not proved shows its probe next, like one that has just installed them.
-        is_proved = worker.role == "scorer" or ready.version != messages.UNPROVED
+        is_proved = worker.role == "scorer" or ready.version != UNPROVED
         if worker.role == "rollout" and is_proved:
             self._identity.check_version(ready.version, ready.weights_digest)
         worker.version, worker.weights_digest = ready.version, ready.weights_digest
@@ -100,13 +103,13 @@ class Versions:
             worker.prove(ready.version, ready.weights_digest)
         worker.phase = "ready" if is_proved else "swapping"
 
-    def news(self, worker: Worker) -> messages.WeightsNote | None:
+    def news(self, worker: Worker) -> WeightsNote | None:
         """Return the newest version, or an earlier one that an evaluation needs prefixes of.
 
         Scorers install nothing: theirs is without the probe.
         """
         if worker.role == "scorer" and self.latest is not None:
-            return messages.WeightsNote(self.latest.version, self.latest.digest)
+            return WeightsNote(self.latest.version, self.latest.digest)
         known = self._evaluations.unsampled_versions() & self._notes.keys()
         needed = [version for version in known if _is_ahead(self._notes[version], worker)]
         return self._notes[min(needed)] if needed else self.latest
@@ -115,7 +118,7 @@ class Versions:
         """Stop giving a rollout training tasks: it holds another version in memory."""
         worker.phase, worker.wanted_version, worker.refused = "draining", version, None
 
-    def grant(self, worker: Worker, now_s: float) -> messages.Swap | None:
+    def grant(self, worker: Worker, now_s: float) -> Swap | None:
         """Allow a draining rollout to swap unless a lease or an evaluation needs its version."""
         if (
             worker.phase != "draining"
@@ -124,9 +127,9 @@ class Versions:
         ):
             return None
         worker.phase, worker.progressed_s = "swapping", now_s
-        return messages.Swap(worker.wanted_version)
+        return Swap(worker.wanted_version)
 
-    def installed(self, worker: Worker, report: messages.Installed) -> messages.FromBroker | None:
+    def installed(self, worker: Worker, report: Installed) -> FromBroker | None:
         """Judge a rollout's probe by the learner's; return the answer, None for none yet.
 
         ValueError: the probe has another length, or the proof failed `PROBE_FAILURES_ALLOWED` times.
@@ -136,12 +139,12 @@ class Versions:
             if worker.refused is not None:
                 return worker.refused
             is_held = (report.version, report.digest) == (worker.version, worker.weights_digest)
-            return messages.Proved(report.version, worker.proof) if is_held else None
+            return Probed(version=report.version, outcome="proved", by=worker.proof) if is_held else None
         note = self._notes.get(report.version)
         if note is None:
             # Superseded so long ago that its probe is forgotten, and the worker fetches the newest version next; or not
             # published yet by a learner that resumed from a checkpoint, and the worker sends the report again.
-            worker.version = messages.UNPROVED
+            worker.version = UNPROVED
             return None
         judged = self._judge(note, report)
         if np.isfinite(judged.mismatch):
@@ -156,7 +159,7 @@ class Versions:
                 return self._refuse(worker, note, judged, judged.reason)
             case "unclear":
                 if report.checksum is None:
-                    return messages.ProbeUnclear(note.version)
+                    return Probed(version=note.version, outcome="unclear")
                 before = report.before.digest if report.before else ""
                 if reason := self._checksums.objection(note.digest, report.checksum, before):
                     return self._refuse(worker, note, judged, reason)
@@ -165,7 +168,7 @@ class Versions:
             case unknown:
                 assert_never(unknown)
 
-    def _judge(self, note: messages.WeightsNote, report: messages.Installed) -> ProbeVerdict:
+    def _judge(self, note: WeightsNote, report: Installed) -> ProbeVerdict:
         """Return what the logprobs say; ValueError where their number is not the probe's."""
         learner = logprobs(note.probe_logprobs, probe_positions(note))
         engine, before = _as_array(report.probe_logprobs, learner.size), None
@@ -175,26 +178,26 @@ class Versions:
                 before = _as_array(report.before.probe_logprobs, learner.size), known.logprobs
         return judge(engine, learner, before, self._tolerance)
 
-    def _admit(self, worker: Worker, note: messages.WeightsNote, by: messages.Proof) -> messages.Proved:
+    def _admit(self, worker: Worker, note: WeightsNote, by: Proof) -> Probed:
         worker.phase, worker.version, worker.weights_digest = "ready", note.version, note.digest
         worker.probe_failures, worker.proof = 0, by
         worker.prove(note.version, note.digest)
-        return messages.Proved(note.version, by)
+        return Probed(version=note.version, outcome="proved", by=by)
 
-    def _refuse(
-        self, worker: Worker, note: messages.WeightsNote, judged: ProbeVerdict, reason: str
-    ) -> messages.ProbeFailed:
+    def _refuse(self, worker: Worker, note: WeightsNote, judged: ProbeVerdict, reason: str) -> Probed:
         worker.probe_failures += 1
         log.warning("%s failed the proof of version %d: %s", worker.name, note.version, reason)
         if worker.probe_failures >= PROBE_FAILURES_ALLOWED:
             raise ValueError(
                 f"the engine does not hold version {note.version} after {worker.probe_failures} installations: {reason}"
             )
-        worker.phase, worker.version = "loading", messages.UNPROVED
-        worker.refused = messages.ProbeFailed(note.version, judged.mismatch, judged.limit, worker.probe_failures)
+        worker.phase, worker.version = "loading", UNPROVED
+        worker.refused = Probed(
+            version=note.version, outcome="refused", difference=judged.mismatch, failures=worker.probe_failures
+        )
         return worker.refused
 
-    def check_prefixes(self, worker: Worker, result: messages.Prefixes) -> None:
+    def check_prefixes(self, worker: Worker, result: Prefixes) -> None:
         """Raise ValueError unless every token is of weights that this worker proved to hold."""
         written_by = digests(result.groups)
         for version, digest in sorted({(result.version, result.weights_digest)} | written_by):
@@ -209,7 +212,7 @@ class Versions:
                 )
 
 
-def _is_ahead(note: messages.WeightsNote, worker: Worker) -> bool:
+def _is_ahead(note: WeightsNote, worker: Worker) -> bool:
     """Return True if a rollout can still swap to a version: newer, or the same with new weights."""
     is_another = note.version == worker.version and note.digest != worker.weights_digest
     return note.version > worker.version or is_another

@@ -16,16 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prefixrl.common.wire.messages import (
-    MOST_ROWS,
-    UNPROVED,
-    Heartbeat,
-    MemoryUse,
-    ModelDigests,
-    ProbeFailed,
-    Proof,
-    Ready,
-)
+from prefixrl.common.wire.messages.fields import MOST_ROWS, UNPROVED
+from prefixrl.common.wire.messages.weights import Proof
+from prefixrl.common.wire.messages.worker import Heartbeat, MemoryUse, ModelDigests, Probed, Ready
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 from prefixrl.learner.broker.workers.task_names import Content
 
@@ -128,7 +121,7 @@ class Worker:
     without_ready_s: float | None = None
     """Time at which its state first showed work without a Ready, or it was last asked to join again for that."""
     probe_failures: int = 0
-    refused: ProbeFailed | None = None
+    refused: Probed | None = None
     """Answer about weights that did not pass, until it offers others."""
     engine_mismatch: float = 0.0
     proof: Proof = "digest"

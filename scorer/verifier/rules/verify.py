@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
-from prefixrl.common.wire.messages import Fault, VerdictStatus
+from prefixrl.common.wire.messages.groups import Fault, VerdictStatus
 from prefixrl.scorer.verifier.rules import symbols
 from prefixrl.scorer.verifier.rules.equations import Claim, claims
 from prefixrl.scorer.verifier.rules.guards import (

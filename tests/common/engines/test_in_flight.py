@@ -14,7 +14,7 @@ from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
 from prefixrl.common.engines.interface.base import Continuation, Job, spans_of
 from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from support.fakes import SteppedClock
 from support.models import versioned
 from support.models.embedded_jobs import EmbeddedEngines

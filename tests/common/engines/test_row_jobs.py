@@ -9,7 +9,7 @@ import pytest
 
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult
 from prefixrl.common.engines.interface.row_jobs import RowJobs
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from support.fakes import wait_until
 
 

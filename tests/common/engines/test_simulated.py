@@ -12,7 +12,7 @@ from prefixrl.common.config.worker_sections import SimulatedConfig
 from prefixrl.common.engines import simulated
 from prefixrl.common.engines.interface.base import Job, digest_of, room_of
 from prefixrl.common.engines.simulated import SimulatedEngine
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from support.fakes import SteppedClock
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=2)

@@ -6,7 +6,7 @@ import pytest
 
 from prefixrl.common.journal.history import History, history
 from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, JournalRecord
-from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 
 Records = list[JournalRecord]

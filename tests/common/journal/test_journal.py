@@ -24,7 +24,8 @@ from prefixrl.common.journal.records import (
     SegmentStart,
     VersionPublished,
 )
-from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan, WeightsNote
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from support.runs.small_disk import small_disk
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prefixrl.common.weights.folders import prune, versions
 from prefixrl.common.weights.snapshot import BadSnapshot, as_bytes, check_manifest, describe, rebuild, write_snapshot
-from prefixrl.common.wire.messages import Manifest
+from prefixrl.common.wire.messages.weights import Manifest
 
 Tensors = dict[str, torch.Tensor]
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.wire.continuations import row_verdict
-from prefixrl.common.wire.messages import ScoredGroup, Scores, ScoreTask, TextVerdict, Verdict, VerdictStatus
+from prefixrl.common.wire.messages.groups import ScoredGroup, TextVerdict, Verdict, VerdictStatus
+from prefixrl.common.wire.messages.worker import Scores, ScoreTask
 from prefixrl.common.wire.packing import check_scores
 from prefixrl.learner.broker.batches import _batch_group
 from prefixrl.learner.broker.fractions import batch_fractions, statuses

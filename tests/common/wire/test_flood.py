@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from prefixrl.common.wire import flood
-from prefixrl.common.wire.messages import FromBroker, GetStatus, Stop, ToBroker
+from prefixrl.common.wire.messages.learner import FromBroker, GetStatus, Stop, ToBroker
 from prefixrl.common.wire.transport import Client, Server
 from support.fakes import wait_until
 from support.keys import key, keys

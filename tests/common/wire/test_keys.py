@@ -20,7 +20,7 @@ from prefixrl.common.wire.keys import (
     remove_client,
     server_keys,
 )
-from prefixrl.common.wire.messages import FromBroker, GetStatus, ToBroker
+from prefixrl.common.wire.messages.learner import FromBroker, GetStatus, ToBroker
 from prefixrl.common.wire.transport import Client, Server, Unlisted
 from support.fakes import wait_until
 

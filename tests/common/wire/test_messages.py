@@ -7,7 +7,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from prefixrl.common.wire.messages import FromBroker, FromWeights, Role, ToBroker, ToWeights
+from prefixrl.common.wire.messages.fields import Role
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.weights import FromWeights, ToWeights
 from prefixrl.common.wire.transport import Malformed, _decode
 from support.broker.wire_examples import of_type
 

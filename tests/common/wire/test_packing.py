@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.wire.messages import GroupPrefixes, Kind, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, TaskKind, Verdict, VersionSpan
 from prefixrl.common.wire.packing import (
     GroupLimits,
     check_prefixes,
@@ -202,7 +202,7 @@ def test_every_row_needs_a_verdict() -> None:
 
 
 @pytest.mark.parametrize(("kind", "gold"), [("train", ""), ("train", "2"), ("eval", "2")])
-def test_only_an_evaluation_without_a_gold_answer_may_go_unjudged(kind: Kind, gold: str) -> None:
+def test_only_an_evaluation_without_a_gold_answer_may_go_unjudged(kind: TaskKind, gold: str) -> None:
     prefixes = msgspec.structs.replace(group(row(), row()), prompt=Prompt("p-7", "1 + 1", gold))
     unjudged = Verdict(reward=0.0, status="no_gold", extracted="2", finish="eos", completion_tokens=4, elapsed_ms=10)
     judged = scored(prefixes, 1.0, 0.0)

@@ -8,20 +8,9 @@ import pytest
 
 from prefixrl.common.errors import PeerLost, Refusal
 from prefixrl.common.wire import requester
-from prefixrl.common.wire.messages import (
-    PROTOCOL,
-    Accepted,
-    FromBroker,
-    GetStatus,
-    Hello,
-    NotYet,
-    Reject,
-    Status,
-    Stop,
-    ToBroker,
-    Unknown,
-    Welcome,
-)
+from prefixrl.common.wire.messages.fields import PROTOCOL
+from prefixrl.common.wire.messages.learner import Accepted, FromBroker, GetStatus, NotYet, Status, Stop, ToBroker
+from prefixrl.common.wire.messages.worker import Hello, Reject, Unknown, Welcome
 from prefixrl.common.wire.requester import Requester
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker.client import REPLAY_S, BrokerClient

@@ -11,20 +11,9 @@ import zmq
 
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.wire import transport
-from prefixrl.common.wire.messages import (
-    Accepted,
-    Chunk,
-    FromBroker,
-    FromWeights,
-    GetChunk,
-    GetStatus,
-    Published,
-    Reject,
-    Stop,
-    ToBroker,
-    ToWeights,
-    WeightsNote,
-)
+from prefixrl.common.wire.messages.learner import Accepted, FromBroker, GetStatus, Published, Stop, ToBroker
+from prefixrl.common.wire.messages.weights import Chunk, FromWeights, GetChunk, ToWeights, WeightsNote
+from prefixrl.common.wire.messages.worker import Reject
 from prefixrl.common.wire.transport import Client, Malformed, Server, Undeliverable, check_endpoint
 from support.fakes import wait_until
 from support.keys import key, keys
@@ -51,7 +40,7 @@ FAULT = """
 import sys
 from pathlib import Path
 from prefixrl.common.wire.keys import make_keys, server_keys
-from prefixrl.common.wire.messages import ToBroker
+from prefixrl.common.wire.messages.learner import ToBroker
 from prefixrl.common.wire.transport import Server
 make_keys(Path(sys.argv[1]))
 server = Server("tcp://127.0.0.1:0", ToBroker, server_keys(Path(sys.argv[1])))

@@ -15,12 +15,13 @@ import pytest
 from prefixrl.common.errors import PeerLost, Refusal, RunIsOver
 from prefixrl.common.host.process import exit_codes
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
-from prefixrl.common.wire.messages import (
-    PROTOCOL,
+from prefixrl.common.wire.messages.fields import PROTOCOL
+from prefixrl.common.wire.messages.groups import Sampling
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.worker import (
     Ack,
     Beat,
     Done,
-    FromBroker,
     Goodbye,
     Heartbeat,
     Hello,
@@ -29,10 +30,8 @@ from prefixrl.common.wire.messages import (
     Ready,
     Refused,
     Reject,
-    Sampling,
     Scores,
     ScoreTask,
-    ToBroker,
     Unknown,
     Welcome,
 )

@@ -18,7 +18,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.evaluation.plans import ANSWERS_FILE
 from prefixrl.common.run.status import USAGE_FILE
-from prefixrl.common.wire.messages import Usage
+from prefixrl.common.wire.messages.worker import Usage
 from prefixrl.deploy.commands import generate_command as command
 from prefixrl.deploy.commands.generate_command import (
     SHOWN_FAILURES,

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.host.process import own
-from prefixrl.common.wire.messages import GetBatch, Halt, HaltRun
+from prefixrl.common.wire.messages.learner import GetBatch, Halt, HaltRun
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.commands import stop_and_drain as fleet
 from support.fakes import endpoint_of, learner, peers, run_on_disk, serving, wait_until

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, RunHeader
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.deploy.__main__ import main
 

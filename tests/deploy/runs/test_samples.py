@@ -13,7 +13,7 @@ from prefixrl.common.journal.records import BatchFormed, GroupScored, JournalRec
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, AdvantageLine
-from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.runs.samples import SampleText, lines_of

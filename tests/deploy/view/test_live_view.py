@@ -10,7 +10,8 @@ from rich.console import Console
 
 from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import AdmissionStatus, StatusDocument
-from prefixrl.common.wire.messages import Batch, MemoryUse
+from prefixrl.common.wire.messages.learner import Batch
+from prefixrl.common.wire.messages.worker import MemoryUse
 from prefixrl.deploy.runs import report
 from prefixrl.deploy.view.console import Progress, picture, plain_line
 from prefixrl.deploy.view.live_view import newest_line

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import Accepted, Batch, Goodbye, IterationDone, Published, ScoreTask, Stop, Welcome
+from prefixrl.common.wire.messages.learner import Accepted, Batch, IterationDone, Published, Stop
+from prefixrl.common.wire.messages.worker import Goodbye, ScoreTask, Welcome
 from prefixrl.learner.broker.server import Broker
 from support.fakes import Peer, endpoint_of, groups_of, ready, serving, wait_until
 from support.runs.simulated_run import config_of, next_batch, note, workers

@@ -9,17 +9,9 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.records import BatchFormed, GroupScored, VersionPublished
 from prefixrl.common.run import disk
-from prefixrl.common.wire.messages import (
-    Accepted,
-    Ack,
-    Batch,
-    GetBatch,
-    NotYet,
-    PrefixTask,
-    Published,
-    ScoreTask,
-    WeightsNote,
-)
+from prefixrl.common.wire.messages.learner import Accepted, Batch, GetBatch, NotYet, Published
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import Ack, PrefixTask, ScoreTask
 from support.fakes import (
     NOTE,
     endpoint_of,

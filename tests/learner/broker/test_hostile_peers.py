@@ -14,30 +14,28 @@ import pytest
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import Listed
-from prefixrl.common.wire.messages import (
-    MOST_ROWS,
-    PROTOCOL,
-    Ack,
+from prefixrl.common.wire.messages.fields import MOST_ROWS, PROTOCOL
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Sampling, ScoredGroup
+from prefixrl.common.wire.messages.learner import (
     Evaluate,
     FromBroker,
     GetBatch,
     GetEvaluation,
     GetStatus,
-    GroupPrefixes,
+    Status,
+    ToBroker,
+)
+from prefixrl.common.wire.messages.worker import (
+    Ack,
     Heartbeat,
     Hello,
     Prefixes,
     PrefixTask,
-    Prompt,
     Ready,
     Refused,
     Reject,
-    Sampling,
-    ScoredGroup,
     Scores,
     ScoreTask,
-    Status,
-    ToBroker,
     Unknown,
     Welcome,
 )

@@ -7,7 +7,7 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
-from prefixrl.common.wire.messages import Accepted, Batch, GetBatch, IterationDone, NotYet
+from prefixrl.common.wire.messages.learner import Accepted, Batch, GetBatch, IterationDone, NotYet
 from prefixrl.learner.broker import batches, client
 from prefixrl.learner.broker.client import BrokerClient
 from support.fakes import address_of, endpoint_of, learner, peers, score_one_item, serving, status

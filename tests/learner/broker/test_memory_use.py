@@ -4,7 +4,8 @@ from msgspec.structs import replace
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.memory_use import memory_now
-from prefixrl.common.wire.messages import GetBatch, Heartbeat, MemoryUse
+from prefixrl.common.wire.messages.learner import GetBatch
+from prefixrl.common.wire.messages.worker import Heartbeat, MemoryUse
 from prefixrl.learner.broker.client import BrokerClient
 from support.fakes import address_of, endpoint_of, learner, peers, serving, status, wait_until
 

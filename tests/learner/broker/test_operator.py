@@ -5,24 +5,18 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import (
+from prefixrl.common.wire.messages.learner import (
     Accepted,
     Batch,
-    Beat,
     DrainWorker,
     EvaluationProgress,
     GetBatch,
     GetEvaluation,
     Halt,
     HaltRun,
-    Heartbeat,
     IterationDone,
-    Leave,
-    Leaving,
-    PrefixTask,
-    Reject,
-    ScoreTask,
 )
+from prefixrl.common.wire.messages.worker import Beat, Heartbeat, Leave, Leaving, PrefixTask, Reject, ScoreTask
 from support.fakes import endpoint_of, learner, peers, run_on_disk, sampled, score_one_item, serving, status
 
 

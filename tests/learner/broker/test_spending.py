@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prefixrl.common.config.worker_sections import OpenAIConfig
 from prefixrl.common.run.status import USAGE_FILE, UsageTotal
-from prefixrl.common.wire.messages import Beat, Heartbeat, Usage
+from prefixrl.common.wire.messages.worker import Beat, Heartbeat, Usage
 from prefixrl.learner.broker.status import GONE_S, MOST_SCORERS, UsageFile
 from support.fakes import endpoint_of, peers, run_on_disk, serving, status
 

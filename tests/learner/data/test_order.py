@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from prefixrl.common.wire.messages import Prompt
+from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.learner.data.order import PERMUTATIONS_KEPT, Mixture, PromptOrder
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from prefixrl.common.config.data import TASK_SUFFIXES, DataConfig, resolve
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.prompts.rendering import Renderer
-from prefixrl.common.wire.messages import TextVerdict
+from prefixrl.common.wire.messages.groups import TextVerdict
 from prefixrl.learner.data.problems import Problem, read
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.models.chat_tokenizers import qwen

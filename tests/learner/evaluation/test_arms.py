@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from prefixrl.common.run.documents import Summary
-from prefixrl.common.wire.messages import Evaluate, EvaluationProgress, GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.deploy.runs.report import print_table
 from prefixrl.learner.broker.client import BrokerClient

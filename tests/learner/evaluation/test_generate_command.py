@@ -15,7 +15,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError, PeerLost
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED, AnswerLine, GenerationPlan
 from prefixrl.common.prompts.rendering import ByteRenderer
-from prefixrl.common.wire.messages import Evaluate, EvaluationProgress, GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.commands.generate_command import AnswerGeneration, given_rows

@@ -12,7 +12,7 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.interface.base import Job
 from prefixrl.common.prompts.rendering import renderer_of
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.learner.models.batch import PaddedRows, Sample, pad
 from prefixrl.learner.models.model import Models
 from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model, whole

@@ -21,7 +21,7 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import Halted, PeerLost
 from prefixrl.common.host import process
 from prefixrl.common.wire.address import beside
-from prefixrl.common.wire.messages import GetManifest, Gone
+from prefixrl.common.wire.messages.weights import GetManifest, Gone
 from prefixrl.common.wire.transport import Client
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.processes import servers as module

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from prefixrl.common.wire.messages import BatchGroup, StageTimes
+from prefixrl.common.wire.messages.groups import BatchGroup, StageTimes
 from prefixrl.learner.broker.fractions import by_source
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter
 from prefixrl.learner.broker.groups.ledger import Ledger

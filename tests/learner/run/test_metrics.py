@@ -8,7 +8,8 @@ import pytest
 from prefixrl.common.errors import DataError
 from prefixrl.common.run.documents import MetricsLine, Summary
 from prefixrl.common.run.status import AdmissionStatus, StatusDocument
-from prefixrl.common.wire.messages import Batch, BatchGroup, StageTimes
+from prefixrl.common.wire.messages.groups import BatchGroup, StageTimes
+from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.metrics import MetricsLog, Times
 from prefixrl.learner.run.summary import EvaluationOutcome

@@ -13,7 +13,7 @@ from benchmarks.simulated import PROBE
 from prefixrl.common.errors import TrainingFault
 from prefixrl.common.weights.folders import folder, read_mapped
 from prefixrl.common.weights.snapshot import as_bytes
-from prefixrl.common.wire.messages import Manifest, WeightsNote
+from prefixrl.common.wire.messages.weights import Manifest, WeightsNote
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.loop import Learner
 from prefixrl.learner.models.model import Models

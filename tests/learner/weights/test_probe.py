@@ -7,7 +7,7 @@ import torch
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
-from prefixrl.common.wire.messages import WeightsNote
+from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.packing import logprobs, pack_tokens, probe_positions, probe_rows, token_ids
 from prefixrl.learner.data import problems
 from prefixrl.learner.weights.probe import POSITIONS, make_probe, room_tokens

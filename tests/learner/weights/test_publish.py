@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.simulated import PROBE
 from prefixrl.common.errors import PeerLost
-from prefixrl.common.wire.messages import WeightsNote
+from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.learner.weights import publish
 from prefixrl.learner.weights.publish import QUEUED, Publisher
 

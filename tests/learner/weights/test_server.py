@@ -9,7 +9,7 @@ import pytest
 from prefixrl.common.weights.folders import prune
 from prefixrl.common.weights.snapshot import describe, rebuild, write_snapshot
 from prefixrl.common.wire.keys import add_client, read_client_key, remove_client
-from prefixrl.common.wire.messages import Chunk, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
+from prefixrl.common.wire.messages.weights import Chunk, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
 from prefixrl.common.wire.transport import Client
 from prefixrl.learner.weights.server import OPEN_SNAPSHOTS, Snapshots, answer
 from support import keys

@@ -8,18 +8,17 @@ from msgspec.structs import replace
 
 from prefixrl.common.config.load import load
 from prefixrl.common.run.digests import process_digest, scorer_digests
-from prefixrl.common.wire.messages import (
+from prefixrl.common.wire.messages.groups import (
     GroupPrefixes,
-    Kind,
     Prompt,
     Row,
     Sampling,
     ScoredGroup,
-    Scores,
-    ScoreTask,
+    TaskKind,
     TextVerdict,
     VersionSpan,
 )
+from prefixrl.common.wire.messages.worker import Scores, ScoreTask
 from prefixrl.common.wire.packing import check_scores, check_verdicts, pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.batches import _batch_group
 from prefixrl.learner.broker.fractions import batch_fractions
@@ -48,7 +47,7 @@ def row(text: str, finish: Any = "eos") -> Row:
     return Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * len(ids)), finish=finish, spans=spans)
 
 
-def scored(folder: Path, *texts: Row, kind: Kind = "train", gold: str = GOLD, **keys: Any) -> ScoredGroup:
+def scored(folder: Path, *texts: Row, kind: TaskKind = "train", gold: str = GOLD, **keys: Any) -> ScoredGroup:
     """One group of a direct run whose scorer has the tiny model."""
     config = load(RUN_FILE)
     settings = settings_of(folder, **STEP_TAG | keys)

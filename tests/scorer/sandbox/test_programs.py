@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from prefixrl.common.wire.messages import CodeMode
+from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.comparison import is_returned
 from prefixrl.scorer.sandbox.programs import find_program, read_tests
 from prefixrl.scorer.verifier.pool import VerifierPool

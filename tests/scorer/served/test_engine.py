@@ -19,7 +19,7 @@ from prefixrl.common.engines.interface.base import Continuation, Job, JobResult
 from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.seeds import row_seed, row_uniforms
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.worker.join import EndedEarly
 from prefixrl.scorer.served import endpoint, http_client
 from prefixrl.scorer.served.engine import OpenAIEngine

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.scorer.served.protocol import (
     Completed,
     EndpointRefused,

@@ -8,7 +8,8 @@ import numpy as np
 
 from prefixrl.common.engines.interface.base import Continuation, JobResult
 from prefixrl.common.prompts.rendering import ByteRenderer
-from prefixrl.common.wire.messages import ModelDigests, Sampling, Scores, ScoreTask, Usage
+from prefixrl.common.wire.messages.groups import Sampling
+from prefixrl.common.wire.messages.worker import ModelDigests, Scores, ScoreTask, Usage
 from prefixrl.common.wire.packing import check_scores
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool

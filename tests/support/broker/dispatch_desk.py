@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import PROTOCOL, Evaluate, FromBroker, Hello, PrefixTask, Prompt, Role, Sampling
+from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.groups import Prompt, Sampling
+from prefixrl.common.wire.messages.learner import Evaluate, FromBroker
+from prefixrl.common.wire.messages.worker import Hello, PrefixTask
 from prefixrl.learner.broker.__main__ import make_ledger
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.task_names import TaskNames

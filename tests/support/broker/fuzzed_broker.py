@@ -12,27 +12,19 @@ import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.keys import KeyRole, Listed
-from prefixrl.common.wire.messages import (
-    PROTOCOL,
-    Done,
+from prefixrl.common.wire.messages.fields import PROTOCOL, Role
+from prefixrl.common.wire.messages.learner import (
     FromBroker,
     GetBatch,
     GetGroups,
     GetStatus,
-    Goodbye,
     HaltRun,
-    Heartbeat,
-    Hello,
     IterationDone,
-    PrefixTask,
     Published,
-    Reject,
-    Role,
-    ScoreTask,
     ToBroker,
-    Unknown,
-    WeightsNote,
 )
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import Done, Goodbye, Heartbeat, Hello, PrefixTask, Reject, ScoreTask, Unknown
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, _decode
 from prefixrl.learner.broker.__main__ import Start, build

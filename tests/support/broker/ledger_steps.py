@@ -1,6 +1,6 @@
 """Moves a ledger by hand: sample what the window allows, deliver verdicts for a group."""
 
-from prefixrl.common.wire.messages import Fault, GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import Fault, GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.groups.ledger import Ledger
 from support.broker.ledger_world import Places

@@ -14,7 +14,7 @@ import msgspec
 
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.journal.records import LedgerState, Record
-from prefixrl.common.wire.messages import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved

@@ -6,7 +6,8 @@ import numpy as np
 
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult
 from prefixrl.common.prompts.rendering import ByteRenderer
-from prefixrl.common.wire.messages import Done, FromBroker, RowsLeft, ScoreTask, ToBroker
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
+from prefixrl.common.wire.messages.worker import Done, RowsLeft, ScoreTask
 from prefixrl.common.worker.link import Vitals
 
 STOP = 0

@@ -11,16 +11,8 @@ from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import Engine
 from prefixrl.common.prompts.rendering import Renderer, renderer_of
-from prefixrl.common.wire.messages import (
-    GroupPrefixes,
-    ModelDigests,
-    Prompt,
-    Row,
-    ScoredGroup,
-    Scores,
-    ScoreTask,
-    Verdict,
-)
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.wire.messages.worker import ModelDigests, Scores, ScoreTask
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool

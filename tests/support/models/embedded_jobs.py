@@ -8,7 +8,7 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.embedded.fixed_rows import FixedRowsEngine
 from prefixrl.common.engines.interface.base import Job, JobResult
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 
 EmbeddedEngines = TransformersEngine | FixedRowsEngine
 TOKENS = 12

@@ -20,7 +20,7 @@ from prefixrl.common.engines.interface.base import Continuation, Job, JobResult,
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.engines.vllm.engine import VllmEngine
 from prefixrl.common.seeds import row_uniforms
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from support.paths import EXAMPLE
 
 VOCABULARY = 40

@@ -18,17 +18,10 @@ from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.common.engines.interface.base import AdapterEngine
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.weights.snapshot import describe, write_snapshot
-from prefixrl.common.wire.messages import (
-    Accepted,
-    Batch,
-    GetBatch,
-    IterationDone,
-    NotYet,
-    Published,
-    ScoredGroup,
-    ScoreTask,
-    WeightsNote,
-)
+from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.wire.messages.learner import Accepted, Batch, GetBatch, IterationDone, NotYet, Published
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import ScoreTask
 from prefixrl.common.wire.packing import digests, logprobs, pack_logprobs, pack_tokens, token_ids, token_versions
 from prefixrl.common.worker.link import Link
 from prefixrl.learner.models.batch import iteration_data

@@ -6,7 +6,7 @@ from pathlib import Path
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import METRICS_FILE, AgeDrift, MetricsLine
 from prefixrl.common.run.status import AdmissionStatus
-from prefixrl.common.wire.messages import StageTimes
+from prefixrl.common.wire.messages.groups import StageTimes
 
 
 def metrics_line(iteration: int, reward: float = 0.25) -> MetricsLine:

@@ -23,21 +23,21 @@ from prefixrl.common.engines.simulated import SimulatedEngine
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.run.digests import scorer_digests
 from prefixrl.common.weights.snapshot import Snapshot
-from prefixrl.common.wire.messages import (
+from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.wire.messages.learner import (
     Accepted,
     Batch,
     CannotGoOn,
     FromBroker,
     GetBatch,
-    Goodbye,
     IterationDone,
     NotYet,
     Published,
     RunOver,
-    ScoredGroup,
     Stop,
-    WeightsNote,
 )
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import Goodbye
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids, token_versions
 from prefixrl.common.worker.link import Link
 from prefixrl.learner.broker.server import Broker

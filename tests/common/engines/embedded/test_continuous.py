@@ -27,7 +27,7 @@ from prefixrl.common.engines.embedded import continuous, row_cache
 from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
 from prefixrl.common.engines.embedded.drawing import masked, truncated
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, room_of, score_rows
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from support.models.embedded_jobs import PROMPTS, finish, job, settings
 from support.models.tiny_model import VOCABULARY, save_model
 

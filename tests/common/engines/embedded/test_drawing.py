@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.engines.embedded.drawing import draw, truncated
-from prefixrl.common.wire.messages import Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from support.models.tiny_model import VOCABULARY
 
 

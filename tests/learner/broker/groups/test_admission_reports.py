@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from prefixrl.common.wire.messages import Batch, GetBatch, IterationDone, PrefixTask, ScoreTask
+from prefixrl.common.wire.messages.learner import Batch, GetBatch, IterationDone
+from prefixrl.common.wire.messages.worker import PrefixTask, ScoreTask
 from prefixrl.learner.broker.batches import BatchDesk
 from prefixrl.learner.broker.groups.admission import Supply
 from prefixrl.learner.broker.workers.workers import Worker

@@ -3,17 +3,9 @@
 import msgspec
 import pytest
 
-from prefixrl.common.wire.messages import (
-    VERSIONS_KEPT,
-    Evaluate,
-    GroupPrefixes,
-    Prompt,
-    Row,
-    Sampling,
-    ScoredGroup,
-    Verdict,
-    VersionSpan,
-)
+from prefixrl.common.wire.messages.fields import VERSIONS_KEPT
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM, STRANDED_S, EvaluationQueue, EvaluationRun
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from prefixrl.common.wire.messages import ScoredGroup, Verdict
+from prefixrl.common.wire.messages.groups import ScoredGroup, Verdict
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits
 from prefixrl.learner.broker.groups.window import Window

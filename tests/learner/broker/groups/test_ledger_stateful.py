@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.journal.records import GroupEnded, Record
-from prefixrl.common.wire.messages import GroupPrefixes, ScoredGroup
+from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
 from prefixrl.learner.broker.groups import ledger as ledgers
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved

@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 
 from prefixrl.common.config.algorithm import AdmissionRule
-from prefixrl.common.wire.messages import GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter

@@ -13,28 +13,30 @@ from prefixrl.common.journal import journal as journals
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import GroupScored, JournalRecord
 from prefixrl.common.run.digests import model_digests, scorer_digests
-from prefixrl.common.wire.messages import (
-    PROTOCOL,
+from prefixrl.common.wire.messages.fields import PROTOCOL
+from prefixrl.common.wire.messages.learner import (
     Accepted,
-    Ack,
     Batch,
-    Beat,
     GetBatch,
     GetGroups,
     GetStatus,
     Groups,
     Halt,
-    Heartbeat,
-    Hello,
     IterationDone,
     NotYet,
-    PrefixTask,
     Published,
+)
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import (
+    Ack,
+    Beat,
+    Heartbeat,
+    Hello,
+    PrefixTask,
     Reject,
     Scores,
     ScoreTask,
     Unknown,
-    WeightsNote,
 )
 from prefixrl.learner.broker import batches, server
 from prefixrl.learner.broker.server import Broker

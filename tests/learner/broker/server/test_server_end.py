@@ -11,7 +11,8 @@ import pytest
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.run.status import USAGE_FILE
-from prefixrl.common.wire.messages import Accepted, Beat, Done, GetBatch, Goodbye, Heartbeat, RunOver, Stop, Usage
+from prefixrl.common.wire.messages.learner import Accepted, GetBatch, RunOver, Stop
+from prefixrl.common.wire.messages.worker import Beat, Done, Goodbye, Heartbeat, Usage
 from prefixrl.learner.broker import server, status
 from prefixrl.learner.broker.client import BrokerClient
 from support.fakes import address_of, endpoint_of, peers, serving

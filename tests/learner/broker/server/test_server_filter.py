@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import Ack, Batch, CannotGoOn, GetBatch, NotYet, PrefixTask, ScoreTask
+from prefixrl.common.wire.messages.learner import Batch, CannotGoOn, GetBatch, NotYet
+from prefixrl.common.wire.messages.worker import Ack, PrefixTask, ScoreTask
 from support.broker.dispatch_desk import Desk, evaluate, held_out
 from support.fakes import Peer, endpoint_of, learner, peers, run_on_disk, sampled, scored, serving, status
 

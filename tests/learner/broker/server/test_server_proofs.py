@@ -8,20 +8,9 @@ import numpy as np
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import (
-    Accepted,
-    Before,
-    EngineChecksum,
-    Installed,
-    PrefixTask,
-    ProbeFailed,
-    ProbeUnclear,
-    Proved,
-    Published,
-    Staged,
-    Swap,
-    WeightsNote,
-)
+from prefixrl.common.wire.messages.learner import Accepted, Published
+from prefixrl.common.wire.messages.weights import EngineChecksum, PreviousProof, WeightsNote
+from prefixrl.common.wire.messages.worker import Installed, PrefixTask, Probed, Staged, Swap
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.server import Broker
 from support.fakes import Peer, endpoint_of, peers, run_on_disk, sampled, serving, status
@@ -30,7 +19,7 @@ TEXT = pack_tokens(np.arange(1, 66, dtype=np.int32))
 RANDOM = np.random.default_rng(6)
 LEARNER = [-RANDOM.random(64) - 0.1 * version * RANDOM.random(64) for version in range(3)]
 NOTES = [WeightsNote(version, f"d{version}", TEXT, pack_logprobs(each)) for version, each in enumerate(LEARNER)]
-BEFORE = Before(0, "d0", pack_logprobs(LEARNER[0]))
+BEFORE = PreviousProof(0, "d0", pack_logprobs(LEARNER[0]))
 
 
 @pytest.fixture
@@ -62,7 +51,7 @@ def test_a_change_like_the_learners_proves_a_version_and_the_status_says_so(conf
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout, NOTES[1])
         rollout.say(Installed(1, "d1", pack_logprobs(LEARNER[1]), BEFORE))
-        assert rollout.hear(Proved) == Proved(1, "change")
+        assert rollout.hear(Probed) == Probed(version=1, outcome="proved", by="change")
         (worker,) = [each for each in status(rank)["workers"] if each["role"] == "rollout"]
         assert worker["proof"] == "change" and worker["probe_slope"] == pytest.approx(1.0, abs=1e-3)
 
@@ -71,7 +60,7 @@ def test_an_engine_that_kept_the_version_before_is_refused(config: RunConfig, br
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout, NOTES[1])
         rollout.say(Installed(1, "d1", pack_logprobs(LEARNER[0]), BEFORE))
-        rollout.hear(ProbeFailed)
+        assert rollout.hear(Probed).outcome == "refused"
 
 
 @pytest.mark.parametrize("follows", ["snapshot", "other"])
@@ -81,11 +70,11 @@ def test_where_nothing_can_be_seen_the_checksum_decides(follows: str, config: Ru
         swapping(config, rank, rollout, unchanged)
         shown = Installed(1, "d1", NOTES[0].probe_logprobs, BEFORE)
         rollout.say(shown)
-        assert rollout.hear(ProbeUnclear) == ProbeUnclear(1)
+        assert rollout.hear(Probed) == Probed(version=1, outcome="unclear")
         assert rollout.hears_nothing_of(PrefixTask), "nothing is proved yet"
         checksum = EngineChecksum("c1", follows)  # type: ignore[arg-type]
         rollout.say(msgspec.structs.replace(shown, checksum=checksum))
         if follows == "snapshot":
-            assert rollout.hear(Proved) == Proved(1, "checksum")
+            assert rollout.hear(Probed) == Probed(version=1, outcome="proved", by="checksum")
         else:
-            rollout.hear(ProbeFailed)
+            assert rollout.hear(Probed).outcome == "refused"

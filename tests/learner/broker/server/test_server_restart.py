@@ -11,25 +11,20 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import history
 from prefixrl.common.journal.records import SegmentStart
-from prefixrl.common.wire.messages import (
+from prefixrl.common.wire.messages.groups import Prompt, Sampling
+from prefixrl.common.wire.messages.learner import (
     Accepted,
-    Ack,
     Batch,
     Evaluate,
     GetBatch,
     GetStatus,
     Halt,
-    Heartbeat,
     IterationDone,
-    PrefixTask,
-    Prompt,
     RunOver,
-    Sampling,
-    ScoreTask,
     Status,
-    Unknown,
-    WeightsNote,
 )
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import Ack, Heartbeat, PrefixTask, ScoreTask, Unknown
 from prefixrl.deploy.runs.inspect import newest_groups, trained_groups
 from prefixrl.learner.broker.server import Broker
 from support.fakes import (

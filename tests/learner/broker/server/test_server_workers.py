@@ -11,30 +11,25 @@ import msgspec
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import (
-    UNPROVED,
-    Accepted,
+from prefixrl.common.wire.messages.fields import UNPROVED
+from prefixrl.common.wire.messages.groups import Prompt, Sampling
+from prefixrl.common.wire.messages.learner import Accepted, Evaluate, EvaluationProgress, GetEvaluation, Published
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import (
     Ack,
     Beat,
-    Evaluate,
-    EvaluationProgress,
-    GetEvaluation,
     Goodbye,
     Heartbeat,
     Installed,
     Leaving,
     PrefixTask,
-    ProbeFailed,
-    Prompt,
-    Published,
+    Probed,
     Refused,
     Reject,
-    Sampling,
     ScoreTask,
     Staged,
     Swap,
     Unknown,
-    WeightsNote,
 )
 from prefixrl.common.wire.packing import pack_logprobs
 from prefixrl.learner.broker.server import Broker
@@ -90,7 +85,7 @@ SUSPENDED_WORKER = """
 import sys, time
 from support.fakes import Peer, ready
 from prefixrl.common.config.load import from_json
-from prefixrl.common.wire.messages import Heartbeat, PrefixTask
+from prefixrl.common.wire.messages.worker import Heartbeat, PrefixTask
 config = from_json(open(sys.argv[1]).read())
 peer = Peer(sys.argv[2], b"suspended")
 peer.ready(config, "rollout")
@@ -250,7 +245,7 @@ def test_three_failed_proofs_end_the_rollout_with_a_named_reason(
         swapping(config, rank, rollout)
         for failure in range(1, PROBE_FAILURES_ALLOWED):
             rollout.say(Installed(1, digest, probe, checksum=HELD))
-            assert rollout.hear(ProbeFailed).failures == failure
+            assert rollout.hear(Probed).failures == failure
             rollout.say(Staged(1))
             rollout.hear(Swap)
         assert rollout.hears_nothing_of(PrefixTask), "no work for a rollout that proved nothing"
@@ -266,7 +261,7 @@ def test_a_rollout_that_rejoins_before_its_weights_are_proved_must_prove_them_fi
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=HELD))
-        rollout.hear(ProbeFailed)
+        assert rollout.hear(Probed).outcome == "refused"
         rollout.join("rollout")
         unproved = msgspec.structs.replace(ready(config, "rollout"), version=UNPROVED)
         rollout.say(unproved)
@@ -299,7 +294,7 @@ def test_a_refusal_that_was_lost_is_sent_again_and_counted_once(config: RunConfi
         swapping(config, rank, rollout)
         for _ in range(5):
             rollout.say(bad)
-            assert rollout.hear(ProbeFailed).failures == 1
+            assert rollout.hear(Probed).failures == 1
         rollout.say(Staged(1))
         rollout.hear(Swap)
         rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))

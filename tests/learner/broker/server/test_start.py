@@ -9,16 +9,9 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import BatchFormed, GroupIssued, GroupScored, RunHeader, VersionPublished
-from prefixrl.common.wire.messages import (
-    PROTOCOL,
-    FromBroker,
-    GroupPrefixes,
-    Row,
-    ScoredGroup,
-    ToBroker,
-    Verdict,
-    VersionSpan,
-)
+from prefixrl.common.wire.messages.fields import PROTOCOL
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker import __main__ as module

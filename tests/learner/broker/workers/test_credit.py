@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import Heartbeat, PrefixTask, Refused, Revoke, RowsLeft, ScoreTask
+from prefixrl.common.wire.messages.worker import Heartbeat, PrefixTask, Refused, Revoke, RowsLeft, ScoreTask
 from prefixrl.learner.broker.workers.workers import MOST_HELD, RATE_S, Worker
 from support.broker.dispatch_desk import Desk, evaluate, held_out
 from support.fakes import ROWS, endpoint_of, offer, peers, ready, run_on_disk, sampled, scored, serving, wait_until

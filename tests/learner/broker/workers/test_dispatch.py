@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import PrefixTask, Refused, Revoke, Sampling, ScoreTask
+from prefixrl.common.wire.messages.groups import Sampling
+from prefixrl.common.wire.messages.worker import PrefixTask, Refused, Revoke, ScoreTask
 from prefixrl.learner.broker.workers.dispatch import EVALUATION_SHARE, LOST_TASK_S
 from support.broker.dispatch_desk import Desk, evaluate, held_out
 from support.fakes import ROWS, run_on_disk, sampled, scored

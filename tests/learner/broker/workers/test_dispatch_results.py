@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.wire.messages import Prefixes, PrefixTask, Sampling, Scores, ScoreTask
+from prefixrl.common.wire.messages.groups import Sampling
+from prefixrl.common.wire.messages.worker import Prefixes, PrefixTask, Scores, ScoreTask
 from prefixrl.learner.broker.workers.workers import Worker
 from support.broker.dispatch_desk import Desk, evaluate, held_out
 from support.fakes import ROWS, run_on_disk, sampled, scored

@@ -7,7 +7,8 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.digests import name_digest, scorer_digests
-from prefixrl.common.wire.messages import VERSIONS_KEPT, ModelDigests
+from prefixrl.common.wire.messages.fields import VERSIONS_KEPT
+from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.learner.broker.workers.identity import IdentityCheck
 from support.fakes import run_on_disk
 

@@ -11,28 +11,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from prefixrl.common.wire.messages import (
-    Accepted,
+from prefixrl.common.wire.messages.groups import Prompt, Row, Sampling, VersionSpan
+from prefixrl.common.wire.messages.learner import Accepted, Evaluate, IterationDone, Published
+from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.messages.worker import (
     Ack,
     Beat,
-    Evaluate,
     Installed,
-    IterationDone,
     Prefixes,
     PrefixTask,
-    ProbeFailed,
-    Prompt,
-    Proved,
-    Published,
+    Probed,
     Refused,
     Reject,
-    Row,
-    Sampling,
     ScoreTask,
     Staged,
     Swap,
-    VersionSpan,
-    WeightsNote,
 )
 from prefixrl.common.wire.packing import pack_logprobs
 from support.broker.dispatch_desk import Desk
@@ -90,7 +83,7 @@ def test_a_rollout_swaps_with_a_task_open_and_its_crossed_answers_are_trained(tm
         assert rollout.hear(Swap) == Swap(1)
         assert rollout.hears_nothing_of(PrefixTask), "no work until the weights are proved"
         rollout.say(PROOF)
-        assert rollout.hear(Proved) == Proved(1, "checksum")
+        assert rollout.hear(Probed) == Probed(version=1, outcome="proved", by="checksum")
         assert rollout.hears_nothing_of(PrefixTask), "its one slot is taken"
         rollout.say(written(task, *CROSSED))
         rollout.hear(Ack)
@@ -111,7 +104,7 @@ def test_a_proof_whose_answer_was_lost_is_answered_again(tmp_path: Path) -> None
         rollout.hear(Swap)
         for _ in range(3):
             rollout.say(PROOF)
-            assert rollout.hear(Proved) == Proved(1, "checksum")
+            assert rollout.hear(Probed) == Probed(version=1, outcome="proved", by="checksum")
 
 
 def test_draining_waits_for_the_task(tmp_path: Path) -> None:
@@ -164,7 +157,7 @@ def test_tokens_of_weights_that_did_not_pass_are_not_taken(tmp_path: Path) -> No
     with swapped(tmp_path) as (_, _, rollout, (task,)):
         rollout.hear(Swap)
         rollout.say(Installed(1, "d1", pack_logprobs([-1.0, -2.5]), checksum=HELD))
-        rollout.hear(ProbeFailed)
+        assert rollout.hear(Probed).outcome == "refused"
         rollout.say(written(task, *CROSSED))
         assert "weights d1, which it did not prove to hold" in rollout.hear(Reject).reason
 
@@ -196,7 +189,7 @@ def test_spans_that_cannot_be_are_refused_by_name_and_the_groups_come_back(case:
     with swapped(tmp_path) as (_, _, rollout, (task,)):
         rollout.hear(Swap)
         rollout.say(PROOF)
-        rollout.hear(Proved)
+        assert rollout.hear(Probed).outcome == "proved"
         rollout.say(written(task, *spans))
         assert reason in rollout.hear(Reject).reason
         rollout.join("rollout")
@@ -218,7 +211,7 @@ def test_a_task_that_waited_in_the_rollout_may_be_newer_than_its_lease(tmp_path:
     with swapped(tmp_path) as (_, scorer, rollout, (task,)):
         rollout.hear(Swap)
         rollout.say(PROOF)
-        rollout.hear(Proved)
+        assert rollout.hear(Probed).outcome == "proved"
         late: Any = written(task, VersionSpan(1, "d1", 2))
         rollout.say(msgspec.structs.replace(late, version=1, weights_digest="d1"))
         rollout.hear(Ack)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from prefixrl.common.wire.messages import EngineChecksum
+from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.learner.broker.workers import proofs
 from prefixrl.learner.broker.workers.proofs import Checksums, judge, mismatch, slope
 

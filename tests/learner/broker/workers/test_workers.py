@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from prefixrl.common.wire.messages import Heartbeat, Hello
+from prefixrl.common.wire.messages.worker import Heartbeat, Hello
 from prefixrl.learner.broker.groups.ledger import ScoreItem
 from prefixrl.learner.broker.workers.registry import Registry
 from prefixrl.learner.broker.workers.takers import kind_of

@@ -8,8 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from prefixrl.common.wire.messages import (
-    Batch,
+from prefixrl.common.wire.messages.groups import (
     BatchGroup,
     GroupPrefixes,
     Prompt,
@@ -19,6 +18,7 @@ from prefixrl.common.wire.messages import (
     Verdict,
     VersionSpan,
 )
+from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.models.batch import PaddedRows, Sample, iteration_data, pad
 from prefixrl.learner.training.ppo import PolicySettings, PolicyTerms, policy_loss

@@ -11,7 +11,7 @@ from benchmarks import plain_grpo
 from benchmarks.aged_run import AgedRun, Target
 from benchmarks.openings.arms import RUN_FILE, Setting, Size, config_of
 from benchmarks.plain_grpo import Batch, PlainLoop, Recipe
-from prefixrl.common.wire.messages import Prompt, Verdict
+from prefixrl.common.wire.messages.groups import Prompt, Verdict
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.deploy.examples.letters.build import build
 from prefixrl.learner.models.batch import IterationData

@@ -1,0 +1,57 @@
+"""Limits and base classes of all messages."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PROTOCOL = 14
+"""Number of the wire format, raised whenever a message changes; both sides must hold the same one."""
+VERSIONS_KEPT = 1024
+"""Newest versions whose digests are known: more than any window, evaluation or sleeping worker spans."""
+UNPROVED = -1
+"""Value in place of a version while no version may be claimed."""
+Role = Literal["rollout", "scorer", "rank", "operator"]
+MOST_NAME_CHARS, MOST_TEXT_CHARS = 256, 4096
+Name = Annotated[str, Meta(max_length=MOST_NAME_CHARS)]
+"""A name, digest or host; longer ones are refused where they arrive."""
+Text = Annotated[str, Meta(max_length=MOST_TEXT_CHARS)]
+"""A reason, state or short answer; its sender cuts it with `cut_text`."""
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+MOST_ROWS = 8192
+"""More rows than any engine takes at once; a worker that offers more would take all there is to do."""
+MOST_GROUPS = 2**20
+"""Groups that a rank may ask for at once."""
+MOST_LEASES_LISTED = 2**15
+"""A worker holds fewer tasks than rows, and the broker gives it a small multiple of `MOST_ROWS` at most."""
+Version = Annotated[int, Meta(ge=UNPROVED, le=2**31 - 1)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+"""A time or another figure that is not negative; neither NaN nor infinite."""
+
+
+def encodable(text: str) -> str:
+    """Return a text without lone surrogates, which no message can hold."""
+    return text.encode(errors="replace").decode()
+
+
+def cut_text(text: str, most: int = MOST_TEXT_CHARS) -> str:
+    """Return a text short enough to be sent as `Text`, in characters that can be encoded."""
+    return encodable(text if len(text) <= most else text[: most - 4] + " ...")
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, gc=False):
+    """A message of one of the unions; its tag is its class name.
+
+    Messages and their parts are trees of plain values: no cycle can hold one, so the garbage collector need not look.
+    """
+
+
+class Leased(Message, frozen=True):
+    """A message about one lease of a task."""
+
+    task: Name
+    """Its name, which no other lease ever has."""
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A piece of a message."""

@@ -1,0 +1,251 @@
+"""Prompts, sampled rows and their verdicts."""
+
+from collections import Counter
+from statistics import fmean
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from prefixrl.common.wire.messages.fields import Count, Name, Part, Seconds, Text, Version
+
+Finish = Literal["eos", "length", "error"]
+VerdictStatus = Literal["ok", "no_answer", "parse_fail", "timeout", "truncated", "no_gold", "error"]
+UNJUDGED: frozenset[VerdictStatus] = frozenset({"error", "truncated", "no_gold"})
+"""Statuses without a reward: the verifier failed, a cut text is masked, there is no gold answer."""
+_VerifierFault = Literal["too long for a child", "gold answer unreadable", "verifier raised", "process died"]
+_SandboxFault = Literal["sandbox refused", "sandbox failed", "sandbox overran"]
+_FunctionFault = Literal["function raised", "function overran", "function returned no reward"]
+_StepFault = Literal["too long for the process reward model", "steps without a score"]
+Fault = Literal["", "question not rendered", _VerifierFault, _SandboxFault, _FunctionFault, _StepFault, "no completion"]
+"""Cause of a missing verdict, "" where there is one. A closed list, so that counts by cause stay few."""
+TaskKind = Literal["train", "eval"]
+CodeMode = Literal["none", "answers", "tests"]
+"""Programs in answers that are run; `data.code` explains the values."""
+MOST_STEPS = 4096
+"""Most steps of an answer that a process reward model scores."""
+
+
+class Sampling(Part, frozen=True, kw_only=True):
+    """All settings of an engine's draws; a model's generation_config never leaks in."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=1e3)]
+    """0 decodes greedily."""
+    max_new_tokens: Annotated[int, Meta(ge=1, le=2**24)]
+    top_k: Count = 0
+    """0 for all tokens."""
+    top_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+
+
+class Prompt(Part, frozen=True):
+    """One problem as the broker hands it to workers; each renders it with its own tokenizer."""
+
+    prompt_id: str
+    question: str
+    gold: str
+    """Gold answer; empty only in evaluations of problems without one, whose answers get no verdict."""
+    code: CodeMode = "none"
+    """Programs in its answers that are run."""
+    system: str = ""
+    """The row's own system turn; "" where it has none, or none is asked."""
+    source: str = ""
+    """Name that its figures are listed under: its source, and `/FAMILY` where these are few."""
+
+
+class GroupTask(Part, frozen=True):
+    """One group to sample, and the seed from which the seed of every row is derived."""
+
+    seq: Count
+    prompt: Prompt
+    seed: int
+
+
+class VersionSpan(Part, frozen=True):
+    """Consecutive tokens of a row that one version of the adapter sampled."""
+
+    version: Version
+    weights_digest: Name
+    tokens: Count
+    """Number of these tokens, at least one."""
+
+
+class Row(Part, frozen=True, kw_only=True):
+    """One sampled prefix; in direct mode one whole answer."""
+
+    tokens: bytes
+    """int32 ids, shape (tokens,), exactly as sampled; an EOS that ended the row is among them."""
+    logprobs: bytes
+    """float32, shape (tokens,), under the distribution from which each token was sampled."""
+    finish: Finish
+    spans: tuple[VersionSpan, ...]
+    """Versions of the tokens: every token once, versions strictly rising. Several only with `rollout.swap =
+    "in_flight"`; empty where no adapter wrote the row."""
+    text: str | None = None
+    """Prefix mode: the tokens as text of the adapter's tokenizer, special tokens included, without the stop at the end.
+    A target whose tokenizer reads another text in the tokens continues this text instead."""
+    has_control: bool = False
+    """True if a special token that is no stop is among the tokens; never where these are masked."""
+
+
+class GroupPrefixes(Part, frozen=True, kw_only=True):
+    """All rows of one group, the result of one engine call."""
+
+    seq: Count
+    prompt: Prompt
+    seed: int
+    prompt_tokens: bytes
+    """int32 ids of the rendered prompt the adapter saw; empty for rows that no adapter wrote."""
+    rows: tuple[Row, ...]
+    error: Text = ""
+    """Reason why the group could not be sampled (an over-long prompt, say); `rows` is then empty."""
+
+
+_Score = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class StepScores(Part, frozen=True):
+    """The scores of a process reward model for one text, and the verdict of the verifier."""
+
+    outcome: _Score
+    """The verifier's reward; that of the text holds the scores too."""
+    scores: Annotated[tuple[_Score, ...], Meta(max_length=MOST_STEPS)]
+    """Probability that a step is good, given those before it; none for a text without steps."""
+    ends: Annotated[tuple[Count, ...], Meta(max_length=MOST_STEPS)]
+    """Tokens of the answer up to the end of each step: in direct mode of the row, else of prefix and completion in the
+    target's tokens. Empty where the text alone is known: an endpoint returned no ids, or a cache."""
+
+
+class TextVerdict(Part, frozen=True, kw_only=True):
+    """The verdict on one text: the target's completion, in direct mode the adapter's answer."""
+
+    reward: float
+    """In [0, 1]; meaningless where the text is not judged, which is never trained."""
+    status: VerdictStatus
+    extracted: Text
+    """The answer found in the text; with status `error` the reason, where one is known."""
+    finish: Finish
+    """End of the text that was judged; `length`: it was cut. In direct mode a cut answer has reward 0."""
+    completion_tokens: Count
+    """Tokens the scorer's engine wrote: 0 in direct mode, and where the completion was in its cache."""
+    elapsed_ms: Count
+    completion: str = ""
+    """The whole text judged, in evaluations and with `scorer.keep_completions`; else empty."""
+    fault: Fault = ""
+    """TaskKind of failure where the status is `error`."""
+    was_text: bool = False
+    """True if the prefix reached the target as text: its tokenizer is of another family than the adapter's."""
+    was_cached: bool = False
+    """True if the scorer had this greedy completion already."""
+    is_answered: bool = False
+    """True if the prefix alone has an answer in a box already."""
+    process: StepScores | None = None
+    """With `scorer.prm` the scores in `reward`; None for cut texts whose reward is 0. In evaluations
+    beside `reward`, where a problem has several answers; else None."""
+
+    @property
+    def is_judged(self) -> bool:
+        """True if `reward` has a meaning."""
+        return self.status not in UNJUDGED
+
+    @property
+    def outcome(self) -> float:
+        """The verifier's reward, without scores of steps."""
+        return self.process.outcome if self.process else self.reward
+
+
+class Verdict(TextVerdict, frozen=True, kw_only=True):
+    """The verdict on one row: that of its text, or that of its continuations together."""
+
+    continuations: tuple[TextVerdict, ...] = ()
+    """With `scorer.continuations` > 1 one per continuation, in order; else empty."""
+
+    @property
+    def texts(self) -> tuple[TextVerdict, ...]:
+        """One verdict per text of the row."""
+        return self.continuations or (self,)
+
+    @property
+    def outcome(self) -> float:
+        """The verifier's reward; of several continuations the mean over the judged ones."""
+        judged = [each for each in self.continuations if each.is_judged]
+        return fmean(each.outcome for each in judged) if judged else super().outcome
+
+
+class ScoredGroup(Part, frozen=True, kw_only=True):
+    """A group with a verdict per row, and the prefixes judged, so that nothing is joined by id."""
+
+    prefixes: GroupPrefixes
+    version: Version
+    """The adapter's when it wrote the oldest token of the task; -1 where no adapter wrote any."""
+    weights_digest: Name
+    verdicts: tuple[Verdict, ...]
+    scorer: Name
+    sampled_s: Seconds = 0.0
+    scoring_s: Seconds = 0.0
+    """Seconds that the rollout (`sampled_s`) and the scorer spent on the tasks that held the group."""
+
+    @property
+    def texts(self) -> tuple[TextVerdict, ...]:
+        """A verdict per text: one per row, or `scorer.continuations` of them."""
+        if not any([row.continuations for row in self.verdicts]):
+            return self.verdicts
+        return tuple(text for row in self.verdicts for text in row.texts)
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """Number of texts without a verdict, by the kind of failure."""
+        found = [each.fault for each in self.texts if each.status == "error"]
+        return dict(Counter(found)) if found else {}
+
+
+class StageTimes(Part, frozen=True):
+    """Seconds a group spent in each stage, from its first token to the iteration that trains it."""
+
+    sampling_s: float
+    queued_s: float
+    """Sampled, and at no scorer."""
+    scoring_s: float
+    waiting_s: float
+    """Scored, and in no iteration."""
+
+
+class BatchGroup(Part, frozen=True, kw_only=True):
+    """The facts about a group that every rank needs for baselines and the plan."""
+
+    seq: int
+    prompt_id: str
+    version: int
+    weights_digest: str
+    lengths: tuple[tuple[int, int], ...]
+    """(prompt tokens, prefix tokens) per row that can be trained."""
+    rewards: tuple[float, ...]
+    """One per row that can be trained; rows without a verdict are left out."""
+    stages: StageTimes
+    statuses: dict[VerdictStatus, int]
+    """Texts of all its rows by their verdict: one per row, or `scorer.continuations` of them."""
+    completion_tokens: int = 0
+    """Tokens of the target over these rows."""
+    truncated: int = 0
+    """Judged texts of these rows that a length limit cut."""
+    cached: int = 0
+    """Judged texts of these rows that a scorer had in its cache."""
+    as_text: int = 0
+    """Rows, of these, whose prefix reached the target as text."""
+    answered: int = 0
+    """Rows, of these, whose prefix alone has an answer already."""
+    with_control: int = 0
+    """Rows, of these, with a special token that is no stop."""
+    outcomes: tuple[float, ...] = ()
+    """With `scorer.prm` the verifier's reward of each of these rows; else empty."""
+    steps: int = 0
+    """Scored steps of the judged texts."""
+    step_score_sum: float = 0.0
+    texts: tuple[int, ...] = ()
+    """A hash of each row's tokens, of 63 bits: equal where the adapter wrote the same."""
+    source: str = ""
+    """`Prompt.source` of its prompt."""
+
+    @property
+    def judged(self) -> int:
+        """Number of texts with a reward."""
+        return sum(count for status, count in self.statuses.items() if status not in UNJUDGED)
