@@ -1,11 +1,12 @@
-"""The model of a running system beside runs of the real one: what `prefixrl advise` and docs/scale.md predict with.
+"""The model of a running system beside runs of the real one: what docs/scale.md predicts with.
 
 Each case is a run of the real broker, weight server, rollouts and scorers as processes with the simulated engine, and
-of a learner that takes batches, waits as long as training would take and publishes. The model (`deploy/capacity`) gets
-what a user of such a run knows or reads from its metrics: numbers of workers, seats, times of rows and of training, the
-window, the mean time of a verdict, the time of a publication, bytes and rate of the link; and of the broker the costs
-that `benchmarks/broker_load.py` measured. Nothing is fitted to the runs. The first third of every run is left out, in
-both; the model's figures are means of five seeds. The link of one case is shaped in a network namespace, as root.
+of a learner that takes batches, waits as long as training would take and publishes. The model (`benchmarks/capacity`)
+gets what a user of such a run knows or reads from its metrics: numbers of workers, seats, times of rows and of
+training, the window, the mean time of a verdict, the time of a publication, bytes and rate of the link; and of the
+broker the costs that `benchmarks/broker_load.py` measured. Nothing is fitted to the runs. The first third of every run
+is left out, in both; the model's figures are means of five seeds. The link of one case is shaped in a network
+namespace, as root.
 
     python -m benchmarks.scale_model [--quick] --json FILE
 
@@ -30,11 +31,11 @@ from pathlib import Path
 import click
 import torch
 
+from benchmarks.capacity.outlook import foresee
+from benchmarks.capacity.system import Foreseen, RowTimes, System, WeightsPath, Workers
 from benchmarks.results import Figure, Report, commit, options
 from benchmarks.simulated import PROBE_LOGPROBS, daemons, learner, simulated_run, take_batch
 from prefixrl.common.run.status import StatusDocument
-from prefixrl.deploy.capacity.outlook import foresee
-from prefixrl.deploy.capacity.system import Foreseen, RowTimes, System, WeightsPath, Workers
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.processes.servers import Servers
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import click
 
+from benchmarks.capacity.outlook import foresee, limit_of
+from benchmarks.capacity.system import BrokerCosts, Part, RowTimes, System, WeightsPath, Workers
 from benchmarks.results import ROOT
 from benchmarks.seats_arm import LIMIT, MEDIAN, SIGMA
-from prefixrl.deploy.capacity.outlook import foresee, limit_of
-from prefixrl.deploy.capacity.simulation import GATHER_S, MESSAGES
-from prefixrl.deploy.capacity.system import BrokerCosts, Part, RowTimes, System, WeightsPath, Workers
+from prefixrl.learner.broker.server import GATHER_S, MESSAGES
 
 PAGE = ROOT / "docs/scale.md"
 BEGIN, END = "<!-- table: python -m benchmarks.scale_tables -->\n", "<!-- end of the table -->\n"

@@ -5,7 +5,6 @@ commands/    one file per small subcommand
 launch/      `prefixrl launch` and `resume`: all processes of a run on one machine
 view/        how a run is shown while it goes on: `status`, `list`, the watchdog
 runs/        a run's files after the fact: report, samples, inspect, export, checkpoints
-capacity/    the model of a running system that `prefixrl advise` predicts with
 serve/       `prefixrl serve`: the adapter and its target behind OpenAI's HTTP interface
 sweep/       `prefixrl sweep`: many runs from one file
 slurm/       `prefixrl slurm`, `prefixrl scale`: a run as jobs of SLURM

@@ -19,8 +19,8 @@ from support.paths import ROOT
 ROOTS = ("common", "deploy", "learner", "rollout", "scorer")
 PRODUCT_LINES = 45_000
 """Most lines of the product, examples apart. Raising this needs a record in docs/decisions/."""
-TEST_LINES_PER_LINE = 1.1
-ENTRIES = 15
+TEST_LINES_PER_LINE = 1.15
+ENTRIES = 14
 LINES, FUNCTION_LINES = 600, 60
 RIDDLES = ("What", "Which", "Whether", "Who", "How", "Of", "Since")
 FIRST_LINE_CHARS = 90

@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.capacity.outlook import foresee
 from benchmarks.scale_model import Case, figures_of, measured, system_of
-from prefixrl.deploy.capacity.outlook import foresee
 
 SMALLEST = Case(
     name="smallest", max_staleness=0, groups=4, rows=2, rollouts=1, scorers=1, prefix_s=0.05, completion_s=0.1,

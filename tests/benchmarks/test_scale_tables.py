@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks.capacity.system import BrokerCosts
 from benchmarks.scale_tables import (
     AS_MEASURED,
     BEGIN,
@@ -17,8 +18,7 @@ from benchmarks.scale_tables import (
     system,
     table,
 )
-from prefixrl.deploy.capacity.simulation import GATHER_S, MESSAGES
-from prefixrl.deploy.capacity.system import BrokerCosts
+from prefixrl.learner.broker.server import GATHER_S, MESSAGES
 from support.paths import ROOT
 
 

@@ -350,7 +350,7 @@ def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
     return StatusDocument(workers=list(workers), **empty | fields)
 
 
-def worker_status(role: str, engine: str, state: str = "idle", phase: str = "ready") -> WorkerStatus:
+def worker_status(role: str, engine: str, state: str = "idle", phase: str = "ready", seats: int = 1) -> WorkerStatus:
     """One worker in a broker's status."""
     return WorkerStatus(
         name=f"{role}-0",
@@ -361,7 +361,7 @@ def worker_status(role: str, engine: str, state: str = "idle", phase: str = "rea
         engine=engine,
         version=0,
         about="",
-        seats=1,
+        seats=seats,
         rows=0,
         waiting_rows=0,
         tokens_per_s=0.0,

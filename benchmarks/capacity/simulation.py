@@ -16,13 +16,11 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
-from prefixrl.deploy.capacity.rules import Admittance, Counts
-from prefixrl.deploy.capacity.seating import Meter, Ranking, Station, Task
-from prefixrl.deploy.capacity.system import Foreseen, Part, System
+from benchmarks.capacity.rules import Counts, GroupRules
+from benchmarks.capacity.seating import Meter, Ranking, Station, Task
+from benchmarks.capacity.system import Foreseen, Part, System
+from prefixrl.learner.broker.server import GATHER_S, MESSAGES
 
-GATHER_S = 0.005
-MESSAGES = 64
-"""Time and most messages of a turn."""
 SKIPPED = 3
 """Part of the iterations that are not counted, one in so many: lead and ages settle."""
 
@@ -40,7 +38,7 @@ class Simulation:
         self._inbox: list[tuple[Event, float]] = []
         """Messages that the broker has not handled, with their CPU time."""
         self._in_turn = False
-        self._rules = Admittance(system.batch_groups, system.max_staleness, system.is_just_in_time)
+        self._rules = GroupRules(system.batch_groups, system.max_staleness, system.is_just_in_time)
         self._counts = Counts(Counter(), Counter(), Counter())
         self._sampled: list[tuple[int, int]] = []
         """A heap of groups that wait for a scorer: version, then arrival."""
@@ -234,11 +232,11 @@ class Simulation:
         worker.tasks -= 1
         worker.done += 1
         if worker.is_rollout:
-            self._rules.note_sampled(took_s)
+            self._rules.admission.times.note("sampling_s", took_s)
             heapq.heappush(self._sampled, (version, next(self._numbers)))
             self._grant(worker)
         else:
-            self._rules.note_scored(took_s)
+            self._rules.admission.times.note("scoring_s", took_s)
             self._counts.scoring[version] -= 1
             self._counts.scored[version] += 1
         self._places[worker.is_rollout].put(worker)
@@ -335,5 +333,5 @@ class Simulation:
         self._completed += 1
         self._counts.batched = 0
         if self._done_s is not None:
-            self._rules.finish_iteration(self._now_s - self._done_s, self._short_s)
+            self._rules.admission.finish_iteration(self._now_s - self._done_s, self._short_s, None)
         self._done_s, self._short_s = self._now_s, 0.0

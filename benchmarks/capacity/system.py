@@ -4,13 +4,14 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Literal
+
+from prefixrl.common.engines.interface.base import room_of
 
 Part = Literal["rollout", "scorer", "learner", "broker", "weights"]
 PARTS: tuple[Part, ...] = ("rollout", "scorer", "learner", "broker", "weights")
-LEAST_GROUPS, LEAST_ITERATION_S = 8, 1.5
-"""Least batch and iteration of a system that is made smaller: hundreds of the broker's turns."""
+LEAST_GROUPS = 8
+"""Least batch of a system that is made smaller: hundreds of the broker's turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +24,6 @@ class RowTimes:
     limit_s: float = math.inf
     measured_s: Sequence[float] = ()
     """Times to draw from, with replacement, instead of the lognormal ones; empty: none were measured."""
-
-    @property
-    def middle_s(self) -> float:
-        """Mean of the measured times, or of the lognormal ones, at most the limit."""
-        return fmean(self.measured_s) if self.measured_s else min(self.mean_s, self.limit_s)
 
     def draw_s(self, draws: random.Random) -> float:
         """Return the seconds of one row."""
@@ -54,8 +50,8 @@ class Workers:
 
     @property
     def room(self) -> int:
-        """Rows that an engine takes: half of its seats again wait (`engines/interface/base.py`)."""
-        return self.seats + math.ceil(self.seats / 2)
+        """Rows that an engine takes: half of its seats again wait."""
+        return room_of(self.seats)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,23 +155,6 @@ class System:
             scorers=replace(self.scorers, seats=self.scorers.seats // factor),
             broker=replace(self.broker, group_s=self.broker.group_s * factor),
         )
-
-    def shorter(self, least_fills: int) -> "System":
-        """Return a like system with shorter iterations, of which as many are simulated sooner.
-
-        Batch, training and publication shrink alike, rows and seats do not. An iteration still fills every seat
-        `least_fills` times, so that its beginning and end weigh little.
-        """
-        rows = self.batch_groups * self.rows_per_group
-        roles = (self.rollouts, self.scorers)
-        fills = [rows / (each.count * each.seats) for each in roles]
-        longest_s = max(self.learner_s, *(each.row.middle_s * times for each, times in zip(roles, fills, strict=True)))
-        most = min(min(fills) / least_fills, longest_s / LEAST_ITERATION_S, self.batch_groups / LEAST_GROUPS)
-        if most <= 1.0:
-            return self
-        groups = math.ceil(self.batch_groups / most)
-        factor = self.batch_groups / groups
-        return replace(self.more("learner", factor).more("weights", factor), batch_groups=groups)
 
 
 @dataclass(frozen=True, kw_only=True)

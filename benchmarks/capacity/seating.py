@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
 
-from prefixrl.deploy.capacity.system import Workers
+from benchmarks.capacity.system import Workers
 
 
 @dataclass(eq=False)

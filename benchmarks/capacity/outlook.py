@@ -4,8 +4,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
-from prefixrl.deploy.capacity.simulation import Simulation
-from prefixrl.deploy.capacity.system import PARTS, Foreseen, Part, System
+from benchmarks.capacity.simulation import Simulation
+from benchmarks.capacity.system import PARTS, Foreseen, Part, System
 
 GAIN = 1.05
 """Least gain in throughput, of twice a part, that makes it the limit."""
