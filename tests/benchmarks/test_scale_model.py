@@ -11,7 +11,7 @@ SMALLEST = Case(
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_small_run_is_measured_and_predicted() -> None:
     iterations = 16
     run = measured(SMALLEST, iterations, 0)

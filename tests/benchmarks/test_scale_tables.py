@@ -46,7 +46,7 @@ def test_engines_write_as_many_tokens_per_second_as_is_assumed() -> None:
         assert scorers.seats / scorers.look_s == pytest.approx(target.tokens_per_s)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_row_of_the_page_is_simulated_again() -> None:
     lines = lines_after(BEGIN)
     head = table()

@@ -86,7 +86,7 @@ def test_an_age_that_is_not_the_arms_is_noticed(target: Target) -> None:
         ages_of(arm(2), iterations)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_forms_train_the_same_samples_until_they_act(target: Target) -> None:
     runs = [trained(AgedRun(config_of(arm(2, form), SIZE), target)) for form in COMPARED]
     (first, weights), *others = runs
@@ -114,7 +114,7 @@ def test_a_run_names_every_key_that_makes_a_form() -> None:
     assert all(dump == dumps[0] for dump in dumps)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_forms_that_are_one_run_at_age_0_agree_there_to_rounding(target: Target) -> None:
     same = [form for form in FORMS if SAME_WHEN_FRESH.get(form, form) == "none"]
     assert {arm(0, form).made_as for form in same} == {arm(0, "none")}

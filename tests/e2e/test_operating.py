@@ -57,6 +57,7 @@ def test_a_worker_is_drained_for_good_and_the_run_stops_in_order(tmp_path: Path)
     assert f"stopped as asked after {done} iterations" in prefixrl("logs", directory, "learner").stdout
 
 
+@pytest.mark.nightly
 def test_a_run_stops_in_its_last_evaluation_too(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=3", "evaluation.problems=512") as process:

@@ -214,7 +214,7 @@ def test_ctrl_c_stops_everything_and_the_next_launch_goes_on(tmp_path: Path) -> 
     assert {line["version_trained"] for line in inspect(directory)} == set(range(10))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_learner_that_is_told_to_stop_with_all_its_processes_saves_and_the_next_launch_goes_on(
     tmp_path: Path,
 ) -> None:

@@ -27,7 +27,7 @@ def by_age(trained: Trained) -> str:
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("staleness", [0, 1, 4, *(pytest.param(each, marks=pytest.mark.nightly) for each in (2, 8))])
 def test_no_sample_is_older_than_the_window_and_none_expires(
     staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,7 +48,7 @@ def test_no_sample_is_older_than_the_window_and_none_expires(
         assert aged >= GROUPS / 4, "the pipe is not asynchronous"
 
 
-@pytest.mark.parametrize("staleness", [1, 4])
+@pytest.mark.parametrize("staleness", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_just_in_time_samples_are_younger_than_the_window_and_none_expires(
     staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +75,7 @@ def test_a_run_whose_old_samples_are_worth_nothing_becomes_synchronous(tmp_path:
     assert not any(trained.status["groups"][state] for state in ("expired", "failed", "outstanding"))
 
 
+@pytest.mark.nightly
 def test_without_a_window_both_rules_train_the_same_groups_on_the_same_versions(tmp_path: Path) -> None:
     found = []
     for admission in ("just_in_time", "as_early_as_allowed"):
@@ -85,7 +86,7 @@ def test_without_a_window_both_rules_train_the_same_groups_on_the_same_versions(
     assert found[0].versions == found[1].versions == [{iteration} for iteration in range(20)]
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 4])
+@pytest.mark.parametrize("staleness", [1, 4, pytest.param(0, marks=pytest.mark.nightly)])
 def test_no_token_is_older_than_the_window_where_answers_cross_updates(
     staleness: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

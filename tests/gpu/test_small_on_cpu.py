@@ -38,6 +38,7 @@ def test_a_resume_goes_on_and_a_step_with_a_nan_is_dropped(adapter: Path, tmp_pa
     assert resumed_and_poisoned("cpu", adapter, tmp_path) == (0.0, True)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("vocabulary", [200, 20_000])
 def test_a_whole_iteration_takes_the_memory_that_the_forecast_says(tmp_path: Path, vocabulary: int) -> None:
     shape = Qwen2Config(

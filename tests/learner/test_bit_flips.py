@@ -38,6 +38,7 @@ def flip(path: Path, random_: random.Random) -> bytes:
     return whole
 
 
+@pytest.mark.nightly
 def test_a_run_falls_back_by_name_from_a_checkpoint_with_any_bit_flipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, record_property: Figure
 ) -> None:

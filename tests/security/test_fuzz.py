@@ -23,7 +23,7 @@ from support.fakes import publish, run_on_disk
 
 THOUSANDS = int(os.environ.get("PREFIXRL_HOSTILE", "1000"))
 SIZES = [
-    pytest.param(5_000, id="short"),
+    pytest.param(1_000, id="short"),
     pytest.param(THOUSANDS * 250, id="long", marks=[pytest.mark.chaos, pytest.mark.timeout(3600)]),
 ]
 CONNECTIONS = [

@@ -55,6 +55,7 @@ def test_weights_at_the_start_are_the_folders_by_the_learners_names(engine: Vllm
     assert "lm_head.weight" not in engine.weights(), "tied weights stand there once"
 
 
+@pytest.mark.proof
 def test_every_one_of_twenty_updates_is_proved_by_the_probe(engine: VllmEngine, report: Callable[[str], None]) -> None:
     initial = world.reference(ADAPTER).weights()
     before = engine.logprobs(world.probe(), TEMPERATURE)
@@ -70,6 +71,7 @@ def test_every_one_of_twenty_updates_is_proved_by_the_probe(engine: VllmEngine, 
     assert max(found) < world.config().probe_tolerance
 
 
+@pytest.mark.proof
 def test_what_is_sampled_after_an_update_is_of_the_new_weights(
     engine: VllmEngine, report: Callable[[str], None]
 ) -> None:
@@ -99,6 +101,7 @@ def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> N
     assert np.array_equal(engine.logprobs(world.probe(), TEMPERATURE), before)
 
 
+@pytest.mark.proof
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngine) -> None:
     before = engine.logprobs(world.probe(), TEMPERATURE)
     tensors = world.perturbed(world.reference(ADAPTER).weights(), 6, 0.1)
@@ -164,6 +167,7 @@ def test_an_engine_that_does_not_hold_the_weights_fails_the_probe(
     assert difference > 100 * world.config().probe_tolerance
 
 
+@pytest.mark.proof
 def test_nothing_of_vllm_outlives_a_killed_worker() -> None:
     """SIGKILL gives nobody a chance to tell vLLM's processes, which hold the device's memory."""
     script = f"""

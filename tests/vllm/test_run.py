@@ -12,6 +12,7 @@ from support.runs.run_helper import SMALL, check_books, finish, inspect, launche
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
+@pytest.mark.proof
 def test_a_run_trains_with_both_models_in_vllm(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     engines = ("rollout.engine=vllm", "scorer.engine=vllm", "launch.scorers=1")

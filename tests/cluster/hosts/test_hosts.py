@@ -123,6 +123,7 @@ def go_through_faults(run: Run, hosts: Network, recorder: Recorder) -> Outcome:
     return Outcome(run, summary, back_s, recorder.stop(), at_the_cut, after)
 
 
+@pytest.mark.proof
 def test_every_group_is_trained_once_whatever_happened_to_its_workers(outcome: Outcome) -> None:
     check_books(outcome.summary, outcome.run.directory)
     assert outcome.summary["groups"]["trained"] == outcome.summary["groups"]["issued"] == ITERATIONS * 16
@@ -143,6 +144,7 @@ def test_a_host_that_was_cut_off_is_back_within_seconds_and_its_late_result_harm
     assert workers["scorer-0"]["tasks_done"] > 1 and workers["rollout-0"]["tasks_done"] > 1
 
 
+@pytest.mark.proof
 def test_a_new_host_takes_the_place_of_a_dead_one(outcome: Outcome) -> None:
     said = outcome.run.said()
     for name in ("rollout-0", "scorer-0"):

@@ -48,7 +48,7 @@ def steps(job: str, name: str) -> list[str]:
     return [step for step, called in (line.split("|") for line in shown.split()) if called == name]
 
 
-@pytest.mark.parametrize(("name", "offset"), [("learner", 0), ("scorer_1", 2)])
+@pytest.mark.parametrize(("name", "offset"), [pytest.param("learner", 0, marks=pytest.mark.proof), ("scorer_1", 2)])
 def test_a_process_that_is_killed_is_started_again_while_the_others_go_on(
     cluster: Path, tmp_path: Path, name: str, offset: int
 ) -> None:

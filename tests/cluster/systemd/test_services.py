@@ -177,6 +177,7 @@ def is_active(manager: Manager, unit: str, restarts: int) -> bool:
     return now["ActiveState"] == "active" and int(now["NRestarts"]) == restarts
 
 
+@pytest.mark.proof
 def test_starting_the_target_trains_and_every_unit_says_what_it_does(manager: Manager, run: Path) -> None:
     for unit in ALL:
         wait_for(lambda unit=unit: is_active(manager, unit, 0), unit, timeout_s=START_S)  # type: ignore[misc]
@@ -185,6 +186,7 @@ def test_starting_the_target_trains_and_every_unit_says_what_it_does(manager: Ma
     assert all(manager.show(unit)["UMask"] == "0077" for unit in ALL)
 
 
+@pytest.mark.proof
 def test_a_killed_scorer_is_started_again_and_the_run_goes_on(manager: Manager, run: Path) -> None:
     done = trained_iterations(run)
     manager.pid(SCORERS[0]).kill()
@@ -208,6 +210,7 @@ def test_a_killed_learner_resumes_and_its_workers_stay(manager: Manager, run: Pa
     assert workers == {unit: manager.pid(unit).pid for unit in ALL[1:]}
 
 
+@pytest.mark.proof
 def test_a_stop_drains_and_ends_cleanly(manager: Manager, run: Path) -> None:
     wait_for(lambda: len(ready(run)) == 3, "all workers at work", timeout_s=START_S)
     losses = status(run)["losses"]

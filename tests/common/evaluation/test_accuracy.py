@@ -65,7 +65,7 @@ def test_wilsons_interval_holds_the_truth_19_times_in_20(truth: float) -> None:
     assert 0.92 <= covered <= 0.99
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("problems", "samples"), [(60, 4), (200, 8)])
 def test_the_bootstrap_over_problems_holds_the_truth_19_times_in_20(problems: int, samples: int) -> None:
     # Problems differ in how hard they are: to take their answers for independent would hold it far less often.

@@ -54,7 +54,7 @@ def test_the_paired_interval_holds_the_truth_19_times_in_20(gain: float, loss: f
     assert covered >= 0.925
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_paired_bootstrap_holds_the_truth_19_times_in_20_and_pairing_narrows_it() -> None:
     generator = np.random.default_rng(1)
     covered, widths = 0, []

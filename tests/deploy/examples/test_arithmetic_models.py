@@ -144,7 +144,7 @@ def test_running_states_of_each_family_are_as_done_on_paper() -> None:
 # --- rebuilding -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rebuilding_gives_the_shipped_problems_tokenizer_and_configs(rebuilt: Path) -> None:
     for name in BYTE_EQUAL:
         assert (rebuilt / name).read_bytes() == (SHIPPED / name).read_bytes(), name
@@ -155,7 +155,7 @@ def test_rebuilding_gives_the_shipped_problems_tokenizer_and_configs(rebuilt: Pa
             assert described(rebuilt / model / name) == described(SHIPPED / model / name), name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", MODELS)
 def test_rebuilt_weights_load_and_have_the_shipped_shapes(rebuilt: Path, model: str) -> None:
     tensors, shipped = (load_file(folder / model / "model.safetensors") for folder in (rebuilt, SHIPPED))

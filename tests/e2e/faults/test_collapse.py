@@ -13,7 +13,7 @@ from prefixrl.common.run.prometheus import port_of
 from support.fakes import free_pair
 from support.runs.run_helper import SMALL, launched, trained_iterations, wait_for
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.nightly]
 
 COLLAPSING = ("learner.actor_lr=2e-2", "algorithm.entropy=0.0", "algorithm.kl=0.0", "algorithm.iterations=30")
 ONE_TEXT = "the adapter writes one and the same text in "

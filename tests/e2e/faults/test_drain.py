@@ -93,7 +93,7 @@ def learning(config: RunConfig, trained: list[int]) -> Iterator[None]:
         rank.close()
 
 
-SLOW_SIGNALS = [pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGUSR1, signal.SIGUSR2)]
+SLOW_SIGNALS = [pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGUSR1, signal.SIGUSR2)]
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_a_second_signal_means_now(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "numbers",
-    [pytest.param([signal.SIGINT] * 2, marks=pytest.mark.slow), [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2]],
+    [pytest.param([signal.SIGINT] * 2, marks=pytest.mark.nightly), [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2]],
 )
 def test_a_third_signal_and_a_second_ctrl_c_end_the_process_as_it_stands(
     numbers: list[signal.Signals], tmp_path: Path

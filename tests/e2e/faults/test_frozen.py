@@ -32,7 +32,7 @@ def console(launch: "subprocess.Popen[str]", until: str) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("scorer", marks=pytest.mark.slow),
+        pytest.param("scorer", marks=pytest.mark.nightly),
         *(pytest.param(each, marks=pytest.mark.chaos) for each in ("rollout", "broker", "weights", "learner")),
     ],
 )

@@ -34,6 +34,7 @@ def test_a_run_waits_for_room_and_trains_every_group_once(tmp_path: Path) -> Non
             check_books(finish(again, directory), directory)
 
 
+@pytest.mark.nightly
 def test_a_stop_on_a_full_disk_tells_what_is_lost_and_the_next_start_goes_on(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
         directory = disk.path / "run"

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.results import ROOT
 from prefixrl.deploy.runs.inspect import checked
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(400)]
 
 
 def test_whoever_is_killed_every_group_is_trained_once_within_the_window(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ def test_what_the_verifier_cannot_judge_is_excluded_by_cause_and_never_a_reward_
     assert all(row["advantage"] is not None for row in judged)
 
 
+@pytest.mark.nightly
 def test_a_verifier_that_fails_on_every_row_ends_the_run_by_name_with_its_counts(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILS_ALWAYS)
     directory = tmp_path / "run"

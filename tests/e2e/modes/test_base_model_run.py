@@ -19,6 +19,7 @@ HOT = ("rollout.temperature=4.0",)
 CONTROL = {2, 3, 4}
 
 
+@pytest.mark.nightly
 def test_allowed_control_tokens_are_drawn_and_counted_and_ratios_stay_exact(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, *HOT, "rollout.control_tokens=allow", "algorithm.iterations=1") as process:

@@ -40,7 +40,7 @@ def scorers(launch: int) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize(("staleness", "swap"), [(0, "drain"), (2, "in_flight")])
+@pytest.mark.parametrize(("staleness", "swap"), [pytest.param(0, "drain", marks=pytest.mark.nightly), (2, "in_flight")])
 def test_a_short_run_keeps_its_books_and_loads_no_target(tmp_path: Path, staleness: int, swap: str) -> None:
     directory = tmp_path / "run"
     settings = (f"algorithm.max_staleness={staleness}", "rollout.answer_tokens=19")

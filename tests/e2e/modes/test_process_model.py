@@ -33,6 +33,7 @@ def figures(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line)["figures"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.nightly
 def test_training_moves_by_the_scores_of_steps_alone(tmp_path: Path, model: Path) -> None:
     directory = tmp_path / "run"
     # Synchronous, at the example's learning rate: at 1e-3 the policy soon finds answers that please the model alone.

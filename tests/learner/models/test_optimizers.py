@@ -85,7 +85,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefixrl.learner.models.trained_model.make_adam", optimizers.make_adam)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("warned", [pytest.param(0, marks=DEEPSPEED_WARNINGS)])
 def test_deepspeeds_adam_takes_the_same_steps_and_resumes(tmp_path: Path, compiled: None, warned: int) -> None:

@@ -64,7 +64,7 @@ def state(iteration: int, steps: int = 0) -> TrainerState:
         (3, "float32"),
         (2, "bfloat16"),
         *(
-            pytest.param(stage, dtype, marks=pytest.mark.slow)
+            pytest.param(stage, dtype, marks=pytest.mark.nightly)
             for stage, dtype in ((0, "float32"), (1, "float32"), (2, "float32"), (1, "bfloat16"), (3, "bfloat16"))
         ),
     ],

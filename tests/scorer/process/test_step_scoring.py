@@ -186,7 +186,7 @@ def test_filter_and_figures_are_about_answers_and_not_about_scores(step_tag_mode
     assert "outcome" not in batch_fractions([_batch_group(plain)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_scorer_with_another_process_reward_model_is_refused(
     step_tag_model: Path, two_class_model: Path, tmp_path: Path
 ) -> None:

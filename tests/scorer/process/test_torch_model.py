@@ -17,7 +17,7 @@ from support.models.process_models import STEP_TAG, TWO_CLASS, byte_tokenizer, l
 PAIRS = 200
 
 
-@pytest.fixture(params=["step_tag", pytest.param("two_class", marks=pytest.mark.slow)])
+@pytest.fixture(params=["step_tag", pytest.param("two_class", marks=pytest.mark.nightly)])
 def model(request: pytest.FixtureRequest) -> tuple[StepForm, TorchStepModel, Path]:
     folder = request.getfixturevalue(f"{request.param}_model")
     return (*loaded(folder, request.param), folder)
@@ -85,7 +85,7 @@ def test_a_causal_model_is_no_model_of_two_classes(step_tag_model: Path, tmp_pat
         load_scoring(settings_of(folder, **TWO_CLASS, step_tag="ки"), str(folder))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_of_two_classes_is_no_causal_model(two_class_model: Path) -> None:
     # Its output layer would be random.
     with pytest.raises(DataError, match=r"no weights for lm_head.weight.*random; is it a model of format = 'step_tag'"):

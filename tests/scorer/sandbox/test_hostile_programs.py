@@ -27,7 +27,7 @@ def run_code(request: pytest.FixtureRequest) -> Callable[[str], str]:
     return found if request.param == "this user" else request.getfixturevalue("as_ordinary_user")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_every_program_has_a_verdict_in_time_none_escapes_and_nothing_is_left(run_code: Callable[[str], str]) -> None:
     assert len(HOSTILE) >= 60

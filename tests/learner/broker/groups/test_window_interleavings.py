@@ -151,11 +151,14 @@ def explore(ledger: Ledger) -> int:
     return len(seen)
 
 
+LARGER = ((2, 0, 1, 3), (2, 0, 2, 5), (2, 1, 2, 5))
+
+
 @pytest.mark.parametrize("admission", ["just_in_time", "as_early_as_allowed"])
 @pytest.mark.parametrize("over_sampling", [Fraction(1), Fraction(3, 2), Fraction(2)])
 @pytest.mark.parametrize(
     ("batch_groups", "staleness", "item", "places"),
-    [(1, 0, 1, 3), (1, 1, 1, 3), (2, 0, 1, 3), pytest.param(2, 0, 2, 5, marks=pytest.mark.slow), (2, 1, 2, 5)],
+    [(1, 0, 1, 3), (1, 1, 1, 3), *(pytest.param(*each, marks=pytest.mark.nightly) for each in LARGER)],
 )
 def test_no_order_of_events_ends_in_a_state_in_which_nothing_can_happen(
     batch_groups: int, staleness: int, item: int, places: int, over_sampling: Fraction, admission: AdmissionRule

@@ -87,6 +87,7 @@ def test_every_gold_answer_verifies_against_itself() -> None:
     assert [gold for gold, verdict in zip(GOLDS, found, strict=True) if verdict.reward != 1.0] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_no_gold_answer_is_its_neighbours() -> None:
     neighbours = GOLDS[1:] + GOLDS[:1]

@@ -9,7 +9,6 @@ from benchmarks.model_answers import USUAL, asked, completion
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
-ANSWERS = 1_120
 TIMEOUT_S = 30
 PATIENCE_S = 250
 
@@ -31,9 +30,10 @@ def judged(pairs: list[tuple[str, str]]) -> list[Judgement]:
 
 
 @pytest.mark.timeout(300)
-def test_every_right_answer_is_right_in_every_form_and_none_is_right_for_another_gold() -> None:
-    rng, cases = random.Random(7), asked(ANSWERS)
-    assert len(USUAL) >= 25 and len({gold for _, gold, *_ in cases}) > 500
+@pytest.mark.parametrize("answers", [224, pytest.param(1_120, marks=pytest.mark.nightly)])
+def test_every_right_answer_is_right_in_every_form_and_none_is_right_for_another_gold(answers: int) -> None:
+    rng, cases = random.Random(7), asked(answers)
+    assert len(USUAL) >= 25 and len({gold for _, gold, *_ in cases}) > 0.45 * answers
     right = judged([(completion(answer, rng), gold) for _, gold, answer, _ in cases])
     lost = [(case[:3], each) for case, each in zip(cases, right, strict=True) if each.reward != 1.0]
     assert lost == []
