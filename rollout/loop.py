@@ -277,7 +277,7 @@ class Rollout:
         vitals.progress, vitals.tokens = self._engine.progress, self._engine.tokens
         vitals.busy_row_s, vitals.waiting_rows = self._engine.busy_row_s, self._engine.waiting_rows
         vitals.leases = tuple(self._open)
-        vitals.state = f"version {self.swap.version}"
+        vitals.activity, vitals.state = "working", f"version {self.swap.version}"
         if self._drain.is_on:
             vitals.state += f", leaving, {len(self._open)} open"
         self._rows_left.report({task: self._engine.rows_left(task) for task in self._open}, time.monotonic())

@@ -119,4 +119,4 @@ class DirectScorer(ScorerLoop):
         self._busy.note(unjudged, time.monotonic())
         vitals.busy_row_s, vitals.waiting_rows = self._busy.total_s, max(0, unjudged - self._busy.seats)
         vitals.leases = tuple(judging.open)
-        vitals.state = judging.state or "waiting"
+        vitals.activity, vitals.state = judging.activity, judging.state or "waiting"

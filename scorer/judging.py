@@ -25,7 +25,17 @@ from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.wire.messages.fields import cut_text, encodable
 from prefixrl.common.wire.messages.groups import UNJUDGED, Fault, Finish, GroupPrefixes, ScoredGroup, TextVerdict
-from prefixrl.common.wire.messages.worker import Done, Leaving, Ready, Refused, Revoke, Scores, ScoreTask, Welcome
+from prefixrl.common.wire.messages.worker import (
+    Activity,
+    Done,
+    Leaving,
+    Ready,
+    Refused,
+    Revoke,
+    Scores,
+    ScoreTask,
+    Welcome,
+)
 from prefixrl.common.worker.drain import Drain, handed_back
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.rows_left import RowsLeftReport
@@ -127,6 +137,11 @@ class Judging:
     def unjudged(self) -> dict[str, int]:
         """Texts without a verdict, of every open task."""
         return {task: len(entry.groups) - len(entry.verdicts) for task, entry in self.open.items()}
+
+    @property
+    def activity(self) -> Activity:
+        """Whether the verifier works: "failing" while a reward function hangs or fails."""
+        return "failing" if self._verifier.trouble else "working"
 
     @property
     def state(self) -> str:

@@ -236,6 +236,7 @@ class Scorer(ScorerLoop):
         vitals.leases = tuple(self._judging.open)
         vitals.usage = self._engine.usage
         waits_for = self._engine.waits_for
+        vitals.activity = "waiting" if waits_for else self._judging.activity
         vitals.state = f"waiting for {waits_for}" if waits_for else self._judging.state or "scoring"
 
 

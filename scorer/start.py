@@ -61,7 +61,8 @@ def _with_target(
     if config.scorer.engine == "openai":
         from prefixrl.scorer.served.engine import OpenAIEngine
 
-        session.link.vitals.state = f"waiting for {config.scorer.openai.url}"
+        vitals = session.link.vitals
+        vitals.activity, vitals.state = "waiting", f"waiting for {config.scorer.openai.url}"
         engine = OpenAIEngine(session.model, config, session.raise_if_hopeless)
         digests = msgspec.structs.replace(digests, model=name_digest(engine.served_model))
     else:

@@ -7,14 +7,14 @@ import msgspec
 
 from prefixrl.common.config.worker_sections import OpenAIConfig
 from prefixrl.common.wire.messages.weights import Proof
-from prefixrl.common.wire.messages.worker import MemoryUse, Usage
+from prefixrl.common.wire.messages.worker import Activity, MemoryUse, Usage
 
 USAGE_FILE = "usage.json"
 """In the run directory: `Usage` of the endpoint that serves the target, by scorer."""
 
 
-LearnerPhase = Literal["", "loads", "waits", "trains", "publishes", "ends"]
-"""publishes: from the end of an iteration until it asks for the next batch, so it may save too. "": there is none."""
+LearnerPhase = Literal["", "loading", "waiting", "training", "publishing", "ending"]
+"""publishing: from the end of an iteration until it asks for the next batch, so it may save too. "": there is none."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +53,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     probe_slope: float | None
     """Change of its logprobs in units of the learner's: 1 where it holds the version; None: too small to be seen."""
     first_lease_after_ready_s: float | None
+    activity: Activity
     state: str
 
 

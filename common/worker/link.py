@@ -24,6 +24,7 @@ from prefixrl.common.wire.messages.fields import PROTOCOL, Role, cut_text
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.messages.worker import (
     Ack,
+    Activity,
     Beat,
     Done,
     Goodbye,
@@ -76,6 +77,7 @@ class Vitals:
     busy_row_s: float = 0.0
     waiting_rows: int = 0
     tokens: int = 0
+    activity: Activity = "loading"
     state: str = "loading"
     leases: tuple[str, ...] = ()
     usage: Usage | None = None
@@ -226,6 +228,7 @@ class Link:
             # A task that waits for the end of a long engine step is held, too: given away, it would be done twice.
             leases=(*leases, *self._handed_over),
             state=cut_text(vitals.state),
+            activity=vitals.activity,
             usage=vitals.usage,
             memory=self._newest_memory(now_s),
         )

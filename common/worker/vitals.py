@@ -17,4 +17,4 @@ def numbers_of_worker(link: Link, role: str, directory: Path) -> Iterator[Number
     yield Number("prefixrl_worker_tokens", vitals.tokens, kind="counter")
     yield Number("prefixrl_worker_waiting_rows", vitals.waiting_rows)
     yield Number("prefixrl_worker_tasks", len(vitals.leases))
-    yield Number("prefixrl_worker_loading", float(vitals.state == "loading"))
+    yield Number("prefixrl_worker_loading", float(vitals.activity == "loading"))

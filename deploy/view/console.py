@@ -87,13 +87,13 @@ def training_left(document: StatusDocument, progress: Progress) -> str:
 def learner_phase(document: StatusDocument, progress: Progress) -> str:
     """Return what the learner does, in words."""
     match document.learner_phase:
-        case "loads":
-            return "loads its models"
-        case "waits" if document.learner_waits_s >= NAMED_WAIT_S:
-            return f"waits {document.learner_waits_s:.0f} s for {document.waiting_for}"
-        case "publishes" if progress.is_saving:
-            return "saves a checkpoint"
-        case "ends":
+        case "loading":
+            return "loading its models"
+        case "waiting" if document.learner_waits_s >= NAMED_WAIT_S:
+            return f"waiting {document.learner_waits_s:.0f} s for {document.waiting_for}"
+        case "publishing" if progress.is_saving:
+            return "saving a checkpoint"
+        case "ending":
             return f"judging held-out problems, {judged(document)}"
         case phase:
             return phase
@@ -110,7 +110,7 @@ def judged(document: StatusDocument) -> str:
 
 def held_up(document: StatusDocument) -> list[str]:
     """Return what workers wait for, and the functions of the user's that fail."""
-    stuck = [each for each in document.workers if each.state.startswith(("waiting for ", "reward.function "))]
+    stuck = [each for each in document.workers if held_up_by(each)]
     more = len(stuck) - NAMED_WORKERS
     named = [f"{worker.name}: {worker.state}" for worker in stuck[:NAMED_WORKERS]]
     if document.idle_s >= STANDS_STILL_S and document.total_iterations:
@@ -158,7 +158,7 @@ def plain_line(document: StatusDocument, progress: Progress) -> str:
         parts.append(f"{progress.iteration_s:.2g} s/it")
     where = " ".join([*parts, training_left(document, progress)]).rstrip()
     phase = learner_phase(document, progress)
-    told = [phase] if phase.startswith(("loads", "waits ", "judging")) else []
+    told = [phase] if phase.startswith(("loading", "waiting ", "judging")) else []
     return "; ".join([where, *told, *_remarks(document)])
 
 
@@ -344,7 +344,7 @@ def _memory(sizes: dict[str, MemoryUse]) -> str:
 
 def held_up_by(worker: WorkerStatus) -> bool:
     """Return True for a worker that waits for something, or whose reward function fails."""
-    return worker.state.startswith(("waiting for ", "reward.function "))
+    return worker.activity in ("waiting", "failing")
 
 
 def _ahead(document: StatusDocument) -> str:
@@ -375,7 +375,7 @@ class Rhythm:
 
     def is_due(self, now_s: float, document: StatusDocument, progress: Progress) -> bool:
         """Return True if the line of this moment is to be printed; it is taken as printed then."""
-        phase = {"loads": "loads", "ends": "ends"}.get(document.learner_phase, "trains")
+        phase = {"loading": "loading", "ending": "ending"}.get(document.learner_phase, "training")
         stuck = frozenset(each.name for each in document.workers if held_up_by(each))
         # A wait is named after 10 s and then each time that it has doubled.
         waits_s = document.learner_waits_s
@@ -385,7 +385,7 @@ class Rhythm:
         passed_s = now_s - self._said_s
         every = iterations_per_line(progress.iteration_s)
         has_advanced = document.iteration // every > self._iteration // every and passed_s >= EVERY_S / 2
-        is_judging = phase == "ends" or not document.total_iterations
+        is_judging = phase == "ending" or not document.total_iterations
         has_judged = is_judging and judged_so_far != self._judged and passed_s >= EVERY_S
         self._wait_steps = steps
         if not (is_new or has_advanced or has_judged or passed_s >= SILENT_S):

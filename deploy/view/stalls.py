@@ -112,22 +112,22 @@ class Watchdog:
 
 def _works(document: StatusDocument) -> bool:
     """Return False while models are loaded, when all is judged, and if nothing is trained."""
-    is_loading = document.learner_phase == "loads" or any(each.phase == "loading" for each in document.workers)
+    is_loading = document.learner_phase == "loading" or any(each.phase == "loading" for each in document.workers)
     judged = document.evaluations
     is_judged = judged.get("asked", 0) <= judged.get("judged", 0) + judged.get("failed", 0)
     # Only an upload of the last checkpoint may go on then, and it has a deadline of its own.
-    is_over = document.learner_phase == "ends" and is_judged
+    is_over = document.learner_phase == "ending" and is_judged
     return bool(document.total_iterations) and not is_loading and not is_over
 
 
 def stall_of(document: StatusDocument) -> str:
     """Return in words that nothing happens, who is waited for, and what happened last."""
     match document.learner_phase:
-        case "waits":
-            culprit = f"the learner waits for {document.waiting_for}"
+        case "waiting":
+            culprit = f"the learner is waiting for {document.waiting_for}"
         case "":
             culprit = "no learner has asked for a batch yet"
         case phase:
-            culprit = f"the learner {phase}, and has not ended that"
+            culprit = f"the learner is {phase}"
     last = document.last_event or "none since the broker started"
     return f"no progress for {document.idle_s:.0f} s: {culprit}; the last event: {last}"

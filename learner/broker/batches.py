@@ -165,7 +165,7 @@ class BatchDesk:
         self.waiting_for = ""
         self._worded = -1, -math.inf, ""
         """Iteration that waits for groups, time at which these were named, the text."""
-        self.phase: LearnerPhase = "loads"
+        self.phase: LearnerPhase = "loading"
         """Rank 0's, as its messages show it."""
         self._waits_from_s: float | None = None
         """Time since which rank 0 waits for its batch; None where it does not."""
@@ -251,10 +251,10 @@ class BatchDesk:
             return
         self._waits_from_s = None
         if answer is not None:
-            self.phase = "trains" if isinstance(answer[0], Batch) else "ends"
+            self.phase = "training" if isinstance(answer[0], Batch) else "ending"
 
     def _note_wait(self, now_s: float) -> None:
-        self.phase = "waits"
+        self.phase = "waiting"
         self._waits_from_s = now_s if self._waits_from_s is None else self._waits_from_s
 
     def waits_s(self, now_s: float) -> float:
@@ -269,7 +269,7 @@ class BatchDesk:
         if not is_new:
             return  # told twice
         self._dispatcher.note(f"iteration {done.iteration} was trained", now_s)
-        self.phase = "publishes"
+        self.phase = "publishing"
         # Before the first one workers load, which no lead makes shorter.
         iteration_s = 0.0 if self._done_s is None else now_s - self._done_s
         admission = ledger.admission

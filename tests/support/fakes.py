@@ -45,6 +45,7 @@ from prefixrl.common.wire.messages.learner import (
 from prefixrl.common.wire.messages.weights import EngineChecksum, WeightsNote
 from prefixrl.common.wire.messages.worker import (
     Ack,
+    Activity,
     Heartbeat,
     Hello,
     ModelDigests,
@@ -350,7 +351,9 @@ def document(*workers: WorkerStatus, **fields: Any) -> StatusDocument:
     return StatusDocument(workers=list(workers), **empty | fields)
 
 
-def worker_status(role: str, engine: str, state: str = "idle", phase: str = "ready", seats: int = 1) -> WorkerStatus:
+def worker_status(
+    role: str, engine: str, state: str = "idle", phase: str = "ready", seats: int = 1, activity: Activity = "working"
+) -> WorkerStatus:
     """One worker in a broker's status."""
     return WorkerStatus(
         name=f"{role}-0",
@@ -375,6 +378,7 @@ def worker_status(role: str, engine: str, state: str = "idle", phase: str = "rea
         proof="digest",
         probe_slope=None,
         first_lease_after_ready_s=None,
+        activity=activity,
         state=state,
     )
 

@@ -98,6 +98,10 @@ class Ready(Message, frozen=True, kw_only=True):
     """The engine's own choices, in words."""
 
 
+Activity = Literal["loading", "waiting", "failing", "working"]
+"""What a worker does. waiting: for the endpoint of its model; failing: the user's reward function hangs or fails."""
+
+
 class Heartbeat(Message, frozen=True, kw_only=True):
     """A sign of life, sent on a clock, with figures of the work loop: a hung loop shows."""
 
@@ -107,6 +111,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """Row-seconds in a seat since its start."""
     leases: Annotated[tuple[Name, ...], Meta(max_length=MOST_LEASES_LISTED)]
     state: Text
+    """Details of the activity, for people."""
+    activity: Activity = "working"
     usage: Usage | None = None
     """None unless the engine uses an endpoint."""
     waiting_rows: Count = 0

@@ -18,14 +18,12 @@ from typing import Literal
 
 from prefixrl.common.wire.messages.fields import MOST_ROWS, UNPROVED
 from prefixrl.common.wire.messages.weights import Proof
-from prefixrl.common.wire.messages.worker import Heartbeat, MemoryUse, ModelDigests, Probed, Ready
+from prefixrl.common.wire.messages.worker import Activity, Heartbeat, MemoryUse, ModelDigests, Probed, Ready
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 from prefixrl.learner.broker.workers.task_names import Content
 
 Phase = Literal["loading", "ready", "draining", "swapping"]
 
-LOADING_STATES = ("loading", "waiting for ")
-"""Beginnings of the state of a worker that loads, or waits for the endpoint that serves its model."""
 MOST_HELD = 3
 """Rows of all leases of a worker, ended ones included, as a multiple of its room: that rows ended is only its word."""
 RATE_S = 5.0
@@ -115,6 +113,7 @@ class Worker:
     tokens_per_s: float = 0.0
     rated: tuple[int, float] = (0, 0.0)
     """Tokens and time from which the next rate is measured."""
+    activity: Activity = "loading"
     state: str = "starting"
     has_said_ready: bool = False
     """True if a Ready came since it joined, or joined again."""
@@ -292,7 +291,8 @@ class Worker:
 
     def heartbeat(self, beat: Heartbeat, now_s: float) -> None:
         """Note a sign of life and the work loop's report."""
-        self.busy_row_s, self.waiting_rows, self.state = beat.busy_row_s, beat.waiting_rows, beat.state
+        self.busy_row_s, self.waiting_rows = beat.busy_row_s, beat.waiting_rows
+        self.activity, self.state = beat.activity, beat.state
         self.reported_s, self.memory = now_s, beat.memory
         before, since_s = self.rated
         if not since_s or beat.tokens < before:
@@ -305,7 +305,7 @@ class Worker:
 
     def lost_its_ready(self, now_s: float) -> bool:
         """Return True, once per `READY_S`, if its Ready was lost and it has to join again."""
-        if self.has_said_ready or self.state.startswith(LOADING_STATES):
+        if self.has_said_ready or self.activity in ("loading", "waiting"):
             self.without_ready_s = None
             return False
         # A Ready may be on its way behind the first heartbeat that was sent after it.

@@ -11,7 +11,7 @@ from rich.console import Console
 from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import AdmissionStatus, StatusDocument
 from prefixrl.common.wire.messages.learner import Batch
-from prefixrl.common.wire.messages.worker import MemoryUse
+from prefixrl.common.wire.messages.worker import Activity, MemoryUse
 from prefixrl.deploy.runs import report
 from prefixrl.deploy.view.console import Progress, picture, plain_line
 from prefixrl.deploy.view.live_view import newest_line
@@ -44,8 +44,8 @@ def trained_line(iteration: int = 119, **fields: Any) -> MetricsLine:
     return msgspec.structs.replace(metrics_line(iteration), **changed | fields)
 
 
-LONG_WAIT: dict[str, Any] = {"learner_phase": "waits", "learner_waits_s": 11.0}
-TRAINING = document(iteration=120, total_iterations=400, queues={"scored": 4, "sampling": 2}, learner_phase="trains")
+LONG_WAIT: dict[str, Any] = {"learner_phase": "waiting", "learner_waits_s": 11.0}
+TRAINING = document(iteration=120, total_iterations=400, queues={"scored": 4, "sampling": 2}, learner_phase="training")
 
 
 def test_a_line_has_all_that_tells_how_training_goes() -> None:
@@ -55,14 +55,16 @@ def test_a_line_has_all_that_tells_how_training_goes() -> None:
 
 
 def test_a_short_wait_is_not_named_and_a_long_one_is() -> None:
-    waits = {"learner_phase": "waits", "waiting_for": "groups 8 (scoring, scorer-0)", "total_iterations": 8}
+    waits = {"learner_phase": "waiting", "waiting_for": "groups 8 (scoring, scorer-0)", "total_iterations": 8}
     assert line_of(document(learner_waits_s=9.0, **waits)) == "it 0/8 0 %"
-    assert line_of(document(learner_waits_s=12.3, **waits)) == "it 0/8 0 %; waits 12 s for groups 8 (scoring, scorer-0)"
+    assert (
+        line_of(document(learner_waits_s=12.3, **waits)) == "it 0/8 0 %; waiting 12 s for groups 8 (scoring, scorer-0)"
+    )
 
 
 def test_after_training_a_line_tells_how_much_is_judged() -> None:
     counts = {"asked": 512, "judged": 96, "failed": 0}
-    over = document(iteration=8, total_iterations=8, learner_phase="ends", evaluations=counts)
+    over = document(iteration=8, total_iterations=8, learner_phase="ending", evaluations=counts)
     assert line_of(over) == "it 8/8 100 % training done; judging held-out problems, 96 of 512 judged"
 
 
@@ -91,8 +93,10 @@ def test_what_trains_nothing_speaks_of_no_iteration(evaluations: dict[str, int],
 
 
 def test_a_worker_that_waits_says_for_what_in_either_case() -> None:
-    for state in ("waiting for the endpoint", "reward.function mine.py:f: function overran 1 times; verifying 3"):
-        held_up = worker_status("scorer", "openai", state)
+    activities: tuple[Activity, ...] = ("waiting", "failing")
+    for activity in activities:
+        state = f"{activity} in words"
+        held_up = worker_status("scorer", "openai", state, activity=activity)
         for total in (0, 8):
             assert f"scorer-0: {state}" in line_of(document(held_up, total_iterations=total))
 
@@ -105,7 +109,10 @@ def test_texts_without_a_verdict_are_counted_in_the_line() -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_picture_of_any_width_says_in_full_who_waits_for_what(width: int) -> None:
     state = "reward.function /home/somebody/a/long/folder/of/runs/mine.py:score: function overran 12 times; verifying 3"
-    workers = worker_status("rollout", "vllm", "version 3"), worker_status("scorer", "openai", state)
+    workers = (
+        worker_status("rollout", "vllm", "version 3"),
+        worker_status("scorer", "openai", state, activity="failing"),
+    )
     shown = "".join(pictured(document(*workers, total_iterations=8), width).split())
     assert f"scorer-0:{state}".replace(" ", "") in shown
 
@@ -124,7 +131,7 @@ def busy_run(count: int, engines: tuple[str, str], **fields: Any) -> StatusDocum
         state = (
             "waiting for the endpoint http://127.0.0.1:8000/v1: 429 Too Many Requests" if index == 1 else "verifying 3"
         )
-        one = worker_status(role, engines[role == "scorer"], state)
+        one = worker_status(role, engines[role == "scorer"], state, activity="waiting" if index == 1 else "working")
         figures = {"version": 12345, "rows": 128, "seats": 128, "waiting_rows": 1024, "tokens_per_s": 123456.7}
         more = {"name": f"{role}-{index}", "tasks_done": 123456, "busy_fraction": 1.0, "about": "an engine " * 9}
         workers.append(msgspec.structs.replace(one, **figures | more))
@@ -132,7 +139,7 @@ def busy_run(count: int, engines: tuple[str, str], **fields: Any) -> StatusDocum
         "iteration": 12345,
         "total_iterations": 50000,
         "queues": {"sampling": 1024, "sampled": 512, "scoring": 2048, "scored": 4096, "batched": 512},
-        "learner_phase": "waits",
+        "learner_phase": "waiting",
         "learner_waits_s": 1234.0,
         "waiting_for": "groups 123456 (scoring, scorer-1 on a-long-host-name for 1234 s), "
         "123457 (scoring, scorer-1 on a-long-host-name for 1234 s) and 126 more",
@@ -158,7 +165,7 @@ def test_on_a_terminal_of_80_by_24_nothing_is_cut(workers: int, engines: tuple[s
     shown = "\n".join(lines)
     assert "\u2026" not in shown and "..." not in shown
     assert "! the adapter writes one and the same text in 95% of the rows" in shown
-    for said in ("12345 of 50000", "25 %", "training left", "waits 1234 s, busy", "KL 0.0123", "grad norm 0.326"):
+    for said in ("12345 of 50000", "25 %", "training left", "waiting 1234 s, busy", "KL 0.0123", "grad norm 0.326"):
         assert said in shown
     header = next(line for line in lines if line.startswith("worker"))
     assert ("engine" in header) == (workers > 1 and engines[0] != engines[1])
@@ -168,16 +175,16 @@ def test_on_a_terminal_of_80_by_24_nothing_is_cut(workers: int, engines: tuple[s
 
 def test_the_learner_has_a_row_with_its_phase() -> None:
     shown = pictured(TRAINING, 80, 24, trained_line())
-    assert "learner    trains, busy 92 %, 5.2k tokens/s, 0.4 s per iteration" in shown
+    assert "learner    training, busy 92 %, 5.2k tokens/s, 0.4 s per iteration" in shown
     assert "newest     reward 0.841, KL 0.0123, entropy 0.130, grad norm 0.326, age 1.90" in shown
     assert "120 of 400" in shown and "30 %  training left 2 min" in shown
-    publishes = msgspec.structs.replace(TRAINING, learner_phase="publishes")
-    assert "learner    publishes" in pictured(publishes, 80, 24)
+    publishes = msgspec.structs.replace(TRAINING, learner_phase="publishing")
+    assert "learner    publishing" in pictured(publishes, 80, 24)
     console = Console(file=io.StringIO(), width=80)
     console.print(picture(publishes, Progress(is_saving=True), 80, 24))
-    assert isinstance(console.file, io.StringIO) and "learner    saves a checkpoint" in console.file.getvalue()
+    assert isinstance(console.file, io.StringIO) and "learner    saving a checkpoint" in console.file.getvalue()
     counts = {"asked": 512, "judged": 96, "failed": 0}
-    ends = msgspec.structs.replace(TRAINING, iteration=400, learner_phase="ends", evaluations=counts)
+    ends = msgspec.structs.replace(TRAINING, iteration=400, learner_phase="ending", evaluations=counts)
     assert "learner    judging held-out problems, 96 of 512 judged" in pictured(ends, 80, 24)
 
 

@@ -7,7 +7,7 @@ from support.runs.metrics_lines import metrics_line
 
 
 def training(iteration: int, **fields: object) -> StatusDocument:
-    return document(iteration=iteration, total_iterations=400, **{"learner_phase": "trains"} | fields)
+    return document(iteration=iteration, total_iterations=400, **{"learner_phase": "training"} | fields)
 
 
 def test_so_many_iterations_make_a_line_that_it_takes_about_ten_seconds() -> None:
@@ -30,7 +30,7 @@ def test_slow_iterations_have_a_line_each_and_no_minute_is_without_one() -> None
 
 def test_a_change_of_phase_is_told_at_once() -> None:
     rhythm, progress = Rhythm(), Progress(iteration_s=1.0)
-    phases = ("loads", "trains", "waits", "trains", "publishes", "ends", "ends")
+    phases = ("loading", "training", "waiting", "training", "publishing", "ending", "ending")
     said = [rhythm.is_due(n / 10, training(3, learner_phase=each), progress) for n, each in enumerate(phases)]
     assert said == [True, True, False, False, False, True, False]
 
@@ -38,7 +38,7 @@ def test_a_change_of_phase_is_told_at_once() -> None:
 def test_a_wait_is_told_after_ten_seconds_and_each_time_that_it_has_doubled() -> None:
     rhythm, progress = Rhythm(), Progress(iteration_s=1.0)
     rhythm.is_due(0.0, training(3), progress)
-    waits = [(n, training(3, learner_phase="waits", learner_waits_s=float(n))) for n in range(1, 59)]
+    waits = [(n, training(3, learner_phase="waiting", learner_waits_s=float(n))) for n in range(1, 59)]
     assert [n for n, each in waits if rhythm.is_due(float(n), each, progress)] == [10, 20, 40]
 
 
@@ -46,8 +46,8 @@ def test_a_worker_that_is_held_up_is_told_at_once_and_not_again() -> None:
     rhythm, progress = Rhythm(), Progress(iteration_s=1.0)
     rhythm.is_due(0.0, training(3), progress)
     for second, wanted in ((1.0, True), (2.0, False)):
-        stuck = worker_status("scorer", "openai", f"waiting for the endpoint, {second:.0f} s")
-        status = document(stuck, iteration=3, total_iterations=400, learner_phase="trains")
+        stuck = worker_status("scorer", "openai", f"waiting for the endpoint, {second:.0f} s", activity="waiting")
+        status = document(stuck, iteration=3, total_iterations=400, learner_phase="training")
         assert rhythm.is_due(second, status, progress) == wanted
 
 

@@ -10,7 +10,7 @@ from support.fakes import worker_status
 LEARNER, BROKER = Watched("learner", 10, False), Watched("broker", 11, False)
 
 
-def document(idle_s: float = 0.0, phase: str = "trains") -> StatusDocument:
+def document(idle_s: float = 0.0, phase: str = "training") -> StatusDocument:
     said = {"last_event": "iteration 4 was trained", "waiting_for": "groups"}
     return fake_document(total_iterations=9, idle_s=idle_s, learner_phase=phase, **said)
 
@@ -64,12 +64,11 @@ def test_a_run_without_an_event_is_named_with_who_is_waited_for_and_what_came_la
     assert dog.look(0, document(59.0), [LEARNER, BROKER]) == [] and not dog.stall
     (text,) = dog.look(1, document(60.0), [LEARNER, BROKER])
     assert dog.stall and text == (
-        "STALL the run makes no progress for 60 s: the learner trains, and has not ended that; the last event: "
-        "iteration 4 was trained"
+        "STALL the run makes no progress for 60 s: the learner is training; the last event: iteration 4 was trained"
     )
-    assert dog.look(30, document(90.0, "waits"), [LEARNER, BROKER]) == []
-    (text,) = dog.look(61, document(120.0, "waits"), [LEARNER, BROKER])
-    assert "the learner waits for groups;" in text
+    assert dog.look(30, document(90.0, "waiting"), [LEARNER, BROKER]) == []
+    (text,) = dog.look(61, document(120.0, "waiting"), [LEARNER, BROKER])
+    assert "the learner is waiting for groups;" in text
     assert dog.look(62, document(0.2), [LEARNER, BROKER]) == ["the run goes on after 121 s"] and not dog.stall
 
 
@@ -84,14 +83,14 @@ def test_a_job_that_was_suspended_as_a_whole_has_no_stall() -> None:
 
 def test_models_that_are_loaded_for_long_are_no_stall() -> None:
     loading = worker_status("scorer", "vllm", phase="loading")
-    for each in (document(1000.0, "loads"), fake_document(loading, total_iterations=9, idle_s=1000.0)):
+    for each in (document(1000.0, "loading"), fake_document(loading, total_iterations=9, idle_s=1000.0)):
         assert Watchdog(60.0).look(0, each, [LEARNER, BROKER]) == []
 
 
 def test_a_run_that_only_uploads_its_last_checkpoint_has_no_stall_and_one_that_still_judges_has() -> None:
     for judged, is_stall in ((3, False), (2, True)):
         counts = {"asked": 4, "judged": judged, "failed": 1}
-        each = fake_document(total_iterations=9, idle_s=1000.0, learner_phase="ends", evaluations=counts)
+        each = fake_document(total_iterations=9, idle_s=1000.0, learner_phase="ending", evaluations=counts)
         assert bool(Watchdog(60.0).look(0, each, [LEARNER, BROKER])) == is_stall
 
 

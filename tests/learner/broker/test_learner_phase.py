@@ -25,22 +25,22 @@ def test_a_status_tells_whether_the_learner_loads_waits_trains_or_publishes(
             return found["learner_phase"], found["learner_waits_s"] > 0.0
 
         learner(rank)
-        assert phase() == ("loads", False)
+        assert phase() == ("loading", False)
         rank.say(GetBatch(0, 0, 1))
         rank.hear(NotYet)
         rank.say(GetBatch(0, 0, 1))
         rank.hear(NotYet)
-        assert phase() == ("waits", True)
+        assert phase() == ("waiting", True)
         rollout.ready(config, "rollout")
         scorer.ready(config, "scorer")
         for _ in range(2):
             score_one_item(rollout, scorer)
         rank.say(GetBatch(0, 0, 1))
         rank.hear(Batch)
-        assert phase() == ("trains", False)
+        assert phase() == ("training", False)
         rank.say(IterationDone(0, 1))
         rank.hear(Accepted)
-        assert phase() == ("publishes", False)
+        assert phase() == ("publishing", False)
 
 
 def test_one_wait_is_logged_after_a_while_and_then_at_doubling_intervals(

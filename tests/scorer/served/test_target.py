@@ -46,10 +46,10 @@ class ServedEngine(WritingEngine):
 class WatchedTask(OneTask):
     """A link that notes the figures of the work loop."""
 
-    states: list[str]
+    states: list[tuple[str, str]]
 
     def receive(self, timeout_s: float) -> Any:
-        self.states = [*getattr(self, "states", []), self.vitals.state]
+        self.states = [*getattr(self, "states", []), (self.vitals.activity, self.vitals.state)]
         return super().receive(timeout_s)
 
 
@@ -83,5 +83,5 @@ def test_a_row_without_a_completion_has_no_verdict_and_the_text_of_the_others_is
         assert lost.extracted == "the endpoint: 400 too long" and not lost.is_judged
         assert group.faults == {"no completion": 1}
     assert link.vitals.usage == USAGE
-    assert "waiting for http://there for 3 s: 503" in link.states
-    assert link.vitals.state == "scoring"
+    assert ("waiting", "waiting for http://there for 3 s: 503") in link.states
+    assert (link.vitals.activity, link.vitals.state) == ("working", "scoring")

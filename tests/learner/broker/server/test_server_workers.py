@@ -17,6 +17,7 @@ from prefixrl.common.wire.messages.learner import Accepted, Evaluate, Evaluation
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import (
     Ack,
+    Activity,
     Beat,
     Goodbye,
     Heartbeat,
@@ -156,10 +157,10 @@ def test_a_leaving_worker_that_joins_again_gets_no_work_either(config: RunConfig
         assert leaving.hears_nothing_of(PrefixTask)
 
 
-def beats(peer: Peer, state: str, times: int = 5) -> None:
+def beats(peer: Peer, activity: Activity, times: int = 5) -> None:
     """So many heartbeats, each of which is answered as one."""
     for _ in range(times):
-        peer.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state=state))
+        peer.say(Heartbeat(progress=0, busy_row_s=0.0, leases=(), state="", activity=activity))
         peer.hear(Beat)
     assert not any(isinstance(each, Unknown) for each in peer.passed_over)
 
@@ -197,9 +198,9 @@ def test_a_worker_is_not_asked_to_join_while_it_loads_nor_once_it_is_ready(
     with serving(config), peers(endpoint_of(config), "s") as (scorer,):
         scorer.join("scorer")
         beats(scorer, "loading")
-        beats(scorer, "waiting for http://there/v1")
-        scorer.say(ready(config, "scorer"))
         beats(scorer, "waiting")
+        scorer.say(ready(config, "scorer"))
+        beats(scorer, "working")
 
 
 # --- new weights ---

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from prefixrl.common.wire.messages.worker import Heartbeat, Hello
+from prefixrl.common.wire.messages.worker import Activity, Heartbeat, Hello
 from prefixrl.learner.broker.groups.ledger import ScoreItem
 from prefixrl.learner.broker.workers.registry import Registry
 from prefixrl.learner.broker.workers.takers import kind_of
@@ -27,8 +27,11 @@ def registry_of(*slots: int, role: Literal["rollout", "scorer"] = "scorer") -> R
     return registry
 
 
-def beat(worker: Worker, progress: int, busy_row_s: float, state: str, now_s: float) -> None:
-    worker.heartbeat(Heartbeat(progress=progress, busy_row_s=busy_row_s, leases=(), state=state), now_s)
+def beat(
+    worker: Worker, progress: int, busy_row_s: float, state: str, now_s: float, activity: Activity = "working"
+) -> None:
+    sent = Heartbeat(progress=progress, busy_row_s=busy_row_s, leases=(), state=state, activity=activity)
+    worker.heartbeat(sent, now_s)
 
 
 def workers(registry: Registry) -> list[Worker]:
@@ -194,17 +197,17 @@ def test_the_busy_share_counts_from_the_first_lease() -> None:
 def test_a_worker_that_works_without_a_ready_is_asked_again_and_one_that_loads_is_not() -> None:
     worker = Registry(1e9, 1e9).add(b"w", hello("scorer"), 0.0)
 
-    def asked(state: str, now_s: float) -> bool:
-        beat(worker, 0, 0.0, state, now_s)
+    def asked(activity: Activity, now_s: float) -> bool:
+        beat(worker, 0, 0.0, "", now_s, activity)
         return worker.lost_its_ready(now_s)
 
     for now_s in range(0, 5000, 100):
         assert not asked("loading", now_s)
-        assert not asked("waiting for http://there/v1", now_s)
-    assert not asked("waiting", 6000.0), "its Ready may be on the way"
-    assert not asked("verifying 3", 6000.0 + READY_S)
-    assert asked("waiting", 6000.5 + READY_S)
-    assert not asked("waiting", 6001.0 + READY_S), "it has not had the time to answer"
-    assert asked("waiting", 6001.0 + 2 * READY_S)
+        assert not asked("waiting", now_s)
+    assert not asked("working", 6000.0), "its Ready may be on the way"
+    assert not asked("failing", 6000.0 + READY_S)
+    assert asked("working", 6000.5 + READY_S)
+    assert not asked("working", 6001.0 + READY_S), "it has not had the time to answer"
+    assert asked("working", 6001.0 + 2 * READY_S)
     worker.has_said_ready = True
-    assert not asked("waiting", 9000.0)
+    assert not asked("working", 9000.0)
