@@ -7,7 +7,6 @@ trained next, and writes to its journal what must survive a crash before it ackn
     groups/      the state of every group: `ledger.py`; the age of samples: `window.py`; the prompt filter
     workers/     who is connected, what each holds, who gets the next task: `dispatch.py`
     batches.py   answers to ranks that ask for a batch, and the reasons why none is ready
-    fractions.py the fractions of a batch, from its groups; pure
     peers.py     the ranks and operators that are known, and what they may do
     status.py    the status document, and the usage of a served target
     client.py    the ranks' connection to the broker

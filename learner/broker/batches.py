@@ -38,11 +38,11 @@ from prefixrl.common.wire.messages.learner import (
 from prefixrl.common.wire.messages.worker import MemoryUse
 from prefixrl.common.wire.packing import TOKEN_BYTES
 from prefixrl.common.wire.transport import Payload
-from prefixrl.learner.broker.fractions import batch_fractions
 from prefixrl.learner.broker.groups.filtering import PassRate, Starved
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
+from prefixrl.learner.run.fractions import batch_fractions
 
 NAMED_GROUPS = 2
 

@@ -12,8 +12,8 @@ from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, Advanta
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.messages.groups import StageTimes
 from prefixrl.common.wire.messages.learner import Batch
-from prefixrl.learner.broker.fractions import batch_fractions, by_source, statuses
 from prefixrl.learner.run.alarms import Alarms
+from prefixrl.learner.run.fractions import batch_fractions, by_source, statuses
 from prefixrl.learner.training.figures import IterationMetrics
 
 log = logging.getLogger(__name__)

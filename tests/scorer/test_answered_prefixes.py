@@ -9,7 +9,7 @@ import pytest
 from prefixrl.common.engines.interface.base import Continuation
 from prefixrl.common.engines.make import make_engine
 from prefixrl.learner.broker.batches import _batch_group
-from prefixrl.learner.broker.fractions import batch_fractions
+from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.rollout.loop import pack_row
 from support.models.base_models import base_model, run_of, scored
 from support.paths import EXAMPLE

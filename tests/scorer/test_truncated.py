@@ -15,7 +15,7 @@ from prefixrl.common.wire.messages.groups import Sampling, TaskKind
 from prefixrl.common.wire.messages.learner import Batch, GetBatch
 from prefixrl.common.wire.messages.worker import Ack, ModelDigests, PrefixTask, Scores, ScoreTask
 from prefixrl.common.wire.packing import check_scores
-from prefixrl.learner.broker.fractions import batch_fractions
+from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.dispatch_desk import Desk

@@ -15,7 +15,7 @@ from prefixrl.common.wire.messages.groups import ScoredGroup, TextVerdict, Verdi
 from prefixrl.common.wire.messages.worker import Scores, ScoreTask
 from prefixrl.common.wire.packing import check_scores
 from prefixrl.learner.broker.batches import _batch_group
-from prefixrl.learner.broker.fractions import batch_fractions, statuses
+from prefixrl.learner.run.fractions import batch_fractions, statuses
 from support.broker.dispatch_desk import Desk
 from support.fakes import run_on_disk
 

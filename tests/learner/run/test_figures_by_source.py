@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 
 from prefixrl.common.wire.messages.groups import BatchGroup, StageTimes
-from prefixrl.learner.broker.fractions import by_source
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits
 from prefixrl.learner.broker.groups.window import Window
 from prefixrl.learner.data.rows import MOST_FAMILIES, Problem, prompts
+from prefixrl.learner.run.fractions import by_source
 from support.broker.ledger_steps import sample, score
 from support.broker.ledger_world import Places
 

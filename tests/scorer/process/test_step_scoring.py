@@ -21,9 +21,9 @@ from prefixrl.common.wire.messages.groups import (
 from prefixrl.common.wire.messages.worker import Scores, ScoreTask
 from prefixrl.common.wire.packing import check_scores, check_verdicts, pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.batches import _batch_group
-from prefixrl.learner.broker.fractions import batch_fractions
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, objection
 from prefixrl.learner.broker.workers.identity import IdentityCheck
+from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.scorer.direct import Decoder, DirectScorer
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
 from prefixrl.scorer.process.steps import split
