@@ -9,7 +9,7 @@ PLACES := vllm or systemd or slurm or hosts
 OTHERS := nightly or chaos or gpu or $(PLACES)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo test slow proofs nightly bench bench-quick chaos systemd vllm slurm hosts gpu check clean
+.PHONY: help setup dev demo test slow proofs nightly bench bench-quick chaos systemd vllm slurm hosts gpu wheel check clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -81,6 +81,12 @@ bench: .venv/.installed-vllm  ## every benchmark at full size, hours; writes ben
 bench-quick: .venv/.installed-vllm  ## small forms of most benchmarks, to runs/benchmarks
 	$(BIN)/python -m benchmarks --quick
 
+wheel: pyproject.toml  ## build the wheel, install it in an empty environment, ask it for its version
+	rm -rf build dist && $(PYTHON) -m venv --clear build/wheel
+	build/wheel/bin/pip wheel --quiet --no-deps --wheel-dir dist .
+	build/wheel/bin/pip install --quiet dist/prefixrl-*.whl
+	cd build && wheel/bin/prefixrl --version && wheel/bin/prefixrl docs >/dev/null
+
 check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -89,5 +95,5 @@ check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling
 	$(BIN)/codespell
 
 clean:  ## remove everything that make made
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
