@@ -278,6 +278,7 @@ def test_the_wheel_holds_every_source_file_the_examples_and_the_docs(wheel: Path
     assert {name for name in held if "__pycache__" in name} == set()
 
 
+@pytest.mark.slow
 def test_every_module_of_the_wheel_imports(wheel: Path, tmp_path: Path) -> None:
     with ZipFile(wheel) as archive:
         archive.extractall(tmp_path)

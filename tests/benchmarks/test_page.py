@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from benchmarks.page import RESULTS, names, page
 from benchmarks.results import ROOT, Figure, Report
@@ -47,6 +48,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.nightly
 def test_a_benchmark_that_the_machine_lacks_something_for_is_left_out_with_the_reason_and_the_remedy(
     tmp_path: Path,
 ) -> None:
@@ -55,6 +57,7 @@ def test_a_benchmark_that_the_machine_lacks_something_for_is_left_out_with_the_r
     assert "broker_peers: left out: there is no redis-server on the PATH; install it" in without.stdout
 
 
+@pytest.mark.nightly
 def test_a_benchmark_runs_by_its_name_and_an_unknown_one_is_refused_with_those_there_are() -> None:
     done = run("--quick", "--only", "padding")
     assert done.returncode == 0 and "padding: done" in done.stdout

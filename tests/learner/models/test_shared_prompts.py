@@ -31,6 +31,7 @@ from prefixrl.learner.training import iteration
 from prefixrl.learner.training.iteration import train_iteration
 from support.models.tiny_model import DEEPSPEED_WARNINGS, VOCABULARY, random_iteration, run_config
 from support.models.training import same, trained
+from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -72,7 +73,7 @@ def gap(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", mostly_nightly(OBJECTIVES, 1))
 def test_losses_gradient_norms_and_a_step_are_those_of_rows_with_their_own_prompt(
     adapter: Path, objective: str, options: str
 ) -> None:

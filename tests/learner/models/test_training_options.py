@@ -21,10 +21,11 @@ from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.checkpoint import TrainerState
 from prefixrl.learner.training.iteration import train_iteration
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config, save_model, whole
+from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS
 
-STAGES = [0, 1, 2, 3]
+STAGES = [3, 0, 1, 2]
 LORA = {"rank": 4, "alpha": 8}
 
 
@@ -47,7 +48,7 @@ def steps(models: Models, config: RunConfig, iterations: int = 2) -> list[dict[s
     ]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", mostly_nightly(STAGES, 1))
 @pytest.mark.parametrize(
     "option",
     [
@@ -99,7 +100,7 @@ def test_checkpointed_layers_run_again_in_the_backward_pass(is_on: bool, adapter
 # --- moving average -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", mostly_nightly(STAGES, 1))
 def test_the_moving_average_is_that_of_the_weights_after_each_step(stage: int, adapter: Path, tmp_path: Path) -> None:
     decay = 0.6
     models, config = loaded(adapter, stage, ema_decay=decay)
@@ -154,7 +155,7 @@ def test_merging_adds_the_scaled_product() -> None:
             assert float(whole[f"{stem}.weight"][row, column]) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", mostly_nightly(STAGES, 1))
 def test_low_rank_training_publishes_whole_models_and_keeps_its_reference(
     stage: int, adapter: Path, tmp_path: Path
 ) -> None:

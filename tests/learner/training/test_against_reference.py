@@ -16,6 +16,7 @@ from prefixrl.learner.training import iteration
 from prefixrl.learner.training.plan import shuffled_rows
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
 from support.reference.ppo_loop import Recipe, ReferenceLoop, Row
+from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -44,7 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize("variant", mostly_nightly(VARIANTS.values(), 2), ids=VARIANTS.keys())
 def test_ten_iterations_have_the_losses_and_weights_of_the_plain_loop(adapter: Path, variant: dict[str, Any]) -> None:
     compare(run_config(adapter, algorithm=variant), ITERATIONS)
 

@@ -18,6 +18,7 @@ from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from support.models.tiny_model import DEEPSPEED_WARNINGS, random_iteration, run_config
 from support.models.training import same, trained
+from support.tiers import mostly_nightly
 
 pytestmark = DEEPSPEED_WARNINGS
 
@@ -33,19 +34,22 @@ def with_rewards(data: IterationData, rewards: list[float]) -> IterationData:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [
-        {"name": "tppo"},
-        {"name": "appo", "clip": 0.5},
-        {"name": "appo", "ratio": "prefix_mean", "correction": "behaviour"},
-        {"name": "grpo", "kl_placement": "loss", "kl_estimator": "k3", "clip_high": 0.3},
-        {"name": "grpo", "zscore": "buffer", "aggregation": "sequence"},
-        {"name": "dr_grpo", "dual_clip": 3.0},
-        {"name": "rloo", "mask_token_band": [0.5, 2.0], "mask_sequence_band": [0.7, 1.6]},
-        {"name": "grpo", "correction": "topr", "ratio": "prefix", "bound_negatives": 0.05},
-        {"name": "grpo", "proximal": "interpolated", "kl": 0.0, "ratio": "prefix_mean"},
-        {"name": "gae", "critic_targets": "vtrace", "bound_probability": 0.1, "bound_second_moment": 0.02},
-        {"name": "reinforce_baseline", "mask_sequence_band": [0.8, 1.3], "ppo_epochs": 2},
-    ],
+    mostly_nightly(
+        [
+            {"name": "appo", "ratio": "prefix_mean", "correction": "behaviour"},
+            {"name": "grpo", "kl_placement": "loss", "kl_estimator": "k3", "clip_high": 0.3},
+            {"name": "rloo", "mask_token_band": [0.5, 2.0], "mask_sequence_band": [0.7, 1.6]},
+            {"name": "gae", "critic_targets": "vtrace", "bound_probability": 0.1, "bound_second_moment": 0.02},
+            {"name": "tppo"},
+            {"name": "appo", "clip": 0.5},
+            {"name": "grpo", "zscore": "buffer", "aggregation": "sequence"},
+            {"name": "dr_grpo", "dual_clip": 3.0},
+            {"name": "grpo", "correction": "topr", "ratio": "prefix", "bound_negatives": 0.05},
+            {"name": "grpo", "proximal": "interpolated", "kl": 0.0, "ratio": "prefix_mean"},
+            {"name": "reinforce_baseline", "mask_sequence_band": [0.8, 1.3], "ppo_epochs": 2},
+        ],
+        4,
+    ),
     ids=lambda algorithm: " ".join(map(str, algorithm.values())),
 )
 def test_no_objective_depends_on_the_size_of_the_micro_batches(adapter: Path, algorithm: dict[str, Any]) -> None:

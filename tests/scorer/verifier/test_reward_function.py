@@ -303,7 +303,7 @@ def test_a_function_that_fails_is_named_within_seconds_and_the_other_rows_are_ju
     tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str, named: str
 ) -> None:
     source = SOURCE.replace('    if answer == "hang":', f'{FILLS}    if answer == "hang":')
-    with pool_with(tmp_path, source, timeout_s=10) as pool:
+    with pool_with(tmp_path, source, timeout_s=4) as pool:
         judged(pool, "return 1.0")  # all imports are done
         began_s, named_s = time.monotonic(), None
         pool.submit(0, answer, "gold", "why?")
