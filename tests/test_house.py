@@ -264,17 +264,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_source_file_the_examples_and_the_docs(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("prefixrl/")}
-    shipped = (ROOT / "deploy/examples", ROOT / "deploy/systemd")
-    examples = [path for folder in shipped for path in folder.rglob("*") if path.is_file()]
+    examples = [path for path in (ROOT / "deploy/examples").rglob("*") if path.is_file()]
     typed = [ROOT / TOP / "py.typed"]
-    shell = list((ROOT / "deploy/slurm").glob("*.sh"))
+    templates = list((ROOT / "deploy").glob("*/templates/*"))
     pages = {f"prefixrl/deploy/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     expected = {
         f"prefixrl/{path.relative_to(ROOT).as_posix()}".replace(f"{TOP}/", "")
-        for path in (*source_files(*ROOTS), *examples, *typed, *shell)
+        for path in (*source_files(*ROOTS), *examples, *typed, *templates)
         if "__pycache__" not in path.parts
     }
-    assert expected - held == set() and pages and pages - held == set()
+    assert templates and expected - held == set() and pages and pages - held == set()
     assert {name for name in held if "__pycache__" in name} == set()
 
 

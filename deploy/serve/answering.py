@@ -7,7 +7,7 @@ Greedy answers are those of `prefixrl generate`: the same prompts, limits, stops
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -21,13 +21,14 @@ from prefixrl.common.engines.interface.base import TokenIds
 from prefixrl.common.prompts.rendering import Renderer, continued_prefix
 from prefixrl.common.seeds import derive, row_uniforms
 from prefixrl.common.wire.messages.groups import Sampling
-from prefixrl.deploy.serve.api_request import ApiError, Asked
+from prefixrl.deploy.serve.api_request import ApiError, ApiRequest
 from prefixrl.deploy.serve.engine_thread import EngineThread, SharedRow
 from prefixrl.deploy.serve.openai_format import AnswerPart, Finish
-from prefixrl.deploy.serve.streamed_text import StreamedText
 
 Emit = Callable[[AnswerPart], Awaitable[None]]
 _NO_TOKENS: TokenIds = np.zeros(0, dtype=np.int32)
+UNFINISHED = "\ufffd"
+"""Stand-in for a character of which only some bytes are there."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,8 @@ class Answering:
     def __init__(self, config: RunConfig, adapter: Model, target: Model | None, suffix: str = "") -> None:
         """`target`: None in direct mode. `suffix` is put behind every problem."""
         self._config, self._adapter, self._target, self._suffix = config, adapter, target, suffix
-        scorer = config.scorer
-        limit = config.evaluation.max_new_tokens or scorer.max_new_tokens
-        self._completion_tokens = 0 if target is None else limit + scorer.most_extension_tokens
+        limit = config.evaluation.max_new_tokens or config.scorer.max_new_tokens
+        self._completion_tokens = 0 if target is None else limit + config.scorer.most_extension_tokens
         self._masked = adapter.renderer.control_tokens if config.rollout.control_tokens == "mask" else frozenset[int]()
         # One thread: a tokenizer is not made for several.
         self._tokenizing = ThreadPoolExecutor(1, "tokenizing")
@@ -75,16 +75,15 @@ class Answering:
         """The loaded models."""
         return [self._adapter] if self._target is None else [self._adapter, self._target]
 
-    async def prompts(self, asked: Asked) -> list[Prompted]:
+    async def prompts(self, asked: ApiRequest) -> list[Prompted]:
         """Render every problem; raises ApiError for one that is too long."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self._prompts, asked)
 
-    def _prompts(self, asked: Asked) -> list[Prompted]:
+    def _prompts(self, asked: ApiRequest) -> list[Prompted]:
         found = []
         for problem in asked.problems:
-            question = problem + self._suffix
             try:
-                rendered = [model.renderer.prompt(question, asked.system) for model in self.models]
+                rendered = [model.renderer.prompt(problem + self._suffix, asked.system) for model in self.models]
             except ValueError as error:
                 remedy = "shorten the problem (rollout.max_prompt_tokens and scorer.max_prompt_tokens are the limits)"
                 name = "messages" if asked.is_chat else "prompt"
@@ -92,22 +91,22 @@ class Answering:
             found.append(Prompted(rendered[0], None if self._target is None else rendered[1]))
         return found
 
-    async def answer(self, asked: Asked, prompts: list[Prompted], emit: Emit) -> None:
+    async def answer(self, asked: ApiRequest, prompts: list[Prompted], emit: Emit) -> None:
         """Write all answers, side by side; `emit` gets their parts."""
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
         try:
             async with asyncio.TaskGroup() as group:
                 for number, prompt in enumerate(prompts):
                     own = derive(seed, "problem", number)
-                    for sample in range(asked.choices):
-                        answer = _Answer(asked, prompt, own, sample, number * asked.choices + sample)
+                    for sample in range(asked.n):
+                        answer = _Answer(asked, prompt, derive(own, sample), number * asked.n + sample)
                         group.create_task(self._answer(answer, emit))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
     async def _answer(self, answer: "_Answer", emit: Emit) -> None:
-        most, config = self._config.max_sampled_tokens, self._config
-        limit = most if answer.asked.max_tokens is None else min(most, answer.asked.max_tokens)
+        most, config, asked = self._config.max_sampled_tokens, self._config, answer.asked
+        limit = most if asked.max_tokens is None else min(most, asked.max_tokens)
         row = SharedRow(
             answer.prompt.adapter,
             answer.draws("prefix", limit),
@@ -118,41 +117,34 @@ class Answering:
         if self._target is None:
             await self._finish(answer, self._adapter, row, _NO_TOKENS, emit)
             return
-        written = [piece.tokens async for piece in self._adapter.engine.pieces(row)]
-        prefix = self._as_target_reads(np.concatenate(written))
+        written = np.concatenate([piece.tokens async for piece in self._adapter.engine.pieces(row)])
+        reader = self._adapter.renderer
+        text = reader.decode_with_special(reader.without_stop(written))
+        prefix = continued_prefix(self._target.renderer, written, text)[0]
         limit = self._completion_tokens
-        if answer.asked.max_tokens is not None:
-            limit = min(limit, answer.asked.max_tokens - prefix.size)
+        if asked.max_tokens is not None:
+            limit = min(limit, asked.max_tokens - prefix.size)
         assert answer.prompt.target is not None
         row = SharedRow(
             np.concatenate([answer.prompt.target, prefix]),
             answer.draws("completion", max(0, limit)),
-            answer.sampling(config.scorer_sampling(0.0), max(1, limit)),
+            answer.sampling(config.scorer_sampling(0.0), limit),
             self._target.renderer.stop_tokens,
         )
         await self._finish(answer, self._target, row if limit > 0 else None, prefix, emit)
-
-    def _as_target_reads(self, ids: TokenIds) -> TokenIds:
-        assert self._target is not None
-        reader = self._adapter.renderer
-        text = reader.decode_with_special(reader.without_stop(ids))
-        return continued_prefix(self._target.renderer, ids, text)[0]
 
     async def _finish(
         self, answer: "_Answer", model: Model, row: SharedRow | None, begun: TokenIds, emit: Emit
     ) -> None:
         """Write the rest of an answer that is `begun`; row None: nothing is left to write."""
-        stops = (*answer.asked.stops, *self._config.scorer.stop_texts)
-        text = StreamedText(model.renderer.text, stops)
+        text = StreamedText(model.renderer.text, (*answer.asked.stop, *self._config.scorer.stop_texts))
         tokens, index = begun, answer.index
         first = text.add(tokens, is_last=row is None) if begun.size else ""
-        is_over = row is None or text.is_stopped
-        if begun.size or is_over:
-            cut: Finish = "stop" if text.is_stopped else "length"
-            await emit(AnswerPart(index, first, begun.size, cut if is_over else None))
-        if is_over:
+        if row is None or text.is_stopped:
+            await emit(AnswerPart(index, first, begun.size, "stop" if text.is_stopped else "length"))
             return
-        assert row is not None
+        if begun.size:
+            await emit(AnswerPart(index, first, begun.size))
         left = row.sampling.max_new_tokens
         async with aclosing(model.engine.pieces(row)) as pieces:
             async for piece in pieces:
@@ -172,20 +164,17 @@ class Answering:
 class _Answer:
     """One answer that is asked for."""
 
-    asked: Asked
+    asked: ApiRequest
     prompt: Prompted
     seed: int
-    """Seed of its problem."""
-    sample: int
-    """Its number among the answers to its problem."""
     index: int
-    """Its number among all of the request."""
+    """Its number among all answers of the request."""
 
     def draws(self, purpose: str, tokens: int) -> NDArray[np.float64]:
         """Return its draws; greedy answers need none."""
         if self.asked.temperature == 0.0:
             return np.zeros(tokens)
-        draws: NDArray[np.float64] = row_uniforms(derive(self.seed, self.sample), purpose, 1, tokens)[0]
+        draws: NDArray[np.float64] = row_uniforms(self.seed, purpose, 1, tokens)[0]
         return draws
 
     def sampling(self, own: Sampling, tokens: int) -> Sampling:
@@ -194,3 +183,31 @@ class _Answer:
         return msgspec.structs.replace(
             own, temperature=self.asked.temperature, top_p=top_p, max_new_tokens=max(1, tokens)
         )
+
+
+class StreamedText:
+    """The text of one growing answer: its parts, end to end, are the whole answer. It ends before a stop."""
+
+    def __init__(self, text_of: Callable[[TokenIds], str], stops: Sequence[str]) -> None:
+        self._text_of, self._stops = text_of, tuple(stops)
+        self._given = ""
+        self.is_stopped = False
+        """True once a stop text came; the answer ends before it."""
+
+    def add(self, ids: TokenIds, is_last: bool) -> str:
+        """Return the text that `ids`, all tokens so far, add to the parts before."""
+        whole = self._text_of(ids)
+        ends = [at for stop in self._stops if (at := whole.find(stop)) >= 0]
+        if ends:
+            self.is_stopped = True
+            whole = whole[: min(ends)]
+        elif not is_last:
+            # More tokens may change an unfinished character, or complete a stop.
+            whole = whole.rstrip(UNFINISHED)
+            begun = (size for stop in self._stops for size in range(1, len(stop)) if whole.endswith(stop[:size]))
+            whole = whole[: len(whole) - max(begun, default=0)]
+        if not (self.is_stopped or is_last or whole.startswith(self._given)):
+            return ""  # the tokenizer changed earlier text: more tokens may change it back
+        new = whole[len(self._given) :]
+        self._given += new
+        return new

@@ -2,24 +2,23 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from hmac import compare_digest
-from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from prefixrl.common.wire.address import is_loopback
 from prefixrl.deploy.serve.answering import Answering
-from prefixrl.deploy.serve.api_request import ApiError, Asked, Limits, read
-from prefixrl.deploy.serve.openai_format import AnswerPart, Format, TokenCounts, event_of, models
+from prefixrl.deploy.serve.api_request import ApiError, ApiRequest, Limits, read
+from prefixrl.deploy.serve.openai_format import AnswerPart, Format, TokenCounts, event_of
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +27,8 @@ BODY_S = 20.0
 """Longest time for a body to arrive."""
 RETRY_S = 1
 JSON = "application/json"
+ROUTES = "GET /health, GET /v1/models, POST /v1/completions, POST /v1/chat/completions"
+Handler = Callable[[Request, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,15 @@ class CompletionService:
 
     def app(self) -> Starlette:
         """Return the application."""
+        key = self._policy.key
         routes = [
-            Route("/health", self._guarded(self._health, needs_key=False), methods=["GET"]),
-            Route("/v1/models", self._guarded(self._models), methods=["GET"]),
-            Route("/v1/models/{name:path}", self._guarded(self._models), methods=["GET"]),
-            Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
-            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
+            Route("/health", _Endpoint(self._health, key, needs_key=False), methods=["GET"]),
+            Route("/v1/models", _Endpoint(self._models, key), methods=["GET"]),
+            Route("/v1/models/{name:path}", _Endpoint(self._models, key), methods=["GET"]),
+            Route("/v1/completions", _Endpoint(self._answered, key), methods=["POST"]),
+            Route("/v1/chat/completions", _Endpoint(self._answered, key), methods=["POST"]),
         ]
         return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
-
-    def _guarded(self, answer: Callable[[Request, Send], Awaitable[None]], needs_key: bool = True) -> "_Endpoint":
-        def check(request: Request) -> None:
-            _check_host(request, self._policy.key)
-            if needs_key:
-                _check_key(request, self._policy.key)
-
-        return _Endpoint(check, answer)
 
     async def _health(self, request: Request, send: Send) -> None:
         engines = {model.engine.name: model.engine for model in self._answering.models}
@@ -82,68 +76,86 @@ class CompletionService:
             "open_answers": self.open_rows,
             "engine_rows": {name: engine.rows for name, engine in engines.items()},
         }
-        await _send(request, send, msgspec.json.encode(document), 200 if is_well else 503)
+        await _send(request, send, document, 200 if is_well else 503)
 
     async def _models(self, request: Request, send: Send) -> None:
         name = request.path_params.get("name")
         if name not in (None, self._limits.model):
             raise ApiError(404, f"there is no model {name!r}; /v1/models lists the one there is", "model")
-        document = msgspec.json.decode(models(self._limits.model, self._started_s))
-        await _send(request, send, msgspec.json.encode(document if name is None else document["data"][0]))
+        model = {"id": self._limits.model, "object": "model", "created": self._started_s, "owned_by": "prefixrl"}
+        await _send(request, send, {"object": "list", "data": [model]} if name is None else model)
 
-    async def _completions(self, request: Request, send: Send) -> None:
-        await self._asked(request, send, is_chat=False)
-
-    async def _chat(self, request: Request, send: Send) -> None:
-        await self._asked(request, send, is_chat=True)
-
-    async def _asked(self, request: Request, send: Send, is_chat: bool) -> None:
-        asked = read(await _body(request), self._limits, is_chat)
-        with self._admitted(len(asked.problems) * asked.choices):
-            answer = _Reply(self._answering, asked, self._limits.model, request, send)
+    async def _answered(self, request: Request, send: Send) -> None:
+        asked = read(await _body(request), self._limits, is_chat=request.url.path.endswith("/chat/completions"))
+        deadline_s = self._policy.deadline_s
+        with self._admitted(len(asked.problems) * asked.n):
             try:
-                async with asyncio.timeout(self._policy.deadline_s):
-                    await _unless_gone(request.receive, answer.give())
+                async with asyncio.timeout(deadline_s):
+                    await _unless_gone(request.receive, self._answer(asked, request, send))
             except TimeoutError:
-                raise ApiError(
-                    504,
-                    f"no whole answer within {self._policy.deadline_s:g} s (prefixrl serve --deadline); ask for fewer "
-                    f"tokens or answers",
-                    code="deadline",
-                ) from None
+                remedy = "(prefixrl serve --deadline); ask for fewer tokens or answers"
+                raise ApiError(504, f"no whole answer within {deadline_s:g} s {remedy}", code="deadline") from None
 
     @contextlib.contextmanager
-    def _admitted(self, rows: int) -> Any:
+    def _admitted(self, rows: int) -> Iterator[None]:
         most = self._policy.most_rows
         if rows > most:
             raise ApiError(400, f"{rows} answers in one request: allowed are {most}; send several", "n")
         if self.open_rows + rows > most:
-            raise ApiError(
-                429,
-                f"{self.open_rows} answers are open, {most} at most (prefixrl serve --most-answers); ask again later",
-                code="queue_full",
-                retry_s=RETRY_S,
-            )
+            said = f"{self.open_rows} answers are open, {most} at most (prefixrl serve --most-answers); ask again later"
+            raise ApiError(429, said, code="queue_full", retry_s=RETRY_S)
         self.open_rows += rows
         try:
             yield
         finally:
             self.open_rows -= rows
 
+    async def _answer(self, asked: ApiRequest, request: Request, send: Send) -> None:
+        """Send the answer to one request, as a whole or as a stream."""
+        form = Format(self._limits.model, asked.is_chat, asked.stream_options.include_usage)
+        prompts = await self._answering.prompts(asked)
+        usage, parts = TokenCounts(sum(each.tokens for each in prompts)), list[AnswerPart]()
+        choices = len(prompts) * asked.n
+
+        async def stream(body: bytes, is_last: bool = False) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+        async def emit(part: AnswerPart) -> None:
+            usage.completion_tokens += part.tokens
+            if not asked.stream:
+                parts.append(part)
+            elif event := form.event(part):
+                await stream(event)
+
+        if asked.stream:
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await stream(form.opening(choices))
+        try:
+            await self._answering.answer(asked, prompts, emit)
+        except ApiError:
+            raise
+        except Exception as error:
+            log.exception("an engine failed")
+            raise ApiError(500, f"the engine failed ({type(error).__name__}); see the server's log") from error
+        if asked.stream:
+            await stream(form.ending(usage), is_last=True)
+        else:
+            await _send(request, send, form.whole(parts, choices, usage))
+
 
 class _Endpoint:
-    """A route as an application: it answers errors in OpenAI's form."""
+    """A route as an application: it checks host and key, and answers errors in OpenAI's form."""
 
-    def __init__(self, check: Callable[[Request], None], answer: Callable[[Request, Send], Awaitable[None]]) -> None:
-        self._check, self._answer = check, answer
+    def __init__(self, answer: Handler, key: str | None, needs_key: bool = True) -> None:
+        self._answer, self._key, self._needs_key = answer, key, needs_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def noted(message: Any) -> None:
+        async def noted(message: Message) -> None:
             nonlocal has_begun
-            if message["type"] == "http.response.start":
-                has_begun = True
+            has_begun |= message["type"] == "http.response.start"
             await send(message)
 
         request = Request(scope, receive)
@@ -153,60 +165,33 @@ class _Endpoint:
         except (ClientGone, ClientDisconnect):
             log.info("a client left before its answer was whole")
         except ApiError as error:
-            if not has_begun:
-                await Response(msgspec.json.encode(error.document), error.status, error.headers, JSON)(
-                    scope, receive, send
-                )
-            else:
+            if has_begun:
                 # No [DONE]: the client must see that this is not the whole.
                 await send({"type": "http.response.body", "body": event_of(error.document)})
+            else:
+                await _send(request, send, error.document, error.status, error.headers)
+
+    def _check(self, request: Request) -> None:
+        host = request.url.hostname or ""
+        if self._key is None and not is_loopback(host):
+            # A web page may have its own name point to loopback.
+            raise ApiError(
+                403, f"Host {host!r}: without a key only localhost, 127.0.0.1 and ::1 are allowed; use one of them"
+            )
+        if self._key is not None and self._needs_key:
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not compare_digest(given.strip().encode(), self._key.encode()):
+                said = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`"
+                raise ApiError(401, said, code="invalid_api_key")
 
 
-class _Reply:
-    """The answer to one request, as a whole or as a stream."""
-
-    def __init__(self, answering: Answering, asked: Asked, model: str, request: Request, send: Send) -> None:
-        self._answering, self._asked, self._request, self._send = answering, asked, request, send
-        self._format = Format(model, asked.is_chat, asked.includes_usage)
-
-    async def give(self) -> None:
-        asked = self._asked
-        prompts = await self._answering.prompts(asked)
-        usage, deltas = TokenCounts(sum(each.tokens for each in prompts)), list[AnswerPart]()
-
-        async def emit(delta: AnswerPart) -> None:
-            usage.completion_tokens += delta.tokens
-            if not asked.streams:
-                deltas.append(delta)
-            elif event := self._format.event(delta):
-                await self._part(event)
-
-        choices = len(prompts) * asked.choices
-        if asked.streams:
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._part(self._format.opening(choices))
-        try:
-            await self._answering.answer(asked, prompts, emit)
-        except ApiError:
-            raise
-        except Exception as error:
-            log.exception("an engine failed")
-            raise ApiError(500, f"the engine failed ({type(error).__name__}); see the server's log") from error
-        if asked.streams:
-            await self._send({"type": "http.response.body", "body": self._format.ending(usage)})
-        else:
-            await _send(self._request, self._send, self._format.whole(deltas, choices, usage))
-
-    async def _part(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+async def _send(
+    request: Request, send: Send, document: object, status: int = 200, headers: dict[str, str] | None = None
+) -> None:
+    await Response(msgspec.json.encode(document), status, headers, JSON)(request.scope, request.receive, send)
 
 
-async def _send(request: Request, send: Send, body: bytes, status: int = 200) -> None:
-    await Response(body, status, media_type=JSON)(request.scope, request.receive, send)
-
-
-async def _unless_gone(receive: Receive, work: Any) -> None:
+async def _unless_gone(receive: Receive, work: Awaitable[None]) -> None:
     """Do the work, and give it up when the client has gone."""
 
     async def watch() -> None:
@@ -226,7 +211,7 @@ async def _unless_gone(receive: Receive, work: Any) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body; raises ApiError for one that is none, too large or too slow."""
+    """Return the body; raises ApiError for one of another type, too large or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         # A web page can send other types to loopback without asking its browser's leave.
@@ -243,40 +228,7 @@ async def _body(request: Request) -> bytes:
     return bytes(found)
 
 
-def _check_key(request: Request, key: str | None) -> None:
-    if key is None:
-        return
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not compare_digest(given.strip().encode(), key.encode()):
-        raise ApiError(
-            401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`", code="invalid_api_key"
-        )
-
-
-def _check_host(request: Request, key: str | None) -> None:
-    """Refuse names of other hosts where no key is asked for.
-
-    A web page may have its own name point to loopback.
-    """
-    if key is None and not is_loopback(request.url.hostname or ""):
-        raise ApiError(
-            403, f"Host {request.url.hostname!r}: without a key only localhost, 127.0.0.1 and ::1 are; use one of them"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Return True for an address that only this machine reaches."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 async def _no_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    found = ApiError(
-        status,
-        f"{request.method} {request.url.path}: this server has GET /health, GET /v1/models, POST /v1/completions, "
-        f"POST /v1/chat/completions",
-    )
+    found = ApiError(status, f"{request.method} {request.url.path}: this server has {ROUTES}")
     return Response(msgspec.json.encode(found.document), status, media_type=JSON)

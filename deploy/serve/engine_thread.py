@@ -13,6 +13,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -57,7 +58,7 @@ class _Piece:
         return self.row.sampling, self.row.stop_tokens, self.row.masked_tokens
 
     def settle(self, outcome: Continuation | Exception) -> None:
-        """Hand the outcome to the coroutine; one that has gone wants none."""
+        """Hand the outcome to the coroutine, if it still waits."""
 
         def set_it() -> None:
             if self.future.done():
@@ -67,10 +68,8 @@ class _Piece:
             else:
                 self.future.set_result(outcome)
 
-        try:
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
             self.loop.call_soon_threadsafe(set_it)
-        except RuntimeError:  # the loop is closed: the server has ended
-            return
 
 
 class EngineThread:

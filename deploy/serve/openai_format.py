@@ -48,42 +48,35 @@ class Format:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created_s: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, deltas: Sequence[AnswerPart], choices: int, usage: TokenCounts) -> bytes:
+    def whole(self, parts: Sequence[AnswerPart], choices: int, usage: TokenCounts) -> dict[str, Any]:
         """Return a whole answer."""
         texts, ends = [""] * choices, [""] * choices
-        for each in deltas:
+        for each in parts:
             texts[each.index] += each.text
             ends[each.index] = each.finish or ends[each.index]
         found = []
-        for index, (text, finish) in enumerate(zip(texts, ends, strict=True)):
-            said = (
-                {"message": {"role": "assistant", "content": text, "refusal": None}} if self.is_chat else {"text": text}
-            )
-            found.append({"index": index, **said, "finish_reason": finish, "logprobs": None})
-        return msgspec.json.encode(self._document(found, "chat.completion") | {"usage": usage.document})
+        for index, text in enumerate(texts):
+            message = {"role": "assistant", "content": text, "refusal": None}
+            found.append(_choice(index, ends[index], **({"message": message} if self.is_chat else {"text": text})))
+        return self._document(found, "chat.completion") | {"usage": usage.document}
 
     def opening(self, choices: int) -> bytes:
         """Return the events before the text: in a chat, the role of every answer."""
         role = {"role": "assistant", "content": ""}
-        return b"".join(self._chat_event(index, role, None) for index in range(choices)) if self.is_chat else b""
+        opened = range(choices if self.is_chat else 0)
+        return b"".join(self._event([_choice(index, None, delta=role)]) for index in opened)
 
-    def event(self, delta: AnswerPart) -> bytes:
-        """Return the event of a part; nothing for one without text that ends nothing."""
-        if not delta.text and delta.finish is None:
-            return b""
+    def event(self, part: AnswerPart) -> bytes:
+        """Return the events of a part: none without text, unless it ends an answer."""
         if not self.is_chat:
-            choice = {"index": delta.index, "text": delta.text, "finish_reason": delta.finish, "logprobs": None}
-            return self._event([choice])
-        text = self._chat_event(delta.index, {"content": delta.text}, None) if delta.text else b""
-        return text + (self._chat_event(delta.index, {}, delta.finish) if delta.finish else b"")
+            is_empty = not part.text and part.finish is None
+            return b"" if is_empty else self._event([_choice(part.index, part.finish, text=part.text)])
+        text = self._event([_choice(part.index, None, delta={"content": part.text})]) if part.text else b""
+        return text + (self._event([_choice(part.index, part.finish, delta={})]) if part.finish else b"")
 
     def ending(self, usage: TokenCounts) -> bytes:
         """Return the events behind the text."""
-        counts = self._event([], usage.document) if self.includes_usage else b""
-        return counts + LAST_EVENT
-
-    def _chat_event(self, index: int, delta: dict[str, str], finish: Finish | None) -> bytes:
-        return self._event([{"index": index, "delta": delta, "finish_reason": finish, "logprobs": None}])
+        return (self._event([], usage.document) if self.includes_usage else b"") + LAST_EVENT
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
         document = self._document(choices, "chat.completion.chunk")
@@ -99,12 +92,10 @@ class Format:
         }
 
 
+def _choice(index: int, finish: str | None, **said: object) -> dict[str, Any]:
+    return {"index": index, **said, "finish_reason": finish, "logprobs": None}
+
+
 def event_of(document: dict[str, Any]) -> bytes:
     """Return a document as a server-sent event."""
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
-
-
-def models(name: str, created_s: int) -> bytes:
-    """Return the list of the one model that is served."""
-    found = {"id": name, "object": "model", "created": created_s, "owned_by": "prefixrl"}
-    return msgspec.json.encode({"object": "list", "data": [found]})

@@ -35,7 +35,6 @@ def serve(**options: Any) -> None:
         needed = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
         if needed:
             raise UserError(f"{' and '.join(needed)}: not installed here; pip install 'prefixrl[serve]'")
-        from prefixrl.deploy.serve.start import ServeOptions
-        from prefixrl.deploy.serve.start import serve as run
+        from prefixrl.deploy.serve import server
 
-        raise SystemExit(run(ServeOptions(**options)))
+        raise SystemExit(server.serve(server.ServeOptions(**options)))

@@ -4,7 +4,7 @@
     one heterogeneous job: learner | rollouts | scorers                      (layout het)
 
 script.py     the text of every job script, from the config alone
-supervise.sh  the shell functions in every script: signals, restarts, requeue
+templates     the form of a job script, and its shell functions: signals, restarts, requeue
 scheduler.py  calls of sbatch, squeue and scancel
 jobs.py       `RUN/slurm`: the scripts of a run, and what was submitted
 submit.py     `prefixrl slurm`

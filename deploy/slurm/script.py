@@ -1,15 +1,13 @@
 """The text of every job script: options of sbatch, an environment, the roles to supervise.
 
-It follows from the config alone. Nothing here asks the scheduler; the only file read is that of the shell functions,
-which every script carries.
+It follows from the config alone; nothing here asks the scheduler. `templates/job.sbatch.j2` is the form of a script.
 """
 
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +16,7 @@ from prefixrl.common.config.slurm import SlurmRole
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.address import is_on_this_host
 from prefixrl.common.worker.allowed import flags as allowances
+from prefixrl.deploy.template import rendered
 
 Role = Literal["learner", "rollout", "scorer"]
 Worker = Literal["rollout", "scorer"]
@@ -52,12 +51,8 @@ class RunOnSlurm:
     @property
     def listen(self) -> str:
         """The endpoint of the broker: the given one, else every interface, for jobs on other nodes."""
-        return self.config.broker.listen if self.is_listen_given else ANY_INTERFACE
-
-    @property
-    def is_listen_given(self) -> bool:
-        """True if the run file or a setting has `broker.listen`."""
-        return "listen" in self.config.broker.model_fields_set
+        broker = self.config.broker
+        return broker.listen if "listen" in broker.model_fields_set else ANY_INTERFACE
 
     @property
     def is_alone(self) -> bool:
@@ -84,9 +79,19 @@ class RunOnSlurm:
         if role != "learner":
             allowed = allowances(self.config) if role == "scorer" else []
             return [f"prefixrl-{role}", "--run", str(self.directory), *allowed]
-        own = () if self.is_listen_given else (f"broker.listen={self.listen}",)
+        own = () if "listen" in self.config.broker.model_fields_set else (f"broker.listen={self.listen}",)
         settings = (*self.settings, *own, f"directory={self.directory}")
         return ["prefixrl-learner", str(self.run_file), *(part for each in settings for part in ("--set", each))]
+
+    def log(self, name: str, folder: str = "logs") -> str:
+        """Return the option with a log's path as SLURM reads it: the percent signs of its folder are no fields."""
+        path = str(self.directory / folder)
+        if "\\" in path or not path.isprintable():
+            raise ConfigError(
+                f"directory = {path!r}: SLURM cannot write a log below a folder whose name has a backslash or a line "
+                "break; choose another directory (--set directory=...)"
+            )
+        return f"--output={path.replace('%', '%%')}/{name}"
 
 
 def job_name(directory: Path, role: Script) -> str:
@@ -96,9 +101,37 @@ def job_name(directory: Path, role: Script) -> str:
     return f"{role}.{readable}-{digest}"
 
 
+# --- scripts --------------------------------------------------------------------------------------------------------
+
+
 def arrays(run: RunOnSlurm) -> dict[Role, str]:
     """Return one script per role: a job of the learner, an array of each kind of worker."""
-    return {role: _own_job(run, role) for role in ROLES}
+    found: dict[Role, str] = {}
+    for role in ROLES:
+        is_learner, count = role == "learner", run.processes(role)
+        tasks, log = (count, f"{role}.log") if is_learner else (1, f"{role}-%A_%a.log")
+        resources = _resources(run, role, tasks)
+        array = [] if is_learner else [f"--array=0-{count - 1}"]
+        options = [*_options_of_job(run, role, run.log(log)), *_site(run, role), *resources, *array]
+        found[role] = _script(run, [options], {role: _step(role, resources, run.command(role))})
+    return found
+
+
+def heterogeneous(run: RunOnSlurm) -> str:
+    """Return the script of one job with a group of nodes per role."""
+    groups, steps = [], {}
+    for group, role in enumerate(ROLES):
+        count = run.processes(role)
+        common = _options_of_job(run, "run", run.log("slurm-%j.log")) if group == 0 else []
+        groups.append([*common, *_site(run, role), *_resources(run, role, count)])
+        # Each worker is a step of its own on a part of the group: after a crash it alone is started again.
+        names = [role] if role == "learner" else [f"{role}-{worker}" for worker in range(count)]
+        for name in names:
+            placed = [f"--het-group={group}", run.log(f"{name}.log"), "--open-mode=append"]
+            placed += _resources(run, role, count) if role == "learner" else ["--exact", *_resources(run, role, 1)]
+            key = name.replace("-", "_")
+            steps[key] = _step(key, placed, run.command(role))
+    return _script(run, groups, steps)
 
 
 def whole_runs(run: RunOnSlurm, configs: Sequence[RunConfig], command: Sequence[str]) -> str:
@@ -113,70 +146,20 @@ def whole_runs(run: RunOnSlurm, configs: Sequence[RunConfig], command: Sequence[
     kind = f"{run.section('learner').gpu_type}:" if run.section("learner").gpu_type else ""
     resources = ["--ntasks=1", "--nodes=1", f"--cpus-per-task={cpus}"]
     resources += [f"--gpus-per-node={kind}{gpus}"] * bool(gpus) + [f"--mem={memory}G"] * bool(memory)
-    log = run.directory / "slurm" / "%A_%a.log"
-    options = [*_options_of_job(run, "sweep", log), *_site(run, "learner"), *resources]
-    directives = _directives([*options, f"--array=0-{len(configs) - 1}"])
-    step = shlex.join(["step", "learner", *resources, "--", *command])
-    return _script(run, directives, {"learner": f'start_learner() {{\n  {step} "$SLURM_ARRAY_TASK_ID"\n}}'})
+    options = [*_options_of_job(run, "sweep", run.log("%A_%a.log", "slurm")), *_site(run, "learner"), *resources]
+    step = _step("learner", resources, command)
+    return _script(run, [[*options, f"--array=0-{len(configs) - 1}"]], {"learner": f'{step} "$SLURM_ARRAY_TASK_ID"'})
 
 
-def heterogeneous(run: RunOnSlurm) -> str:
-    """Return the script of one job with a group of nodes per role."""
-    groups: list[str] = []
-    starts: dict[str, str] = {}
-    for number, role in enumerate(ROLES):
-        count = run.processes(role)
-        common = _options_of_job(run, "run", run.directory / "logs" / "slurm-%j.log") if number == 0 else []
-        groups += ["#SBATCH hetjob"] * (number > 0)
-        groups += _directives([*common, *_site(run, role), *_resources(run, role, count)])
-        if role == "learner":
-            starts[role] = _start(run, role, count, _placed(run, number, role))
-            continue
-        for worker in range(count):
-            # A step of its own on a part of the group: if it crashes it is started again alone.
-            placed = [*_placed(run, number, f"{role}-{worker}"), "--exact"]
-            starts[f"{role}_{worker}"] = _start(run, role, 1, placed, f"{role}_{worker}")
-    return _script(run, groups, starts)
-
-
-def _own_job(run: RunOnSlurm, role: Role) -> str:
-    count = run.processes(role) if role == "learner" else 1
-    log = f"{role}.log" if role == "learner" else f"{role}-%A_%a.log"
-    options = [*_options_of_job(run, role, run.directory / "logs" / log), *_site(run, role)]
-    directives = _directives([*options, *_resources(run, role, count)])
-    if role != "learner":
-        directives += _directives([f"--array=0-{run.processes(role) - 1}"])
-    return _script(run, directives, {role: _start(run, role, count)})
-
-
-def _options_of_job(run: RunOnSlurm, role: Script, log: Path) -> list[str]:
-    return [
-        f"--job-name={run.job_name(role)}",
-        f"--output={_pattern(log)}",
-        "--open-mode=append",
-        "--requeue",
-        f"--signal=B:USR1@{run.config.slurm.warn_s}",
-    ]
-
-
-def _pattern(log: Path) -> str:
-    """Return a log's path as SLURM reads it: the percent signs of its folder are no fields."""
-    folder = str(log.parent)
-    if "\\" in folder or not folder.isprintable():
-        raise ConfigError(
-            f"directory = {folder!r}: SLURM cannot write a log below a folder whose name has a backslash or a line "
-            "break; choose another directory (--set directory=...)"
-        )
-    return f"{folder.replace('%', '%%')}/{log.name}"
+def _options_of_job(run: RunOnSlurm, role: Script, log: str) -> list[str]:
+    warning = f"--signal=B:USR1@{run.config.slurm.warn_s}"
+    return [f"--job-name={run.job_name(role)}", log, "--open-mode=append", "--requeue", warning]
 
 
 def _site(run: RunOnSlurm, role: Role) -> list[str]:
     slurm, section = run.config.slurm, run.section(role)
-    given = {
-        "account": slurm.account,
-        "partition": section.partition or slurm.partition,
-        "time": section.time or slurm.time,
-    }
+    partition, time = section.partition or slurm.partition, section.time or slurm.time
+    given = {"account": slurm.account, "partition": partition, "time": time}
     return [*(f"--{key}={value}" for key, value in given.items() if value), *slurm.sbatch, *section.sbatch]
 
 
@@ -201,52 +184,32 @@ def _resources(run: RunOnSlurm, role: Role, tasks: int) -> list[str]:
     return options
 
 
-def _directives(options: list[str]) -> list[str]:
-    return [f"#SBATCH {_option(each)}" for each in options]
+def _step(name: str, options: Sequence[str], command: Sequence[str]) -> str:
+    """Return the shell command that becomes the step of a role, or of one worker of it."""
+    return shlex.join(["step", name, *options, "--", *command])
 
 
-def _option(option: str) -> str:
+def _script(run: RunOnSlurm, groups: Sequence[Sequence[str]], steps: dict[str, str]) -> str:
+    """Return a script; its first step is the one on which the job depends.
+
+    Args:
+        groups: options of sbatch, for each part of a heterogeneous job.
+        steps: commands by name.
+    """
+    return rendered(
+        "prefixrl.deploy.slurm",
+        "job.sbatch.j2",
+        groups=[map(_quoted, options) for options in groups],
+        alone=run.listen if run.is_alone else "",
+        activate=run.config.slurm.activate or [f'export PATH={shlex.quote(str(run.programs))}:"$PATH"'],
+        run=shlex.quote(str(run.directory)),
+        learner_names=shlex.quote(f"{run.job_name('learner')},{run.job_name('run')}"),
+        restarts=run.config.slurm.restarts,
+        steps=steps,
+    )
+
+
+def _quoted(option: str) -> str:
     """Quote the value of an option; sbatch reads quotes as a shell does."""
     name, separator, value = option.partition("=")
     return f"{name}{separator}{shlex.quote(value)}" if separator else name
-
-
-def _placed(run: RunOnSlurm, group: int, name: str) -> list[str]:
-    """Return the options of a step of the heterogeneous job: its group of nodes and its log."""
-    log = _pattern(run.directory / "logs" / f"{name}.log")
-    return [f"--het-group={group}", f"--output={log}", "--open-mode=append"]
-
-
-def _start(run: RunOnSlurm, role: Role, tasks: int, placed: Sequence[str] = (), name: str = "") -> str:
-    """Return the shell function that becomes the step of a role, or of one worker of it."""
-    name = name or role
-    command = shlex.join(["step", name, *placed, *_resources(run, role, tasks), "--", *run.command(role)])
-    return f"start_{name}() {{\n  {command}\n}}"
-
-
-def _script(run: RunOnSlurm, directives: list[str], starts: Mapping[str, str]) -> str:
-    """Return a script; its first step is the one on which the job depends."""
-    slurm, alone = run.config.slurm, []
-    if run.is_alone:
-        alone = [f"# broker.listen = {run.listen}: only workers on the learner's own machine can join."]
-    activate = slurm.activate or (f'export PATH={shlex.quote(str(run.programs))}:"$PATH"',)
-    learner = f"{run.job_name('learner')},{run.job_name('run')}"
-    functions = files(__package__).joinpath("supervise.sh").read_text(encoding="utf-8")
-    parts = [
-        "#!/bin/bash",
-        *directives,
-        "",
-        *alone,
-        *activate,
-        "export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false",
-        f"run={shlex.quote(str(run.directory))}",
-        f"learner_names={shlex.quote(learner)}",
-        f"restarts={slurm.restarts}",
-        "",
-        functions,
-        *starts.values(),
-        "",
-        f"supervise {' '.join(starts)}",
-        "",
-    ]
-    return "\n".join(parts)

@@ -36,7 +36,7 @@ def test_the_printed_file_passes_the_check(size: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "prefixrl.deploy", "launch", str(path), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert checked.returncode == 0, checked.stderr
-    assert f"{RECIPES[size].groups} groups x 8 rows" in checked.stdout  # type: ignore[index]
+    assert f"{RECIPES[size]['groups']} groups x 8 rows" in checked.stdout  # type: ignore[index]
 
 
 def test_the_size_is_that_of_the_adapters_files(tmp_path: Path) -> None:

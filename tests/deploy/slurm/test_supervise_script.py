@@ -34,7 +34,7 @@ def supervised(folder: Path, failures: int, queued: str, controller_s: int) -> t
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o700)
     (folder / "slurm").mkdir()
-    functions = files("prefixrl.deploy.slurm").joinpath("supervise.sh").read_text(encoding="utf-8")
+    functions = files("prefixrl.deploy.slurm").joinpath("templates/supervise.sh").read_text(encoding="utf-8")
     script = SCRIPT.format(folder=folder, functions=functions, controller_s=controller_s)
     environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     done = subprocess.run(
