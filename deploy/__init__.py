@@ -1,7 +1,6 @@
 """The operator's commands: they start, watch and report runs, and hold no state of a run.
 
 __main__.py  the command `prefixrl`, its subcommands and their options
-template.py  text files from templates of a package: job scripts, units, run files
 commands/    one file per small subcommand
 launch/      `prefixrl launch` and `resume`: all processes of a run on one machine
 view/        how a run is shown while it goes on: `status`, `list`, the watchdog

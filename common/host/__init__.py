@@ -4,5 +4,6 @@ process.py     logs, signals, exit codes, files replaced as a whole
 hub.py         folders of models and datasets
 placement.py   GPUs, and which process runs on which
 memory_use.py  the memory of this process
+template.py    text files rendered from templates of a package
 service.py     messages to systemd: ready, alive, stopping
 """

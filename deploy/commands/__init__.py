@@ -1,7 +1,6 @@
 """The small commands of `prefixrl`, one file each.
 
 init.py              `prefixrl init`: prints a run file
-templates            the form of that file
 config.py            `prefixrl config`: explains the keys of a run file
 docs.py              `prefixrl docs` and `prefixrl completion`
 begin.py             options of the commands above, and of `sweep` and `keygen`

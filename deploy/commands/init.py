@@ -11,7 +11,7 @@ import msgspec
 from prefixrl.common.config.data import HUB, PROBLEM_SETS
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.placement import gpus_here
-from prefixrl.deploy.template import rendered
+from prefixrl.common.host.template import rendered
 
 Size = Literal["tiny", "1b", "7b"]
 MOST_TINY_BYTES, MOST_1B_BYTES = 2**29, 2**33
@@ -52,8 +52,8 @@ def run_file(size: Size | None, adapter: str, target: str, data: str, held_out: 
     size = size or _size_of(adapter)
     judged = held_out or HELD_OUT.get(data)
     text = rendered(
-        "prefixrl.deploy.commands",
-        "run.toml.j2",
+        "prefixrl.deploy",
+        "examples/run.toml.j2",
         size=size,
         recipe=RECIPES[size],
         directory=_quoted(f"runs/{Path(data.removeprefix(HUB)).name.partition('.')[0]}"),

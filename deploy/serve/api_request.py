@@ -90,7 +90,7 @@ class StreamOptions(_Fields):
     include_usage: bool = False
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """One turn of a conversation."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -162,7 +162,7 @@ class ChatRequest(ApiRequest):
     """The body of /v1/chat/completions."""
 
     is_chat: ClassVar[bool] = True
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property

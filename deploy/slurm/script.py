@@ -14,9 +14,9 @@ from typing import Literal
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.slurm import SlurmRole
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.template import rendered
 from prefixrl.common.wire.address import is_on_this_host
 from prefixrl.common.worker.allowed import flags as allowances
-from prefixrl.deploy.template import rendered
 
 Role = Literal["learner", "rollout", "scorer"]
 Worker = Literal["rollout", "scorer"]
@@ -198,7 +198,7 @@ def _script(run: RunOnSlurm, groups: Sequence[Sequence[str]], steps: dict[str, s
     """
     return rendered(
         "prefixrl.deploy.slurm",
-        "job.sbatch.j2",
+        "templates/job.sbatch.j2",
         groups=[map(_quoted, options) for options in groups],
         alone=run.listen if run.is_alone else "",
         activate=run.config.slurm.activate or [f'export PATH={shlex.quote(str(run.programs))}:"$PATH"'],

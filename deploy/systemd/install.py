@@ -20,8 +20,8 @@ from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.placement import LEARNER, gpus_here, place, processes_of, visible
+from prefixrl.common.host.template import rendered
 from prefixrl.common.worker.allowed import flags as allowances
-from prefixrl.deploy.template import rendered
 
 PACKAGE = "prefixrl.deploy.systemd"
 ROLES = ("rollout", "scorer")
@@ -84,15 +84,16 @@ class Installation:
 
     def files(self) -> dict[Path, str]:
         """Return the content of every file that an install overwrites."""
-        values, prefix, units = self._values(), self.prefix, self.places.units
-        found = {
-            units / f"{prefix}.target": rendered(PACKAGE, "run.target.j2", **values),
-            units / f"{prefix}-{LEARNER}.service": rendered(PACKAGE, "learner.service.j2", **values, role=LEARNER),
+        values, prefix = self._values(), self.prefix
+        templates = {f"{prefix}.target": ("run.target.j2", "")}
+        templates |= {f"{prefix}-{LEARNER}.service": ("learner.service.j2", LEARNER)}
+        templates |= {f"{prefix}-{role}@.service": ("worker.service.j2", role) for role in ROLES}
+        units = {
+            self.places.units / unit: rendered(PACKAGE, f"templates/{template}", **values, role=role)
+            for unit, (template, role) in templates.items()
         }
-        for role in ROLES:
-            found[units / f"{prefix}-{role}@.service"] = rendered(PACKAGE, "worker.service.j2", **values, role=role)
-        environment = rendered(PACKAGE, "run.env.j2", prefix=prefix, variables=self._variables())
-        return found | {self.places.settings / f"{prefix}.env": environment}
+        environment = rendered(PACKAGE, "templates/run.env.j2", prefix=prefix, variables=self._variables())
+        return units | {self.places.settings / f"{prefix}.env": environment}
 
     def gpu_files(self) -> dict[Path, str]:
         """Return the files of single processes, which name their GPUs; none where there is no GPU."""
@@ -167,7 +168,7 @@ class Installation:
     def next_commands(self) -> str:
         """Return the commands that the user gives next."""
         journal = "journalctl --user" if self.places.is_user else "journalctl"
-        return rendered(PACKAGE, "next.txt.j2", journal=journal, **self._values())
+        return rendered(PACKAGE, "templates/next.txt.j2", journal=journal, **self._values())
 
 
 def installation(

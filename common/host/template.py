@@ -1,14 +1,14 @@
-"""Text files of a run, rendered from the templates that a package holds."""
+"""Text files that are rendered from templates: job scripts, units, run files."""
 
 from importlib.resources import files
 
 
 def rendered(package: str, name: str, **values: object) -> str:
-    """Return the file `templates/NAME` of a package with its values filled in; an unknown value is an error."""
+    """Return a template of a package (its path there) with values filled in; each must be given."""
     # Late: most commands render nothing.
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    folder = files(package) / "templates"
+    folder = files(package)
     loader = FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8"))
     # A template is a text file, no web page: nothing is escaped.
     environment = Environment(
