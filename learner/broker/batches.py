@@ -1,11 +1,11 @@
-"""Answers to ranks: batches, their groups, and what stands in the way.
+"""Answers to learner ranks: batches, their groups, or the reason why a batch is not ready.
 
     rank ── GetBatch ──▶ batch of the ledger, described once ── Batch: lengths and rewards of all groups ──▶ rank
     rank: the plan of the iteration, which rows are its own
     rank ── GetGroups ─▶ ledger.results ── Groups: tokens and verdicts of those groups ──▶ rank
 
 A batch waits for groups due before it; groups of a batch wait for nothing. The plan takes a core for up to a second,
-in which the broker could answer nobody: so ranks make it, each the same.
+and the broker could answer nobody meanwhile. So every rank makes the plan, and all make the same one.
 """
 
 import logging
@@ -49,23 +49,23 @@ NAMED_GROUPS = 2
 
 @dataclass(frozen=True)
 class Awaited:
-    """The present obstacle to a batch, as a word that is counted and as text for a person."""
+    """The reason why a batch is not ready: a word for the metrics, a text for a person."""
 
     cause: Literal["rollouts", "scorers", "report"]
     text: str
     is_short: bool = False
-    """True if fewer groups are scored than an iteration takes; else it waits for one that is due."""
+    """True if too few groups are scored; False if a group that is due is missing."""
 
 
 def awaited_groups(ledger: Ledger, text: str) -> Awaited:
-    """Return the wait for groups, of which `text` tells."""
+    """Return the wait for groups; `text` describes it."""
     states, batch_groups = ledger.states(), ledger.window.batch_groups
     sampled = sum(states.get(state, 0) for state in ("sampled", "scoring", "scored"))
     return Awaited("scorers" if sampled >= batch_groups else "rollouts", text, states.get("scored", 0) < batch_groups)
 
 
 def groups_in_words(dispatcher: Dispatcher, wait: NotYetChosen, now_s: float) -> str:
-    """Name the groups that an iteration waits for, with their holders; a look at every task."""
+    """Name the groups that an iteration waits for, and the workers that hold them."""
     text, rate = _groups_with_holders(dispatcher, wait, now_s), dispatcher.ledger.pass_rate
     if rate and rate.judged:
         text += f"; {rate.passed} of the last {rate.judged} judged groups passed the filter"
@@ -92,7 +92,7 @@ def _groups_with_holders(dispatcher: Dispatcher, wait: NotYetChosen, now_s: floa
 
 
 def why_no_batch(ledger: Ledger, limits: FilterConfig, iteration: int, starved: Starved) -> str:
-    """Return why an iteration will never get its batch, and what a person can do about it."""
+    """Explain why an iteration never gets its batch, and what the user can do."""
     causes = ", ".join(f"{count} {cause}" for cause, count in ledger.counts.causes.items())
     newest = f"; the newest error: {ledger.newest_error}" if ledger.newest_error else ""
     ended, failures = f"(ended so far: {causes or 'nothing'}{newest})", ledger.failures
@@ -133,13 +133,13 @@ NOT_YET_EVERY_S = 1.0
 Answer = tuple[FromBroker, list[Payload]]
 
 
-class BatchDesk:
-    """Ranks that wait for a batch; each is answered within `NOT_YET_EVERY_S`, as proof of life."""
+class BatchAnswers:
+    """The ranks that wait for a batch, and their answers: one each `NOT_YET_EVERY_S` at least, as a sign of life."""
 
     def __init__(
         self, config: RunConfig, dispatcher: Dispatcher, problems: int, ranks: int = 1, resumed_at: int = -1
     ) -> None:
-        """Serve `ranks`, which may have begun iteration `resumed_at` with another broker (-1: none)."""
+        """Serve `ranks` ranks. They may have begun iteration `resumed_at` with an earlier broker (-1: none)."""
         self._config = config
         self._ranks = ranks
         self._dispatcher = dispatcher
@@ -153,31 +153,31 @@ class BatchDesk:
         self._is_short = False
         """True if at the last look ranks waited because too few groups were scored."""
         self._short_s = 0.0
-        """Time that ranks so waited, since the newest iteration was finished."""
+        """Seconds of that wait since the newest iteration was finished."""
         self._newest: tuple[int, tuple[BatchGroup, ...], dict[str, float]] | None = None
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
         self._facts: dict[int, BatchGroup] = {}
-        """The facts about scored groups that ranks will be told, by sequence number."""
+        """What ranks will learn about scored groups, by sequence number."""
         self._is_new = False
-        """True if that batch was formed by the newest answers."""
+        """True if the newest call of `answers` formed that batch."""
         self.is_halting = False
         """True once a rank, or the operator, wants all ranks to save and end."""
         self.waiting_for = ""
         self._worded = -1, -math.inf, ""
-        """Iteration that waits for groups, time at which these were named, the text."""
+        """The iteration that waits for groups, the time of the newest text about them, that text."""
         self.phase: LearnerPhase = "loading"
-        """Rank 0's, as its messages show it."""
+        """The phase of rank 0, as its messages show it."""
         self._waits_from_s: float | None = None
-        """Time since which rank 0 waits for its batch; None where it does not."""
+        """Start of rank 0's wait for its batch; None while it does not wait."""
         self._no_more: CannotGoOn | None = None
-        """The end that every rank gets once one got it: one with a batch would wait for the others in a collective."""
+        """The reason to end, sent to every rank once one rank got it: a rank that has a batch would hang."""
         self.memory: dict[int, MemoryUse | None] = {}
         """Memory of each rank when it last asked for a batch."""
         self.truncated_fraction = 0.0
         """Fraction of texts of the newest batch that were cut by the length limit."""
 
     def ask(self, peer: bytes, request: GetBatch, now_s: float) -> None:
-        """Note a rank's request in place of its earlier one; ValueError for a rank that is not."""
+        """Take a rank's request in place of its earlier one; ValueError for a rank number that the run lacks."""
         if request.ranks != self._ranks or not 0 <= request.rank < self._ranks:
             raise ValueError(
                 f"rank {request.rank} of {request.ranks} asks for a batch, this run has {self._ranks}, rank 0 "
@@ -188,13 +188,13 @@ class BatchDesk:
         self.is_halting |= request.is_stopping
 
     def halt(self, reason: str) -> None:
-        """Halt all ranks as if one of them was asked to stop."""
+        """Halt all ranks, as if one of them had been asked to stop."""
         if not self.is_halting:
             log.info("the ranks are asked to save and end: %s", reason)
         self.is_halting = True
 
     def answers(self, now_s: float) -> dict[bytes, Answer]:
-        """Return the answers that are due; the ledger's new records must be written before they go."""
+        """Return the answers that are due. Write the ledger's new records before you send them."""
         answers: dict[bytes, Answer] = {}
         self._is_new = False
         self._note_scored()
@@ -225,7 +225,7 @@ class BatchDesk:
         return answers
 
     def put_off(self, obstacle: str, now_s: float) -> dict[bytes, Answer]:
-        """Return a halt, or `obstacle`, for every rank that has waited for a proof of life."""
+        """Answer every waiting rank with a halt, or with `obstacle` as a sign of life."""
         self._looked_s, self._is_short, self.waiting_for = now_s, False, obstacle
         answers: dict[bytes, Answer] = {}
         for peer, (request, since_s) in list(self._waiting.items()):
@@ -241,7 +241,7 @@ class BatchDesk:
         return answers
 
     def withhold(self) -> None:
-        """Note that the newest answers are not sent: a batch formed for them is held by nobody."""
+        """Forget the newest answers, which were not sent: no rank holds the batch in them."""
         if self._is_new:
             self._newest = None
 
@@ -258,11 +258,11 @@ class BatchDesk:
         self._waits_from_s = now_s if self._waits_from_s is None else self._waits_from_s
 
     def waits_s(self, now_s: float) -> float:
-        """Return the time that rank 0 has waited for its batch, 0 where it does not."""
+        """Return the seconds that rank 0 has waited for its batch, 0 while it does not wait."""
         return 0.0 if self._waits_from_s is None else now_s - self._waits_from_s
 
     def iteration_done(self, done: IterationDone, now_s: float) -> None:
-        """Note that every rank finished an iteration; ValueError if no batch of it was handed out."""
+        """Record that every rank finished an iteration; ValueError if it had no batch."""
         ledger = self._dispatcher.ledger
         is_new = done.iteration == ledger.completed
         ledger.trained(done.iteration)
@@ -270,7 +270,7 @@ class BatchDesk:
             return  # told twice
         self._dispatcher.note(f"iteration {done.iteration} was trained", now_s)
         self.phase = "publishing"
-        # Before the first one workers load, which no lead makes shorter.
+        # Before the first iteration workers load their models. A longer lead would not help.
         iteration_s = 0.0 if self._done_s is None else now_s - self._done_s
         admission = ledger.admission
         change = admission.finish_iteration(iteration_s, self._short_s, done.relative_ess)
@@ -286,12 +286,12 @@ class BatchDesk:
             log.info("the lead is no longer held back: old samples are worth enough")
 
     def _answer(self, request: GetBatch, now_s: float) -> Answer | Awaited | None:
-        """Return batch, end of the run or obstacle; None where the iteration is trained already."""
+        """Return a batch, the end of the run or a wait; None if the iteration is trained already."""
         ledger = self._dispatcher.ledger
         if request.iteration < ledger.completed:
             return None
         if request.iteration > ledger.completed:
-            # A rank that is ahead of rank 0's report: one message away, no fault.
+            # This rank is ahead of rank 0's report, which is on its way.
             return Awaited("report", f"the report that iteration {request.iteration - 1} is done")
         if self._must_halt(request.iteration):
             return Halt(request.iteration), []
@@ -302,7 +302,7 @@ class BatchDesk:
         choice = self._no_more or ledger.batch(request.iteration)
         if isinstance(choice, NotYetChosen):
             if not is_worded:
-                # Only as often as somebody is told: a turn comes with every few messages.
+                # Naming looks at every task, so it happens only as often as a rank is told.
                 text = groups_in_words(self._dispatcher, choice, now_s)
                 self._worded = request.iteration, now_s, text
             return awaited_groups(ledger, text)
@@ -316,11 +316,11 @@ class BatchDesk:
         return self._batch(request, choice, now_s)
 
     def _must_halt(self, iteration: int) -> bool:
-        # Ranks leave the loop at one iteration or a collective hangs: where one may hold its batch, all get it.
+        # All ranks must leave the loop at one iteration, or a collective hangs. If one may hold a batch, all get it.
         return self.is_halting and not self._no_more and not self._may_be_held(iteration)
 
     def _may_be_held(self, iteration: int) -> bool:
-        """Return True if a rank may have its batch from this broker or from its predecessor."""
+        """Return True if some rank may have got this batch, from this broker or an earlier one."""
         is_ours = self._newest is not None and self._newest[0] == iteration
         return is_ours or (iteration == self._resumed_at and iteration in self._dispatcher.ledger.batches)
 
@@ -342,9 +342,9 @@ class BatchDesk:
         return batch, []
 
     def fetched(self, request: GetGroups | GetEvaluation) -> Answer | None:
-        """Return groups of a batch, None where it is trained already; or those of an evaluation.
+        """Return groups of an evaluation or of a batch; None if the batch is trained already.
 
-        ValueError: there is no such batch, or it has no such groups.
+        ValueError: there is no such batch, or it lacks these groups.
         """
         if isinstance(request, GetEvaluation):
             progress, groups = self._dispatcher.evaluations.progress(request.name)
@@ -363,7 +363,7 @@ class BatchDesk:
         return Groups(iteration, request.groups), [msgspec.msgpack.encode(each) for each in results]
 
     def _note_scored(self) -> None:
-        """Describe the groups scored since the last look: all at once would hold up every answer."""
+        """Describe the groups scored since the last call. Doing all of a batch at once would delay every answer."""
         for record in self._dispatcher.ledger.records:
             if isinstance(record, GroupScored):
                 self._facts[record.group.prefixes.seq] = _batch_group(record.group)
@@ -372,7 +372,7 @@ class BatchDesk:
         stages, live = self._dispatcher.stages, {group.seq for group in self._dispatcher.ledger.live()}
         groups = []
         for each in results:
-            # A broker that was started again scored none of them itself.
+            # After a restart the broker has only the results of the journal.
             facts = self._facts.pop(each.prefixes.seq, None) or _batch_group(each)
             queued_s, waiting_s = stages.waits_s(each.prefixes.seq, now_s)
             times = StageTimes(each.sampled_s, queued_s, each.scoring_s, waiting_s)
@@ -384,7 +384,7 @@ class BatchDesk:
 
 
 def _batch_group(result: ScoredGroup) -> BatchGroup:
-    """Return what ranks are told of a group, but for the times that it waits."""
+    """Return what ranks learn about a group, without its waiting times."""
     prompt = len(result.prefixes.prompt_tokens) // TOKEN_BYTES
     pairs = zip(result.prefixes.rows, result.verdicts, strict=True)
     trainable = [(row, verdict) for row, verdict in pairs if verdict.status not in UNJUDGED]

@@ -45,16 +45,16 @@ REPLAY_S = 1800.0
 ANSWER_S = REPLAY_S + 600.0
 """Longest wait of a rank for an answer: its broker may be starting, after rank 0 has read a checkpoint."""
 LOG_AFTER_S = 30.0
-"""A wait for a batch is logged after this time, then each time that it has doubled."""
+"""Time after which a wait for a batch is logged, then again each time it has doubled."""
 STOP_S = 15.0
-"""Longest wait for the answer to a Stop, a few times `requester.ASK_AGAIN_S`; after it the broker is gone."""
+"""Longest wait for the answer to a Stop, a few times `requester.ASK_AGAIN_S`; later the broker counts as gone."""
 
 _Answer = Batch | RunOver | Halt | CannotGoOn | NotYet | Done
 _BATCH_ANSWERS = cast("type[_Answer]", _Answer)
 
 
 class BrokerClient:
-    """Connection used by one thread. Every request may be repeated without effect on the broker."""
+    """A connection for one thread. Repeating a request changes nothing at the broker."""
 
     def __init__(self, address: Address, raise_if_hopeless: Callable[[], None] = lambda: None) -> None:
         """Call `raise_if_hopeless` while an answer is awaited; it may raise to end the wait."""
@@ -62,10 +62,10 @@ class BrokerClient:
         self._requester = Requester(address, "rank", ANSWER_S, raise_if_hopeless)
         self._ask = self._requester.ask
         self.is_halting = False
-        """True once an answer about an evaluation said that the operator wants the run to stop."""
+        """True once the operator wants the run to stop, by an answer about an evaluation."""
 
     def next_batch(self, request: GetBatch, timeout_s: float, stopped: Callable[[], bool]) -> Batch | RunOver | Halt:
-        """Return a batch, or what every rank gets instead; PeerLost if none comes in time.
+        """Return a batch, or the message that every rank gets instead; PeerLost if neither comes in time.
 
         `stopped` is sent to the broker, which halts all ranks at the same iteration. NothingToTrain: the filter lets
         too little through, or too much fails.
@@ -101,7 +101,7 @@ class BrokerClient:
         return dict(zip(answer.groups, _groups(payload), strict=True))
 
     def iteration_done(self, iteration: int, optimizer_steps: int, relative_ess: float | None = None) -> None:
-        """Report that every rank finished an iteration, and what its old samples were worth."""
+        """Report a finished iteration, and the relative effective sample size of its old samples."""
         self._ask(IterationDone(iteration, optimizer_steps, relative_ess), Accepted)
 
     def published(self, note: WeightsNote) -> None:
@@ -129,7 +129,7 @@ class BrokerClient:
     def stop(self, reason: str) -> None:
         """End the run: the broker stops every worker and itself. No answer is logged, no error."""
         try:
-            # Not `_requester`, whose patience is for a broker that comes back: this one need not.
+            # Not by `_requester`, which waits for a broker to come back: this broker need not come back.
             with contextlib.closing(Requester(self._address, "rank", STOP_S, self._raise_if_hopeless)) as stopping:
                 stopping.ask(Stop(cut_text(reason)), Accepted)
                 stopping.leave(reason)

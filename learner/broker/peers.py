@@ -1,4 +1,4 @@
-"""The ranks and operators that the broker knows, and what each role may do. Pure."""
+"""The connected ranks and operators, and the requests that each role may send. Pure."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from prefixrl.common.wire.messages.fields import Role
 from prefixrl.common.wire.messages.learner import FromOperator, ToBroker
 
 MOST_PEERS = 4096
-"""Peers remembered; a run has few at a time, but each look at its status is another one."""
+"""Most peers remembered. Each request for the status comes from a new one."""
 PeerRole = Literal["rank", "operator"]
 
 
@@ -16,15 +16,15 @@ class Peers:
 
     def __init__(self) -> None:
         self._roles: dict[bytes, tuple[PeerRole, str]] = {}
-        """Role and name of the key of each."""
+        """Role and key name of each peer."""
         self.tags: dict[bytes, bytes] = {}
-        """Number of the newest request of each, which goes back with the answer."""
+        """Number of the newest request of each peer; it goes back with the answer."""
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._roles
 
     def add(self, peer: bytes, role: PeerRole, key: str) -> None:
-        """Remember a peer; the oldest gives way, and says Hello again if it lives."""
+        """Remember a peer and forget the oldest, which sends Hello again if it lives."""
         self._roles.pop(peer, None)
         while len(self._roles) >= MOST_PEERS:
             self.drop(next(iter(self._roles)))
@@ -44,13 +44,13 @@ class Peers:
         return self._roles[peer][1] if peer in self._roles else ""
 
     def check(self, peer: bytes, message: ToBroker) -> None:
-        """Raise ValueError for a request that is not for the peer's role."""
+        """Raise ValueError for a request that the peer's role may not send."""
         if self._roles[peer][0] == "operator" and not isinstance(message, FromOperator):
             raise ValueError(f"an operator may not send {type(message).__name__}")
 
 
 def why_not(role: Role, key: Listed | None) -> str:
-    """Return why a key does not open a role, "" where it does."""
+    """Return why a key does not allow a role, "" if it does."""
     needed = "worker" if role in ("rollout", "scorer") else role
     if key is not None and key.role == needed:
         return ""

@@ -5,7 +5,7 @@
 
 A rollout with free rows waits for room in the window, a scorer for prefixes, a rank for named groups. A wait ends
 with a result, a refusal, the loss of a worker that is silent or makes no progress, or a Stop. Results are acknowledged
-after the journal holds them; while its disk is full nobody gets work, and what waits for the broker is told why.
+after the journal holds them. While its disk is full no worker gets work, and every waiting peer learns the reason.
 """
 
 import logging
@@ -65,7 +65,7 @@ from prefixrl.common.wire.messages.worker import (
     Unknown,
 )
 from prefixrl.common.wire.transport import Malformed, Payload, Received, Server, Undeliverable, Unlisted
-from prefixrl.learner.broker.batches import BatchDesk
+from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.peers import Peers, why_not
 from prefixrl.learner.broker.status import StatusSources, UsageFile, document
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
@@ -77,28 +77,28 @@ TELL_EVERY_S = 10.0
 
 
 class MalformedMessages:
-    """The count of a broker's malformed messages; time is passed in."""
+    """Counts messages that cannot be decoded or are refused, and logs them seldom; time is passed in."""
 
     def __init__(self) -> None:
         self.refused = 0
-        """Messages that could be read and ended their senders; each has a line of its own."""
+        """Number of messages that were decoded and refused; each has its own log line."""
         self._ignored = self._told = 0
         self._told_s = -math.inf
         self._newest = ""
 
     @property
     def total(self) -> int:
-        """Number of messages that the broker did not take."""
+        """Number of messages that the broker did not accept."""
         return self._ignored + self.refused
 
     def ignored(self, error: Exception, now_s: float) -> None:
-        """Count a message that is not answered; the first is logged at once."""
+        """Count a message that gets no answer; the first is logged at once."""
         self._ignored += 1
         self._newest = str(error)
         self.tell(now_s)
 
     def tell(self, now_s: float) -> None:
-        """Log what came since the last line, if that was long enough ago."""
+        """Log the messages since the last line, at most once per `TELL_EVERY_S`."""
         if self._newest and now_s - self._told_s >= TELL_EVERY_S:
             since, self._told, self._told_s = self._ignored - self._told, self._ignored, now_s
             log.warning("ignored %d malformed messages, %d in all: %.500s", since, self._ignored, self._newest)
@@ -106,12 +106,12 @@ class MalformedMessages:
 
 
 MESSAGES = 64
-"""Most of a turn, so that results wait for their acknowledgement no longer than that."""
+"""Most messages of a turn; results wait for their acknowledgement until its end."""
 GATHER_S = 0.005
-"""Time from the first message of a turn until work is given and results are acknowledged: one look at the ledger, and
-one sync to disk, for all of them. Heartbeats and questions are answered before."""
+"""Length of a turn: work is given and results are acknowledged at its end, with one sync to disk for all of them.
+Heartbeats and questions are answered at once."""
 NAP_S = 0.002
-"""Rest while nothing is there: to be woken for every message costs more than to handle most of them."""
+"""Sleep when no message is there: a wake-up costs more than handling most messages."""
 
 
 def gathered(receive: Callable[[float], Received[ToBroker] | None], wait_s: float) -> Iterator[Received[ToBroker]]:
@@ -138,9 +138,9 @@ GOODBYE_S = 6.0
 """Longest wait for the Goodbyes. More than `requester.ASK_AGAIN_S`: a Stop whose answer was lost is sent again. Less
 than `servers.CLOSE_S`, by more than `LINGER_S`."""
 LINGER_S = 2.0
-"""Longest time that the last messages may take to leave."""
+"""Timeout for flushing outgoing messages."""
 APART = UNCOUNTED
-"""Engines that share a run with no other engine: their targets are not loaded from the same files."""
+"""Engines that never share a run with another engine: their targets are not loaded from the same files."""
 
 
 class Broker:
@@ -157,7 +157,7 @@ class Broker:
         self.config, self.run, self.journal = config, run, journal
         self.dispatcher, self.ledger = dispatcher, dispatcher.ledger
         self.versions = Versions(config, run.identity, dispatcher.evaluations)
-        self.batches = BatchDesk(config, dispatcher, run.problems, run.ranks, run.resumed_at)
+        self.batches = BatchAnswers(config, dispatcher, run.problems, run.ranks, run.resumed_at)
         self.usage_file = UsageFile(Path(config.directory), config.scorer.openai)
         self._server = server
         self._status = StatusSources(
@@ -168,7 +168,7 @@ class Broker:
         self._peers = Peers()
         self._acks: list[tuple[bytes, FromBroker]] = []
         self._counted_s = 0.0
-        """Time at which silent workers were last looked for."""
+        """Time of the last search for silent workers."""
         self._stopping: str | None = None
         self._stoppers: set[bytes] = set()
 
@@ -203,8 +203,8 @@ class Broker:
             self._dismiss(Done(self._stopping))
 
     def _dismiss(self, done: Done) -> None:
-        """Send Done to every worker; wait for the Goodbyes of all and of who sent Stop."""
-        # A message that a client has not read is lost with the connection: it would then wait for a dead broker.
+        """Send Done to every worker; wait for their Goodbyes, and for the Goodbye of the peer that sent Stop."""
+        # A client loses unread messages with the connection. Without Done it would wait for a dead broker.
         workers = set(self.dispatcher.registry.by_identity)
         for identity in workers:
             self._send(identity, done)
@@ -222,12 +222,12 @@ class Broker:
         for received in gathered(self._receive, CHECK_EVERY_S):
             self._handle_safely(received)
             if received.peer not in self._peers:
-                self._peers.drop(received.peer)  # the tag of one that is none
+                self._peers.drop(received.peer)  # drop the tag of a sender that is not enrolled
             if self._stopping is not None:
-                return  # what follows, a Goodbye perhaps, is for `_dismiss`
+                return  # `_dismiss` handles the messages behind a Stop
 
     def _receive(self, timeout_s: float) -> Received[ToBroker] | None:
-        """Return the next message; None after `timeout_s` or for one that is not to be handled."""
+        """Return the next message; None after `timeout_s`, or for a message that is dropped."""
         try:
             received = self._server.receive(timeout_s, self._is_enrolled)
         except Malformed as error:
@@ -254,7 +254,7 @@ class Broker:
         self._peers.drop(peer)
 
     def _write_down(self, now_s: float, *more: JournalRecord) -> bool:
-        """Write the ledger's records, and more, then acknowledge; False while the disk is full."""
+        """Write the ledger's records and `more`, then acknowledge results; False while the disk is full."""
         if not self._disk.takes(lambda: self.journal.append([*self.ledger.records, *more]), now_s):
             return False
         self.ledger.records = []
@@ -264,7 +264,7 @@ class Broker:
         return True
 
     def _begin_segment(self, now_s: float) -> None:
-        """Close a long segment of the journal; the next one begins with what all have led to."""
+        """Close a long segment of the journal; the next one begins with the state so far."""
         run, state, newest = self.run, self.ledger.state(), self.versions.latest
         start = SegmentStart(self.journal.size_bytes, run.header, state, run.identity.digests, newest)
         self._disk.takes(lambda: self.journal.begin_segment(start), now_s)
@@ -308,7 +308,7 @@ class Broker:
         try:
             self._handle(received)
         except OSError:
-            raise  # this host's disk: the next broker cuts off what was half written
+            raise  # of this host's disk; the next broker cuts off a record that is half written
         except ValueError as error:
             self._refuse(peer, message, str(error))
         except Exception as error:
@@ -325,7 +325,7 @@ class Broker:
         else:
             log.error("refused %s of a %s: %s", type(message).__name__, self._peers.name(peer), reason)
             self._send(peer, Reject(reason))
-        # A ledger that the fault left half changed must not go on: the next broker rebuilds it from the journal.
+        # If the fault left the ledger half changed, this raises, and the next broker rebuilds it from the journal.
         self.ledger.check()
 
     def _handle(self, received: Received[ToBroker]) -> None:
@@ -349,7 +349,7 @@ class Broker:
             case _ if worker is not None:
                 self._handle_worker(worker, message, now_s)
             case _:
-                # A result of a worker given up meanwhile: it sends Hello again, and the result again.
+                # The worker was given up meanwhile. It sends Hello and its result again.
                 self._send(peer, Unknown())
 
     def _hello(self, received: Received[ToBroker], hello: Hello, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The broker's part of the status document, built from the parts that know it."""
+"""The status document, built from the parts of the broker; the usage of a served target."""
 
 import os
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ from prefixrl.common.run.status import (
     total_usage,
 )
 from prefixrl.common.wire.messages.worker import MemoryUse, Usage
-from prefixrl.learner.broker.batches import BatchDesk
+from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.workers import Worker
 
 SAVE_EVERY_S = 2.0
 MOST_SCORERS = 256
-"""Scorers with a count of their own; more only while they live."""
+"""Most scorers with a count of their own; scorers that may be alive have one in any case."""
 GONE_S = 24 * 3600.0
-"""Silence after which a scorer is taken for gone: one that came back even later would be counted twice."""
+"""Silence after which a scorer counts as gone. If it came back later, it would be counted twice."""
 GONE = "scorers that are gone"
 
 
@@ -46,11 +46,11 @@ class UsageFile:
         if self._path.exists():
             self._by_scorer = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Usage])
         self._heard_s: dict[str, float] = {}
-        """Time of the newest sign of each, the oldest first."""
+        """Time of the newest report of each scorer, the oldest first."""
         self._is_saved, self._saved_s = True, 0.0
 
     def note(self, scorer: str, usage: Usage | None, now_s: float) -> None:
-        """Take over the count of a scorer; None is no count."""
+        """Store the count of a scorer; None: it uses no endpoint."""
         if usage is None:
             return
         self._heard_s.pop(scorer, None)
@@ -80,7 +80,7 @@ class UsageFile:
         except OSError as error:
             if not is_full(error):
                 raise
-            return  # the journal tells of it; counts are kept, and written later
+            return  # the journal reports the full disk; the counts are written later
         self._is_saved = True
 
     def total(self) -> UsageTotal | None:
@@ -109,7 +109,7 @@ class StatusSources:
     run_id: str
     directory: str
     dispatcher: Dispatcher
-    batches: BatchDesk
+    batches: BatchAnswers
     usage_file: UsageFile
     journal: Journal
     started_s: float

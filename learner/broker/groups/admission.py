@@ -30,11 +30,11 @@ SHORT_WAIT, LONG_WAIT = 0.01, 0.1
 GROWTH, DECAY = 1 / 8, 1 / 64
 """Per iteration: growth of the lead, in batches; part of the lead beyond a batch that is given up."""
 AHEAD = 1 / 2
-"""Items that wait for scorers, per item that they hold: those end one after the other."""
+"""Items that wait for scorers, per item that scorers hold."""
 MOST_SHRINKAGE, LEAST_SHRINKAGE = 0.5, 0.9
 """Bounds of the factor on what is begun ahead where old samples are worth too little."""
 RECOVERY = 1 / 16
-"""Growth of the cap per iteration, in batches, where they are not."""
+"""Growth of the cap per iteration, in batches, while old samples are worth enough."""
 LEAST_CAP = 1 / 16
 """A cap below this, in batches, is 0."""
 NEWEST_SHARE = 0.1
@@ -60,7 +60,7 @@ class ItemTimes:
     scoring_s: float = 0.0
 
     def note(self, stage: Literal["sampling_s", "scoring_s"], item_s: float) -> None:
-        """Take the time of one more item into the mean."""
+        """Add the time of one item to the mean."""
         before = getattr(self, stage)
         setattr(self, stage, before + NEWEST_SHARE * (item_s - before) if before else item_s)
 
@@ -82,7 +82,7 @@ class Admission:
         self._window, self._min_ess, self._groups_per_item = window, min_ess, groups_per_item
         self.rule = rule
         self.is_active = rule == "just_in_time" and window.max_staleness > 0
-        """False where everything that the window allows is begun."""
+        """False: everything that the window allows is begun."""
         self.widest = float(window.batch_groups * window.max_staleness)
         self.cap = self.widest
         """Most groups of lead beyond one batch, by drift."""
@@ -97,7 +97,7 @@ class Admission:
     # --- what is begun -----------------------------------------------------------------------------------------------
 
     def size(self, wanted: int, version: int, completed: int, states: Mapping[str, int]) -> int:
-        """Return how many groups to begin at `version` of `wanted`, all of which the window allows.
+        """Return how many of `wanted` groups to begin at `version`; the window allows all of them.
 
         Args:
             wanted: Groups of the item.
@@ -140,7 +140,7 @@ class Admission:
     # --- what is learnt ----------------------------------------------------------------------------------------------
 
     def finish_iteration(self, iteration_s: float, waited_s: float, old_ess: float | None) -> Change | None:
-        """Move lead and cap after an iteration; return what a person should know of.
+        """Adjust lead and cap after an iteration; return the change that the log tells.
 
         Args:
             iteration_s: Time since the iteration before was finished; 0: unknown.

@@ -120,7 +120,7 @@ class EvaluationQueue:
         return dict(found)
 
     def forget(self, name: str) -> None:
-        """Free a finished evaluation; raises ValueError for another, whose groups may be leased."""
+        """Free a finished evaluation; ValueError for an unfinished one, whose groups may be leased."""
         run = self.runs.get(name)
         if run is None:
             return
@@ -184,7 +184,7 @@ class EvaluationQueue:
         return None
 
     def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
-        """Return the next item for a scorer, or so many groups of it."""
+        """Return the next item for a scorer, or at most `most` groups of it."""
         for run in self.runs.values():
             if run.to_score:
                 item = run.to_score.pop(0)

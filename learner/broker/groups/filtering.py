@@ -19,7 +19,7 @@ CUT: dict[Literal["any", "all"], str] = {
 }
 """Causes of `filter.truncated`."""
 FEWEST_FAILURES_SEEN = 64
-"""Groups after which the share of failures is judged."""
+"""Fewest groups over which the share of failures is judged."""
 TRUNCATED = "every row cut by the length limit"
 """Cause of a group of which masking leaves nothing."""
 
@@ -39,7 +39,7 @@ class AccuracyFilter:
     """Groups that do not pass are kept as spares, for an iteration that lacks others (`filter.fill`)."""
 
     def objection(self, rewards: Sequence[float]) -> str | None:
-        """Return why a group is not trained, None where it passes; `rewards` are of its judged rows."""
+        """Return why a group is not trained, None if it passes; `rewards`: of its judged rows."""
         mean = math.fsum(rewards) / len(rewards)
         if is_within(mean, self.low, self.high):
             return None
@@ -48,7 +48,7 @@ class AccuracyFilter:
         return "accuracy 1" if mean >= 1 else "accuracy outside band"
 
     def objection_to_cuts(self, texts: Sequence[TextVerdict]) -> str | None:
-        """Return why a group is not trained for its cut texts; None where it passes."""
+        """Return why cut texts keep a group from training; None if they do not."""
         cut = [text.finish == "length" for text in texts if text.is_judged or text.status == "truncated"]
         if self.truncated is None or not (any(cut) if self.truncated == "any" else cut and all(cut)):
             return None
@@ -85,7 +85,7 @@ def objection(group: ScoredGroup, band: AccuracyFilter | None) -> Objection | No
 
 
 def spare_cause(group: ScoredGroup, band: AccuracyFilter | None) -> str | None:
-    """Return why a scored group is only a spare; None where it is trained, or of no use."""
+    """Return why a scored group is only a spare; None if it is trained or ends."""
     found = objection(group, band) if band and band.fills else None
     is_useful = found is not None and found.state == "filtered" and any(each.is_judged for each in group.verdicts)
     return found.cause if found and is_useful else None
@@ -130,7 +130,7 @@ class FailureShare:
         """Share of failed rows of each group."""
         self.most = most
         self._failing = 0
-        """Groups of these with a failed row."""
+        """Number of these groups with a failed row."""
         self._is_too_high = False
 
     def note(self, *shares: float) -> None:

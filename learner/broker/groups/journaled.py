@@ -24,7 +24,7 @@ from prefixrl.learner.broker.groups.states import Group, GroupStates, LedgerLimi
 from prefixrl.learner.broker.groups.window import Window
 
 SURPLUS = "surplus"
-"""Cause of a group that over-sampling had too many of; its prompt is requeued without counting a failure."""
+"""Cause of a surplus group of over-sampling; its prompt is requeued, and no failure is counted."""
 
 
 class JournaledState:
@@ -62,7 +62,7 @@ class JournaledState:
         self.completed += 1
 
     def apply(self, record: Record) -> None:
-        """Do what a record says."""
+        """Apply one record."""
         match record:
             case GroupIssued(seq, prompt, requeues):
                 if prompt < self._next_prompt:
@@ -98,7 +98,7 @@ class JournaledState:
                     self.counts.filtered_by_source[self._prompts.source(group.prompt)] += 1
 
     def state(self) -> LedgerState:
-        """Return all that the records so far say; leases and queues are no part of it."""
+        """Return the state that the records give, without leases and queues."""
         return LedgerState(
             completed=self.completed,
             next_seq=self._next_seq,
@@ -112,7 +112,7 @@ class JournaledState:
         )
 
     def restore(self, state: LedgerState) -> None:
-        """Become what `state` was taken of; to be called before any record is applied."""
+        """Restore a state; call this before any record is applied."""
         assert not self.counts.issued, "a segment is restored first"
         self.completed, self.batches = state.completed, dict(state.batches)
         self._next_seq, self._next_prompt = state.next_seq, state.next_prompt
@@ -129,7 +129,7 @@ class JournaledState:
 
 
 def _live_group(group: Group) -> LiveGroup:
-    # Leases and prefixes die with a broker: what is not scored is sampled again.
+    # Leases and prefixes are lost with a broker: groups without scores are sampled again.
     match group.state:
         case "spare" | "scored" | "batched" as state:
             return LiveGroup(group.seq, group.prompt, group.requeues, state, group.result)

@@ -47,7 +47,7 @@ class Ledger(JournaledState):
         accuracy_filter: AccuracyFilter | None = None,
         admission: Admission | None = None,
     ) -> None:
-        """Begin groups as early as `window` allows unless `admission` says otherwise."""
+        """Create an empty ledger. Without `admission`, groups begin as early as `window` allows."""
         assert window.iterations is not None or prompts.total is not None, "a run must end"
         assert window.over_sampling == 1 or accuracy_filter, "over-sampling is for what a filter takes"
         super().__init__(window, limits, prompts, accuracy_filter)
@@ -81,14 +81,14 @@ class Ledger(JournaledState):
         seqs = self._live_again(self._resample[0])
         if not self.admission.may_resample(version, self.completed):
             return None
-        # What waits to be sampled again is not under way: counted, such groups could keep each other out for ever.
+        # Groups that wait to be sampled again are not under way. If they counted, they could block each other for ever.
         room = self._room(version, {state: count for state, count in self._live.states().items() if state != "queued"})
         if room < len(seqs) and (self.window.over_sampling == 1 or not room):
             return None
         self._resample.popleft()
         room = min(room, most_groups)
         if seqs[room:]:
-            # For another item. Over-sampled groups that were accepted meanwhile leave room for fewer than there were.
+            # The rest is for another item. Over-sampled groups that were accepted meanwhile leave less room.
             self._resample.appendleft(seqs[room:])
         return self._begin_sampling(seqs[:room], version)
 
@@ -104,14 +104,14 @@ class Ledger(JournaledState):
     def _room(self, version: int, states: Mapping[str, int]) -> int:
         scored = states.get("scored", 0)
         unverified = sum(states.values()) - scored - states.get("batched", 0)
-        # A batch fills its iteration, though it be a short one that was the last before the run was made longer.
+        # A batch fills its iteration even if it is short: it was the last one before the run was extended.
         return self.window.room(version, self._next_iteration, scored, unverified)
 
     def _issuable(self, wanted: int) -> int:
-        """Return how many of so many groups the data still holds prompts for."""
+        """Return for how many of the groups the data still has prompts."""
         if self._prompts.total is None:
             return wanted
-        # A run whose epochs were lowered may have asked more than it has now.
+        # A run whose epochs were lowered may have issued more groups than its data has now.
         return min(wanted, max(0, self._prompts.total - self._next_prompt) + len(self._requeued))
 
     def _issue(self) -> int:
@@ -127,7 +127,7 @@ class Ledger(JournaledState):
     def take_prefixes(
         self, groups: Sequence[GroupPrefixes], version: int, weights_digest: str, sampled_s: float
     ) -> list[int]:
-        """Accept sampled groups; return the sequence numbers taken, the others are duplicates."""
+        """Accept sampled groups; return the accepted sequence numbers. The others are duplicates."""
         taken = [group for group in groups if self._may_take(group, version, ("queued", "sampling"))]
         self.counts.duplicates_ignored += len(groups) - len(taken)
         for group in taken:
@@ -147,7 +147,7 @@ class Ledger(JournaledState):
     # --- scoring -----------------------------------------------------------------------------------------------------
 
     def start_scoring(self, most_groups: int | None = None) -> ScoreItem | None:
-        """Return the sampled groups that are due first, so many at most, or None."""
+        """Return at most `most` sampled groups, those that are due first, or None."""
         while self._unscored_items:
             item = heapq.heappop(self._unscored_items)[-1]
             if seqs := [group.seq for group in item.groups if self._state(group.seq) == "sampled"]:
@@ -160,7 +160,7 @@ class Ledger(JournaledState):
         return None
 
     def take_scores(self, groups: Sequence[ScoredGroup]) -> list[int]:
-        """Accept scored groups; return the sequence numbers taken, the others are duplicates."""
+        """Accept scored groups; return the accepted sequence numbers. The others are duplicates."""
         taken = []
         for group in groups:
             if self._may_take(group.prefixes, group.version, ("queued", "sampling", "sampled", "scoring")):
@@ -199,11 +199,11 @@ class Ledger(JournaledState):
         return self.window.overfull(self._next_iteration, due) is None
 
     def _binding(self) -> Counter[int]:
-        """Return the accepted groups by deadline; without over-sampling all that have a version."""
+        """Return the accepted groups by deadline; without over-sampling, all groups with a version."""
         return self._due("scored", *(UNVERIFIED if self.window.over_sampling == 1 else ()))
 
     def _due(self, *states: State) -> Counter[int]:
-        """Return the number of groups in these states by deadline, of those with a version."""
+        """Return the number of groups with a version in these states, by deadline."""
         found: Counter[int] = Counter()
         for (state, version), groups in self._live.counts.items():
             if version is not None and state in states:
@@ -212,13 +212,13 @@ class Ledger(JournaledState):
 
     @property
     def _next_iteration(self) -> int:
-        """First iteration whose groups are not chosen yet."""
+        """The first iteration without a batch."""
         return self.completed + len(self.batches)
 
     # --- losses ------------------------------------------------------------------------------------------------------
 
     def give_back(self, item: SampleItem | ScoreItem, died: bool) -> None:
-        """Take back an item without a result; `died` counts the loss of its worker against it."""
+        """Take back an item without a result; `died`: count the loss of its worker as an attempt."""
         stage = "sampling" if isinstance(item, SampleItem) else "scoring"
         survivors = []
         for seq in item.seqs:
@@ -237,7 +237,7 @@ class Ledger(JournaledState):
             self._resample.append(tuple(survivors))
 
     def expire(self, seq: int, cause: str, faults: dict[str, int] | None = None) -> None:
-        """End a group without a result; its prompt is requeued, or fails after the last requeue."""
+        """End a group without a result; requeue its prompt, or fail it after the last requeue."""
         again = self._live[seq].requeues < self.limits.requeues
         state: Literal["expired", "failed"] = "expired" if again else "failed"
         self._append(GroupEnded(seq=seq, state=state, cause=cause, requeued=again, faults=faults or {}))
@@ -245,16 +245,16 @@ class Ledger(JournaledState):
     def end(
         self, seq: int, state: Literal["filtered", "failed"], cause: str, faults: dict[str, int] | None = None
     ) -> None:
-        """End a live group untrained and without another try."""
+        """End a live group untrained, without requeueing its prompt."""
         self._append(GroupEnded(seq=seq, state=state, cause=cause, faults=faults or {}))
 
     def _end_surplus(self, is_filled: bool = False) -> None:
-        """End groups that fit no iteration any more, after a group was accepted or a batch chosen."""
+        """End the groups that fit no iteration after a group was accepted or a batch was chosen."""
         if self.window.over_sampling == 1:
             return  # everything live is binding, so everything live fits
         full = self.window.full_until(self._next_iteration, self._binding())
         left = self._due(*UNVERIFIED, "spare")
-        # What waits to be sampled again gets a later version: only the end of the run can make it surplus.
+        # A group that is sampled again gets a later version. Only the end of the run can make it surplus.
         ends_queued = self.window.deadline(full + 1) <= full
         if not (is_filled or ends_queued or any(due <= full for due in left)):
             return
@@ -265,7 +265,7 @@ class Ledger(JournaledState):
                 self._drop(group)
 
     def _drop(self, group: Group) -> None:
-        """End a group that is not missed: a spare as the filter said, another one to be asked again."""
+        """End a surplus group: a spare as filtered, another group with its prompt requeued."""
         cause = spare_cause(group.result, self._filter) if group.result else None
         state: Literal["filtered", "expired"] = "filtered" if cause else "expired"
         self._append(GroupEnded(seq=group.seq, state=state, cause=cause or SURPLUS, requeued=not cause))
@@ -273,7 +273,7 @@ class Ledger(JournaledState):
     # --- batches -----------------------------------------------------------------------------------------------------
 
     def batch(self, iteration: int) -> Choice | NotYetChosen | Starved | None:
-        """Return an iteration's groups, those to wait for, why none comes; None: the run is over."""
+        """Return the groups of an iteration, the groups to wait for, or the reason to end; None: the run is over."""
         if iteration in self.batches and not self._is_past_the_end(iteration):
             return Choice(self.batches[iteration])
         assert iteration == self.completed, "batches are asked for in order"
@@ -294,7 +294,7 @@ class Ledger(JournaledState):
         return choice
 
     def may_form(self, iteration: int) -> bool:
-        """Return False where `batch` can only name groups to wait for; a look at counts alone."""
+        """Return False if `batch` can only return groups to wait for; costs less than `batch`."""
         ends = self.failures.is_too_high or (self.pass_rate is not None and self.pass_rate.is_too_low)
         if iteration in self.batches or not (size := self._batch_size()) or ends:
             return True
@@ -351,7 +351,7 @@ class Ledger(JournaledState):
         counts = self.counts
         assert counts.issued == counts.trained + counts.filtered + counts.failed + counts.expired + self.outstanding
         assert self.window.overfull(self._next_iteration, self._binding()) is None
-        # What waits is in a queue, or it would wait for ever.
+        # A waiting group is in a queue, or it would wait for ever.
         to_sample = {seq for seqs in self._resample for seq in seqs}
         to_score = {seq for *_, item in self._unscored_items for seq in item.seqs}
         assert self._live.counts == self._live.recount()
@@ -389,7 +389,7 @@ class Ledger(JournaledState):
         self._end_surplus()
 
     def _end_unfit(self) -> None:
-        """End the groups that a run that was shortened has no iteration for; results come first."""
+        """End the groups for which a shortened run has no iteration; keep groups with results first."""
         if self.window.iterations is None:
             return
         room = self.window.batch_groups * max(0, self.window.iterations - self._next_iteration)

@@ -25,7 +25,7 @@ class PromptSource(Protocol):
         """Return the prompt at this position."""
 
     def source(self, prompt_index: int, /) -> str:
-        """Return the name that figures of this prompt are listed under."""
+        """Return the source of this prompt, as figures name it."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class LiveGroups:
         return found
 
     def recount(self) -> Counter[tuple[State, int | None]]:
-        """Return `counts` as a look at every group finds them."""
+        """Count all groups anew, to check `counts`."""
         return Counter((group.state, group.version) for group in self)
 
 
@@ -148,7 +148,7 @@ class LedgerLimits:
     attempts: int
     requeues: int
     max_failure_share: float = 1.0
-    """Share of the newest rows; when more fail, a waiting iteration gets no batch any more."""
+    """Share of failed rows among the newest ones above which the run ends."""
 
 
 @dataclass

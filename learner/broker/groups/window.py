@@ -82,7 +82,7 @@ class Window:
 
     @staticmethod
     def smallest(deadlines: Counter[int], size: int) -> Counter[int]:
-        """Return the `size` smallest deadlines, all where there are fewer."""
+        """Return the `size` smallest deadlines, or all if there are fewer."""
         found: Counter[int] = Counter()
         for due in sorted(deadlines):
             found[due] = min(deadlines[due], size - found.total())

@@ -2,7 +2,7 @@
 
 registry.py    the connected workers and their names
 workers.py     their leases and free rows
-takers.py      the order in which they get tasks
+task_order.py  the order in which they get tasks
 dispatch.py    tasks for workers; the effect of results and losses
 task_names.py  names that prove which worker held which task
 identity.py    the check of models, tokenizers and published digests

@@ -20,23 +20,23 @@ from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 from prefixrl.learner.broker.workers.limits import RunLimits
 from prefixrl.learner.broker.workers.registry import Registry
-from prefixrl.learner.broker.workers.takers import Kind, kind_of
 from prefixrl.learner.broker.workers.task_names import TaskNames, content, version_of
+from prefixrl.learner.broker.workers.task_order import Kind, kind_of
 from prefixrl.learner.broker.workers.workers import Lease, Worker
 from prefixrl.learner.data.order import PromptOrder
 
 EVALUATION_SHARE = 4
-"""One score task in this many is an evaluation's while there is training work too, so that none is starved."""
+"""One score task in so many is for an evaluation while there is training work too: neither starves."""
 LOST_TASK_S = 15.0
-"""Time after which a lease without its task is taken back; a worker sends an unacknowledged result sooner."""
+"""Time after which a lease ends that its worker does not report. An unacknowledged result is sent again sooner."""
 VERIFICATION = 1
 """Progress that a scorer reports for a text that was verified."""
 MOST_LOST_TASKS = 3
 """Tasks that a worker may lose before it delivers another result, per task that it has held at once."""
 STRAYS_SHARE = 2.0
-"""Time of a worker that joins for tasks of before, as a multiple of the time for one: one may wait behind another."""
+"""Time for tasks that a worker held before it joined, as a multiple of the limit of one task."""
 RESULT_SHARE = 0.5
-"""Part of `learner.batch_timeout_s` within which a training task must have a result: enough is left to do it again."""
+"""Part of `learner.batch_timeout_s` in which a training task needs a result. The rest is enough to do it again."""
 
 
 class Dispatcher:
@@ -75,7 +75,7 @@ class Dispatcher:
         self.ledger.admission.supply = self.registry.supply(self._config.rows_per_job("scorer"))
         if self.evaluations.runs:
             self.evaluations.give_up_stranded((each.version for each in self.registry.of("rollout")), now_s)
-        # One refusal holds for all rollouts of a kind.
+        # If the queue refuses one rollout, it refuses all rollouts of that kind.
         refused: set[Kind] = set()
         while (rollout := self.registry.pick("rollout", refused)) is not None:
             if not self._give_sampling(rollout, now_s):
@@ -155,7 +155,7 @@ class Dispatcher:
     ) -> None:
         asked = content(task)
         name = self._names.name(worker.holder, task.version, asked)
-        # Who ends a training task in time takes no longer, in proportion, for an evaluation's.
+        # An evaluation task may be larger. Its limit grows in proportion.
         most_s = self._result_s * (max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0)
         worker.add(Lease(name, task.kind, item, now_s, now_s, asked, work, rows, rows, most_s=most_s), now_s)
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
@@ -203,7 +203,7 @@ class Dispatcher:
         self.note(f"{worker.name} judged {len(result.groups)} groups", now_s)
 
     def note(self, event: str, now_s: float) -> None:
-        """Note that the run has got further, for who asks why it stands still."""
+        """Record progress for the stall report."""
         self.last_event, self.event_s = event, now_s
 
     def _lease_of(self, worker: Worker, result: Prefixes | Scores) -> Lease | None:

@@ -8,13 +8,13 @@ from collections.abc import Container, Iterable
 
 from prefixrl.common.wire.messages.worker import Hello
 from prefixrl.learner.broker.groups.admission import Supply
-from prefixrl.learner.broker.workers.takers import Kind, Takers
+from prefixrl.learner.broker.workers.task_order import Kind, TaskOrder
 from prefixrl.learner.broker.workers.workers import Lease, Worker
 
 BEATS_PER_S = 100
-"""Heartbeats per second of all workers together from which on those that join send theirs less often."""
+"""Heartbeats per second of all workers. Above this, new workers send theirs less often."""
 SILENCE_SHARE = 1 / 4
-"""Longest time between two heartbeats, as a part of the silence after which a worker counts as dead."""
+"""Longest heartbeat interval, as a part of the silence after which a worker counts as dead."""
 MOST_BEAT_S = 2.5
 """Longest time between two heartbeats in any case: with each a worker looks whether the broker has moved."""
 LOOK_S, MOST_LOOK_S = 0.1, 1.0
@@ -30,19 +30,19 @@ class Registry:
         self._silence_s, self._stall_s, self._beat_s, self._strays_s = silence_s, stall_s, beat_s, strays_s
         self.by_identity: dict[bytes, Worker] = {}
         self._takers = {
-            "rollout": Takers(("ready", "draining"), ("ready", "draining", "swapping"), prefetches=False),
-            "scorer": Takers(("ready",), ("ready",), prefetches=True),
+            "rollout": TaskOrder(("ready", "draining"), ("ready", "draining", "swapping"), prefetches=False),
+            "scorer": TaskOrder(("ready",), ("ready",), prefetches=True),
         }
         self._slots = 0.0
         """Items that scorers hold at once."""
         self._numbers = {"rollout": 0, "scorer": 0}
         self._given: set[str] = set()
-        """Names that some worker has had: who wants none is given another."""
+        """Names that were used; a worker that asks for no name gets an unused one."""
         self.drained: dict[tuple[str, int], str] = {}
         """Names of the workers that the operator drained, by host and process."""
 
     def add(self, identity: bytes, hello: Hello, now_s: float) -> Worker:
-        """Register a new worker, by the number that it wants unless another has it."""
+        """Register a new worker under the number that it asks for, unless another worker has it."""
         role = hello.role
         assert role == "rollout" or role == "scorer"
         name = f"{role}-{hello.number}"
@@ -63,19 +63,19 @@ class Registry:
             self._takers[worker.role].remove(worker)
 
     def _interval_s(self) -> float:
-        """Return the time between heartbeats of who joins now: longer where there are many."""
+        """Return the heartbeat interval of a new worker; it grows with the number of workers."""
         spread_s = min(len(self.by_identity) / BEATS_PER_S, SILENCE_SHARE * self._silence_s, MOST_BEAT_S)
         return max(self._beat_s, spread_s)
 
     def predecessor(self, hello: Hello, now_s: float) -> Worker | None:
-        """Return the silent process of the same host that has the name which a new one wants."""
+        """Return the silent worker on the same host whose name a new worker asks for."""
         name = f"{hello.role}-{hello.number}"
         found = (each for each in self.by_identity.values() if each.name == name and each.host == hello.host)
         silent = (each for each in found if now_s - each.heard_s > each.beat_s)
         return next((each for each in silent if each.pid != hello.pid), None)
 
     def drain(self, name: str) -> Worker:
-        """Give a worker no new task, since it is to leave; ValueError if there is none of that name."""
+        """Give a worker no new task until it leaves; ValueError if no worker has that name."""
         named = {worker.name: worker for worker in self.by_identity.values()}
         if name not in named:
             raise ValueError(f"this run has no worker {name!r}; it has {', '.join(named) or 'none'}")
@@ -90,11 +90,11 @@ class Registry:
 
     @property
     def look_every_s(self) -> float:
-        """Time between two looks for lost workers: longer where there are many."""
+        """Time between two searches for lost workers; it grows with their number."""
         return min(MOST_LOOK_S, max(LOOK_S, len(self.by_identity) / LOOKS_PER_S))
 
     def lost(self, now_s: float) -> list[tuple[Worker, str]]:
-        """Return the workers to give up now, each with the reason for the log."""
+        """Return the workers that are lost, each with the reason."""
         found = []
         for worker in self.by_identity.values():
             silent_s, stuck_s = now_s - worker.heard_s, now_s - worker.progressed_s
@@ -110,7 +110,7 @@ class Registry:
         return found
 
     def pick(self, role: str, besides: Container[Kind] = ()) -> Worker | None:
-        """Return who gets the next task, not of `besides`.
+        """Return the worker that gets the next task, of other kinds than `besides`.
 
         Most empty seats are first, then most free rows, then fewest tasks done.
         """
@@ -118,7 +118,7 @@ class Registry:
         return self._takers[role].best(besides)
 
     def supply(self, rows_per_item: int = 1) -> Supply:
-        """Return what works now; a rollout that swaps works again soon."""
+        """Return the supply of ready workers. A rollout that swaps counts: it is ready again soon."""
         rollouts, scorers = self._takers["rollout"], self._takers["scorer"]
         rollouts.refresh()
         scorers.refresh()

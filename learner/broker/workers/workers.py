@@ -25,7 +25,7 @@ from prefixrl.learner.broker.workers.task_names import Content
 Phase = Literal["loading", "ready", "draining", "swapping"]
 
 MOST_HELD = 3
-"""Rows of all leases of a worker, ended ones included, as a multiple of its room: that rows ended is only its word."""
+"""Most rows of all leases of a worker, as a multiple of its room. Ended rows count: only the worker reports ends."""
 RATE_S = 5.0
 """Least time over which tokens per second are measured."""
 UNCOUNTED = {"simulated", "openai"}
@@ -33,7 +33,7 @@ UNCOUNTED = {"simulated", "openai"}
 CLAIM_SLACK = 2
 """Progress that a worker may report, as a multiple of the tokens and verifications of its tasks."""
 AWAY_BEATS = 3
-"""Heartbeats that may be late together; a worker of which more are missing did not run, or this broker did not."""
+"""Missing heartbeats after which the worker, or this broker, was suspended."""
 READY_S = 10.0
 """Patience for the Ready of a worker whose state shows work; one that joins again ends its forward first."""
 
@@ -54,20 +54,20 @@ class Lease:
     rows: int = 1
     """Texts that the engine writes for it."""
     left: int = 1
-    """Those that have not ended, as the worker last said."""
+    """Texts that have not ended, by the worker's last report."""
     revoking: bool = False
     most_s: float = math.inf
     """Longest time from its front to its result."""
     front_s: float | None = None
     """Time at which it came into a seat; None while it waits behind others."""
     away_before_s: float = 0.0
-    """Absence of its worker until then, in all."""
+    """Total absence of its worker until then."""
 
 
 PLACING = frozenset(
     ("phase", "seats", "room", "takes_runs", "version", "weights_digest", "rows", "left", "tasks_done", "is_leaving")
 )
-"""Attributes of a worker that decide its place among those who get tasks."""
+"""Attributes of a worker that decide its place in the order of tasks."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Worker:
     proved: dict[int, str] = field(default_factory=dict)
     """Weights, by version, that it proved to hold, now or since its oldest lease was given."""
     key: str = ""
-    """Name of the key that it joined with; messages under its identity with another one are another process's."""
+    """Name of the key that it joined with. A message with another key comes from another process."""
     engine: str = ""
     digests: ModelDigests | None = None
     leases: dict[str, Lease] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Worker:
     rows: int = 0
     """Rows of its leases, ended ones included."""
     left: int = 0
-    """Those that have not ended."""
+    """Rows of its leases that have not ended."""
     progress: int = -1
     progressed_s: float = 0.0
     first_lease_s: float | None = None
@@ -118,10 +118,10 @@ class Worker:
     has_said_ready: bool = False
     """True if a Ready came since it joined, or joined again."""
     without_ready_s: float | None = None
-    """Time at which its state first showed work without a Ready, or it was last asked to join again for that."""
+    """Time at which it first reported work without a Ready, or was last asked to join again."""
     probe_failures: int = 0
     refused: Probed | None = None
-    """Answer about weights that did not pass, until it offers others."""
+    """The answer about weights that failed the proof, until it offers others."""
     engine_mismatch: float = 0.0
     proof: Proof = "digest"
     """The proof that its present version was admitted by."""
@@ -135,21 +135,21 @@ class Worker:
     claimable: int = 0
     """Progress up to which its reports can be true."""
     has_strays: bool = True
-    """True if it says that it works on tasks that are not leased to it here: a former broker's, or taken back."""
+    """True if it reports tasks that are not leased to it: given by an earlier broker, or taken back."""
     strays_s: float = math.inf
-    """Longest time after it joined, or joined again, in which it may have such."""
+    """Longest time after its last Hello in which it may hold such tasks."""
     joined_s: float = 0.0
     wanted_version: int = -1
     beat_s: float = 1.0
     """Time between two of its heartbeats."""
     away_s: float = 0.0
-    """Sum of the silences of which it came back: a suspended process can do nothing about a deadline."""
+    """Sum of its long silences. A suspended process cannot keep a deadline."""
     is_leaving: bool = False
     """True once it takes no new task; it never takes one again."""
     is_drained: bool = False
-    """True while the operator wants it to leave and it has not said that it does."""
+    """True while the operator wants it to leave and it has not confirmed."""
     changed: "dict[bytes, Worker] | None" = field(default=None, repr=False, compare=False)
-    """Index that hears of every change that decides which tasks the worker gets."""
+    """The index to which the worker adds itself when its place may have changed."""
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -158,7 +158,7 @@ class Worker:
 
     @property
     def free(self) -> int:
-        """Number of rows that it may get; a task is given whole, so this may become negative."""
+        """Number of rows that it may get. A task is given whole, so the number may be negative."""
         free = self.room - self.taken
         return free if self.takes_runs else min(free, MOST_HELD * self.room - self.rows)
 
@@ -190,7 +190,7 @@ class Worker:
 
     @property
     def holder(self) -> bytes:
-        """Return who holds its tasks, as their names prove it."""
+        """The identity that the names of its tasks prove."""
         return self.identity + self.key.encode()
 
     @property
@@ -233,7 +233,7 @@ class Worker:
         self.heard_s = now_s
 
     def overdue(self, now_s: float, counts_away: bool) -> Lease | None:
-        """Return a task without a result in time; the worker's absences count or do not."""
+        """Return a lease past its limit; `counts_away`: the worker's absences count as time."""
         for lease in self.leases.values():
             away_s = 0.0 if counts_away else self.away_s - lease.away_before_s
             if lease.front_s is not None and now_s - lease.front_s - away_s > lease.most_s:
@@ -329,7 +329,7 @@ class Worker:
 
 
 def check_offer(ready: Ready) -> None:
-    """Raise ValueError unless a worker offers seats and room that can be."""
+    """Raise ValueError unless the offered seats and room are possible."""
     if not 1 <= ready.seats <= ready.room <= MOST_ROWS:
         raise ValueError(
             f"a worker with {ready.seats} seats and room for {ready.room} rows cannot work here; its engine must offer "

@@ -8,7 +8,7 @@ import pytest
 from prefixrl.common.wire.messages.worker import Activity, Heartbeat, Hello
 from prefixrl.learner.broker.groups.ledger import ScoreItem
 from prefixrl.learner.broker.workers.registry import Registry
-from prefixrl.learner.broker.workers.takers import kind_of
+from prefixrl.learner.broker.workers.task_order import kind_of
 from prefixrl.learner.broker.workers.workers import READY_S, Lease, Worker
 from support.broker.dispatch_desk import hello
 

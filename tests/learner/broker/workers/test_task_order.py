@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from prefixrl.learner.broker.groups.admission import Supply
 from prefixrl.learner.broker.groups.ledger import ScoreItem
 from prefixrl.learner.broker.workers.registry import Registry
-from prefixrl.learner.broker.workers.takers import Kind, kind_of
+from prefixrl.learner.broker.workers.task_order import Kind, kind_of
 from prefixrl.learner.broker.workers.workers import Lease, Phase, Worker
 from support.broker.dispatch_desk import hello
 

@@ -5,8 +5,8 @@
                                         └▶ offers: seats and room of those that work
 
 A worker notes itself as changed when anything does that decides its place (`Worker.__setattr__`), so a task costs the
-same with three workers and with a thousand. Workers for whom a queue has the same answer stand in one heap: they are in
-one phase, at the same weights.
+same with three workers and with a thousand. One heap holds the workers of one kind: a queue has the same answer for all
+of them.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from prefixrl.learner.broker.workers.workers import Phase, Worker
 
 SPARE_ENTRIES = 64
-"""Entries that may be out of date, beyond one per worker; then the heaps are made anew."""
+"""Outdated entries, beyond one per worker, after which the heaps are rebuilt."""
 
 
 class Kind(NamedTuple):
@@ -34,28 +34,28 @@ def kind_of(worker: Worker) -> Kind:
 
 
 class Entry(NamedTuple):
-    """A worker's place; the smallest is first. Out of date unless it is its worker's newest."""
+    """A worker's place; the smallest is first. Only the newest entry of a worker is valid."""
 
     only_prefetches: bool
     less_seats: int
     less_free: int
     tasks_done: int
     number: int
-    """Decides between two in the same place: who has been there longer is first."""
+    """Decides between equal places: the older entry is first."""
     worker: Worker
 
 
-class Takers:
-    """The workers of a role."""
+class TaskOrder:
+    """The workers of one role, in their order."""
 
     def __init__(self, taking: Container[Phase], offering: Container[Phase], prefetches: bool) -> None:
         """Give tasks in some phases, count seats in others.
 
-        `prefetches`: also give them to who has no free row, after all others.
+        `prefetches`: also give one task to workers without a free row, after all others.
         """
         self._taking, self._offering, self._prefetches = taking, offering, prefetches
         self.changed: dict[bytes, Worker] = {}
-        """Workers whose place may be another one since the last look."""
+        """Workers whose place may have changed."""
         self.crowded: dict[bytes, Worker] = {}
         """Workers with tasks that wait for a seat."""
         self.offers: dict[bytes, tuple[int, int, bool]] = {}
@@ -90,7 +90,7 @@ class Takers:
         return min(tops).worker if tops else None
 
     def refresh(self) -> None:
-        """Put what has changed in its place."""
+        """Move the changed workers to their places."""
         for worker in self.changed.values():
             self._place(worker)
         self.changed.clear()
