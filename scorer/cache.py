@@ -99,7 +99,7 @@ class Completions:
         self._asked.pop(key, None)
 
     def answer(self, key: str, done: Sequence[Continuation]) -> list[Completion]:
-        """Return the completions of all rows of a job; `done` holds those of the engine's part."""
+        """Return the completions of all rows of a job; `done`: the completions by the engine."""
         asked = self._asked.pop(key, None)
         if asked is None:
             return [_completion(each, each.tokens) for each in done]
@@ -123,7 +123,7 @@ def _completion(done: Continuation, tokens: TokenIds) -> Completion:
 
 
 def _first_of_each(keys: Sequence[Key], known: dict[Key, Completion]) -> list[int]:
-    """Return the rows the engine must complete: the first of equal ones, none that is known."""
+    """Return the rows that the engine must complete: of equal rows the first, without cached ones."""
     first: dict[Key, int] = {}
     for row, key in enumerate(keys):
         if key not in known:

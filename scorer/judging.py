@@ -145,7 +145,7 @@ class Judging:
 
     @property
     def state(self) -> str:
-        """The work on answers and what is wrong with the verifier, "" without either."""
+        """The work on answers and the faults of the verifier, in words; "" without either."""
         verifying = f"verifying {len(self._verifying)}" if self._verifying else ""
         scoring = f"scoring steps of {len(self._unscored)} groups" if self._unscored and not verifying else ""
         return "; ".join(filter(None, [self._verifier.trouble, verifying, scoring]))

@@ -248,5 +248,5 @@ def _draws(group: GroupPrefixes, times: int, tokens: int) -> Draws:
 
 
 def _purpose(name: str, continuation: int) -> str:
-    """Name the purpose of draws; the first continuation has those of a row completed once."""
+    """Name the purpose of draws. The first continuation draws as a row with one continuation does."""
     return f"{name} {continuation}" if continuation else name

@@ -158,7 +158,7 @@ def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBro
     )
     names = TaskNames(secrets.token_hex(3), header.task_key)
     broker = Broker(config, state, Dispatcher(config, ledger, order, names), journal, server)
-    # Only a broker that died alone announces the newest version again; a learner that resumed publishes it anew.
+    # Only a broker that died alone announces the newest version again. A learner that resumed publishes it again.
     if newest is not None and newest.version == start.iteration:
         broker.versions.announce(newest)
     return broker

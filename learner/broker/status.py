@@ -164,7 +164,7 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
 
 
 def _memory(sources: StatusSources) -> dict[str, MemoryUse]:
-    """Return the memory of each process that has told it."""
+    """Return the memory of each process that has reported it."""
     found = {"broker": memory_now()}
     found |= {f"rank-{rank}": memory for rank, memory in sorted(sources.batches.memory.items())}
     found |= {worker.name: worker.memory for worker in sources.dispatcher.registry.by_identity.values()}

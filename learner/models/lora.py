@@ -53,7 +53,7 @@ def add(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None:
 
 
 def is_low_rank(layer: object) -> bool:
-    """Return True for a layer that has matrices; whoever added them has loaded peft."""
+    """Return True for a layer with low-rank matrices."""
     tuners = sys.modules.get("peft.tuners.tuners_utils")
     return tuners is not None and isinstance(layer, tuners.BaseTunerLayer)
 

@@ -291,7 +291,7 @@ def shard(frozen: Actor, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A model folder, mostly the adapter's: what is loaded from it is loaded in the same way."""
+    """A model folder, mostly the adapter's; all models of a run are loaded from folders in one way."""
 
     path: str
     config: RunConfig

@@ -41,7 +41,7 @@ def make_cpu_adam(trained: list[nn.Parameter], options: dict[str, Any]) -> torch
 
     try:
         made: torch.optim.Optimizer = DeepSpeedCPUAdam(trained, **options, adamw_mode=True)
-    # A compiler that is missing, or fails, shows in ways of its own.
+    # A missing or failing compiler raises many types of errors.
     except Exception as error:  # noqa: BLE001
         log.warning(
             "DeepSpeed's Adam for the CPU cannot be compiled here (%s: %.200s): torch's is several times slower",

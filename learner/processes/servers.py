@@ -168,7 +168,7 @@ class Servers:
 
 
 def _written(path: Path) -> tuple[int, int] | None:
-    """Return what tells one writing of a file from another, whatever the clock says."""
+    """Return a mark that differs after each write of a file, whatever the clock says."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -189,7 +189,7 @@ def _private_folder(directory: Path) -> Path | None:
         found = folder.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
             return folder
-        return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # somebody else made one of that name
+        return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # another user made a folder of that name
     except OSError as error:
         log.warning("no folder for a local door can be made (%s): %s", error, NO_DOOR)
         return None

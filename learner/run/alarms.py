@@ -10,7 +10,7 @@ from collections.abc import Mapping
 LOW_ESS = 0.5
 """Below this, half of the old samples count for nothing."""
 LOW_ENTROPY_SHARE = 0.1
-"""Share of the entropy in the first iterations; who has learned the task gets there too, with a high reward."""
+"""Share of the first iterations' entropy. A policy that has learned the task is below it too, with a high reward."""
 LOST_REWARD = 0.1
 """Below the best smoothed reward so far."""
 ONE_TEXT = 0.8
@@ -18,7 +18,7 @@ ONE_TEXT = 0.8
 ONE_TEXT_RISE = 0.2
 """By so much the share must have risen: an adapter may write one text mostly from the beginning."""
 NO_REWARD_ITERATIONS = 3
-"""So many in a row without any reward: one alone may be bad luck on a hard task."""
+"""Iterations in a row without any reward; a single one may be bad luck on a hard task."""
 FIRST_ITERATIONS = 3
 SMOOTHING = 0.2
 """Weight of the newest iteration in the smoothed reward."""

@@ -115,7 +115,7 @@ class MetricsLog:
 
 
 def _engines(status: StatusDocument) -> dict[str, tuple[str, ...]]:
-    """Return the engines of the workers by role; one that is loading has not named its own."""
+    """Return the engines of the workers by role; a loading worker has not named its engine."""
     return {
         role: tuple(sorted({each.engine for each in status.workers if each.role == role} - {""}))
         for role in ("rollout", "scorer")

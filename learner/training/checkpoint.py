@@ -293,7 +293,7 @@ def load(directory: Path, models: Models) -> TrainerState | None:
 
 
 def take_critic(folder: Path, models: Models) -> None:
-    """Begin with the critic of another run's checkpoint if it fits; else tell why not."""
+    """Begin with the critic of another run's checkpoint if it fits; log why if it does not."""
     manifest = read_manifest(folder)
     begins = f"the run begins with the adapter of {folder} (iteration {manifest.state.iteration})"
     if models.critic is None:

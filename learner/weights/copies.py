@@ -91,7 +91,7 @@ class HostCopies:
 
 
 def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """Return the buffer of a weight, made anew where none fits."""
+    """Return a buffer for a weight; make one if none fits."""
     found = buffers.get(name)
     if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
         found = buffers[name] = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)

@@ -79,7 +79,7 @@ class Publisher:
         self._thread.start()
 
     def publish(self, version: int, tensors: Tensors, probe_logprobs: NDArray[np.float32]) -> None:
-        """Hand over tensors that nobody changes any more; TrainingFault if they are not finite."""
+        """Publish tensors that never change again; TrainingFault if they are not finite."""
         _refuse(version, not_finite(tensors))
         self._hand_over(_Handed(version, HostCopy(tensors, _nothing, _nothing), probe_logprobs, _as_it_is))
 
@@ -158,7 +158,7 @@ class Publisher:
         version = handed.version
         handed.copied.wait()
         tensors = handed.finish(handed.copied.tensors)
-        # Once more: what is made of finite weights, and what a copy holds, may not be finite.
+        # Check again: tensors made from finite weights, and copies, may not be finite.
         _refuse(version, not_finite(tensors))
         manifest = describe(version, tensors)
         self._write(lambda: write_snapshot(self._directory, manifest, tensors), f"version {version} of the weights")

@@ -97,7 +97,7 @@ class Snapshots:
 def _held(
     opened: dict[int, tuple[T, Mapped]], version: int, keep: int, path: Path, kind: type[T]
 ) -> tuple[T, Mapped] | None:
-    """Return what is open for a version, read now if necessary; the newest others stay open."""
+    """Return the open files of a version; open them if necessary. The newest others stay open."""
     if version not in opened:
         try:
             opened[version] = read_mapped(path, kind)
@@ -106,7 +106,7 @@ def _held(
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             log.error("%s cannot be served: %s", path, error)
             return None
-    # Never the version that is asked for: of a pinned old one every chunk would be opened anew.
+    # Never close the requested version: a pinned old one would be opened again for every chunk.
     for old in sorted(opened.keys() - {version})[: 1 - keep]:
         del opened[old]
     return opened[version]
@@ -148,7 +148,7 @@ def main(
         write_atomically(endpoint_file, server.endpoint)
         snapshots = Snapshots(directory)
         while not stop.is_set():
-            # Undeliverable: the worker is gone or does not read; it asks again. Unlisted: the broker tells it why.
+            # Undeliverable: the worker is gone, or does not read and asks again. Unlisted: the broker sends the reason.
             with contextlib.suppress(Malformed, Undeliverable, Unlisted):
                 if (received := server.receive(0.2, lambda peer: False)) is not None:
                     server.send(received[0], *answer(snapshots, received[1]))

@@ -70,7 +70,7 @@ class StepForm:
         return Marked(np.asarray(ids, dtype=np.int32), at)
 
     def candidates(self) -> tuple[int, int]:
-        """Return the tokens of a good and a bad step; ConfigError for what is no token."""
+        """Return the tokens of a good and a bad step; ConfigError unless each is one token."""
         settings = self._settings
         good, bad = self._candidate("good_token", settings.good_token), self._candidate("bad_token", settings.bad_token)
         if good == bad:

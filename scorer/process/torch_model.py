@@ -94,7 +94,7 @@ class TorchStepModel:
 
 
 def batches(rows: Sequence[Marked], most_tokens: int) -> Iterator[list[Marked]]:
-    """Yield the rows in their order, in batches of at most so many padded tokens or of one row."""
+    """Yield the rows in order, in batches of at most `most_tokens` padded tokens, or of one row."""
     batch: list[Marked] = []
     width = 0
     for row in rows:
@@ -124,7 +124,7 @@ def _loaded(kind: Any, folder: str, settings: ProcessModelConfig) -> Any:
 
 
 def check_candidates(candidates: tuple[int, int], size: int, settings: ProcessModelConfig) -> None:
-    """Raise ConfigError for a candidate that an output layer of so many tokens lacks."""
+    """Raise ConfigError for a candidate that is outside the output layer."""
     for key, token in zip(("good_token", "bad_token"), candidates, strict=True):
         if token >= size:
             raise ConfigError(

@@ -39,7 +39,7 @@ MOST_LATE = 2
 """Requests of a row without an answer in time, after which the row is refused."""
 MOST_NAMES = 20
 BELIEVED = frozenset({401, 402, 403})
-"""Statuses that end a run that goes on: a key that was withdrawn, no credit."""
+"""Statuses that end a run at any time: a key that was withdrawn, no credit."""
 LOG_EVERY_S = 10.0
 """Least time between two log lines about an endpoint that answers only now and then."""
 
@@ -230,7 +230,7 @@ class CompletionsEndpoint:
         try:
             outcome = await self._client.complete(content)
             if isinstance(outcome, EndpointRefused) and self._has_answered and outcome.status not in BELIEVED:
-                # A proxy answers so while what is behind it is exchanged.
+                # A proxy answers so while its backend is replaced.
                 outcome = Retry(outcome.reason)
             self._has_answered |= isinstance(outcome, Completed)
             self._note(outcome)

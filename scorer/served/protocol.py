@@ -75,7 +75,7 @@ class Retry:
     """Seconds until the endpoint wants the next request; None if it does not state them."""
     is_limit: bool = False
     is_unconnected: bool = False
-    """True if nobody listens at the address: a request costs nothing."""
+    """True if no process listens at the address: a request costs nothing."""
     is_unresolved: bool = False
     """True if there is no such host."""
     is_late: bool = False
@@ -163,7 +163,7 @@ def body(row: RowRequest, dialect: Literal["vllm", "openai"]) -> bytes:
         if row.stops:
             asked["stop"] = list(row.stops)[:MOST_STOPS]
         return msgspec.json.encode(asked)
-    # Everything is named: a server's defaults are those of the model's generation_config.
+    # Name every setting: the server takes defaults from the model's generation_config.
     asked |= {
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,

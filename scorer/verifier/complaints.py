@@ -11,7 +11,7 @@ MAX_COMPLAINTS = 20
 SLOW_S = 2.0
 """A call of a user's function that takes longer is named at once: it may never end."""
 RECENT_S = 60.0
-"""Time for which a failure of a user's function is told."""
+"""Time for which the status names a failure of a user's function."""
 
 
 class Complaints:
@@ -33,7 +33,7 @@ class Complaints:
 
 
 class Troubles:
-    """Failures of the children of a pool; those of a user's function are told."""
+    """Failures of the children of a pool; the status names failures of a user's function."""
 
     def __init__(self, log: logging.Logger, function_ref: str, timeout_s: int) -> None:
         """`function_ref` is empty without a function."""
@@ -63,7 +63,7 @@ class Troubles:
             self._log.warning("reward.function %s: %s; later ones are told by `prefixrl status`", self._ref, limit)
 
     def told(self, slowest_s: float) -> str:
-        """Return, in words, whether the function hangs or failed in the last minute; else ""."""
+        """Describe a function that hangs or failed in the last minute; "" without one."""
         if not self._ref:
             return ""
         found = [f"waiting for reward.function {self._ref}: {slowest_s:.0f} s on one answer"]

@@ -42,7 +42,7 @@ def _taken(pool: VerifierPool, pairs: list[tuple[int, int, int]]) -> set[tuple[i
 
 
 def _firsts(count: int, at: int, equal: set[tuple[int, int, int]]) -> list[int]:
-    """Give every answer to the first one that stands for itself and equals it."""
+    """Map every answer to the first answer that equals it."""
     found: list[int] = []
     for j in range(count):
         found.append(next((i for i in range(j) if found[i] == i and (at, i, j) in equal), j))

@@ -49,8 +49,7 @@ class Group:
 class LiveGroups:
     """Live groups by sequence number, counted by state and version as these change.
 
-    Nobody counts groups again: that would cost as much as there are groups, for every message. So state and version of
-    a group change here only.
+    Counting all groups for every message would be too slow, so state and version of a group change here only.
     """
 
     def __init__(self) -> None:

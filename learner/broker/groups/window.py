@@ -98,7 +98,7 @@ class Window:
         return scored, spares, unscored
 
     def fillers(self, iteration: int, missing: int, spares: Iterable[Entry], may_come: bool) -> list[Entry]:
-        """Return the spares, as (deadline, seq), that stand in for `missing` groups of an iteration.
+        """Return the spares, as (deadline, seq), that replace `missing` groups of an iteration.
 
         None before f times as many spares as missing groups were judged, unless nothing else `may_come`.
         """

@@ -197,5 +197,5 @@ def _compact(text: str) -> str:
 
 
 def _outside(text: str) -> str:
-    """Return the text without what stands in round brackets."""
+    """Return the text without its parts in round brackets."""
     return re.sub(r"\([^()]*\)", "", text)

@@ -45,7 +45,7 @@ def are_equal(gold: str, answer: str) -> bool | None:
 
 
 def letters(text: str) -> frozenset[str]:
-    r"""Return the variables and commands of a text, \pi among them, without those of its shape."""
+    r"""Return the variables and commands of a text, \pi among them, without commands of layout."""
     found = set(re.findall(r"\\[a-zA-Z]+|[a-zA-Z]", text))
     return frozenset(found - {r"\frac", r"\sqrt", r"\cdot", r"\times"})
 

@@ -103,7 +103,7 @@ def settle_exactly(gold: str, answer: str) -> bool | None:
 
 
 def _settle_plainly(gold: str, answer: str) -> bool | None:
-    """Compare what is no expression: words, choices, dates, single letters."""
+    """Compare words, choices, dates and single letters, which are no expressions."""
     if is_choice(gold) and (choice := choice_of(answer)) is not None:
         return choice == choice_of(gold)
     words = words_of(gold)
