@@ -42,7 +42,7 @@ from prefixrl.common.errors import PrefixRLError
 from prefixrl.common.run.documents import METRICS_FILE
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.address import ENDPOINT_FILE
-from prefixrl.deploy.view.live_view import fetch
+from prefixrl.deploy.view.run_state import fetch
 from prefixrl.learner.processes.servers import Servers
 
 EXAMPLE = Path("deploy/examples/arithmetic")

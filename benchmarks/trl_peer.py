@@ -41,7 +41,7 @@ import msgspec
 from benchmarks.results import ROOT, Figure, Report, commit, options
 from prefixrl.common.config.load import load
 from prefixrl.common.run.status import StatusDocument
-from prefixrl.deploy.view.live_view import fetch
+from prefixrl.deploy.view.run_state import fetch
 
 EXAMPLE = ROOT / "deploy/examples/arithmetic"
 OURS, TRL_1, TRL_2 = "prefixrl", "TRL, 1 thread", "TRL, 2 threads"

@@ -140,7 +140,7 @@ class Judging:
 
     @property
     def activity(self) -> Activity:
-        """Whether the verifier works: "failing" while a reward function hangs or fails."""
+        """The work of the verifier: "failing" while a reward function hangs or fails."""
         return "failing" if self._verifier.trouble else "working"
 
     @property

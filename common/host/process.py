@@ -2,7 +2,6 @@
 
 import atexit
 import ctypes
-import errno
 import faulthandler
 import fcntl
 import gc
@@ -27,7 +26,7 @@ import setproctitle
 
 from prefixrl.common.errors import ConfigError, PrefixRLError, UserError, is_full
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Signals that ask for an orderly end; batch systems send any of them, a terminal that is closed the last one."""
 END_SIGNAL: signal.Signals = getattr(signal, "SIGRTMIN", signal.SIGVTALRM)  # macOS has no real-time signals
@@ -69,24 +68,6 @@ def start_logging(title: str) -> None:
     handler.setFormatter(_Lines(f"%(asctime)s %(levelname)-7s {title} %(message)s"))
     logging.basicConfig(level=os.environ.get("PREFIXRL_LOG", "INFO").upper(), handlers=[handler])
     logging.captureWarnings(True)
-
-
-@contextmanager
-def adopting_orphans() -> Iterator[None]:
-    """Become the parent of descendants that lose theirs meanwhile.
-
-    Raises:
-        OSError: this system has no such thing.
-    """
-    if sys.platform != "linux":
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    try:
-        yield
-    finally:
-        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def die_with_parent(parent_pid: int) -> None:

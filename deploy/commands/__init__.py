@@ -3,13 +3,12 @@
 init.py              `prefixrl init`: prints a run file
 config.py            `prefixrl config`: explains the keys of a run file
 docs.py              `prefixrl docs` and `prefixrl completion`
-begin.py             options of the commands above, and of `sweep` and `keygen`
 status_command.py    `prefixrl status`
+list_command.py      `prefixrl list` and `prefixrl compare`
 stop_and_drain.py    `prefixrl stop` and `prefixrl workers`
 logs.py              `prefixrl logs`
 advise.py            `prefixrl advise`
 keygen.py            `prefixrl keygen` and `prefixrl worker-command`
-operate.py           options of the commands above
 eval_command.py      `prefixrl eval`
 generate_command.py  `prefixrl generate`
 python_api.py        `prefixrl.Run` and `prefixrl.launch`: a run from Python

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+import click
 import msgspec
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from prefixrl.common.config.run import RunConfig
@@ -18,9 +20,8 @@ from prefixrl.common.errors import ConfigError, PeerLost, UserError
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine
 from prefixrl.common.run.status import StatusDocument
-from prefixrl.deploy.commands.status_command import is_over
 from prefixrl.deploy.runs.checkpoints import config_of
-from prefixrl.deploy.view.live_view import fetch
+from prefixrl.deploy.view.run_state import fetch, is_over
 
 LEARNER, WORKERS = "learner", ("rollout", "scorer")
 LEAST_ITERATIONS = 5
@@ -28,6 +29,19 @@ FULL = 0.9
 """Share of its time that a worker works where it keeps the learner busy: the rest evens out stragglers."""
 IDLE = 0.75
 """A run in which every part is busy for less of the time has no bottleneck."""
+
+
+@click.command("advise")
+@click.argument("run_directory", type=click.Path(path_type=Path))
+def advise_command(run_directory: Path) -> None:
+    """Say which part holds up the run in RUN_DIRECTORY, and how many workers would balance it.
+
+    From its measured rates, while it goes on and afterwards.
+    """
+    table, sentences = advice_for(run_directory)
+    Console().print(table)
+    for each in sentences:
+        click.echo(each)
 
 
 @dataclass(frozen=True, kw_only=True)

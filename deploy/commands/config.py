@@ -1,10 +1,13 @@
 """`prefixrl config`: the keys of the run file, and the page that lists them."""
 
 import difflib
+import json
 import textwrap
 from collections.abc import Iterator
 
-from prefixrl.common.config.catalogue import SYNONYMS, Setting, settings
+import click
+
+from prefixrl.common.config.catalogue import SYNONYMS, Setting, json_schema, settings
 from prefixrl.common.errors import ConfigError
 
 WIDTH = 100
@@ -16,6 +19,24 @@ All keys of the run file, as `prefixrl config --markdown` prints them. `prefixrl
 also by its name in TRL, verl or OpenRLHF; `--set KEY=VALUE` changes a key. Keys without a default may be absent. Either
 `algorithm.iterations` or `data.epochs` must be given.
 """
+
+
+@click.command("config")
+@click.argument("key", required=False)
+@click.option("--markdown", "form", flag_value="markdown", help="All keys, as the page docs/configuration.md.")
+@click.option("--json-schema", "form", flag_value="schema", help="The JSON schema of a run file, for editors.")
+def config_command(key: str | None, form: str | None) -> None:
+    """Explain a KEY or section of the run file; without one, list the sections.
+
+    KEY may also be the name of the same setting in TRL, verl or OpenRLHF.
+    """
+    if form == "schema":
+        click.echo(json.dumps(json_schema(), indent=2))
+    elif form == "markdown":
+        click.echo(page(), nl=False)
+    else:
+        for line in explained(key):
+            click.echo(line)
 
 
 def explained(key: str | None) -> Iterator[str]:

@@ -4,15 +4,37 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from click import Command
+import click
 from click.shell_completion import get_completion_class
 
 from prefixrl.common.errors import ConfigError
 
-FOLDER = Path(__file__).parent / "docs"
+FOLDER = Path(__file__).parent.parent / "docs"
 """The pages in `docs/` of the repository: a link there, files in the wheel."""
 INDEX = "README"
 _ROW = re.compile(r"\| \[(\w+)\]\(\w+\.md\) \| (.*) \|")
+
+
+@click.command()
+@click.argument("topic", required=False)
+def docs(topic: str | None) -> None:
+    """Print the page TOPIC of the documentation; without one, list the pages."""
+    if topic:
+        click.echo(page_of(topic), nl=False)
+    else:
+        for line in topics():
+            click.echo(line)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script by which SHELL completes commands and options.
+
+    For example, in ~/.bashrc: eval "$(prefixrl completion bash)"
+    """
+    click.echo(completion_script(context.find_root().command, shell))
 
 
 def topics() -> Iterator[str]:
@@ -33,7 +55,7 @@ def page_of(topic: str) -> str:
     return _text(name)
 
 
-def completion_script(command: Command, shell: str) -> str:
+def completion_script(command: click.Command, shell: str) -> str:
     """Return the script by which a shell completes a command; click makes it."""
     kind = get_completion_class(shell)
     if kind is None:

@@ -3,6 +3,8 @@
 import shlex
 from pathlib import Path
 
+import click
+
 from prefixrl.common.config.load import from_json
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import check_format
@@ -17,6 +19,26 @@ from prefixrl.common.wire.keys import (
     remove_client,
 )
 from prefixrl.common.worker.allowed import flags
+
+
+@click.command()
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.option("--worker", "added", metavar="NAME", help="Let one more worker in, by a key file of its own.")
+@click.option("--remove", "removed", metavar="NAME", help="Let a key in no longer; its processes are refused at once.")
+@click.option("--new", "is_new", is_flag=True, help="Make the keys of a run that has not begun.")
+def keygen(run_directory: Path, added: str | None, removed: str | None, is_new: bool) -> None:
+    """Add or remove a key of a run, also while the run goes on; list the keys."""
+    change(run_directory, added, removed, is_new)
+    click.echo(listing(run_directory))
+
+
+@click.command("worker-command")
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.option("--role", type=click.Choice(["rollout", "scorer"]), default="scorer", show_default=True)
+@click.option("--key", "name", default="worker", metavar="NAME", help="Name of the key to use.", show_default=True)
+def worker_command(run_directory: Path, role: str, name: str) -> None:
+    """Print the command that starts a worker on another host, and the key file to copy there."""
+    click.echo(command_for(run_directory, role, name))
 
 
 def change(directory: Path, added: str | None, removed: str | None, is_new: bool = False) -> None:

@@ -5,10 +5,29 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from prefixrl.common.errors import ConfigError
+import click
 
-LOOK_EVERY_S = 0.2
+from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.process import printable, stop_event
+
+POLL_S = 0.2
 BLOCK_BYTES = 2**16
+
+
+@click.command()
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.argument("name", required=False)
+@click.option("-n", "--lines", "count", type=click.IntRange(0), default=20, show_default=True, help="Lines per log.")
+@click.option("--follow", "-f", "follows", is_flag=True, help="Go on with the lines that come, until Ctrl-C.")
+def logs(run_directory: Path, name: str | None, count: int, follows: bool) -> None:
+    """Print the newest lines of the logs of a run.
+
+    NAME is a process (scorer-1) or a role (learner, rollout, scorer). The learner's log holds those of broker and
+    weight server too.
+    """
+    paths = logs_of(run_directory, name)
+    for line in follow(paths, count, stop_event().is_set) if follows else newest_lines(paths, count):
+        click.echo(printable(line))
 
 
 def logs_of(directory: Path, name: str | None) -> list[Path]:
@@ -46,7 +65,7 @@ def follow(paths: list[Path], count: int, stopped: Callable[[], bool]) -> Iterat
         for path, offset in offsets.items():
             lines, offsets[path] = _since(path, offset)
             yield from (mark.format(stem=path.stem, line=line) for line in lines)
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
 
 
 def _tail(path: Path, count: int) -> list[str]:

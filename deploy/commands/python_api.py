@@ -18,8 +18,7 @@ from prefixrl.common.run.directory_format import check_holds_run
 from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine, Summary, columns
 from prefixrl.deploy.runs.inspect import trained_groups
 from prefixrl.deploy.runs.samples import decoder, texts_of
-from prefixrl.deploy.view.live_view import fetch
-from prefixrl.deploy.view.run_state import state_of
+from prefixrl.deploy.view.run_state import fetch, state_of
 
 USER_ERROR = 2
 STOPPED = 130

@@ -2,41 +2,60 @@
 
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import click
 import msgspec
-from rich import box
-from rich.table import Column, Table
-from rich.text import Text
 
 from prefixrl.common.errors import ConfigError, PeerLost, TrainingFault
 from prefixrl.common.host.process import printable
 from prefixrl.common.run.disk import held_bytes, in_mib
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
-from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, GetStatus, HaltRun, Status
 from prefixrl.common.wire.requester import Requester
-from prefixrl.deploy.commands.status_command import is_over, statement
-from prefixrl.deploy.view.live_view import newest_line
-from prefixrl.deploy.view.run_state import is_locked, state_of
+from prefixrl.deploy.view.console import workers_table
+from prefixrl.deploy.view.live_view import console
+from prefixrl.deploy.view.run_state import goes_on, newest_lines, operator, state_of
 
 ANSWER_S = 5.0
 TICK_S = 0.2
 ASK_EVERY_S = 2.0
 TELL_EVERY_S = 5.0
-PIPE_CHARS = 200
-"""Width of a table that no terminal shows."""
+STOP_S = "Longest wait in seconds; the run stops after it too, as soon as it can."
+DRAIN_S = "Longest wait in seconds for a worker that leaves."
 
 
-def operator(directory: Path) -> Requester:
-    """Connect to a run's broker with the operator's key; raises ConfigError or PeerLost."""
-    if not (directory / ENDPOINT_FILE).exists():
-        raise ConfigError(f"{directory} holds no run that was ever started (no file {directory / ENDPOINT_FILE})")
-    if is_over(directory):
-        raise ConfigError(f"the run in {directory} does not run: {statement(state_of(directory))}")
-    return Requester(address_in(directory, "operator"), "operator", ANSWER_S)
+@click.command("stop")
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=600.0, show_default=True, help=STOP_S)
+def stop_command(run_directory: Path, timeout_s: float) -> None:
+    """Have the run in RUN_DIRECTORY save and stop, on whatever host it is.
+
+    The learner ends its iteration and saves; `prefixrl launch` then ends the workers it started.
+    """
+    stop(run_directory, timeout_s)
+
+
+@click.command("workers")
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.argument("action", required=False, type=click.Choice(["drain"]))
+@click.argument("name", required=False, metavar="[ID]")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=60.0, show_default=True, help=DRAIN_S)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per worker.")
+def workers_command(run_directory: Path, action: str | None, name: str | None, timeout_s: float, as_json: bool) -> None:
+    """List the workers of a running run, or have the worker ID leave it (drain).
+
+    A worker that `prefixrl launch` started stays away then, until the next launch.
+    """
+    if (action is None) != (name is None):
+        raise ConfigError(f"give `prefixrl workers {run_directory} drain ID`, with an ID of the list")
+    if name:
+        drain(run_directory, name, timeout_s)
+    elif as_json:
+        for each in workers(run_directory):
+            click.echo(printable(msgspec.json.encode(each).decode()))
+    else:
+        console().print(workers_table(workers(run_directory), is_wide=True))
 
 
 def document_of(asking: Requester) -> StatusDocument:
@@ -44,7 +63,10 @@ def document_of(asking: Requester) -> StatusDocument:
     return msgspec.json.decode(asking.ask(GetStatus(), Status)[0].document, type=StatusDocument)
 
 
-# --- stop -----------------------------------------------------------------------------------------------------------
+def workers(directory: Path) -> list[WorkerStatus]:
+    """Return the workers that are connected."""
+    with operator(directory, ANSWER_S) as asking:
+        return document_of(asking).workers
 
 
 def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.echo) -> None:
@@ -52,102 +74,59 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
 
     Raises:
         ConfigError: the run does not run.
-        PeerLost: it has not ended within `timeout_s`; the message names who holds it up.
+        PeerLost: it has not ended within `timeout_s`; the message names what holds it up.
         TrainingFault: it ended without saving; the message says how.
     """
     began_s = told_s = time.monotonic()
-    with closing(operator(directory)) as asking:
+    with operator(directory, ANSWER_S) as asking:
         asking.ask(HaltRun("`prefixrl stop`"), Accepted)
     tell("asked the learner to save and stop")
     asked_s = time.monotonic()
-    while not _has_ended(directory):
+    while goes_on(directory):
         now_s = time.monotonic()
         if now_s - began_s > timeout_s:
             raise PeerLost(
-                f"the run in {directory} has not stopped within {timeout_s:g} s; {_culprit(directory)}. It was asked "
-                f"and will stop when that is done; `prefixrl stop {directory}` waits again"
+                f"the run in {directory} has not stopped within {timeout_s:g} s; {_present_work(directory)}. It was "
+                f"asked and will stop when that is done; `prefixrl stop {directory}` waits again"
             )
         if now_s - told_s > TELL_EVERY_S:
             told_s = now_s
-            tell(_culprit(directory))
+            tell(_present_work(directory))
         if now_s - asked_s > ASK_EVERY_S:
             asked_s = now_s
             _ask_again(directory)
         time.sleep(TICK_S)
     found = state_of(directory)
     if found.state in ("failed", "killed"):
-        raise TrainingFault(f"the run did not stop in order: {statement(found)}")
-    tell(printable(statement(found)))
-
-
-def _has_ended(directory: Path) -> bool:
-    """Return True once the learner noted its end, or is gone without a word."""
-    if is_over(directory):
-        return True
-    if is_locked(directory):
-        return False
-    return _document(directory) is None
+        raise TrainingFault(f"the run did not stop in order: {found}")
+    tell(printable(str(found)))
 
 
 def _ask_again(directory: Path) -> None:
     """Repeat the request: a broker that was started anew has forgotten it."""
     try:
-        with closing(operator(directory)) as asking:
+        with operator(directory, ANSWER_S) as asking:
             asking.ask(HaltRun("`prefixrl stop`"), Accepted)
     except (PeerLost, ConfigError):
         return
 
 
-def _document(directory: Path) -> StatusDocument | None:
-    try:
-        with closing(operator(directory)) as asking:
-            return document_of(asking)
-    except (PeerLost, ConfigError):
-        return None
-
-
-def _culprit(directory: Path) -> str:
-    """Return who keeps a run from stopping, as far as its broker and its files show it."""
+def _present_work(directory: Path) -> str:
+    """Return what keeps a run from stopping, as far as its broker and its files show it."""
     if partial := sorted((directory / "checkpoints").glob(".step_*")):
-        return f"the learner saves ({partial[-1].name}, {in_mib(held_bytes(partial[-1]))} so far)"
-    found = _document(directory)
-    if found is None:
+        return f"the learner is saving ({partial[-1].name}, {in_mib(held_bytes(partial[-1]))} so far)"
+    try:
+        with operator(directory, ANSWER_S) as asking:
+            found = document_of(asking)
+    except (PeerLost, ConfigError):
         return "its broker does not answer, and its learner has not ended"
-    newest = newest_line(directory)
+    newest = newest_lines(directory, 1)
     if not found.workers and not newest:
-        return "the learner loads its models"
-    lately = f" (the newest one took {newest.trained_s:.0f} s)" if newest else ""
+        return "the learner is loading its models"
+    lately = f" (the newest one took {newest[0].trained_s:.0f} s)" if newest else ""
     if found.iteration < found.total_iterations:
         return f"the learner trains iteration {found.iteration + 1} of {found.total_iterations}{lately}, or saves"
     return "the learner ends the last evaluation, or saves"
-
-
-# --- workers --------------------------------------------------------------------------------------------------------
-
-
-def workers(directory: Path) -> list[WorkerStatus]:
-    """Return the workers that are connected."""
-    with closing(operator(directory)) as asking:
-        return sorted(document_of(asking).workers, key=lambda each: (each.role, _number(each.name)))
-
-
-def _number(name: str) -> int:
-    """Return the number in a name: scorer-10 comes after scorer-9."""
-    return int(name.rpartition("-")[2]) if name.rpartition("-")[2].isdecimal() else 0
-
-
-def table_of(found: list[WorkerStatus]) -> Table:
-    """Return a row per worker."""
-    names = (Column(each, no_wrap=True) for each in ("worker", "host", "pid", "phase"))
-    table = Table(*names, "version", "seats", "tasks", "busy", "tokens/s", "state", box=box.SIMPLE_HEAD)
-    for each in found:
-        busy = "" if each.busy_fraction is None else f"{each.busy_fraction:.0%}"
-        version = str(each.version) if each.role == "rollout" else ""
-        where = Text(printable(each.host)), str(each.pid), each.phase
-        seats = f"{each.rows}/{each.seats}"
-        figures = version, seats, str(each.leases), busy, f"{each.tokens_per_s:,.0f}"
-        table.add_row(each.name, *where, *figures, Text(printable(each.state)))
-    return table
 
 
 def drain(directory: Path, name: str, timeout_s: float, tell: Callable[[str], None] = click.echo) -> None:
@@ -157,7 +136,7 @@ def drain(directory: Path, name: str, timeout_s: float, tell: Callable[[str], No
         ConfigError: the run does not run, or has no such worker.
         PeerLost: it has not left within `timeout_s`; the message says what it does instead.
     """
-    with closing(operator(directory)) as asking:
+    with operator(directory, ANSWER_S) as asking:
         found = document_of(asking).workers
         if name not in (known := [each.name for each in found]):
             raise ConfigError(f"the run has no worker {name!r}; it has {', '.join(known) or 'none'}")

@@ -3,6 +3,4 @@
 launch.py         starts, watches and restarts the children of a run
 child_process.py  one child and its log
 resume.py         `prefixrl resume`, and the settings that it may change
-fork_server.py    a process that workers are forked from, so that torch is imported once
-fork_client.py    the fork server, as the launch sees it
 """

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prefixrl.common.host.process import RestartBudget, RunningProcess, printable
-from prefixrl.deploy.launch.fork_client import WorkerTemplate
+from prefixrl.common.host.process import RestartBudget, printable
 from prefixrl.deploy.view.stalls import Watched
 
 WORKER_RESTARTS = 10
@@ -39,13 +38,10 @@ class Child:
 
     name: str
     command: list[str]
-    """python -m MODULE ..., where it is forked."""
     log_path: Path
     environment: dict[str, str]
     budget: RestartBudget = field(default_factory=lambda: RestartBudget(WORKER_RESTARTS))
-    template: WorkerTemplate | None = None
-    """The process that it is forked from; without one, or where that is lost, it starts by itself."""
-    process: RunningProcess | None = field(default=None, repr=False)
+    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
     ended_s: float | None = None
     """Monotonic time at which its end was noticed."""
     is_drained: bool = False
@@ -62,7 +58,10 @@ class Child:
         self._recent = b""
         output, theirs = os.pipe()
         try:
-            self.process = self._forked(theirs) or self._spawned(theirs)
+            # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
+            self.process = subprocess.Popen(
+                self.command, stdout=theirs, stderr=theirs, env=self.environment, start_new_session=True
+            )
         except BaseException:
             os.close(output)
             raise
@@ -70,17 +69,6 @@ class Child:
             os.close(theirs)
         self._reader = threading.Thread(target=self._read, args=(output,), name=f"{self.name} log", daemon=True)
         self._reader.start()
-
-    def _forked(self, output: int) -> RunningProcess | None:
-        if self.template is None or self.template.is_lost:
-            return None
-        return self.template.fork(self.command[2:], self.environment, output)
-
-    def _spawned(self, output: int) -> RunningProcess:
-        # A session of its own: Ctrl-C reaches the launch alone, which stops its children in order.
-        return subprocess.Popen(
-            self.command, stdout=output, stderr=output, env=self.environment, start_new_session=True
-        )
 
     @property
     def code(self) -> int | None:
@@ -125,11 +113,9 @@ class Child:
                         self._news.put(printable(found[1].decode(errors="replace")))
 
 
-def family(children: Sequence[Child], template: WorkerTemplate | None = None) -> list[Watched]:
-    """Return the running children, their template, and the servers that they started."""
+def running_processes(children: Sequence[Child]) -> list[Watched]:
+    """Return the running children and the servers that they started."""
     found = []
-    if template is not None and not template.is_lost:
-        found.append(Watched("template", template.pid, _is_stopped(template.pid)))
     for child in children:
         if child.process is None or child.code is not None:
             continue

@@ -3,8 +3,7 @@
     launch ─┬─ learner ──┬─ broker
             │            └─ weight server
             ├─ rollout-0 ..      each with a log of its own in <run directory>/logs
-            ├─ scorer-0 ..
-            └─ template          workers are forked from it (`template.py`) or, without it, start by themselves
+            └─ scorer-0 ..
 
 The learner is the run: when it ends, the launch ends with its exit code. A worker that ends while the learner goes on
 is started again. A learner that is killed is started again and resumes from its last checkpoint; the workers stay.
@@ -15,6 +14,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -32,16 +32,15 @@ from prefixrl.common.host.placement import LEARNER, described, gpus_here, place,
 from prefixrl.common.host.process import PARENT_VARIABLE, end_children, own, stop_event
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.disk import held_bytes
-from prefixrl.common.run.documents import SUMMARY_FILE
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
-from prefixrl.deploy.launch.child_process import Child, family
-from prefixrl.deploy.launch.fork_client import WorkerTemplate, is_forked, is_possible
-from prefixrl.deploy.runs.checkpoints import config_of
+from prefixrl.common.worker.command import settings_option
+from prefixrl.deploy.launch.child_process import Child, running_processes
+from prefixrl.deploy.runs.checkpoints import checkpoints_of, newest_checkpoint
 from prefixrl.deploy.runs.report import print_table, write_report
-from prefixrl.deploy.view.live_view import View, fetch
-from prefixrl.deploy.view.run_state import state_of
+from prefixrl.deploy.view.live_view import View
+from prefixrl.deploy.view.run_state import fetch, nothing_left
 from prefixrl.deploy.view.stalls import Watchdog
 
 ROLES = ("rollout", "scorer")
@@ -60,11 +59,31 @@ SUCCESSION_BEATS = 2
 Before it misses one, the broker gives its name to nobody else.
 """
 TICK_S, START_TICK_S = 0.2, 0.02
-"""Time between two looks at the children, and between two looks for what the start of workers waits for."""
+"""Time between two checks of the children; of the endpoint file that the start of workers waits for."""
 ASK_S = 2.0
 """Longest wait for a broker that is asked why a worker went."""
 KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer"}
 """Keys of `config.json` in every release; a model folder has a `config.json` too."""
+
+
+@click.command("launch")
+@click.argument("run_file", type=click.Path(path_type=Path))
+@settings_option
+@click.option("--fresh", is_flag=True, help="Throw the run directory away and start anew.")
+@click.option("--check", is_flag=True, help="Start nothing: print what `prefixrl-learner --check` prints.")
+def launch_command(run_file: Path, settings: tuple[str, ...], fresh: bool, check: bool) -> None:
+    """Run learner, rollouts and scorers on this machine, with a live view; resume a run.
+
+    Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function).
+    """
+    if check:
+        command = [sys.executable, "-m", "prefixrl.learner", str(run_file), "--check", *_set_flags(settings)]
+        raise SystemExit(subprocess.call(command))
+    raise SystemExit(launch(run_file, settings, fresh))
+
+
+def _set_flags(settings: tuple[str, ...]) -> list[str]:
+    return [flag for setting in settings for flag in ("--set", setting)]
 
 
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None = None) -> int:
@@ -78,11 +97,11 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threadi
     if fresh:
         _throw_away(directory)
     check_format(directory)
-    if said := _finished(directory):
+    if said := nothing_left(directory):
         click.echo(said)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     stop = stop or stop_event()
-    flags = [flag for setting in settings for flag in ("--set", setting)]
+    flags = _set_flags(settings)
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
     launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])
     code = launcher.run_and_stop(stop.is_set)
@@ -111,23 +130,6 @@ def _throw_away(directory: Path) -> None:
             raise ConfigError(f"--fresh: {directory} is not empty and holds no run; remove it yourself if you mean it")
         with own(directory):
             shutil.rmtree(directory)
-
-
-def _finished(directory: Path) -> str:
-    """Return what a launch can still do for a run that is finished, "" for any other."""
-    if not (directory / SUMMARY_FILE).exists():
-        return ""
-    found = state_of(directory)
-    wanted = config_of(directory, ()).algorithm.iterations
-    # A run that was extended is finished until it goes on; of epochs a filter leaves fewer iterations than are counted.
-    if found.state != "finished" or found.iterations < (wanted or 0):
-        return ""
-    key = "algorithm.iterations" if wanted else "data.epochs"
-    more = shlex.join(["prefixrl", "resume", str(directory), "--change", f"{key}=N"])
-    return (
-        f"the run in {directory} is finished after {found.iterations} iterations: nothing more is trained; `{more}` "
-        f"prolongs it, --fresh starts it anew"
-    )
 
 
 def _holds_a_run(directory: Path) -> bool:
@@ -167,9 +169,6 @@ class Launcher:
         self.learner = self._child(name, command[0], command[1:])
         self.learner.budget.most = restarts
         self.workers: list[Child] = []
-        self._due: list[Child] = []
-        """Workers that are about to be started."""
-        self._template: WorkerTemplate | None = None
         self._view = View(self._directory, uses_stderr)
         self._watchdog = Watchdog(config.launch.stall_s)
 
@@ -195,8 +194,6 @@ class Launcher:
             self._stop(self.workers, STOP_WORKER_S)
             for child in (self.learner, *self.workers):
                 child.close()
-            if self._template:
-                self._template.close()
 
     def _stop(self, children: list[Child], patience_s: float) -> None:
         end_children([child.process for child in children if child.process], patience_s, with_groups=True)
@@ -206,8 +203,7 @@ class Launcher:
         code = self.learner.code
         if code is None or code in (0, Halted.exit_code):
             return ""
-        newest = max((self._directory / "checkpoints").glob("step_????????"), default=None)
-        begins = f"the next start begins at iteration {int(newest.name[5:]) if newest else 0}"
+        begins = f"the next start begins at iteration {newest_checkpoint(self._directory)}"
         if code == -signal.SIGKILL:
             why = f"the learner had not saved after {stop_s(self._config):.0f} s and was killed; raise launch.stop_s"
         else:
@@ -226,8 +222,6 @@ class Launcher:
         """Watch until the learner ends for good or a stop is asked for."""
         known = _modified(self._endpoint_file)
         self.learner.start()
-        if is_possible() and sum(self._workers_of(role) for role in ROLES if self._is_forked(role)) > 1:
-            self._template = WorkerTemplate(_common_environment())
         with self._view:
             while not stopped():
                 if (code := self.learner.code) is not None:
@@ -239,11 +233,10 @@ class Launcher:
                 if (written := _modified(self._endpoint_file)) != known:
                     known = written
                     self._start_workers()
-                self._start_due()
                 for worker in self.workers:
                     if worker.code is not None:
                         self._worker_ended(worker, worker.code)
-                for line in (*self.learner.news(), *(self._template.news() if self._template else ())):
+                for line in self.learner.news():
                     self._view.announce(line)
                 self._view.refresh()
                 self._look_for_stalls()
@@ -254,16 +247,16 @@ class Launcher:
         """Wait until it is time to look again, or workers can start: the run waits for them."""
         looks_again_s = time.monotonic() + TICK_S
         while time.monotonic() < looks_again_s:
-            if self.workers and not self._due:
+            if self.workers:
                 time.sleep(TICK_S)
-            elif (self._due and not self._is_template_loading) or _modified(self._endpoint_file) != known:
+            elif _modified(self._endpoint_file) != known:
                 return
             else:
                 time.sleep(START_TICK_S)
 
     def _look_for_stalls(self) -> None:
-        """Name who holds the run up; TrainingFault where a stall is to end it."""
-        processes = family([self.learner, *self.workers], self._template)
+        """Name the process that holds the run up; TrainingFault where a stall is to end it."""
+        processes = running_processes([self.learner, *self.workers])
         if any(each.name == LEARNER for each in processes):
             for text in self._watchdog.look(time.monotonic(), self._view.document, processes):
                 self._view.announce(text)
@@ -271,25 +264,11 @@ class Launcher:
             raise TrainingFault(f"{self._watchdog.stall} (launch.on_stall)")
 
     def _start_workers(self) -> None:
-        """Have those start that do not run: a broker has opened its socket."""
+        """Start the workers that do not run: a broker has opened its socket."""
         if not self.workers:
             self._add_workers()
-        self._due = [
-            worker
-            for worker in self.workers
-            if not worker.is_drained and (worker.process is None or worker.code is not None)
-        ]
-
-    @property
-    def _is_template_loading(self) -> bool:
-        return self._template is not None and self._template.is_loading
-
-    def _start_due(self) -> None:
-        """Start whom nothing holds up: a worker that is to be forked waits for the template."""
-        is_loading = self._is_template_loading
-        due, self._due = self._due, [worker for worker in self._due if worker.template and is_loading]
-        for worker in due:
-            if worker not in self._due:
+        for worker in self.workers:
+            if not worker.is_drained and (worker.process is None or worker.code is not None):
                 worker.start()
 
     def _add_workers(self) -> None:
@@ -299,17 +278,12 @@ class Launcher:
             allowed = allowances(self._config) if role == "scorer" else []
             for index in range(self._workers_of(role)):
                 number = ["--number", str(index)]
-                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed])
-                worker.template = self._template if self._is_forked(role) else None
-                self.workers.append(worker)
+                self.workers.append(self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed]))
         if self._placed:
             self._view.announce(described(self._placed))
 
     def _workers_of(self, role: str) -> int:
         return self._config.launch.rollouts if role == "rollout" else self._config.launch.scorers
-
-    def _is_forked(self, role: str) -> bool:
-        return is_forked(self._config, role, bool(self._gpus))
 
     def _worker_ended(self, worker: Child, code: int) -> None:
         now_s = time.monotonic()
@@ -347,7 +321,7 @@ class Launcher:
 
 
 def _common_environment() -> dict[str, str]:
-    """Return what the environments of all children have in common."""
+    """Return the environment that all children share."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -362,7 +336,7 @@ def stop_s(config: RunConfig) -> float:
     """Return the time for the learner to stop, by the size of a checkpoint if not configured."""
     if config.launch.stop_s is not None:
         return config.launch.stop_s
-    newest = max((Path(config.directory) / "checkpoints").glob("step_????????"), default=None)
+    *_, newest = [None, *checkpoints_of(Path(config.directory)).values()]
     return STOP_S + (held_bytes(newest) if newest else 0) / SAVED_BYTES_PER_S
 
 

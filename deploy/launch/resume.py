@@ -9,13 +9,16 @@ import json
 import time
 from pathlib import Path
 
+import click
 import msgspec
 
 from prefixrl.common.config.load import CONFIG_FILE, changed
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import own, write_atomically
 from prefixrl.common.run import json_lines
-from prefixrl.deploy.runs.checkpoints import config_of
+from prefixrl.common.worker.command import settings_option
+from prefixrl.deploy.launch.launch import launch
+from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint
 
 CHANGES_FILE = "changes.jsonl"
 CHANGEABLE = (
@@ -40,6 +43,15 @@ class ChangeLine(msgspec.Struct, frozen=True):
     after: object
 
 
+@click.command()
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.option("--change", "changes", multiple=True, metavar="KEY=VALUE", help="algorithm.iterations=500, for example.")
+@settings_option
+def resume(run_directory: Path, changes: tuple[str, ...], settings: tuple[str, ...]) -> None:
+    """Go on with the run in RUN_DIRECTORY, with a few changes that are recorded there."""
+    raise SystemExit(launch(resumed(run_directory, changes), settings, fresh=False))
+
+
 def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
     """Return the run file of a run to go on with, its changes recorded.
 
@@ -61,8 +73,7 @@ def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
     new = changed(config, (*moved, *changes), "--change")
     with own(directory):
         before, after = config.model_dump(mode="json"), new.model_dump(mode="json")
-        newest = max((directory / "checkpoints").glob("step_????????"), default=None)
-        iteration, now_s = int(newest.name[5:]) if newest else 0, time.time()
+        iteration, now_s = newest_checkpoint(directory), time.time()
         if (length := new.algorithm.iterations) is not None and length < iteration:
             raise ConfigError(
                 f"--change algorithm.iterations={length}: the run has a checkpoint of {iteration} iterations; "

@@ -1,6 +1,7 @@
 """The files of a run, shown: while it goes on and after its end.
 
-checkpoints.py  runs and checkpoints as commands name them; `prefixrl show`
+checkpoints.py  runs and checkpoints as commands name them
+show.py         `prefixrl show`: the text and tokens that the models see of a question
 inspect.py      `prefixrl inspect`: a line per trained group, and the checked history
 samples.py      `prefixrl samples`: what the adapter writes
 export.py       `prefixrl export`: metrics as a table

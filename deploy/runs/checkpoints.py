@@ -1,20 +1,14 @@
 """Runs and their checkpoints as commands name them: config, weights, published digests."""
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from prefixrl.common.config.load import changed, from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.hub import model_folder
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.records import VersionPublished
-from prefixrl.common.prompts.asking import WARNING, differing, roles, shown, warnings
-from prefixrl.common.prompts.rendering import Renderer, renderer_of
 from prefixrl.common.run.directory_format import check_holds_run
 
 LATEST, BEST = "latest", "best"
@@ -47,6 +41,16 @@ class Weights:
     """Digests under which its run published that version; empty where none is known, or none of whole weights."""
 
 
+def checkpoints_of(run: Path) -> dict[int, Path]:
+    """Return the folders of a run's whole checkpoints by trained iterations."""
+    return {int(path.name[5:]): path for path in sorted((run / "checkpoints").glob("step_????????"))}
+
+
+def newest_checkpoint(run: Path) -> int:
+    """Return the iterations of the newest checkpoint, from which a start goes on; 0 without one."""
+    return max(checkpoints_of(run), default=0)
+
+
 def config_of(run: Path, settings: tuple[str, ...]) -> RunConfig:
     """Return the config of a run with settings over it; raise ConfigError."""
     check_holds_run(run)
@@ -59,7 +63,7 @@ def weights_of(run: Path, config: RunConfig, checkpoint: str, is_averaged: bool)
     if checkpoint == "0":
         version, model = 0, config.adapter.start
     else:
-        there = {int(path.name[5:]): path for path in (run / "checkpoints").glob("step_????????")}
+        there = checkpoints_of(run)
         if not there:
             raise ConfigError(f"{run} has no checkpoint yet; --checkpoint 0 is the adapter it began with")
         named = {LATEST: max(there)} | {str(version): version for version in there}
@@ -87,33 +91,3 @@ def _published(run: Path) -> dict[int, tuple[str, ...]]:
         if isinstance(each, VersionPublished):
             found[each.note.version] = (*found.get(each.note.version, ()), each.note.digest)
     return found
-
-
-def show(config: RunConfig, question: str, prefix: str) -> Iterator[str]:
-    """Yield prompt and prefix per model, as text and ids; raise ConfigError for a long question."""
-    found: dict[str, Renderer] = {}
-    for section, role in roles(config):
-        model = config.asked(role).model
-        renderer = found[section] = renderer_of(config, role, model_folder(model, needs_weights=False))
-        try:
-            ids = renderer.prompt(question)
-        except ValueError as error:
-            raise ConfigError(f"{section}: {error}") from None
-        yield f"{section}: {model}"
-        yield from _tokens(renderer, "prompt", ids.tolist())
-        yield f"  ends with: {shown(renderer, renderer.stop_tokens)}"
-        if prefix:
-            yield from _tokens(renderer, "prefix", renderer.encode(prefix).tolist())
-        yield from (f"  {WARNING}{each}" for each in warnings(config, role, renderer))
-        yield ""
-    yield from (WARNING + each for each in differing(found))
-
-
-def _tokens(renderer: Renderer, what: str, ids: list[int]) -> Iterator[str]:
-    """Yield the text of tokens, then each token in quotes, which make spaces visible."""
-    yield f"  {what}, {len(ids)} tokens: {_text(renderer, ids)}"
-    yield f"  {what}, token by token: {' '.join(f'{token}={_text(renderer, [token])}' for token in ids)}"
-
-
-def _text(renderer: Renderer, ids: list[int]) -> str:
-    return repr(renderer.decode_with_special(np.asarray(ids, dtype=np.int32)))

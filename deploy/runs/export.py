@@ -3,6 +3,8 @@
 import csv
 from pathlib import Path
 
+import click
+
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_format
@@ -10,6 +12,14 @@ from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
 
 Table = tuple[list[str], list[dict[str, float]]]
 """Names of the columns in the order of their first appearance, and the rows."""
+
+
+@click.command("export")
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="A .csv or .parquet file.")
+def export_command(run_directory: Path, out: Path) -> None:
+    """Write the metrics of the run in RUN_DIRECTORY as a table, a row per iteration."""
+    click.echo(f"wrote {export(run_directory, out)} iterations to {out}")
 
 
 def table(directory: Path) -> Table:

@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import msgspec
 
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.host.process import printable
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import history
 from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, SegmentStart
@@ -53,6 +55,16 @@ class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
     weights_digest: str
     scorer: str
     rows: list[TrainedRow]
+
+
+@click.command("inspect")
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per trained group.")
+@click.option("--check", is_flag=True, help="Check instead that no group was lost, trained twice or too old.")
+def inspect_command(run_directory: Path, as_json: bool, check: bool) -> None:
+    """List every trained group of the run in RUN_DIRECTORY: its prompt, rewards and versions."""
+    for line in [checked(run_directory)] if check else inspect(run_directory, as_json):
+        click.echo(printable(line))
 
 
 def inspect(directory: Path, as_json: bool) -> Iterator[str]:

@@ -6,6 +6,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 from rich import box
 from rich.console import Console
@@ -34,6 +35,14 @@ from prefixrl.deploy.runs.samples import Common, SampleText, commonest, decoder,
 
 SAMPLES = 8
 """Samples of the first iteration, and of the newest one, on the page."""
+
+
+@click.command()
+@click.argument("run_directory", type=click.Path(path_type=Path))
+def report(run_directory: Path) -> None:
+    """Write reward.png and report.html into RUN_DIRECTORY and print its table."""
+    write_report(run_directory)
+    print_table(run_directory)
 
 
 def read(directory: Path) -> tuple[Summary | None, list[MetricsLine]]:

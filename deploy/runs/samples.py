@@ -8,10 +8,12 @@ from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.hub import cached_file
+from prefixrl.common.host.process import printable, stop_event
 from prefixrl.common.run.directory_format import check_holds_run
 from prefixrl.common.wire.packing import pack_tokens, token_ids
 from prefixrl.deploy.runs.inspect import TrainedGroup, newest_groups, trained_groups
@@ -63,6 +65,26 @@ class SampleChoice:
     order: str = "first"
     """first, best or worst."""
     count: int = 8
+
+
+@click.command("samples")
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.option("--iteration", type=click.IntRange(0), help="Of which iteration.  [default: the newest]")
+@click.option("--best", "order", flag_value="best", help="Highest advantages first.")
+@click.option("--worst", "order", flag_value="worst", help="Lowest advantages first.")
+@click.option("--count", type=click.IntRange(1), default=8, show_default=True, help="Most samples to print.")
+@click.option("--follow", "follows", is_flag=True, help="A sample of every group, as iterations are trained.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per sample.")
+def samples_command(
+    run_directory: Path, iteration: int | None, order: str | None, count: int, follows: bool, as_json: bool
+) -> None:
+    """Print what the adapter writes: its commonest texts over time, and samples."""
+    if follows:
+        lines = follow(run_directory, as_json, stop_event().is_set)
+    else:
+        lines = samples(run_directory, SampleChoice(iteration, order or "first", count), as_json)
+    for line in lines:
+        click.echo(printable(line))
 
 
 def samples(directory: Path, choice: SampleChoice, as_json: bool) -> Iterator[str]:

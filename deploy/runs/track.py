@@ -19,12 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import click
 import msgspec
 import xxhash
 
 from prefixrl.common.config.learner import LogConfig, WandbConfig
 from prefixrl.common.errors import ConfigError, UserError
-from prefixrl.common.host.process import write_atomically
+from prefixrl.common.host.process import stop_event, write_atomically
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import METRICS_FILE, MetricsLine, columns
 from prefixrl.deploy.runs.inspect import newest_groups
@@ -53,18 +54,27 @@ class Tracker(Protocol):
         """Write what is left."""
 
 
-def track_as_configured(directory: Path, ended: Callable[[], bool]) -> None:
-    """Send what the run file's `[log]` asks for."""
-    document = msgspec.json.decode((directory / "config.json").read_bytes())
-    track(directory, LogConfig.model_validate(document["log"]), ended)
-
-
-def track_as_told(
-    directory: Path, tensorboard: bool, project: str | None, offline: bool, ended: Callable[[], bool]
+@click.command("track")
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.option("--tensorboard", is_flag=True, help="Write event files into RUN_DIRECTORY/tensorboard.")
+@click.option("--wandb", "project", metavar="PROJECT", help="Send to this project of Weights & Biases.")
+@click.option("--offline", is_flag=True, help="With --wandb: write files for `wandb sync`.")
+@click.option("--follow", "follows", is_flag=True, help="Go on as iterations are trained, until Ctrl-C.")
+@click.option("--until-eof", "is_child", is_flag=True, hidden=True, help="As [log] says, until stdin ends.")
+def track_command(
+    run_directory: Path, tensorboard: bool, project: str | None, offline: bool, follows: bool, is_child: bool
 ) -> None:
-    """Send what the flags of a command ask for."""
+    """Send metrics and samples of a run to TensorBoard or Weights & Biases.
+
+    A run does so itself where its run file says so (log.tensorboard, log.wandb).
+    """
+    if is_child:
+        document = msgspec.json.decode((run_directory / "config.json").read_bytes())
+        track(run_directory, LogConfig.model_validate(document["log"]), stdin_ended)
+        return
     wandb = WandbConfig(project=project, mode="offline" if offline else "online") if project else None
-    track(directory, LogConfig(tensorboard=tensorboard, wandb=wandb), ended)
+    ended = stop_event().is_set if follows else lambda: True
+    track(run_directory, LogConfig(tensorboard=tensorboard, wandb=wandb), ended)
 
 
 def stdin_ended() -> bool:

@@ -1,7 +1,7 @@
 """The view of a run while it goes on.
 
-run_state.py  is the run going on, over or stopped: `prefixrl list` and `prefixrl compare`
-live_view.py  the broker's status document, and the live view
-console.py    the document as a picture and as a line; when a line is due
-stalls.py     the watchdog: names who holds a run up
+run_state.py  does the run go on, how did it end; its broker's status document
+live_view.py  the live view, and lines where there is no terminal
+console.py    the status document as a line, a table of workers and details
+stalls.py     the watchdog: names the process that holds a run up
 """

@@ -1,89 +1,46 @@
-"""The state of a run, from its broker: live on a terminal, plain lines elsewhere."""
+"""A run as it goes on: live on a terminal, plain lines elsewhere."""
 
-import contextlib
 import sys
 import time
-from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from prefixrl.common.errors import ConfigError, DataError, PeerLost, Refusal
+from prefixrl.common.errors import ConfigError, PeerLost, Refusal
 from prefixrl.common.host.process import printable
-from prefixrl.common.run import json_lines
-from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.documents import METRICS_FILE, SUMMARY_FILE, MetricsLine, alarm_spans, alarm_words
+from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.learner import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
-from prefixrl.deploy.runs.track import MetricsFile
-from prefixrl.deploy.view.console import RECENT, Rhythm, picture, plain_line, progress_of
+from prefixrl.deploy.view.console import RECENT, Progress, is_held_up, picture, progress_of, status_line
+from prefixrl.deploy.view.run_state import newest_lines
 
-LOOK_EVERY_S = 0.5
-FILE_WIDTH = 160
-"""A file has no width of its own."""
-
-
-def fetch(directory: Path, answer_s: float = 3.0) -> bytes:
-    """Return a run's status as JSON; ConfigError if the run is over, PeerLost without an answer."""
-    check_format(directory)
-    endpoint = directory / ENDPOINT_FILE
-    if not endpoint.exists():
-        why = f"no file {endpoint}" if directory.exists() else "there is no such folder"
-        raise ConfigError(f"{directory} holds no run that was ever started ({why})")
-    try:
-        requester = Requester(address_in(directory, "operator"), "operator", answer_s)
-    except PeerLost as error:
-        if (directory / SUMMARY_FILE).exists():
-            remedy = f"its result is in summary.json (prefixrl report {directory})"
-            raise ConfigError("\n".join([f"the run in {directory} is over; {remedy}", *rung(directory)])) from None
-        remedy = f"is the learner running? (prefixrl resume {directory} goes on with the run)"
-        raise PeerLost("\n".join([f"{error}; {remedy}", *rung(directory)])) from None
-    try:
-        return requester.ask(GetStatus(), Status)[0].document
-    finally:
-        requester.close()
+REFRESH_S = 0.5
+LINE_S, SILENT_S = 10.0, 60.0
+"""Least time between two lines of a run that advances; longest time without a line."""
+PIPE_CHARS = 200
+"""A pipe or file has no width of its own, and nothing may be cut there."""
 
 
-def rung(directory: Path) -> list[str]:
-    """Return the alarms that rang in a run, a line each, from its files."""
-    try:
-        lines = json_lines.read(directory / METRICS_FILE, MetricsLine)
-    except DataError:
-        return []  # the damage is told by the commands that need every line
-    return [alarm_words(each) for each in alarm_spans(lines)]
+def console(is_on_stderr: bool = False) -> Console:
+    """Return a console as wide as the terminal; where there is none, wide enough for every row."""
+    stream = sys.stderr if is_on_stderr else sys.stdout
+    return Console(stderr=is_on_stderr, width=None if stream.isatty() else PIPE_CHARS)
 
 
-def newest_line(directory: Path) -> MetricsLine | None:
-    """Return the last complete line of metrics.jsonl."""
-    found = newest_lines(directory, 1)
-    return found[-1] if found else None
-
-
-def newest_lines(directory: Path, count: int) -> list[MetricsLine]:
-    """Return the last complete lines of metrics.jsonl, in order."""
-    path = directory / METRICS_FILE
-    found = []
-    for line in path.read_bytes().splitlines()[-count - 1 :] if path.exists() else ():
-        # The last one may be being written.
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            found.append(msgspec.json.decode(line, type=MetricsLine))
-    return found[-count:]
-
-
-def _is_saving(directory: Path) -> bool:
-    return any((directory / "checkpoints").glob(".*.partial"))
+def progress_in(directory: Path, recent: Sequence[MetricsLine]) -> Progress:
+    """Return what the files of a run say of its progress."""
+    return progress_of(recent, any((directory / "checkpoints").glob(".*.partial")))
 
 
 def render(document: bytes, directory: Path) -> None:
     """Print a status document."""
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     status = msgspec.json.decode(document, type=StatusDocument)
-    progress = progress_of(newest_lines(directory, RECENT), _is_saving(directory))
-    console.print(picture(status, progress, console.width, None))
+    console().print(picture(status, progress_in(directory, newest_lines(directory, RECENT))))
 
 
 class View:
@@ -91,16 +48,17 @@ class View:
 
     def __init__(self, directory: Path, is_on_stderr: bool = False) -> None:
         self._directory = directory
-        self._console = Console(stderr=is_on_stderr)
-        stream = sys.stderr if is_on_stderr else sys.stdout
-        self._live = Live(console=self._console, auto_refresh=False) if stream.isatty() else None
+        self._console = console(is_on_stderr)
+        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._requester: Requester | None = None
         self.document: StatusDocument | None = None
-        """The newest answer of the broker; None where the last look brought none."""
+        """The newest answer of the broker; None where the last question brought none."""
         self._next_s = 0.0
-        self._metrics = MetricsFile(directory / METRICS_FILE)
-        self._recent: deque[MetricsLine] = deque(maxlen=RECENT)
-        self._rhythm = Rhythm()
+        self._seen: int | None = None
+        """Newest iteration whose alarms were told."""
+        self._line_s = -SILENT_S
+        self._told: tuple[object, ...] = ()
+        """Phase of the learner, workers that are held up, and progress of the last line."""
 
     def __enter__(self) -> "View":
         if self._live:
@@ -121,39 +79,49 @@ class View:
         self._console.print(said, markup=False, highlight=False, soft_wrap=not self._live)
 
     def refresh(self) -> None:
-        """Show the newest state, at most every few seconds; ignore a broker that is silent."""
+        """Show the newest state, at most twice a second; ignore a broker that is silent."""
         if time.monotonic() < self._next_s:
             return
-        self._next_s = time.monotonic() + LOOK_EVERY_S
-        document = self.document = self._document()
+        self._next_s = time.monotonic() + REFRESH_S
+        document = self.document = self._ask()
         if document is None:
             return
-        for text in self._read_metrics():
+        recent = newest_lines(self._directory, RECENT)
+        for text in self._alarms_begun(recent):
             self.announce(f"ALARM {text}")
-        progress = progress_of(list(self._recent), _is_saving(self._directory))
+        progress = progress_in(self._directory, recent)
         if self._live:
-            width, height = self._console.size
-            self._live.update(picture(document, progress, width, height - 1), refresh=True)
-        elif self._rhythm.is_due(time.monotonic(), document, progress):
-            self.announce(" ".join(plain_line(document, progress).splitlines()))
+            self._live.update(picture(document, progress, self._console.height), refresh=True)
+        elif self._is_line_due(document, time.monotonic()):
+            self.announce(" ".join(status_line(document, progress).splitlines()))
 
-    def _read_metrics(self) -> list[str]:
-        """Take new lines of metrics; return the alarms that began with them."""
-        new: list[MetricsLine] = []
-        with contextlib.suppress(msgspec.MsgspecError):
-            new = self._metrics.changed()
-        begun = []
-        # Of what an earlier launch trained, only what rings still is news.
-        for line in new if self._recent else new[-1:]:
-            before = self._recent[-1] if self._recent else None
-            if before and before.iteration >= line.iteration:
-                self._recent.clear()  # resumed from an earlier checkpoint
-            known = before.alarms if before else {}
-            begun += [f"iteration {line.iteration}: {text}" for kind, text in line.alarms.items() if kind not in known]
-            self._recent.append(line)
-        return begun
+    def _is_line_due(self, document: StatusDocument, now_s: float) -> bool:
+        """Return True at a change of phase or of the workers in trouble, and at intervals."""
+        phase = document.learner_phase if document.learner_phase in ("loading", "ending") else "training"
+        held_up = frozenset(each.name for each in document.workers if is_held_up(each))
+        now = (phase, held_up, document.iteration, document.evaluations.get("judged"))
+        passed_s = now_s - self._line_s
+        is_due = now[:2] != self._told[:2] or (now != self._told and passed_s >= LINE_S) or passed_s >= SILENT_S
+        if is_due:
+            self._told, self._line_s = now, now_s
+        return is_due
 
-    def _document(self) -> StatusDocument | None:
+    def _alarms_begun(self, lines: Sequence[MetricsLine]) -> list[str]:
+        """Return the alarms that began since the last call; at first, those that ring still."""
+        if not lines:
+            return []
+        is_first, found = self._seen is None, []
+        seen = lines[-1].iteration - 1 if self._seen is None else self._seen
+        for before, line in zip((None, *lines), lines, strict=False):
+            if line.iteration > seen:
+                known = {} if before is None or is_first else before.alarms
+                found += [
+                    f"iteration {line.iteration}: {text}" for kind, text in line.alarms.items() if kind not in known
+                ]
+        self._seen = lines[-1].iteration
+        return found
+
+    def _ask(self) -> StatusDocument | None:
         if self._requester is None and not (self._directory / ENDPOINT_FILE).exists():
             return None
         try:

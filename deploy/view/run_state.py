@@ -1,33 +1,44 @@
-"""`prefixrl list`, `prefixrl compare`: runs side by side, from their files alone."""
+"""The state of a run: its files, whether its learner works, its broker's document."""
 
 import fcntl
 import os
+import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from rich import box
-from rich.table import Column, Table
-from rich.text import Text
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError, Halted, UserError
-from prefixrl.common.host.process import printable
+from prefixrl.common.errors import ConfigError, DataError, Halted, PeerLost
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
-from prefixrl.common.run.documents import END_FILE, SUMMARY_FILE, RunEnd, Summary
-from prefixrl.deploy.runs.checkpoints import config_of
-from prefixrl.deploy.view.live_view import newest_line
+from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.documents import (
+    END_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    MetricsLine,
+    RunEnd,
+    Summary,
+    alarm_spans,
+    alarm_words,
+)
+from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
+from prefixrl.common.wire.messages.learner import GetStatus, Status
+from prefixrl.common.wire.requester import Requester
+from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint
 
 PLACE = ("directory", "launch", "slurm", "broker", "log")
 """Sections that say where a run is, not what it does."""
-
+LEARNER_LOG = "logs/learner.log"
+MOST_WORDS = 600
+"""Longest end of a log that is a part of a sentence."""
 
 State = Literal["running", "finished", "stopped", "failed", "killed"]
 
 
-class RunFiles(msgspec.Struct, frozen=True, kw_only=True):
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as its files show it."""
 
     directory: str
@@ -46,11 +57,49 @@ class RunFiles(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     """The learner's last words."""
 
+    def __str__(self) -> str:
+        """Return in a sentence or two how the run ended, and the command that goes on with it."""
+        directory = Path(self.directory)
+        at = f"{self.iterations}{f' of {self.total_iterations}' if self.total_iterations else ''}"
+        log = directory / LEARNER_LOG
+        see = f" (see {log})" if log.exists() else ""
+        again = f"`{shlex.join(['prefixrl', 'resume', str(directory)])}`"
+        if (directory / "slurm").exists():
+            again = "`prefixrl slurm run.toml --submit` with its run file"
+        match self.state:
+            case "finished":
+                accuracy = ", ".join(f"{arm} {value:.3f}" for arm, value in self.accuracy.items())
+                page = directory / "report.html"
+                report = f"report: {page}" if page.exists() else f"`prefixrl report {directory}` writes its report"
+                return f"finished: {at} iterations; {report}" + (f"\n{accuracy}" if accuracy else "")
+            case "stopped":
+                return f"stopped at iteration {at}, and saved; {again} resumes it"
+            case "failed":
+                return (
+                    f"failed at iteration {at}: the learner ended with exit code {self.exit_code}, {self.reason}{see}\n"
+                    f"With the cause removed, {again} resumes it"
+                )
+            case "killed":
+                words, newest = _last_words(log), newest_checkpoint(directory)
+                found = f" ({newest} iterations)" if newest else ", of which there is none: from the beginning"
+                return (
+                    f"killed at iteration {at}: the learner left no word of its end{see}"
+                    f"{f'; the newest line there: {words}' if words else ''}\n{again} resumes it from its newest "
+                    f"checkpoint{found}"
+                )
+        return f"running: iteration {at}"
 
-def state_of(run: Path) -> RunFiles:
+
+def _last_words(log: Path) -> str:
+    """Return the newest line of a log, cut to the length of a sentence."""
+    lines = log.read_bytes()[-8192:].decode(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1].strip()[:MOST_WORDS] if lines else ""
+
+
+def state_of(run: Path) -> RunStatus:
     """Return the state of one run; raises ConfigError if there is none, or of another release."""
     config = config_of(run, ())
-    newest = newest_line(run)
+    newest = json_lines.newest(run / METRICS_FILE, MetricsLine)
     summary = json_lines.document(run / SUMMARY_FILE, Summary)
     is_running = is_locked(run)
     end = None if is_running else json_lines.document(run / END_FILE, RunEnd)
@@ -66,7 +115,7 @@ def state_of(run: Path) -> RunFiles:
         state = "killed"
     elif end.exit_code == Halted.exit_code:
         state = "stopped"
-    return RunFiles(
+    return RunStatus(
         directory=str(run),
         state=state,
         iterations=newest.iteration + 1 if newest else 0,
@@ -85,6 +134,25 @@ def _iterations_by_epochs(run: Path, config: RunConfig) -> int | None:
     return config.iterations_in_all(problems) if problems else None
 
 
+def nothing_left(run: Path) -> str:
+    """Return what a launch can still do for a run that is finished; "" for any other."""
+    if not (run / SUMMARY_FILE).exists():
+        return ""
+    found, wanted = state_of(run), config_of(run, ()).algorithm.iterations
+    # A run that was extended is finished until it goes on; of epochs a filter leaves fewer iterations than are counted.
+    if found.state != "finished" or found.iterations < (wanted or 0):
+        return ""
+    key = "algorithm.iterations" if wanted else "data.epochs"
+    more = shlex.join(["prefixrl", "resume", str(run), "--change", f"{key}=N"])
+    return (
+        f"the run in {run} is finished after {found.iterations} iterations: nothing more is trained; `{more}` "
+        f"prolongs it, --fresh starts it anew"
+    )
+
+
+# --- is it over? -----------------------------------------------------------------------------------------------------
+
+
 def is_locked(run: Path) -> bool:
     """Return True if a learner of this host works in the directory; its lock is not taken."""
     try:
@@ -100,64 +168,89 @@ def is_locked(run: Path) -> bool:
     return False
 
 
-def runs_below(folder: Path) -> list[Path]:
-    """Return the run directories in a folder, at any depth; raises ConfigError if there is none."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder")
-    found = []
-    for path, folders, files in os.walk(folder):
-        if FORMAT_FILE in files:
-            found.append(Path(path))
-            folders.clear()  # a run directory holds no other run
-    if not found:
-        raise ConfigError(f"{folder} holds no run at any depth (no file {FORMAT_FILE})")
-    return sorted(found)
+def is_over(run: Path) -> bool:
+    """Return True if the files alone prove that no learner works for the run, on any host."""
+    if is_locked(run):
+        return False
+    return (run / END_FILE).exists() or ((run / SUMMARY_FILE).exists() and state_of(run).state == "finished")
 
 
-def listing(folder: Path) -> Table:
-    """Return a table of the runs in a folder; a run that cannot be read is a row with its fault."""
-    # A name that is cut names no run; a long fault is folded instead.
-    table = Table(Column("run", no_wrap=True), "state", "iterations", "reward", "adapter, trained", box=box.SIMPLE_HEAD)
-    for run in runs_below(folder):
-        name = Text(printable(str(run.relative_to(folder))))
-        try:
-            state = state_of(run)
-        except UserError as fault:
-            table.add_row(name, Text(printable(f"unreadable: {fault}")), "", "", "")
-            continue
-        total = f"/{state.total_iterations}" if state.total_iterations else ""
-        reward = "" if state.reward is None else f"{state.reward:.3f}"
-        accuracy = f"{state.accuracy['trained_adapter']:.3f}" if "trained_adapter" in state.accuracy else ""
-        table.add_row(name, state.state, f"{state.iterations}{total}", reward, accuracy)
-    return table
+def goes_on(run: Path) -> bool:
+    """Return True while a learner works for the run; one of another host is known by its broker."""
+    if is_over(run):
+        return False
+    if is_locked(run):
+        return True
+    try:
+        fetch(run)
+    except (PeerLost, ConfigError):
+        return False
+    return True
 
 
-def comparison(runs: list[Path]) -> Table:
-    """Return a column per run: state, figures, and the settings that differ."""
-    for run in runs:
-        check_format(run)
-    states = [state_of(run) for run in runs]
-    settings = [dict(flat_settings(config_of(run, ()).model_dump(mode="json"))) for run in runs]
-    # Rich would read markup in settings and names; a run of somebody else's may hold control characters.
-    table = Table("", *(Column(Text(printable(state.directory))) for state in states), box=box.SIMPLE_HEAD)
-    table.add_row("state", *(state.state for state in states))
-    table.add_row("iterations", *(str(state.iterations) for state in states))
-    table.add_row("reward of the newest iteration", *(_shown(state.reward) for state in states))
-    for arm in dict.fromkeys(arm for state in states for arm in state.accuracy):
-        name = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}.get(arm, arm)
-        table.add_row(f"accuracy, {name}", *(_shown(state.accuracy.get(arm)) for state in states))
-    differing = [
-        key
-        for key in dict.fromkeys(key for each in settings for key in each)
-        if key.split(".")[0] not in PLACE and len({each.get(key) for each in settings}) > 1
-    ]
-    for key in differing:
-        table.add_row(Text(printable(key)), *(Text(printable(each.get(key, ""))) for each in settings))
-    return table
+# --- the broker ------------------------------------------------------------------------------------------------------
 
 
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+@contextmanager
+def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
+    """Connect to a run's broker with the operator's key.
+
+    Raises:
+        ConfigError: there is no run, or it is over.
+        PeerLost: the broker does not answer.
+    """
+    check_format(run)
+    endpoint = run / ENDPOINT_FILE
+    if not endpoint.exists():
+        why = f"no file {endpoint}" if run.exists() else "there is no such folder"
+        raise ConfigError(f"{run} holds no run that was ever started ({why})")
+    if is_over(run):
+        raise ConfigError("\n".join([f"the run in {run} does not run: {state_of(run)}", *rung(run)]))
+    try:
+        requester = Requester(address_in(run, "operator"), "operator", answer_s)
+    except PeerLost as error:
+        remedy = f"is the learner running? (prefixrl resume {run} goes on with the run)"
+        raise PeerLost("\n".join([f"{error}; {remedy}", *rung(run)])) from None
+    try:
+        yield requester
+    finally:
+        requester.close()
+
+
+def fetch(run: Path, answer_s: float = 3.0) -> bytes:
+    """Return a run's status document as JSON; raises ConfigError and PeerLost."""
+    with operator(run, answer_s) as asking:
+        return asking.ask(GetStatus(), Status)[0].document
+
+
+# --- the metrics -----------------------------------------------------------------------------------------------------
+
+
+def rung(run: Path) -> list[str]:
+    """Return the alarms that rang in a run, a line each, from its files."""
+    try:
+        lines = json_lines.read(run / METRICS_FILE, MetricsLine)
+    except DataError:
+        return []  # the damage is told by the commands that need every line
+    return [alarm_words(each) for each in alarm_spans(lines)]
+
+
+def newest_lines(run: Path, count: int) -> list[MetricsLine]:
+    """Return the last complete lines of metrics.jsonl, in order, from the end of the file."""
+    path = run / METRICS_FILE
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - json_lines.TAIL_BYTES))
+        tail = file.read()
+    texts = tail[: tail.rfind(b"\n") + 1].splitlines()[-count:]
+    try:
+        return [msgspec.json.decode(text, type=MetricsLine) for text in texts]
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return []
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
 
 
 def flat_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

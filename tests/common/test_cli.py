@@ -1,5 +1,6 @@
 """The commands as a person meets them: quick help, and one message with exit code 2 for whatever they got wrong."""
 
+import importlib
 import os
 import re
 import socket
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from support.paths import EXAMPLE
 
@@ -59,16 +61,31 @@ def run(command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("command", HELP)
-def test_help_names_every_option_and_loads_nothing_heavy(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_names_every_option(command: str) -> None:
+    module, *words = command.split()
+    main = importlib.import_module(f"prefixrl.{module}.__main__").main
+    done = CliRunner().invoke(main, [*words, "--help"], catch_exceptions=False)
+    assert done.exit_code == 0 and done.output.startswith("Usage: ")
+    assert {text for text in {*HELP[command], "--help"} if text not in done.output} == set()
+
+
+@pytest.mark.parametrize("module", ["deploy", "learner", "rollout", "scorer"])
+def test_help_loads_nothing_heavy(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    done = run(command, "--help")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Usage: ")
-    missing = {text for text in {*HELP[command], "--help"} if text not in done.stdout}
-    assert not missing
+    done = run(module, "--help")
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "prefixrl.common.errors" in imported
     assert not {name for name in imported if name.partition(".")[0] in HEAVY}
+
+
+def test_every_command_is_there_as_its_list_says_and_needs_no_torch() -> None:
+    code = (
+        "import sys; from prefixrl.deploy.__main__ import COMMANDS, main\n"
+        "assert all(main.get_command(None, name).name == name for name in COMMANDS)\n"
+        f"print(*{HEAVY - {'numpy', 'zmq'}} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize("command", STARTERS)
@@ -103,9 +120,11 @@ def test_a_run_file_that_is_not_there_is_one_message(tmp_path: Path) -> None:
         assert_one_message(run(command, str(tmp_path / "gone.toml")), "cannot read the run file")
 
 
-@pytest.mark.parametrize("command", ["deploy status", "deploy inspect", "deploy report"])
+@pytest.mark.parametrize("command", ["status", "inspect", "report"])
 def test_a_folder_without_a_run_is_one_message(command: str, tmp_path: Path) -> None:
-    assert_one_message(run(command, str(tmp_path)), str(tmp_path))
+    done = CliRunner().invoke(importlib.import_module("prefixrl.deploy.__main__").main, [command, str(tmp_path)])
+    assert done.exit_code == 2 and done.stderr.startswith("error: ") and str(tmp_path) in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
 
 
 @pytest.mark.parametrize("command", ["rollout", "scorer"])

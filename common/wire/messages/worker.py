@@ -99,7 +99,7 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 Activity = Literal["loading", "waiting", "failing", "working"]
-"""What a worker does. waiting: for the endpoint of its model; failing: the user's reward function hangs or fails."""
+"""The work of a worker. waiting: for the endpoint of its model; failing: the user's reward function hangs or fails."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.host.hub import TOKENIZER_FILES, cached_file, model_folder
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.run.digests import tokenizer_digests
-from prefixrl.deploy.runs.checkpoints import show
+from prefixrl.deploy.runs.show import show
 from prefixrl.learner.commands.eval_command import target_texts
 from support.models.vllm_world import EXAMPLE
 

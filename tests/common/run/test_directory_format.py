@@ -14,10 +14,9 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import FORMAT, check_format, write_format
 from prefixrl.deploy.commands.eval_command import EvaluateOptions, evaluate
 from prefixrl.deploy.commands.generate_command import GenerateOptions, generate
-from prefixrl.deploy.launch import launch
-from prefixrl.deploy.launch.launch import _throw_away
+from prefixrl.deploy.launch.launch import _throw_away, launch
 from prefixrl.deploy.runs import checkpoints, inspect, report
-from prefixrl.deploy.view import live_view as status
+from prefixrl.deploy.view import run_state as status
 from prefixrl.learner.run.directory import RunDirectory
 from prefixrl.learner.start import start
 from support.fakes import run_on_disk

@@ -40,7 +40,7 @@ def test_a_name_without_a_log_is_refused_with_the_names_there_are(run: Path, tmp
 
 
 def test_a_log_is_followed_line_by_line_also_when_it_begins_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(logs, "POLL_S", 0.0)
     path = run / "logs/learner.log"
     steps = iter(["half a", " line\n", "more\n", None])
     seen: list[str] = []

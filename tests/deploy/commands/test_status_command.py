@@ -10,8 +10,7 @@ from click.testing import CliRunner, Result
 from prefixrl.common.errors import Halted, TrainingFault
 from prefixrl.common.run.documents import END_FILE, RunEnd
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.commands.status_command import is_over
-from prefixrl.deploy.view.run_state import state_of
+from prefixrl.deploy.view.run_state import is_over, state_of
 from prefixrl.learner.run.directory import RunDirectory
 from support.fakes import run_on_disk
 from support.models.tiny_model import save_model
@@ -87,9 +86,7 @@ def test_a_killed_run_says_so_with_the_newest_line_of_its_log(tmp_path: Path, ad
     (run / END_FILE).unlink()
     words = state_of(run)
     assert words.state == "killed" and words.exit_code is None
-    from prefixrl.deploy.commands.status_command import statement
-
-    text = statement(words)
+    text = str(words)
     assert "killed at iteration 7 of 10" in text and "iteration 7 waits for groups" in text
     assert "from its newest checkpoint (5 iterations)" in text
 

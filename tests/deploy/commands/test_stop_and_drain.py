@@ -104,7 +104,7 @@ def test_a_stop_that_takes_too_long_names_who_holds_it_up(tmp_path: Path) -> Non
         partial = directory / "checkpoints/.step_00000002.partial"
         partial.mkdir(parents=True)
         (partial / "actor").write_bytes(bytes(3 * 2**20))
-        with pytest.raises(PeerLost, match=r"the learner saves \(.step_00000002.partial, 3.0 MiB so far\)"):
+        with pytest.raises(PeerLost, match=r"the learner is saving \(.step_00000002.partial, 3.0 MiB so far\)"):
             fleet.stop(directory, 0.0, lambda _: None)
 
 
@@ -151,5 +151,5 @@ def test_a_run_that_has_ended_is_refused_with_how_it_ended(command: str, tmp_pat
     (Path(config.directory) / "endpoint").write_text("tcp://127.0.0.1:9")
     write_end(Path(config.directory), 143, "stopped as asked")
     with pytest.raises(ConfigError, match="does not run: stopped at iteration 0 of 5"):
-        fleet.operator(Path(config.directory))
+        fleet.workers(Path(config.directory))
     assert cli(command, config.directory).exit_code == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from prefixrl.deploy.launch.child_process import KEPT_BYTES, Child, family
+from prefixrl.deploy.launch.child_process import KEPT_BYTES, Child, running_processes
 from support.fakes import wait_until
 from support.runs.small_disk import small_disk
 
@@ -92,13 +92,13 @@ time.sleep(600)
 """
 
 
-def test_servers_that_a_rank_or_a_thread_started_belong_to_the_family(tmp_path: Path) -> None:
+def test_servers_that_a_rank_or_a_thread_started_are_among_the_running_processes(tmp_path: Path) -> None:
     one = child(tmp_path, RANKS)
     one.start()
     assert one.process
     try:
         names = {"learner", "learner-0", "weights", "broker"}
-        wait_until(lambda: {each.name for each in family([one])} == names, "the whole family")
+        wait_until(lambda: {each.name for each in running_processes([one])} == names, "all processes")
     finally:
         for each in psutil.Process(one.process.pid).children(recursive=True):
             each.kill()

@@ -10,11 +10,10 @@ import pytest
 
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.process import PARENT_VARIABLE, own
+from prefixrl.common.host.process import own
 from prefixrl.deploy.launch import child_process as child
 from prefixrl.deploy.launch import launch
 from prefixrl.deploy.launch.child_process import Child
-from prefixrl.deploy.launch.fork_client import WorkerTemplate
 from prefixrl.deploy.launch.launch import Launcher, _throw_away
 from support.fakes import run_on_disk
 from support.runs.run_helper import RUN_FILE
@@ -128,48 +127,15 @@ if mine == 0:
     assert launcher.workers[0].budget.used == 0
 
 
-def test_workers_that_can_start_wait_for_no_look_at_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_start_as_soon_as_the_broker_has_opened_its_endpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(launch, "TICK_S", 3600.0)
     launcher = launcher_of(tmp_path, "")
-    worker, endpoint = launcher.workers.pop(), tmp_path / "run/endpoint"
+    launcher.workers.clear()
+    endpoint = tmp_path / "run/endpoint"
     opening = threading.Timer(0.1, endpoint.write_text, ["there"])
     opening.start()
     launcher._pause(known=0)
     assert endpoint.exists()
     opening.join()
-    launcher.workers = launcher._due = [worker]
-    launcher._pause(known=endpoint.stat().st_mtime_ns)
-
-
-def test_a_worker_that_is_to_be_forked_waits_for_the_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "TICK_S", 3600.0)
-    launcher = launcher_of(tmp_path, "")
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.5)\n")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), PARENT_VARIABLE: str(os.getpid())}
-    launcher._template = template = WorkerTemplate(environment, ["slow"])
-    try:
-        launcher._due = launcher.workers
-        launcher.workers[0].template = template
-        launcher._start_due()
-        assert launcher._due and launcher.workers[0].process is None
-        launcher._pause(known=0)
-        assert not template.is_loading and not template.is_lost
-    finally:
-        template.close()
-
-
-def test_a_template_that_is_lost_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "WorkerTemplate", lambda environment: WorkerTemplate(environment, ["no_such_module"]))
-    launcher = launcher_of(tmp_path, "time.sleep(600)")
-    looks: list[bool] = []
-
-    def is_lost_for_long() -> bool:
-        looks.append(launcher._template is not None and launcher._template.is_lost)
-        return sum(looks) > 3
-
-    assert launcher.run_and_stop(is_lost_for_long) == launch.STOPPED and launcher._template
-    said = f"the worker template (process {launcher._template.pid}) ended with exit code 1: workers start by themselves"
-    assert capsys.readouterr().out.count(said) == 1

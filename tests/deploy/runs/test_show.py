@@ -5,7 +5,7 @@ import pytest
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.prompts.rendering import Renderer
-from prefixrl.deploy.runs.checkpoints import show
+from prefixrl.deploy.runs.show import show
 from support.paths import ROOT
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic/run.toml"

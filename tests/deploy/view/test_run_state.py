@@ -8,8 +8,8 @@ from click.testing import CliRunner, Result
 
 from prefixrl.common.run.documents import SUMMARY_FILE
 from prefixrl.deploy.__main__ import main
-from prefixrl.deploy.launch.launch import _finished as finished
 from prefixrl.deploy.runs.report import print_table
+from prefixrl.deploy.view.run_state import nothing_left as finished
 from prefixrl.deploy.view.run_state import state_of
 from support.models.tiny_model import save_model
 from support.runs.runs_on_disk import finish, held, made, write_end

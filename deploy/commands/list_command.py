@@ -1,0 +1,89 @@
+"""`prefixrl list`, `prefixrl compare`: runs side by side, from their files alone."""
+
+import os
+from pathlib import Path
+
+import click
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+
+from prefixrl.common.errors import ConfigError, UserError
+from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
+from prefixrl.deploy.runs.checkpoints import config_of
+from prefixrl.deploy.view.console import cell
+from prefixrl.deploy.view.run_state import PLACE, flat_settings, state_of
+
+
+@click.command("list")
+@click.argument("folder", default="runs", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
+def list_runs(folder: Path, as_json: bool) -> None:
+    """List the runs in FOLDER (default: runs) with state, reward and accuracy."""
+    if as_json:
+        for run in runs_below(folder):
+            click.echo(msgspec.json.encode(state_of(run)).decode())
+    else:
+        Console().print(listing(folder))
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+def compare(runs: tuple[Path, ...]) -> None:
+    """Show RUNS side by side: their figures, and the settings in which they differ."""
+    Console().print(comparison(list(runs)))
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the run directories in a folder, at any depth; raises ConfigError if there is none."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder")
+    found = []
+    for path, folders, files in os.walk(folder):
+        if FORMAT_FILE in files:
+            found.append(Path(path))
+            folders.clear()  # a run directory holds no other run
+    if not found:
+        raise ConfigError(f"{folder} holds no run at any depth (no file {FORMAT_FILE})")
+    return sorted(found)
+
+
+def listing(folder: Path) -> Table:
+    """Return a table of the runs in a folder; a run that cannot be read is a row with its fault."""
+    # A name that is cut names no run; a long fault is folded instead.
+    table = Table(Column("run", no_wrap=True), "state", "iterations", "reward", "adapter, trained", box=box.SIMPLE_HEAD)
+    for run in runs_below(folder):
+        name = cell(str(run.relative_to(folder)))
+        try:
+            state = state_of(run)
+        except UserError as fault:
+            table.add_row(name, cell(f"unreadable: {fault}"))
+            continue
+        total = f"/{state.total_iterations}" if state.total_iterations else ""
+        accuracy = _shown(state.accuracy.get("trained_adapter"))
+        table.add_row(name, state.state, f"{state.iterations}{total}", _shown(state.reward), accuracy)
+    return table
+
+
+def comparison(runs: list[Path]) -> Table:
+    """Return a column per run: state, figures, and the settings that differ."""
+    for run in runs:
+        check_format(run)
+    states = [state_of(run) for run in runs]
+    settings = [dict(flat_settings(config_of(run, ()).model_dump(mode="json"))) for run in runs]
+    table = Table("", *(Column(cell(state.directory)) for state in states), box=box.SIMPLE_HEAD)
+    table.add_row("state", *(state.state for state in states))
+    table.add_row("iterations", *(str(state.iterations) for state in states))
+    table.add_row("reward of the newest iteration", *(_shown(state.reward) for state in states))
+    for arm in dict.fromkeys(arm for state in states for arm in state.accuracy):
+        name = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}.get(arm, arm)
+        table.add_row(f"accuracy, {name}", *(_shown(state.accuracy.get(arm)) for state in states))
+    for key in dict.fromkeys(key for each in settings for key in each):
+        if key.split(".")[0] not in PLACE and len({each.get(key) for each in settings}) > 1:
+            table.add_row(cell(key), *(cell(each.get(key, "")) for each in settings))
+    return table
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
