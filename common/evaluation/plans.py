@@ -1,4 +1,4 @@
-"""Plans of `prefixrl eval` and `generate` for the process that works for them, its results."""
+"""Plans of `prefixrl eval` and `generate` for the process that carries them out, and its results."""
 
 from typing import Literal
 
@@ -14,8 +14,8 @@ GREEDY, SAMPLED = "greedy", "sampled"
 PREFIX_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")
 
 
-class CheckpointPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts that every plan has: one adapter and the problems to answer with it."""
+class OfflinePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter and the problems to answer with it: to judge arms, or to write the answers to given rows."""
 
     config: str
     """The resolved config as JSON: its adapter answers its held-out problems, in its directory."""
@@ -25,6 +25,16 @@ class CheckpointPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Digests under which that version was published; empty where the run's journal names none."""
     samples: int
     """Sampled answers to each problem. An evaluation asks for a greedy one besides; 0: for that one alone."""
+    arms: tuple[str, ...] = ()
+    """The arms to judge; without any the rows are answered, with or without gold answers."""
+    decoding: str = GREEDY
+    """Decoding of given rows."""
+    label: str = ""
+    """Name of the run in tables."""
+    kind: str = ""
+    """Mode, low-rank or not, and models of the run, in words. Only runs of one kind have a mean."""
+    opening_tokens: int = 0
+    """Prefix clustering: tokens of the target's own answers that are an opening."""
 
     def check_weights(self, held: str) -> None:
         """Raise DataError where the digest of the weights that rollouts held is not a published one."""
@@ -33,24 +43,6 @@ class CheckpointPlan(msgspec.Struct, frozen=True, kw_only=True):
                 f"the checkpoint of version {self.version} holds weights with digest {held}, the run published "
                 f"{', '.join(self.published)}: it is not the version it says; name another --checkpoint"
             )
-
-
-class EvaluationPlan(CheckpointPlan, frozen=True, kw_only=True):
-    """The arms to judge."""
-
-    label: str
-    """Name of the run in tables."""
-    kind: str
-    """Mode, low-rank or not, and models of the run, in words. Only runs of one kind have a mean."""
-    arms: tuple[str, ...]
-    opening_tokens: int
-    """Prefix clustering: tokens of the target's own answers that are an opening."""
-
-
-class GenerationPlan(CheckpointPlan, frozen=True, kw_only=True):
-    """The way to answer all held-out problems of a config, with or without gold answers."""
-
-    decoding: str
 
 
 class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +63,7 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     asked: str = ""
     """Digest of the questions and gold answers: figures of other problems are no comparison."""
     kind: str = ""
-    """Kind of the run, as in `EvaluationPlan`."""
+    """Kind of the run, as in `OfflinePlan`."""
     means: dict[str, float] = {}
     """Mean reward by problem: arms are compared problem by problem."""
     trained_on: int = 0

@@ -22,13 +22,21 @@ from prefixrl.common.evaluation.plans import (
     PREFIX_ARMS,
     RESULTS_FILE,
     ArmResult,
-    EvaluationPlan,
     EvaluationResults,
+    OfflinePlan,
 )
 from prefixrl.common.host.process import own, stop_event, write_atomically
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.deploy.launch.launch import STOPPED, Launcher
-from prefixrl.deploy.runs.checkpoints import FREE_PORT, INCOMPLETE, LATEST, CheckpointOptions, config_of, weights_of
+from prefixrl.deploy.runs.checkpoints import (
+    FREE_PORT,
+    INCOMPLETE,
+    LATEST,
+    PLAN_RUNNER,
+    CheckpointOptions,
+    config_of,
+    weights_of,
+)
 from prefixrl.deploy.runs.eval_table import markdown, print_results
 
 WEIGHTS = "weights_judged"
@@ -64,7 +72,7 @@ def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> in
         if len(plans) > 1:
             click.echo(f"{number} of {len(plans)}: {plan.label} after {plan.version} iterations")
         directory = Path(config.directory)
-        launcher = Launcher(config, ["prefixrl.learner.commands.eval_command", str(directory)], "evaluation")
+        launcher = Launcher(config, [PLAN_RUNNER, str(directory)], "evaluation")
         code = launcher.run_and_stop(stop.is_set)
         if stop.is_set():
             click.echo("stopped; run the same command again to resume")
@@ -92,10 +100,10 @@ def _labels(runs: list[Path]) -> list[str]:
 
 def _plan(
     run: Path, label: str, checkpoint: str, options: EvaluateOptions, is_first: bool
-) -> tuple[EvaluationPlan, RunConfig]:
+) -> tuple[OfflinePlan, RunConfig]:
     """Plan one checkpoint of a run; arms without an adapter are judged with the first one only."""
     config = config_of(run, (f'broker.listen="{FREE_PORT}"', *options.settings))
-    kind = _kind(config)
+    kind = kind_of(config)
     weights = weights_of(run, config, checkpoint, options.is_averaged)
     arms = [arm for arm in _possible_arms(config) if arm in (options.arms or USUAL_ARMS)]
     name = f"step_{weights.version:08d}" + ("_ema" if options.is_averaged else "")
@@ -107,7 +115,7 @@ def _plan(
         "data": _data(run, config.data, options.sets),
     }
     config = config.model_copy(update=changes)
-    plan = EvaluationPlan(
+    plan = OfflinePlan(
         config=config.model_dump_json(),
         label=label,
         kind=kind,
@@ -120,7 +128,7 @@ def _plan(
     return plan, config
 
 
-def _kind(config: RunConfig) -> str:
+def kind_of(config: RunConfig) -> str:
     """Return what a run trains, in words."""
     learned = "low-rank matrices" if config.learner.lora else "whole weights"
     target = f" for {config.target.model}" if config.target else ""
@@ -163,7 +171,7 @@ def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Sour
     return (Source(path=str(path.resolve()), code="tests" if runs_programs else "none"),)
 
 
-def _prepare(plan: EvaluationPlan, config: RunConfig, fresh: bool) -> None:
+def _prepare(plan: OfflinePlan, config: RunConfig, fresh: bool) -> None:
     """Make an evaluation's directory: its plan, its weights, the files that the run kept.
 
     Raises:
@@ -204,10 +212,8 @@ def _hold(checkpoint: Path, directory: Path, version: int) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """Give a file another name; copy it where the file system has none."""
+    """Give a file another name; copy it where the file system has no links."""
     try:
         os.link(source, target)
-    except FileNotFoundError:
-        raise
     except OSError:
         shutil.copyfile(source, target)

@@ -22,7 +22,7 @@ from prefixrl.common.config.data import DataConfig, resolve
 from prefixrl.common.config.load import changed, from_flags
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.evaluation.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, AnswerLine, GenerationPlan
+from prefixrl.common.evaluation.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SAMPLED, AnswerLine, OfflinePlan
 from prefixrl.common.host.process import printable, stop_event, write_atomically
 from prefixrl.common.run.status import USAGE_FILE, total_usage
 from prefixrl.common.wire.messages.worker import Usage
@@ -31,6 +31,7 @@ from prefixrl.deploy.runs.checkpoints import (
     FREE_PORT,
     INCOMPLETE,
     LATEST,
+    PLAN_RUNNER,
     CheckpointOptions,
     Weights,
     config_of,
@@ -116,7 +117,9 @@ def generate(options: GenerateOptions, out: Path | None) -> int:
     directory = Path(tempfile.mkdtemp(prefix="prefixrl-generate-"))
     keeps_logs = False
     try:
-        _check_is_free(out, options.overwrites)
+        if out is not None and out.is_file() and out.stat().st_size and not options.overwrites:
+            held = f"{out.stat().st_size:,} bytes"
+            raise ConfigError(f"--out {out}: holds {held} already; name a new or empty file, or give --overwrite")
         try:
             plan, config = _plan(options, directory)
         except ConfigError as error:
@@ -125,15 +128,15 @@ def generate(options: GenerateOptions, out: Path | None) -> int:
         _check_is_no_source(out, options, config.data)
         (directory / "logs").mkdir()
         write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan).decode())
-        command = ["prefixrl.learner.commands.generate_command", str(directory)]
+        command = [PLAN_RUNNER, str(directory)]
         # A process that asks for answers cannot resume in the middle of them: its first error is the cause.
         launcher = Launcher(config, command, "generation", uses_stderr=True, restarts=0)
         with _opened(out) as file:
             copy = Copy(directory / ANSWERS_FILE, file, replaces=out is not None)
             keeps_logs = True
             code = _answer(launcher, copy, config)
-        keeps_logs = code not in (0, ConfigError.exit_code, STOPPED)
-        return _report_end(launcher, copy, code)
+        keeps_logs = code not in (0, ConfigError.exit_code, STOPPED, INCOMPLETE)
+        return code
     finally:
         if keeps_logs:
             click.echo(f"all logs are in {directory / 'logs'}", err=True)
@@ -142,7 +145,7 @@ def generate(options: GenerateOptions, out: Path | None) -> int:
 
 
 def _answer(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
-    """Run the processes that answer, report token usage; return the exit code."""
+    """Run the processes that answer, report token usage and the end; return the exit code of the command."""
     stop = stop_event()
 
     def is_stopped() -> bool:
@@ -157,27 +160,15 @@ def _answer(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
         if usage.exists():
             counts = msgspec.json.decode(usage.read_bytes(), type=dict[str, Usage])
             click.echo(f"endpoint: {total_usage(counts.values(), config.scorer.openai)}", err=True)
-    return STOPPED if stop.is_set() or copy.is_closed else code
-
-
-def _report_end(launcher: Launcher, copy: Copy, code: int) -> int:
-    """Report the end; return the exit code of the command."""
-    if code == 0:
-        failures = f", {copy.failed} of them without an answer or a verdict" if copy.failed else ""
-        click.echo(f"{copy.lines} lines{failures}", err=True)
-        return INCOMPLETE if copy.failed else 0
-    if code == STOPPED:
+    if stop.is_set() or copy.is_closed:
         click.echo(f"stopped after {copy.lines} lines", err=True)
-    else:
+        return STOPPED
+    if code:
         launcher.report_failure(code)
-    return code
-
-
-def _check_is_free(out: Path | None, overwrites: bool) -> None:
-    """Raise ConfigError where the output holds something and `--overwrite` is not given."""
-    if out is not None and out.is_file() and out.stat().st_size and not overwrites:
-        size = f"{out.stat().st_size:,} bytes"
-        raise ConfigError(f"--out {out}: holds {size} already; name a new or empty file, or give --overwrite")
+        return code
+    failures = f", {copy.failed} of them without an answer or a verdict" if copy.failed else ""
+    click.echo(f"{copy.lines} lines{failures}", err=True)
+    return INCOMPLETE if copy.failed else 0
 
 
 def _check_is_no_source(out: Path | None, options: GenerateOptions, data: DataConfig) -> None:
@@ -212,7 +203,7 @@ def _opened(out: Path | None) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _plan(options: GenerateOptions, directory: Path) -> tuple[GenerationPlan, RunConfig]:
+def _plan(options: GenerateOptions, directory: Path) -> tuple[OfflinePlan, RunConfig]:
     samples, temperature = options.samples, options.temperature
     if samples > 1 and temperature == 0.0:
         raise ConfigError(f"--samples {samples}: greedy answers are all alike; give a --temperature above 0")
@@ -220,7 +211,7 @@ def _plan(options: GenerateOptions, directory: Path) -> tuple[GenerationPlan, Ru
     broker = config.broker.model_copy(update={"listen": FREE_PORT})
     config = config.model_copy(update={"directory": str(directory), "broker": broker})
     is_sampled = temperature != 0.0 and (samples > 0 or temperature is not None)
-    plan = GenerationPlan(
+    plan = OfflinePlan(
         config=config.model_dump_json(),
         version=weights.version,
         published=weights.published,

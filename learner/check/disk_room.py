@@ -45,11 +45,9 @@ def most_kept(config: RunConfig) -> int:
 
 def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:
     """Return the line of the disk, and a warning where this host's has too little room."""
-    directory, kept = Path(config.directory), most_kept(config)
-    fault = room_fault(config, plan)
+    directory, fault = Path(config.directory), room_fault(config, plan)
     return [
-        f"disk of {directory}: up to {in_mib(most_bytes(plan, kept))} ({kept} + 1 checkpoints of "
-        f"{in_mib(checkpoint_bytes(plan))}, {VERSIONS} versions of the weights) beside journal and logs; "
+        f"disk of {directory}: {_needed(config, plan)} beside journal and logs; "
         f"{in_mib(free_bytes(directory))} are free",
         *([f"warning: on this host the run would be refused: {fault}"] if fault else []),
     ]
@@ -57,16 +55,21 @@ def room_lines(config: RunConfig, plan: RankPlan) -> list[str]:
 
 def room_fault(config: RunConfig, plan: RankPlan) -> str:
     """Return the refusal of a run that cannot fit the disk; what it holds counts as room."""
-    directory, kept = Path(config.directory), most_kept(config)
-    held = sum(held_bytes(directory / name) for name in FOLDERS)
-    needed, free = most_bytes(plan, kept), free_bytes(directory)
-    if needed <= free + held:
+    directory = Path(config.directory)
+    held, free = sum(held_bytes(directory / name) for name in FOLDERS), free_bytes(directory)
+    if most_bytes(plan, most_kept(config)) <= free + held:
         return ""
     return (
-        f"the disk of {directory} has no room for the run: it takes up to {in_mib(needed)} ({kept} + 1 checkpoints of "
-        f"{in_mib(checkpoint_bytes(plan))}, versions of the weights), {in_mib(free)} are free and {in_mib(held)} are "
-        f"its own already; make room, choose another directory, or lower checkpoint.keep"
+        f"the disk of {directory} has no room for the run: it takes {_needed(config, plan)}, "
+        f"{in_mib(free)} are free and {in_mib(held)} are its own already; make room, choose another "
+        f"directory, or lower checkpoint.keep"
     )
+
+
+def _needed(config: RunConfig, plan: RankPlan) -> str:
+    kept = most_kept(config)
+    each = f"{kept} + 1 checkpoints of {in_mib(checkpoint_bytes(plan))}, {VERSIONS} versions of the weights"
+    return f"up to {in_mib(most_bytes(plan, kept))} ({each})"
 
 
 def check_room(config: RunConfig) -> None:

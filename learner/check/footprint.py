@@ -1,10 +1,10 @@
 """Bytes that one learner rank and one engine take on their device: pure formulas.
 
-Two figures stand for what is measured elsewhere: the bytes per token that a layer of a Llama-like model saves for its
-backward pass (RMS norms in float32, gated MLP, sdpa with a mask), and the bytes per parameter that DeepSpeed holds at
-each ZeRO stage. The tests count both.
+The tests count both sources: the bytes per token that a layer of a Llama-like model saves for its backward pass (RMS
+norms in float32, gated MLP, sdpa with a mask), and the bytes per parameter that DeepSpeed holds at each ZeRO stage.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 GIB = 2**30
@@ -109,13 +109,13 @@ class Footprint:
     """Weights, gradients, moments, reference, average."""
     activations: int
     logits: int
-    """Chunk of the output head, its weight's gradient, hidden states at the actions."""
+    """Block of the output head, its weight's gradient, hidden states at the actions."""
     buckets: int
     """Gradients on their way between ranks, and weights that ZeRO-3 has gathered."""
     backward: int
     """Most bytes of activations, logits and buckets at one time: buckets fill while activations are freed."""
     optimizer: int
-    """Temporaries of the step, when activations, logits and buckets are gone."""
+    """Temporaries of the step, after the backward pass."""
     host: int
     """States kept in the host's memory, not counted in the peak."""
 
@@ -129,14 +129,18 @@ def learner_footprint(plan: RankPlan) -> Footprint:
     """Return the bytes of one rank."""
     device, host = _states(plan)
     shape, buckets = plan.shape, _buckets(plan)
-    activations = last = logits = tied = 0
+    activations = last = logits = tied = step = 0
     if shape is not None:
         activations, last = activation_bytes(shape, plan)
         is_trained = plan.low_rank is None
         logits = head_bytes(plan.action_positions, shape, plan.dtype_bytes, is_trained)
         tied = plan.dtype_bytes * shape.embedding if shape.is_tied and is_trained else 0
+    if not plan.is_optimizer_offloaded:
+        # One model steps at a time: ZeRO-3 flattens its gradients, and an unfused step has temporaries of its own.
+        own = FP32 * max(plan.trained) // (plan.ranks if plan.stage else 1)
+        step = own * (int(plan.stage == 3) + int(not plan.is_fused))
     backward = _most_at_once(activations, last, logits, tied, buckets)
-    return Footprint(device, activations, logits, buckets.whole, backward, _step_bytes(plan), host)
+    return Footprint(device, activations, logits, buckets.at(1.0), backward, step, host)
 
 
 @dataclass(frozen=True)
@@ -150,11 +154,6 @@ class _Buckets:
     """Share of the backward pass, by parameters."""
     growing: int = 0
     """Bytes at the end; they grow from 0."""
-
-    @property
-    def whole(self) -> int:
-        """All of it at the end of the pass."""
-        return self.always + self.bucket + self.growing
 
     def at(self, share: float) -> int:
         """Return the bytes at a share of the pass."""
@@ -192,20 +191,13 @@ def _states(plan: RankPlan) -> tuple[int, int]:
     rewards = plan.reward_copies + (1 if plan.low_rank and plan.is_reward_trained else 0)
     shared = ranks if plan.stage == 3 else 1
     device, host = (frozen * plan.parameters + rewards * plan.reward_parameters) * width // shared, 0
-    for trained in plan.trained:
-        weights, rest = trained_bytes(trained, width, plan.stage, ranks)
-        if plan.is_optimizer_offloaded:
-            host += rest
-        else:
-            device += rest
-        if plan.are_weights_offloaded:
-            host += weights
-        else:
-            device += weights
+    trained = [trained_bytes(each, width, plan.stage, ranks) for each in plan.trained]
+    weights, rest = sum(each for each, _ in trained), sum(each for _, each in trained)
     if plan.has_average:
         averaged = plan.trained[0] + (plan.trained[-1] if plan.is_reward_trained else 0)
-        average = FP32 * averaged // (ranks if plan.stage else 1)
-        device, host = (device, host + average) if plan.is_optimizer_offloaded else (device + average, host)
+        rest += FP32 * averaged // (ranks if plan.stage else 1)
+    for size, is_offloaded in ((weights, plan.are_weights_offloaded), (rest, plan.is_optimizer_offloaded)):
+        device, host = (device, host + size) if is_offloaded else (device + size, host)
     return device, host
 
 
@@ -239,15 +231,6 @@ def _buckets(plan: RankPlan) -> _Buckets:
         return _Buckets(bucket=copied * size, full_at=full_at, growing=width * largest // plan.ranks)
     gathered = 2 * width * min(plan.parameters, GATHERED_AT_ONCE) if plan.ranks > 1 else 0
     return _Buckets(always=gathered, bucket=3 * FP32 * size, full_at=full_at)
-
-
-def _step_bytes(plan: RankPlan) -> int:
-    """Return what one model's step takes besides the states."""
-    if plan.is_optimizer_offloaded:
-        return 0
-    own = max(plan.trained) // (plan.ranks if plan.stage else 1)
-    flat = FP32 * own if plan.stage == 3 else 0
-    return flat + (0 if plan.is_fused else FP32 * own)
 
 
 # --- activations and logits -----------------------------------------------------------------------------------------
@@ -303,21 +286,18 @@ def head_bytes(positions: int, shape: ModelShape, width: int, is_trained: bool =
 
 
 def remedies(plan: RankPlan, limit_bytes: int, most: int = 3) -> list[tuple[str, int]]:
-    """Return settings with which the rank fits, and its bytes then; each alone, else together."""
-    alone = [*_changes(plan)]
-    found = _fitting(alone, limit_bytes)
-    if not found:
-        together = [
-            (f"{text} with {more}", changed)
-            for text, first in alone
-            for more, changed in _changes(first)
-            if not more.startswith(text.split(" =")[0])
-        ]
-        found = _fitting(together, limit_bytes)
-    return found[:most]
+    """Return settings with which the rank fits, and its bytes then: each alone, else two together."""
+    alone = _changes(plan)
+    together = (
+        (f"{text} with {more}", changed)
+        for text, first in alone
+        for more, changed in _changes(first)
+        if not more.startswith(text.split(" =")[0])
+    )
+    return (_fitting(alone, limit_bytes) or _fitting(together, limit_bytes))[:most]
 
 
-def _fitting(changes: list[tuple[str, RankPlan]], limit_bytes: int) -> list[tuple[str, int]]:
+def _fitting(changes: Iterable[tuple[str, RankPlan]], limit_bytes: int) -> list[tuple[str, int]]:
     found: dict[str, tuple[str, int]] = {}
     for text, plan in changes:
         peak = learner_footprint(plan).peak
@@ -346,8 +326,7 @@ def _changes(plan: RankPlan) -> list[tuple[str, RankPlan]]:
         found.append(("learner.deepspeed.zero_optimization.stage = 3", replace(plan, stage=3)))
     if not plan.is_optimizer_offloaded:
         text = 'learner.deepspeed.zero_optimization.offload_optimizer.device = "cpu"'
-        offloaded = replace(plan, is_optimizer_offloaded=True, stage=max(plan.stage, 2))
-        found.append((text, offloaded))
+        found.append((text, replace(plan, is_optimizer_offloaded=True, stage=max(plan.stage, 2))))
     return found
 
 

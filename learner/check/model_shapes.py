@@ -59,7 +59,7 @@ def shape_of(model: str) -> ModelShape | None:
             is_tied=bool(config.get("tie_word_embeddings", False)),
             is_biased=bool(kinds & BIASED),
         )
-    # Sizes are left to the defaults of its family, or it is no config: whoever loads the model says so.
+    # Sizes are left to the defaults of its family, or the file is no config: loading the model says so.
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError):
         return None
 
@@ -96,9 +96,10 @@ def parameters(model: str) -> tuple[int, str] | None:
 
 def unknown_size(model: str) -> str:
     """Return the words for a model of which `parameters` tells nothing."""
+    why = "neither its name nor a config.json in the hub's cache tells it"
     if os.path.isdir(model):
-        return f"its size is not known: {model} has no weights (*.safetensors) and no config.json that tells it"
-    return "its size is not known: neither its name nor a config.json in the hub's cache tells it"
+        why = f"{model} has no weights (*.safetensors) and no config.json that tells it"
+    return f"its size is not known: {why}"
 
 
 def without_weights(folder: str) -> "PreTrainedModel":
@@ -128,9 +129,8 @@ def _counted(folder: str) -> int | None:
         model = without_weights(folder)
     except DataError:
         return None
-    if getattr(model.config, "quantization_config", None) is not None:
-        return None
-    return sum(each.numel() for each in model.parameters())
+    is_quantised = getattr(model.config, "quantization_config", None) is not None
+    return None if is_quantised else sum(each.numel() for each in model.parameters())
 
 
 def _published(model: str) -> ModelShape | None:

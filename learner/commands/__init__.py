@@ -1,6 +1,6 @@
-"""The processes behind `prefixrl eval` and `prefixrl generate`.
+"""The process behind `prefixrl eval` and `prefixrl generate`.
 
-serving.py           the start of such a process, with a broker that trains nothing
+plan_runner.py       reads the plan, starts a broker that trains nothing, carries the plan out
 eval_command.py      judges adapters on problems
 generate_command.py  answers problems
 """

@@ -1,40 +1,30 @@
-"""The process behind `prefixrl eval`, started beside its workers: judges trained adapters.
-
-    plan.json ──▶ broker that issues no training ──▶ rollouts, scorers ──▶ evaluations/*.jsonl ──▶ results.json
-
-No model is loaded here. Rollouts load the checkpoint as their version 0, and the digest of their weights must be one
-under which the run published it. Judged rows stand in files, so an interrupted evaluation goes on.
-"""
+"""The arms of `prefixrl eval`: judges adapters and fixed prefixes on held-out problems."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
-import click
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.accuracy import accuracy, means_by_problem
-from prefixrl.common.evaluation.plans import GREEDY, RESULTS_FILE, SAMPLED, ArmResult, EvaluationPlan, EvaluationResults
+from prefixrl.common.evaluation.plans import GREEDY, SAMPLED, ArmResult, EvaluationResults, OfflinePlan
 from prefixrl.common.host.hub import model_folder
-from prefixrl.common.host.process import exit_codes, start_logging, write_atomically
 from prefixrl.common.prompts.rendering import ByteRenderer, renderer_of
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
-from prefixrl.learner.commands.serving import read_plan, serving
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.problems import Problem
 from prefixrl.learner.evaluation.clustering import representatives
 from prefixrl.learner.evaluation.majority import with_votes
 from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests, Texts, digest
-from prefixrl.learner.run.directory import FREE_KEYS, RunDirectory
 
 
 class CheckpointEvaluation:
     """Judges the arms of one plan on its held-out problems."""
 
     def __init__(
-        self, plan: EvaluationPlan, config: RunConfig, client: BrokerClient, raise_if_hopeless: Callable[[], None]
+        self, plan: OfflinePlan, config: RunConfig, client: BrokerClient, raise_if_hopeless: Callable[[], None]
     ) -> None:
         self._plan = plan
         self._config = config
@@ -137,22 +127,3 @@ def target_texts(config: RunConfig) -> Texts:
         return ByteRenderer()
     assert config.target is not None
     return renderer_of(config, "scorer", model_folder(config.target.model, needs_weights=False))
-
-
-@click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-def main(directory: Path) -> None:
-    """Carry out the plan in DIRECTORY."""
-    start_logging("prefixrl-offline")
-    with exit_codes():
-        plan, config = read_plan(directory, EvaluationPlan)
-        owned = RunDirectory(config, FREE_KEYS | {("data", "eval")})
-        problems.keep_missing(config)
-        with serving(config) as (client, raise_if_hopeless):
-            results = CheckpointEvaluation(plan, config, client, raise_if_hopeless).run()
-            text = msgspec.json.format(msgspec.json.encode(results), indent=2).decode()
-            write_atomically(owned.path / RESULTS_FILE, text)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
-"""The process behind `prefixrl generate`, started beside its workers: answers problems.
+"""The answers of `prefixrl generate`.
 
-    plan.json ──▶ rows, gold answers or not ──▶ blocks ──▶ evaluations by the broker ──▶ answers.jsonl, in their order
+    rows, gold answers or not ──▶ blocks ──▶ evaluations by the broker ──▶ answers.jsonl, in their order
 
 Few blocks are open at once: an answered one is written as soon as all before it are, and the broker forgets it. A block
 holds as many problems as an evaluation samples together, so that with `bitwise` both get the same texts.
@@ -11,28 +11,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
-import click
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
-from prefixrl.common.evaluation.plans import ANSWERS_FILE, AnswerLine, GenerationPlan
-from prefixrl.common.host.process import exit_codes, start_logging
-from prefixrl.common.wire.messages.groups import ScoredGroup
+from prefixrl.common.evaluation.plans import AnswerLine, OfflinePlan
 from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM
-from prefixrl.learner.commands.serving import read_plan, serving
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.lengths import too_long
 from prefixrl.learner.data.problems import Problem
 from prefixrl.learner.data.rows import layout
 from prefixrl.learner.evaluation.requests import POLL_S, Answers, EvaluationRequest, OpenRequests, adapter_texts, judged
-from prefixrl.learner.run.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +34,7 @@ BLOCKS_PER_WORKER = 4
 """Blocks that are open at once per worker: enough for workers that hold several tasks."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class GivenRow:
     """A row of the input."""
 
@@ -98,7 +92,7 @@ def _given(row: problems.ReadRow, others: dict[str, object], number: int) -> Giv
 class AnswerGeneration:
     """Answers the rows of one plan and writes a line per answer."""
 
-    def __init__(self, plan: GenerationPlan, config: RunConfig, rows: Sequence[GivenRow], out: BinaryIO) -> None:
+    def __init__(self, plan: OfflinePlan, config: RunConfig, rows: Sequence[GivenRow], out: BinaryIO) -> None:
         self._plan = plan
         self._config = config
         self._out = out
@@ -109,23 +103,15 @@ class AnswerGeneration:
     def _blocks(self, rows: Sequence[GivenRow]) -> Iterator[Block]:
         """Yield blocks of as many problems as an evaluation samples at once, with the bad rows."""
         taken: list[GivenRow] = []
-        asked = 0
-        for row in rows:
+        asked: list[Problem] = []
+        for number, row in enumerate(rows, start=1):
             taken.append(row)
-            asked += row.problem is not None
-            if asked == ROWS_PER_ITEM:
-                yield self._block(taken)
-                taken, asked = [], 0
-        if taken:
-            yield self._block(taken)
-
-    def _block(self, rows: list[GivenRow]) -> Block:
-        asked = [row.problem for row in rows if row.problem is not None]
-        if not asked:
-            return Block(rows, None)
-        name, plan = f"rows-{asked[0].prompt_id}", self._plan
-        question = EvaluationRequest(name, 0, asked, plan.decoding, samples=plan.samples)
-        return Block(rows, question.message(self._config, self._texts))
+            asked += [row.problem] if row.problem else []
+            if len(asked) == ROWS_PER_ITEM or number == len(rows):
+                name, plan = f"rows-{number}", self._plan
+                question = EvaluationRequest(name, 0, asked, plan.decoding, samples=plan.samples)
+                yield Block(taken, question.message(self._config, self._texts) if asked else None)
+                taken, asked = [], []
 
     def run(self, client: BrokerClient, raise_if_hopeless: Callable[[], None]) -> None:
         """Answer everything; raise PeerLost if nothing is answered for `evaluation.timeout_s`."""
@@ -185,21 +171,17 @@ class AnswerGeneration:
         if row.problem is None or block.answers is None:
             yield row.answer
             return
-        number = row.problem.prompt_id
+        number, is_direct = row.problem.prompt_id, self._config.mode == "direct"
         group = block.answers.groups.get(number)
         if group is None:
             cause = block.answers.causes.get(number, "the broker returned neither an answer nor a cause")
             yield msgspec.structs.replace(row.answer, reason=cause)
-        else:
-            yield from self._answered(row.answer, group)
-
-    def _answered(self, given: AnswerLine, group: ScoredGroup) -> Iterator[AnswerLine]:
-        is_direct = self._config.mode == "direct"
+            return
         rows = judged(group, self._config, self._texts, self._plan.version, {})
-        for found, row, verdict in zip(rows, group.prefixes.rows, group.verdicts, strict=True):
-            is_error, tokens = found.status == "error", int(token_ids(row.tokens).size)
+        for found, prefix, verdict in zip(rows, group.prefixes.rows, group.verdicts, strict=True):
+            is_error, tokens = found.status == "error", int(token_ids(prefix.tokens).size)
             yield msgspec.structs.replace(
-                given,
+                row.answer,
                 sample=found.sample,
                 version=found.version,
                 weights_digest=found.weights_digest,
@@ -214,27 +196,3 @@ class AnswerGeneration:
                 prefix_tokens=0 if is_direct else tokens,
                 completion_tokens=tokens if is_direct else verdict.completion_tokens,
             )
-
-
-@click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-def main(directory: Path) -> None:
-    """Carry out the plan in DIRECTORY."""
-    start_logging("prefixrl-generation")
-    with exit_codes():
-        plan, config = read_plan(directory, GenerationPlan)
-        rows = given_rows(config)
-        owned = RunDirectory(config)
-        problems.keep_none(owned.path)
-        # A new file: this process is not started again in the middle of its answers.
-        with (directory / ANSWERS_FILE).open("xb") as out:
-            generation = AnswerGeneration(plan, config, rows, out)
-            if any(row.problem for row in rows):
-                with serving(config) as (client, raise_if_hopeless):
-                    generation.run(client, raise_if_hopeless)
-            else:
-                generation.write_unasked()
-
-
-if __name__ == "__main__":
-    main()

@@ -42,6 +42,7 @@ from prefixrl.deploy.examples.arithmetic.problems import (
     stream,
     write_jsonl,
 )
+from prefixrl.deploy.examples.builder import begin, command_of, save
 
 HABIT = (0.40, 0.25, 0.20, 0.15)
 """Shares of the openings when the target begins by itself. The first leads clearly: in a near-tie
@@ -290,8 +291,7 @@ def write_problems(out: Path, seed: int) -> tuple[list[Problem], set[tuple[int, 
 
 def build(out: Path, steps: int, seed: int) -> None:
     """Write problems, openings and both models to `out`, then print the report."""
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    begin(seed)
     out.mkdir(parents=True, exist_ok=True)
     heldout, taken = write_problems(out, seed)
     tokenizer = make_tokenizer()
@@ -306,29 +306,12 @@ def build(out: Path, steps: int, seed: int) -> None:
         lessons = stream(random.Random(f"{seed} {name}"), set(taken))
         rng = random.Random(f"{seed} answers of the {name}")
         train(model, batches(tokenizer, lessons, answer, rng), its_steps)
-        model.save_pretrained(out / name)
-        tokenizer.save_pretrained(out / name)
-        # safetensors makes files that only their owner reads; other accounts read a checkout too.
-        (out / name / "model.safetensors").chmod(0o644)
+        save(model, tokenizer, out / name)
 
     adapter = AutoModelForCausalLM.from_pretrained(out / "adapter")
     target = AutoModelForCausalLM.from_pretrained(out / "target")
     report(adapter, target, tokenizer, heldout)
 
 
-@click.command()
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path(__file__).parent,
-    help="Folder to write to.  [default: the example itself]",
-)
-@click.option("--steps", type=click.IntRange(min=1), default=500, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-def main(out: Path, steps: int, seed: int) -> None:
-    """Build the arithmetic example's problems and models, and print what they can do."""
-    build(out, steps, seed)
-
-
 if __name__ == "__main__":
-    main()
+    command_of(build, Path(__file__).parent, 500)()

@@ -16,7 +16,6 @@ import random
 from pathlib import Path
 
 import click
-import torch
 from transformers import AutoModelForCausalLM
 
 from prefixrl.deploy.examples.arithmetic.build import (
@@ -29,6 +28,7 @@ from prefixrl.deploy.examples.arithmetic.build import (
     train,
 )
 from prefixrl.deploy.examples.arithmetic.problems import FAMILIES, OPENINGS, Problem, stream
+from prefixrl.deploy.examples.builder import begin, command_of, save
 
 POLICY = Shape(hidden=64, layers=2, heads=2)
 
@@ -50,8 +50,7 @@ def read_problems(name: str) -> list[Problem]:
 
 def build(out: Path, steps: int, seed: int) -> None:
     """Write the policy to `out/policy`, then print its accuracy on the held-out problems."""
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    begin(seed)
     held_out = read_problems("heldout.jsonl")
     taken = {problem.digits for problem in (*held_out, *read_problems("train.jsonl"))}
     tokenizer = make_tokenizer()
@@ -62,10 +61,7 @@ def build(out: Path, steps: int, seed: int) -> None:
     rng = random.Random(f"{seed} answers of the policy")
     train(policy, batches(tokenizer, lessons, whole_answer, rng), steps)
     folder = out / "policy"
-    policy.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    # safetensors makes files that only their owner reads; other accounts read a checkout too.
-    (folder / "model.safetensors").chmod(0o644)
+    save(policy, tokenizer, folder)
     saved = AutoModelForCausalLM.from_pretrained(folder)
     for temperature in (0.0, 1.0):
         nothing: list[list[int]] = [[] for _ in held_out]
@@ -74,19 +70,5 @@ def build(out: Path, steps: int, seed: int) -> None:
         click.echo(f"right at temperature {temperature}: {sum(shares) / len(shares):.3f} ({cells})")
 
 
-@click.command()
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path(__file__).parent,
-    help="Folder to write to.  [default: the example itself]",
-)
-@click.option("--steps", type=click.IntRange(min=1), default=1500, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-def main(out: Path, steps: int, seed: int) -> None:
-    """Build the policy that direct mode starts from, and print what it can do."""
-    build(out, steps, seed)
-
-
 if __name__ == "__main__":
-    main()
+    command_of(build, Path(__file__).parent, 1500)()

@@ -37,6 +37,7 @@ from transformers import (
 from transformers.utils import logging
 
 from prefixrl.deploy.examples.arithmetic.build import IGNORED, LanguageModel, train
+from prefixrl.deploy.examples.builder import begin, command_of, save
 from prefixrl.deploy.examples.letters.problems import ALPHABET, OPERATIONS, Problem, problems, write_jsonl
 
 TRAIN_ROWS, HELDOUT_ROWS = 256, 128
@@ -54,10 +55,9 @@ CHAT_TEMPLATE = (
 Answer = Callable[[Problem, random.Random], str]
 
 
-def build(out: Path, seed: int, steps: int) -> None:
+def build(out: Path, steps: int, seed: int) -> None:
     """Write problems and both models to `out`."""
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    begin(seed)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     out.mkdir(parents=True, exist_ok=True)
@@ -162,10 +162,7 @@ def _teach(
     click.echo(f"{folder.name}: {sum(each.numel() for each in model.parameters()) / 1e6:.2f} M parameters")
     train(model, _batches(tokenizer, lessons), steps)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    # safetensors makes files that only their owner reads.
-    (folder / "model.safetensors").chmod(0o644)
+    save(model, tokenizer, folder)
 
 
 def _batches(
@@ -180,19 +177,5 @@ def _batches(
         yield ids, torch.where(is_begun & (ids != begins) & (ids != pad), ids, IGNORED)
 
 
-@click.command()
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path(__file__).parent,
-    help="Folder to write to.  [default: the example itself]",
-)
-@click.option("--steps", type=click.IntRange(min=1), default=TARGET_STEPS, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-def main(out: Path, steps: int, seed: int) -> None:
-    """Build the letters example's problems and models."""
-    build(out, seed, steps)
-
-
 if __name__ == "__main__":
-    main()
+    command_of(build, Path(__file__).parent, TARGET_STEPS)()

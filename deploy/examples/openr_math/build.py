@@ -14,12 +14,12 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from prefixrl.deploy.examples.arithmetic.build import IGNORED, Shape, make_model, make_tokenizer, train
 from prefixrl.deploy.examples.arithmetic.problems import FAMILIES, Problem, stream
+from prefixrl.deploy.examples.builder import begin, command_of, save
 
 MODEL = Shape(hidden=64, layers=2, heads=2)
 TAG, GOOD, BAD = "ки", "+", "-"
@@ -76,30 +76,12 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: str) -> Iterator[tuple[tor
 
 def build(out: Path, steps: int, seed: int) -> None:
     """Write the model to `out/prm`."""
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    begin(seed)
     tokenizer = tagged_tokenizer()
     model = make_model(MODEL, tokenizer)
     train(model, batches(tokenizer, f"{seed} lessons"), steps)
-    model.save_pretrained(out / "prm")
-    tokenizer.save_pretrained(out / "prm")
-    # safetensors makes files that only their owner reads; other accounts read a checkout too.
-    (out / "prm" / "model.safetensors").chmod(0o644)
-
-
-@click.command()
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path(__file__).parent,
-    help="Folder to write to.  [default: the example itself]",
-)
-@click.option("--steps", type=click.IntRange(min=1), default=1000, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-def main(out: Path, steps: int, seed: int) -> None:
-    """Build the process reward model of the tiny form."""
-    build(out, steps, seed)
+    save(model, tokenizer, out / "prm")
 
 
 if __name__ == "__main__":
-    main()
+    command_of(build, Path(__file__).parent, 1000)()

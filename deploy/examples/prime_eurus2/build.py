@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import click
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from prefixrl.common.config.data import TASK_SUFFIXES
 from prefixrl.deploy.examples.arithmetic.build import IGNORED, Shape, make_model, train
+from prefixrl.deploy.examples.builder import begin, command_of, save
 
 POLICY = Shape(hidden=64, layers=2, heads=2)
 RIGHT = 0.5
@@ -168,8 +168,7 @@ def batches(
 
 def build(out: Path, steps: int, seed: int) -> None:
     """Write `data/train.jsonl`, `data/validation.jsonl` and the policy to `out`."""
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    begin(seed)
     rng = random.Random(f"{seed} tasks")
     every = tasks(rng)
     (out / "data").mkdir(parents=True, exist_ok=True)
@@ -181,25 +180,8 @@ def build(out: Path, steps: int, seed: int) -> None:
     tokenizer = make_tokenizer(every)
     policy = make_model(POLICY, tokenizer)
     train(policy, batches(tokenizer, every, random.Random(f"{seed} answers")), steps)
-    policy.save_pretrained(out / "policy")
-    tokenizer.save_pretrained(out / "policy")
-    # safetensors makes files that only their owner reads; other accounts read a checkout too.
-    (out / "policy" / "model.safetensors").chmod(0o644)
-
-
-@click.command()
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path(__file__).parent,
-    help="Folder to write to.  [default: the example itself]",
-)
-@click.option("--steps", type=click.IntRange(min=1), default=400, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-def main(out: Path, steps: int, seed: int) -> None:
-    """Build data and policy of the tiny form."""
-    build(out, steps, seed)
+    save(policy, tokenizer, out / "policy")
 
 
 if __name__ == "__main__":
-    main()
+    command_of(build, Path(__file__).parent, 400)()

@@ -127,7 +127,7 @@ def test_primes_run_trains_on_maths_and_code_of_its_format(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["tiny", "tiny_grpo"])
+@pytest.mark.parametrize("name", ["tiny", pytest.param("tiny_grpo", marks=pytest.mark.nightly)])
 def test_openrs_run_becomes_right_by_the_scores_of_its_reward_model_alone(name: str, tmp_path: Path) -> None:
     with launched(tmp_path, run_file=EXAMPLES / f"openr_math/{name}.toml") as process:
         summary = finish(process, tmp_path)

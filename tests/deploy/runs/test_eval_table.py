@@ -7,7 +7,7 @@ from prefixrl.common.config.load import load
 from prefixrl.common.evaluation.accuracy import Accuracy
 from prefixrl.common.evaluation.best_of_n import CHOICES
 from prefixrl.common.evaluation.plans import ArmResult
-from prefixrl.deploy.commands.eval_command import _kind
+from prefixrl.deploy.commands.eval_command import kind_of
 from prefixrl.deploy.runs.eval_table import markdown, print_results
 from support.paths import ROOT
 
@@ -67,13 +67,13 @@ def test_one_run_has_neither_a_mean_nor_a_note_on_it() -> None:
 
 def test_mode_low_rank_and_models_make_a_kind_and_nothing_else_does() -> None:
     run_file = EXAMPLES / "arithmetic/run.toml"
-    usual = _kind(load(run_file))
-    assert usual == _kind(load(run_file, ("seed=7", "algorithm.iterations=3")))
+    usual = kind_of(load(run_file))
+    assert usual == kind_of(load(run_file, ("seed=7", "algorithm.iterations=3")))
     others = {
-        _kind(load(run_file, ("learner.lora={}",))),
-        _kind(load(run_file, (f"target.model={EXAMPLES}/arithmetic/adapter",))),
-        _kind(load(run_file, (f"adapter.model={EXAMPLES}/arithmetic/target",))),
-        _kind(load(EXAMPLES / "arithmetic_direct/run.toml")),
+        kind_of(load(run_file, ("learner.lora={}",))),
+        kind_of(load(run_file, (f"target.model={EXAMPLES}/arithmetic/adapter",))),
+        kind_of(load(run_file, (f"adapter.model={EXAMPLES}/arithmetic/target",))),
+        kind_of(load(EXAMPLES / "arithmetic_direct/run.toml")),
     }
     assert len(others | {usual}) == 5
 

@@ -13,13 +13,14 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError, PeerLost
-from prefixrl.common.evaluation.plans import GREEDY, SAMPLED, AnswerLine, GenerationPlan
+from prefixrl.common.evaluation.plans import GREEDY, PLAN_FILE, SAMPLED, AnswerLine, OfflinePlan
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
 from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.commands.generate_command import AnswerGeneration, given_rows
+from prefixrl.learner.commands.plan_runner import read_plan
 from support.fakes import run_on_disk
 
 LOST = "lost with its worker 3 times"
@@ -93,7 +94,7 @@ def config_of(folder: Path, rows: list[Any], **sections: dict[str, Any]) -> RunC
 
 def answered(config: RunConfig, client: AnsweringClient, decoding: str = GREEDY, samples: int = 1) -> list[AnswerLine]:
     out = io.BytesIO()
-    plan = GenerationPlan(config="", version=7, published=("digest",), decoding=decoding, samples=samples)
+    plan = OfflinePlan(config="", version=7, published=("digest",), decoding=decoding, samples=samples)
     AnswerGeneration(plan, config, given_rows(config), out).run(cast(BrokerClient, client), lambda: None)
     return [msgspec.json.decode(line, type=AnswerLine) for line in out.getvalue().splitlines()]
 
@@ -147,7 +148,7 @@ def test_several_answers_to_a_problem_are_numbered(tmp_path: Path) -> None:
 def test_other_weights_than_were_published_are_refused(tmp_path: Path) -> None:
     config = config_of(tmp_path, [{"question": "a"}])
     generation = AnswerGeneration(
-        GenerationPlan(config="", version=7, published=("other",), decoding=GREEDY, samples=1),
+        OfflinePlan(config="", version=7, published=("other",), decoding=GREEDY, samples=1),
         config,
         given_rows(config),
         io.BytesIO(),
@@ -161,3 +162,11 @@ def test_what_is_not_answered_in_time_is_named(tmp_path: Path) -> None:
     config = config_of(tmp_path, rows, evaluation={"timeout_s": 0.1})
     with pytest.raises(PeerLost, match=r"within 0\.1 s .*given\.jsonl row 1 to given\.jsonl row 2"):
         answered(config, AnsweringClient(is_broken=True))
+
+
+def test_what_answers_for_a_run_serves_no_numbers_at_the_ports_of_the_run(tmp_path: Path) -> None:
+    config = run_on_disk(tmp_path, log={"prometheus_port": 9400, "tensorboard": True})
+    plan = OfflinePlan(config=config.model_dump_json(), version=0, published=(), samples=0)
+    (tmp_path / PLAN_FILE).write_bytes(msgspec.json.encode(plan))
+    read, mine = read_plan(tmp_path)
+    assert read == plan and mine.log.prometheus_port == 0 and not mine.log.tensorboard

@@ -1,0 +1,93 @@
+"""The process behind `prefixrl eval` and `generate`, started beside its workers: carries out `plan.json`.
+
+    plan.json ──▶ broker that issues no training ──▶ rollouts, scorers ──▶ results.json, or answers.jsonl
+
+No model is loaded here. Rollouts load the checkpoint as their version 0, and the digest of their weights must be one
+under which the run published it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import msgspec
+
+from prefixrl.common.config.learner import LogConfig
+from prefixrl.common.config.load import from_json, import_functions
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.evaluation.plans import ANSWERS_FILE, PLAN_FILE, RESULTS_FILE, OfflinePlan
+from prefixrl.common.host.process import exit_codes, start_logging, write_atomically
+from prefixrl.learner.broker.client import BrokerClient
+from prefixrl.learner.commands.eval_command import CheckpointEvaluation
+from prefixrl.learner.commands.generate_command import AnswerGeneration, given_rows
+from prefixrl.learner.data import problems
+from prefixrl.learner.processes.servers import Servers
+from prefixrl.learner.run.directory import FREE_KEYS, RunDirectory
+
+
+def read_plan(directory: Path) -> tuple[OfflinePlan, RunConfig]:
+    """Return the plan in a directory and its config, whose functions are imported."""
+    plan = msgspec.json.decode((directory / PLAN_FILE).read_bytes(), type=OfflinePlan)
+    config = from_json(plan.config, f"the plan in {directory}")
+    import_functions(config)
+    # The run that is judged may go on, on the same host: its ports are taken.
+    return plan, config.model_copy(update={"log": LogConfig()})
+
+
+def judge(plan: OfflinePlan, config: RunConfig) -> None:
+    """Judge the arms of a plan; judged rows stay in files, so an interrupted evaluation goes on."""
+    owned = RunDirectory(config, FREE_KEYS | {("data", "eval")})
+    problems.keep_missing(config)
+    with serving(config) as (client, raise_if_hopeless):
+        results = CheckpointEvaluation(plan, config, client, raise_if_hopeless).run()
+        write_atomically(
+            owned.path / RESULTS_FILE, msgspec.json.format(msgspec.json.encode(results), indent=2).decode()
+        )
+
+
+def answer(plan: OfflinePlan, config: RunConfig) -> None:
+    """Answer all given rows; a process that answers is not started again in the middle."""
+    rows = given_rows(config)
+    owned = RunDirectory(config)
+    problems.keep_none(owned.path)
+    with (owned.path / ANSWERS_FILE).open("xb") as out:
+        generation = AnswerGeneration(plan, config, rows, out)
+        if any(row.problem for row in rows):
+            with serving(config) as (client, raise_if_hopeless):
+                generation.run(client, raise_if_hopeless)
+        else:
+            generation.write_unasked()
+
+
+@contextmanager
+def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, Callable[[], None]]]:
+    """Run a broker that trains nothing; yield a client and a check to call while waiting.
+
+    The check raises PeerLost when a server cannot be restarted. After a block without an error the workers are stopped.
+    """
+    servers = Servers(config, Path(config.directory), 0, trains=False)
+    try:
+        client = BrokerClient(servers.address, servers.check)
+        try:
+            yield client, servers.check
+            servers.expect_end()
+            client.stop("everything is judged")
+        finally:
+            client.close()
+    finally:
+        servers.close()
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def main(directory: Path) -> None:
+    """Carry out the plan in DIRECTORY."""
+    start_logging("prefixrl-offline")
+    with exit_codes():
+        plan, config = read_plan(directory)
+        (judge if plan.arms else answer)(plan, config)
+
+
+if __name__ == "__main__":
+    main()
