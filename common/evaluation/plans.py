@@ -1,4 +1,4 @@
-"""Plans of `prefixrl eval` and `generate` for the process that carries them out, and its results."""
+"""Plans of `prefixrl eval` and `generate`, and their results."""
 
 from typing import Literal
 

@@ -102,13 +102,10 @@ def _arm(result: ArmResult) -> str:
 
 
 def _tables(results: list[ArmResult]) -> list[_Lines]:
-    """Return columns and lines of every table that has lines; the first one has them always."""
-    tables = [_trimmed(COLUMNS, _lines(results))]
-    if searched := _searched(results):
-        tables.append(_trimmed(SEARCH_COLUMNS, searched))
-    if pairs := _pairs(results):
-        tables.append((list(PAIR_COLUMNS), [list(pair) for pair in pairs]))
-    return tables
+    """Return columns and lines of every table that has lines."""
+    tables = [_trimmed(COLUMNS, _lines(results)), _trimmed(SEARCH_COLUMNS, _searched(results))]
+    tables.append((list(PAIR_COLUMNS), [list(pair) for pair in _pairs(results)]))
+    return [table for table in tables if table[1]]
 
 
 def _trimmed(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> _Lines:

@@ -1,6 +1,5 @@
 """`prefixrl scale`: more or fewer workers of a run under SLURM, while it goes on."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -14,28 +13,9 @@ from prefixrl.deploy.slurm.scheduler import QueuedJob
 from prefixrl.deploy.slurm.script import WORKERS, Worker, job_name
 
 
-@dataclass(frozen=True)
-class Change:
-    """The difference between the workers there are and those wanted."""
-
-    submitted: int = 0
-    """Number of workers to submit."""
-    cancelled: tuple[str, ...] = ()
-    """Waiting workers to take out of the queue."""
-    stopped: tuple[str, ...] = ()
-    """Running workers to end cleanly."""
-
-
-def plan(workers: list[QueuedJob], wanted: int) -> Change:
-    """Return the change to `wanted` workers: waiting ones end first, then the newest."""
-    surplus = len(workers) - wanted
-    if surplus <= 0:
-        return Change(submitted=-surplus)
-    leaving = sorted(workers, key=lambda each: (each.is_waiting, _age_order(each.job_id)), reverse=True)[:surplus]
-    return Change(
-        cancelled=tuple(each.job_id for each in leaving if each.is_waiting),
-        stopped=tuple(each.job_id for each in leaving if not each.is_waiting),
-    )
+def leaving(workers: list[QueuedJob], count: int) -> list[QueuedJob]:
+    """Return the workers that end first: those that wait, then the newest."""
+    return sorted(workers, key=lambda each: (each.is_waiting, _age_order(each.job_id)), reverse=True)[:count]
 
 
 def _age_order(job_id: str) -> tuple[int, int]:
@@ -56,22 +36,23 @@ def scale(directory: Path, roles: Literal["rollouts", "scorers"], wanted: int) -
             f"{wanted} {roles} are wanted, but {fixed} belong to the heterogeneous job {submission.learner_job} and "
             f"end with it only; give {fixed} or more"
         )
-    change = plan(_workers(directory, role, submission), wanted - fixed)
-    if change.submitted:
+    there = _workers(directory, role, submission)
+    missing = wanted - fixed - len(there)
+    if missing > 0:
         _check_learner(directory, submission)
-        array = f"--array=0-{change.submitted - 1}"
+        array = f"--array=0-{missing - 1}"
         job = scheduler.submit(script_path(directory, role), array, f"--dependency=after:{submission.learner_job}")
-        click.echo(f"job {job}: {change.submitted} more {roles}, {wanted} in all")
+        click.echo(f"job {job}: {missing} more {roles}, {wanted} in all")
         return
+    ended = leaving(there, -missing)
+    names = [each.job_id for each in ended]
     # Remembered first: a worker takes its time to leave, and must not be counted meanwhile.
-    submission.leaving += [*change.cancelled, *change.stopped]
+    submission.leaving += names
     write_submission(directory, submission)
-    scheduler.cancel(list(change.cancelled))
-    scheduler.stop(list(change.stopped))
-    if ended := [*change.cancelled, *change.stopped]:
-        click.echo(f"{len(ended)} {roles} end ({', '.join(ended)}), {wanted} stay")
-    else:
-        click.echo(f"{wanted} {roles}, as before")
+    scheduler.cancel([each.job_id for each in ended if each.is_waiting])
+    scheduler.stop([each.job_id for each in ended if not each.is_waiting])
+    said = f"{len(ended)} {roles} end ({', '.join(names)}), {wanted} stay" if ended else f"{wanted} {roles}, as before"
+    click.echo(said)
 
 
 def _workers(directory: Path, role: Worker, submission: Submission) -> list[QueuedJob]:

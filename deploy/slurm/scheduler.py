@@ -1,8 +1,8 @@
 """Calls of SLURM's commands, each with a time limit; a failure is one ConfigError."""
 
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from prefixrl.common.errors import ConfigError
 
@@ -11,8 +11,7 @@ ANSWER_S = 60.0
 NOT_SUBMITTED = "--test-only"
 
 
-@dataclass(frozen=True)
-class QueuedJob:
+class QueuedJob(NamedTuple):
     """One job, or one task of an array, that has not ended."""
 
     job_id: str
@@ -28,8 +27,7 @@ class QueuedJob:
 
 def submit(script: Path, *options: str) -> str:
     """Submit a script and return the job's id."""
-    answer = _call("sbatch", "--parsable", *options, str(script))
-    return answer.strip().partition(";")[0]
+    return _call("sbatch", "--parsable", *options, str(script)).strip().partition(";")[0]
 
 
 def check(script: Path) -> None:

@@ -13,18 +13,27 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 
-KEYS = {"run", "directory", "set", "block"}
+FORM = "known are the paths run and directory, shared settings as [set], and each block as [[block]]"
 MOST_RUNS = 10_000
 Values = dict[str, Any]
 """Values by the keys of a run file."""
+
+
+class _SweepFile(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    run: str
+    directory: str
+    set: Values = {}
+    block: Annotated[list[Values], Field(min_length=1)] = [{}]
 
 
 @dataclass(frozen=True)
@@ -67,16 +76,20 @@ class Sweep:
 def read(file: Path) -> Sweep:
     """Read a sweep file; raise ConfigError for a malformed one, or two runs that are the same."""
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        given = _SweepFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"cannot read the sweep file {file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not valid TOML: {error}") from None
-    _check(document, file)
+    except ValidationError as errors:
+        first = errors.errors(include_url=False)[0]
+        raise ConfigError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}; {FORM}") from None
+    if any("directory" in each for each in (given.set, *given.block)):
+        raise ConfigError(f"{file}: directory in [set] or a block; each run has a folder of its own in {file.name}'s")
     base = file.resolve().parent
-    run_file, directory = base / document["run"], (base / Path(document["directory"]).expanduser()).resolve()
-    shared = dict(flat(document.get("set", {})))
-    blocks = (dict(flat(block)) for block in document.get("block", [{}]))
+    run_file, directory = base / given.run, (base / Path(given.directory).expanduser()).resolve()
+    shared = dict(flat(given.set))
+    blocks = (dict(flat(block)) for block in given.block)
     found: list[Values] = []
     for values in itertools.chain.from_iterable(map(combinations, blocks)):
         if values in found:
@@ -90,21 +103,6 @@ def read(file: Path) -> Sweep:
         settings = {**shared, **values, "directory": str(place)}
         runs.append(SweptRun(index, place, values, tuple(f"{key}={toml(each)}" for key, each in settings.items())))
     return Sweep(file.resolve(), run_file, directory, tuple(runs))
-
-
-def _check(document: dict[str, Any], file: Path) -> None:
-    unknown, blocks = sorted(document.keys() - KEYS), document.get("block", [{}])
-    if unknown:
-        raise ConfigError(f"{file}: unknown key {unknown[0]!r}; known: {', '.join(sorted(KEYS))}")
-    for key in ("run", "directory"):
-        if not isinstance(document.get(key), str):
-            raise ConfigError(f"{file}: {key} = {document.get(key)!r}; give a path")
-    is_list = isinstance(blocks, list) and blocks and all(isinstance(each, dict) for each in blocks)
-    if not is_list or not isinstance(document.get("set", {}), dict):
-        raise ConfigError(f"{file}: give shared settings as [set] and each block as [[block]]")
-    given = [document.get("set", {}), *blocks]
-    if any("directory" in each for each in given):
-        raise ConfigError(f"{file}: directory in [set] or a block; each run has a folder of its own in {file.name}'s")
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain, count
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,7 @@ _IDLE_SPACE = re.compile(r"(?<!\w) | (?!\w)")
 
 
 class BadRow(msgspec.Struct, frozen=True):
-    """A row that cannot be used, a line of `bad_rows.jsonl`."""
+    """A row that cannot be used, a line of `bad_rows.jsonl`; without a reason, the place of a good one."""
 
     source: str
     file: str
@@ -118,15 +118,11 @@ def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
 
 
 def labels(sources: Sequence[Source]) -> list[str]:
-    """Return a name per source, with a number behind those that would be the same."""
+    """Return a name per source, with a number behind a name that an earlier source has."""
     found: list[str] = []
     for source in sources:
-        label = source.label
-        number = 1 + sum(each == label or each.startswith(f"{label}-") for each in found)
-        while label in found:
-            label = f"{source.label}-{number}"
-            number += 1
-        found.append(label)
+        names = (f"{source.label}-{number}" for number in count(2))
+        found.append(next(name for name in chain([source.label], names) if name not in found))
     return found
 
 
@@ -251,9 +247,9 @@ def keep(directory: Path, train: Loaded, held: Loaded) -> list[Problem]:
         json_lines.write(directory / TRAIN_FILE, train.problems)
     json_lines.write(directory / EVAL_FILE, held.problems)
     _report(directory, train, held)
-    if count := shared(train.problems, held.problems):
+    if both := shared(train.problems, held.problems):
         text = "%d of %d questions of data.eval are in data.train too; take another split, or leave them out: `without`"
-        log.warning(text, count, len(held.problems))
+        log.warning(text, both, len(held.problems))
     return _read(directory / TRAIN_FILE)
 
 
@@ -309,7 +305,7 @@ def as_asked(config: RunConfig, loaded: Sequence[Problem]) -> list[Problem]:
         return list(loaded)
     starts = accumulate(mixed.sizes, initial=0)
     shares = zip(starts, mixed.sizes, mixed.counts, strict=False)
-    return [loaded[start + each * size // count] for start, size, count in shares for each in range(count)]
+    return [loaded[start + each * size // asked] for start, size, asked in shares for each in range(asked)]
 
 
 def training(config: RunConfig) -> list[Problem]:

@@ -200,20 +200,16 @@ def _text(values: Mapping[str, object], name: str, reading: Reading) -> str:
         raise ValueError(f"column {name!r} is {value}; expected text or a finite number")
     text = str(value)
     if reading == "after_hashes":
-        return _after_hashes(name, text)
-    if reading != "last_box":
-        return text
-    if (box := extract_answer(text)) is None:
-        raise ValueError(f"column {name!r} has no closed \\boxed{{}}: {_shown(text)}")
-    return box
-
-
-def _after_hashes(name: str, text: str) -> str:
-    _, hashes, answer = text.rpartition("####")
-    answer = answer.replace(",", "").replace("$", "").strip()
-    if not hashes or not answer:
-        raise ValueError(f"column {name!r} has no answer after ####: {_shown(text)}")
-    return answer
+        _, hashes, answer = text.rpartition("####")
+        answer = answer.replace(",", "").replace("$", "").strip()
+        if not hashes or not answer:
+            raise ValueError(f"column {name!r} has no answer after ####: {_shown(text)}")
+        return answer
+    if reading == "last_box":
+        if (box := extract_answer(text)) is None:
+            raise ValueError(f"column {name!r} has no closed \\boxed{{}}: {_shown(text)}")
+        return box
+    return text
 
 
 def _user_turn(name: str, value: object) -> str:

@@ -179,10 +179,8 @@ class EvaluationRequests:
 
     def best(self, beginning: str, candidates: Mapping[str, bytes]) -> bytes | None:
         """Return the candidate with the most right answers; None where none could be judged."""
-        names = {f"{beginning}{index}": tokens for index, tokens in enumerate(candidates.values())}
-        known = {
-            tokens: found.accuracy for name, tokens in names.items() if (found := accuracy(self.rows.get(name, [])))
-        }
+        judged = ((accuracy(self.rows.get(f"{beginning}{index}", [])), index) for index in range(len(candidates)))
+        known = {tuple(candidates.values())[index]: found.accuracy for found, index in judged if found}
         return max(known, key=lambda tokens: known[tokens], default=None)
 
     def adopt(self, question: EvaluationRequest, twin: str) -> bool:

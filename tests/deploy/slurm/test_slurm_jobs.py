@@ -12,7 +12,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.slurm import scheduler
 from prefixrl.deploy.slurm.jobs import Submission, read_submission, write_scripts, write_submission
-from prefixrl.deploy.slurm.scale import Change, plan
+from prefixrl.deploy.slurm.scale import leaving
 from prefixrl.deploy.slurm.scheduler import QueuedJob, read_queue
 from prefixrl.learner.run.directory import RunDirectory
 from support.fakes import run_on_disk
@@ -40,18 +40,10 @@ def test_the_queue_is_read_without_jobs_that_are_ending() -> None:
     assert read_queue("\n") == []
 
 
-def test_what_is_missing_is_submitted() -> None:
-    assert plan([], 3) == Change(submitted=3)
-    assert plan(workers("7_0", "9_1 PENDING"), 5) == Change(submitted=3)
-    assert plan(workers("7_0"), 1) == Change()
-
-
 def test_those_that_wait_end_first_and_then_the_newest() -> None:
     there = workers("7_0", "7_10", "7_9", "12_0", "12_1", "3_0 PENDING")
-    assert plan(there, 5) == Change(cancelled=("3_0",))
-    assert plan(there, 3) == Change(cancelled=("3_0",), stopped=("12_1", "12_0"))
-    assert plan(there, 1) == Change(cancelled=("3_0",), stopped=("12_1", "12_0", "7_10", "7_9"))
-    assert plan(there, 0).stopped[-1] == "7_0"
+    assert [each.job_id for each in leaving(there, 6)] == ["3_0", "12_1", "12_0", "7_10", "7_9", "7_0"]
+    assert leaving(there, 0) == []
 
 
 # --- SLURM missing, failing, silent ---------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_an_index_beyond_the_grid_is_refused(tmp_path: Path, index: int) -> None
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("blocks = 1\n", "unknown key 'blocks'; known: block, directory, run, set"),
+        ("blocks = 1\n", "blocks: Extra inputs are not permitted; known are the paths run and directory"),
         ("[block]\nseed = 1\n", "each block as [[block]]"),
         ("[[block]]\nseed = []\n", "seed = []: no value to try"),
         ("[[block]]\nseed = [1, 2, 1]\n", "the runs 0 and 2 are the same, seed = 1"),
