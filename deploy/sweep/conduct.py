@@ -23,7 +23,7 @@ FREE = (*PLACE, "checkpoint", "evaluation")
 def conduct(sweep: Sweep) -> int:
     """Run all that is not finished, in the order of the indices; return the exit code.
 
-    A run that fails is told and left; the same command begins or resumes whatever is not finished.
+    A run that fails is reported, and the others go on; the same command begins or resumes every unfinished run.
     """
     for run in sweep.runs:
         sweep.config(run)  # all are right, or none begins

@@ -34,11 +34,11 @@ PUBLISHED = {
     "Qwen2.5-Math-PRM-72B": ModelShape(80, 8192, 29_568, 64, 8, 128, 152_064, False, True),
     "math-shepherd-mistral-7b-prm": ModelShape(32, 4096, 14_336, 32, 8, 128, 32_000),
 }
-"""Models of the families that the recipes name, which are told by the beginning of a hub name."""
+"""Models that the recipes name, by the beginning of their hub name."""
 
 
 def shape_of(model: str) -> ModelShape | None:
-    """Return a model's shape; None for another architecture, or a name that tells nothing."""
+    """Return a model's shape; None for another architecture, or an unknown name."""
     path = cached_file(model, "config.json")
     if path is None:
         return _published(model)

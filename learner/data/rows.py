@@ -50,7 +50,7 @@ def prompts(problems: Sequence[Problem]) -> list[Prompt]:
 
 
 class MissingColumn(ValueError):
-    """A row lacks a column; those it has are not told, for it holds only those that were read."""
+    """A row lacks a column. The message does not list its columns: the row holds only those that were read."""
 
 
 @dataclass(frozen=True)

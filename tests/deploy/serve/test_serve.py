@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 PROBLEMS = [json.loads(line)["question"] for line in (EXAMPLE / "heldout.jsonl").read_text().splitlines()[:64]]
 MOST = 8
+KEY = "k" * 32
 MIB = 2**20
 
 
@@ -44,10 +45,21 @@ def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]
         yield found
 
 
-def begun(server: ServedRun) -> socket.socket:
+@pytest.fixture(scope="module")
+def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedRun]:
+    """Direct mode, whose answers take longer than the deadline; it asks for a key."""
+    run = run_of("arithmetic_direct", tmp_path_factory.mktemp("served") / "direct")
+    options = ("--key-variable", "SERVE_KEY", "--deadline", "3")
+    settings = (*LONG, "rollout.answer_tokens=20000")
+    with served(run, *options, settings=settings, environment={"SERVE_KEY": KEY}) as found:
+        yield found
+
+
+def begun(server: ServedRun, **given: Any) -> socket.socket:
     """A client whose stream has begun."""
-    body = json.dumps({"model": server.name, "prompt": PROBLEMS[0], "stream": True}).encode()
+    body = json.dumps({"model": server.name, "prompt": PROBLEMS[0], "stream": True} | given).encode()
     fields = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    fields += (f"Authorization: Bearer {KEY}",)
     head = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", ""))
     client = socket.create_connection(("127.0.0.1", server.port), 30)
     client.sendall(head.encode() + body)
@@ -195,10 +207,17 @@ def test_other_bodies_hosts_and_paths_are_refused_in_openais_form(server: Served
         assert (answer.status_code, answer.json()["error"].keys()) == (status, {"message", "type", "param", "code"})
 
 
-def test_a_key_is_asked_for_and_other_addresses_need_one(tmp_path: Path) -> None:
-    run, key = run_of("arithmetic_direct", tmp_path / "direct"), "k" * 32
+def test_a_key_is_asked_for(guarded_server: ServedRun) -> None:
+    with guarded_server.client("wrong") as client, pytest.raises(openai.AuthenticationError, match="missing or wrong"):
+        client.models.list()
+    with guarded_server.client(KEY) as client:
+        assert client.completions.create(model="direct", prompt=PROBLEMS[0], max_tokens=8).choices[0].text
+    assert KEY not in guarded_server.log.read_text()
+
+
+def test_other_addresses_need_a_key_that_only_its_owner_can_read(tmp_path: Path) -> None:
     file = tmp_path / "api_key"
-    file.write_text(key)
+    file.write_text(KEY)
     file.chmod(0o644)
     for host, variable, path, said in (
         ("0.0.0.0", None, None, "a key is needed"),
@@ -209,13 +228,7 @@ def test_a_key_is_asked_for_and_other_addresses_need_one(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match=said):
             key_of(host, variable, path)
     file.chmod(0o600)
-    assert key_of("0.0.0.0", None, file) == key
-    with served(run, "--key-variable", "SERVE_KEY", environment={"SERVE_KEY": key}) as server:
-        with server.client("wrong") as client, pytest.raises(openai.AuthenticationError, match="missing or wrong"):
-            client.models.list()
-        with server.client(key) as client:
-            assert client.completions.create(model="direct", prompt=PROBLEMS[0]).choices[0].text
-        assert key not in server.log.read_text()
+    assert key_of("0.0.0.0", None, file) == KEY
 
 
 # --- load and faults -------------------------------------------------------------------------------------------------
@@ -255,29 +268,26 @@ def test_a_flood_is_told_to_come_back_and_leaves_the_server_well(slow_server: Se
     assert ask(0) == 200
 
 
-def test_a_request_past_its_deadline_ends_with_an_error_and_not_with_done(tmp_path: Path) -> None:
-    run = run_of("arithmetic_direct", tmp_path / "direct")
-    with served(run, "--deadline", "1", settings=(*LONG, "rollout.answer_tokens=20000")) as server:
-        asked: dict[str, Any] = {"model": server.name, "prompt": PROBLEMS[0]}
-        with server.client() as client, pytest.raises(openai.InternalServerError, match="within 1 s"):
-            client.completions.create(**asked)
-        streamed = httpx2.post(f"{server.url}/completions", json=asked | {"stream": True}).text
-        assert "within 1 s" in streamed.splitlines()[-2] and "[DONE]" not in streamed
-        server.wait_until_idle()
+def test_a_request_past_its_deadline_ends_with_an_error_and_not_with_done(guarded_server: ServedRun) -> None:
+    asked: dict[str, Any] = {"model": guarded_server.name, "prompt": PROBLEMS[0]}
+    with guarded_server.client(KEY) as client, pytest.raises(openai.InternalServerError, match="within 3 s"):
+        client.completions.create(**asked)
+    headers = {"authorization": f"Bearer {KEY}"}
+    streamed = httpx2.post(f"{guarded_server.url}/completions", json=asked | {"stream": True}, headers=headers).text
+    assert "within 3 s" in streamed.splitlines()[-2] and "[DONE]" not in streamed
+    guarded_server.wait_until_idle()
 
 
-def test_sigterm_lets_open_answers_end_and_exits_with_0(tmp_path: Path) -> None:
-    run = run_of("arithmetic_direct", tmp_path / "direct")
-    with served(run, settings=(*LONG, "rollout.answer_tokens=400")) as server:
-        client = begun(server)
-        server.process.send_signal(signal.SIGTERM)
-        read = b""
-        while part := client.recv(65536):
-            read += part
-        client.close()
-        assert b"data: [DONE]" in read
-        assert server.process.wait(30) == 0
-        assert "Traceback" not in server.log.read_text()
+def test_sigterm_lets_open_answers_end_and_exits_with_0(guarded_server: ServedRun) -> None:
+    client = begun(guarded_server, max_tokens=48)
+    guarded_server.process.send_signal(signal.SIGTERM)
+    read = b""
+    while part := client.recv(65536):
+        read += part
+    client.close()
+    assert b"data: [DONE]" in read
+    assert guarded_server.process.wait(30) == 0
+    assert "Traceback" not in guarded_server.log.read_text()
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from prefixrl.common.config.run import RunConfig
@@ -104,25 +102,6 @@ def test_only_the_first_gpu_of_a_scorer_has_the_process_reward_model() -> None:
         "GPU 1: scorer-0 0.73",
         "GPU 2: learner 0.50",
     ]
-
-
-shares = st.floats(0.01, 0.99)
-
-
-@given(shares, st.none() | shares, st.floats(0.0, 0.99), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
-def test_no_gpu_is_asked_for_more_than_it_has_with_process_reward_models(
-    least: float, given_share: float | None, beside: float, scorers: int, gpus: int, each: int
-) -> None:
-    demanded = {"scorer": Demand(min(least, given_share or 1.0), given_share, beside)}
-    placed = {f"scorer-{n}": tuple((n + k) % gpus for k in range(min(each, gpus))) for n in range(scorers)}
-    try:
-        chosen = divide(placed, demanded).chosen
-    except ConfigError:
-        return
-    for gpu in range(gpus):
-        here = [own for own in placed.values() if gpu in own]
-        taken = sum(chosen.get("scorer", given_share or 0.92) + (beside if own[0] == gpu else 0.0) for own in here)
-        assert taken <= 1.0 + 1e-9 or (len(here) == 1 and not beside)
 
 
 def test_shares_that_exceed_a_gpu_together_are_refused_when_the_run_file_is_read(tmp_path: Path) -> None:

@@ -51,37 +51,37 @@ shares = st.floats(0.01, 0.99)
 
 
 @given(
-    st.tuples(shares, shares, shares), st.booleans(), st.booleans(), st.integers(1, 3), st.integers(1, 4),
-    st.integers(1, 4),
+    st.tuples(shares, shares, shares), st.booleans(), st.none() | shares, st.just(0.0) | shares,
+    st.tuples(*[st.integers(1, 4)] * 3), st.integers(1, 2),
 )  # fmt: skip
 def test_no_gpu_is_ever_asked_for_more_than_it_has(
     least: tuple[float, float, float],
     is_rollout_open: bool,
-    is_scorer_open: bool,
-    rollouts: int,
-    scorers: int,
-    gpus: int,
+    given_share: float | None,
+    beside: float,
+    counts: tuple[int, int, int],
+    each: int,
 ) -> None:
+    rollouts, scorers, gpus = counts
     demanded = {
         "learner": Demand(least[0], least[0]),
         "rollout": Demand(least[1], None if is_rollout_open else least[1]),
-        "scorer": Demand(least[2], None if is_scorer_open else least[2]),
+        "scorer": Demand(min(least[2], given_share or 1.0), given_share, beside),
     }
-    names = [
-        "learner",
-        *(f"rollout-{each}" for each in range(rollouts)),
-        *(f"scorer-{each}" for each in range(scorers)),
-    ]
-    placed = {name: (index % gpus,) for index, name in enumerate(names)}
+    placed = {
+        name: (index % gpus,) for index, name in enumerate(["learner", *(f"rollout-{n}" for n in range(rollouts))])
+    }
+    placed |= {f"scorer-{n}": tuple((n + k) % gpus for k in range(min(each, gpus))) for n in range(scorers)}
     try:
         chosen = divide(placed, demanded).chosen
     except ConfigError:
         return
     for gpu in range(gpus):
-        roles = [name.split("-")[0] for name, own in placed.items() if own == (gpu,)]
+        roles = [name.split("-")[0] for name, own in placed.items() if gpu in own]
         taken = [chosen.get(role, demanded[role].share or budget.VLLM_SHARE) for role in roles]
-        assert sum(taken) <= 1.0 or len(roles) == 1
-        assert all(chosen.get(role, 1.0) >= demanded[role].least for role in roles) or len(roles) == 1
+        taken += [beside for name, own in placed.items() if name.startswith("scorer") and own[0] == gpu and beside]
+        assert sum(taken) <= 1.0 + 1e-9 or len(taken) == 1
+        assert all(chosen.get(role, 1.0) >= demanded[role].least for role in roles) or len(taken) == 1
 
 
 # --- the recipe -----------------------------------------------------------------------------------------------------

@@ -185,8 +185,8 @@ def test_a_number_behind_a_name_is_none_that_another_source_has(tmp_path: Path) 
     assert [(each.label, each.kept) for each in loaded.sources] == [
         ("math", 1),
         ("math-3", 2),
-        ("math-4", 3),
-        ("math-5", 4),
+        ("math-2", 3),
+        ("math-4", 4),
     ]
     assert not loaded.bad
 
