@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -28,20 +29,30 @@ def block(program: str) -> str:
     return f"I compute it. <llm-code>\n{program}\n</llm-code> So."
 
 
+POOLS: dict[int, VerifierPool] = {}
+"""One pool for every time limit: its child imports sympy once."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pools() -> Iterator[None]:
+    yield
+    for pool in POOLS.values():
+        pool.close()
+    POOLS.clear()
+
+
 def judged(code: CodeMode, *asked: tuple[str, str], timeout_s: int = 5) -> list[Judgement]:
     """Texts and golds."""
-    pool = VerifierPool(1, timeout_s, runs_programs=True)
-    try:
-        for key, (text, gold) in enumerate(asked):
-            pool.submit(key, text, gold, code=code)
-        found: dict[int, Judgement] = {}
-        deadline = time.monotonic() + PATIENCE_S
-        while pool.pending:
-            assert time.monotonic() < deadline, f"{pool.pending} answers are still pending"
-            pool.wait(1.0)
-            found |= dict(pool.poll())
-    finally:
-        pool.close()
+    pool = POOLS[timeout_s] if timeout_s in POOLS else VerifierPool(1, timeout_s, runs_programs=True)
+    POOLS[timeout_s] = pool
+    for key, (text, gold) in enumerate(asked):
+        pool.submit(key, text, gold, code=code)
+    found: dict[int, Judgement] = {}
+    deadline = time.monotonic() + PATIENCE_S
+    while pool.pending:
+        assert time.monotonic() < deadline, f"{pool.pending} answers are still pending"
+        pool.wait(1.0)
+        found |= dict(pool.poll())
     return [found[key] for key in range(len(asked))]
 
 
