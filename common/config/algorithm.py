@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, model_validator
 
 from prefixrl.common.config.section import (
+    AboveOne,
     Fraction,
     NonNegative,
     NonNegativeFloat,
@@ -14,6 +15,8 @@ from prefixrl.common.config.section import (
     Positive,
     PositiveFloat,
     Section,
+    Share,
+    assigned,
 )
 
 Name = Literal["gae", "tppo", "appo", "grpo", "dr_grpo", "rloo", "reinforce_baseline", "prime"]
@@ -21,7 +24,6 @@ Correction = Literal["decoupled", "behaviour", "none", "topr"]
 Ratio = Literal["token", "prefix", "prefix_mean"]
 AdmissionRule = Literal["just_in_time", "as_early_as_allowed"]
 Band = Annotated[tuple[NonNegativeFloat, PositiveFloat], Field(strict=False)]
-AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
 WITH_CRITIC: tuple[Name, ...] = ("gae", "tppo", "appo")
 
@@ -90,7 +92,7 @@ class AlgorithmConfig(Section):
     """A weight p/mu above the cap counts as the cap, or as 0; N counts the token either way."""
     bound_ratio: Annotated[AboveOne | None, OrOff] = 1.6
     """"off", or a bound: a prefix whose theta/mu is past it, or past 1 over it, is pushed no further that way."""
-    bound_probability: Annotated[float, Field(gt=0, le=1)] | None = None
+    bound_probability: Share | None = None
     """A token whose probability went further than this from mu's is pushed no further that way (DPPO)."""
     bound_negatives: PositiveFloat | None = None
     """A prefix of negative advantage with a larger mean log(mu/theta) is pushed no further (OPSM)."""
@@ -165,77 +167,57 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _keys_with_effect(self, info: ValidationInfo) -> "AlgorithmConfig":
-        placement = self.kl_placement
-        allowed = {"reward": ("k1",), "loss": ("k2", "k3")}[placement]
+        allowed = {"reward": ("k1",), "loss": ("k2", "k3")}[self.kl_placement]
         if self.kl_estimator not in allowed:
-            raise ValueError(
-                f"kl_estimator = {self.kl_estimator!r} with kl_placement = {placement!r}: k1 in a loss has a zero "
-                f"expected gradient and k2/k3 in a reward are biased; with {placement!r} use {' or '.join(allowed)}"
+            raise self.conflict(
+                "kl_estimator kl_placement",
+                f"k1 in a loss has no expected gradient, k2 and k3 in a reward are biased; use {' or '.join(allowed)}",
             )
-        useless = self.without_effect(ONLY_FOR, "name", self.name, info)
-        useless += self.without_effect(ONLY_WITH_CORRECTION, "correction", self.correction, info)
+        self.refuse_without_effect((ONLY_FOR, "name"), (ONLY_WITH_CORRECTION, "correction"), info=info)
         if not self.is_whitened and self.is_given("whiten_floor", info):
-            condition = f"name = {self.name!r}{' and whiten = false' if self.whiten is False else ''}"
-            useless.append(self.no_effect("whiten_floor", condition, "advantages are not whitened"))
-        if self.is_given("min_ess", info):
-            useless += self._without_ahead()
-        if useless:
-            raise ValueError("\n    ".join(useless))
+            condition = f"{assigned('name', self.name)}{' and whiten = false' if self.whiten is False else ''}"
+            raise ValueError(self.no_effect("whiten_floor", condition, "advantages are not whitened"))
+        if self.is_given("min_ess", info) and self.max_staleness == 0:
+            raise ValueError(self.no_effect("min_ess", "max_staleness = 0", "no sample is ever old"))
+        if self.is_given("min_ess", info) and self.admission != "just_in_time":
+            reason = "all that the window allows is begun anyway"
+            raise ValueError(self.no_effect("min_ess", assigned("admission", self.admission), reason))
         return self
-
-    def _without_ahead(self) -> list[str]:
-        """Return a sentence for every key that leaves `min_ess` without effect."""
-        found = []
-        if self.max_staleness == 0:
-            found.append(self.no_effect("min_ess", "max_staleness = 0", "no sample is ever old"))
-        if self.admission != "just_in_time":
-            reason = "what the window allows is begun whatever it is worth"
-            found.append(self.no_effect("min_ess", f"admission = {self.admission!r}", reason))
-        return found
 
     @model_validator(mode="after")
     def _pairs(self) -> "AlgorithmConfig":
         for key in ("mask_token_band", "mask_sequence_band"):
             low, high = getattr(self, key) or (0.0, math.inf)
             if not low < 1.0 < high:
-                raise ValueError(f"{key} = [{low:g}, {high:g}] must hold 1 between its ends: fresh samples have p/mu 1")
+                raise self.conflict(key, "it must hold 1 between its ends, the p/mu of fresh samples")
         if self.proximal == "interpolated":
-            self._measures_nothing()
+            needing = ("mask_token_band", "mask_sequence_band", "bound_second_moment", "kl_limit")
+            found = [key for key in needing if getattr(self, key) is not None]
+            found += ["kl_placement"] if self.kl > 0 and self.kl_placement == "reward" else []
+            found += ["critic_targets"] if self.critic_targets == "vtrace" else []
+            if found:
+                reason = "that needs proximal logprobs before the loss; leave one of the two out"
+                raise self.conflict(f"proximal {' '.join(found)}", reason)
         if self.bound_probability is not None and self.ratio_used != "token":
             raise ValueError(
-                f"bound_probability = {self.bound_probability:g} with ratio = {self.ratio_used!r}: one ratio of a "
-                f"prefix pushes all its tokens, so that none can be left out; use ratio = 'token' or leave it out"
+                f"bound_probability = {self.bound_probability:g} with {assigned('ratio', self.ratio_used)}: one ratio "
+                'pushes all tokens of a prefix, so that none can be left out; use ratio = "token" or leave it out'
             )
         if self.kl_limit is not None and self.minibatches * self.ppo_epochs == 1:
-            raise ValueError(
-                f"kl_limit = {self.kl_limit:g} with minibatches = 1 and ppo_epochs = 1: an iteration has no later step "
-                f"to leave out; raise minibatches or ppo_epochs, or leave kl_limit out"
+            raise self.conflict(
+                "kl_limit minibatches ppo_epochs",
+                "an iteration has no later step to leave out; raise minibatches or ppo_epochs, or leave kl_limit out",
             )
         if self.advantage_function is not None and self.zscore == "buffer":
-            raise ValueError(
-                f"zscore = 'buffer' with advantage_function = {self.advantage_function!r}: leave out one of them"
-            )
+            raise self.conflict("zscore advantage_function", "leave out one of them")
         is_compared = not self.has_critic and self.advantage_function is None
         if self.samples_per_prompt == 1 and is_compared and self.zscore == "group":
-            raise ValueError(
-                f"samples_per_prompt = 1 with name = {self.name!r}: the baseline is the group's other rewards, so "
-                f"every advantage would be 0; sample at least 2 per prompt, or use a name with a critic"
+            raise self.conflict(
+                "samples_per_prompt name",
+                "the baseline is the group's other rewards, so every advantage would be 0; sample at least 2 per "
+                "prompt, or use a name with a critic",
             )
         return self
-
-    def _measures_nothing(self) -> None:
-        """Raise ValueError for a key that needs the proximal logprobs before the loss."""
-        needing = [
-            key for key in ("mask_token_band", "mask_sequence_band", "bound_second_moment") if getattr(self, key)
-        ]
-        needing += ["kl_placement = 'reward'"] if self.kl > 0 and self.kl_placement == "reward" else []
-        needing += [f"kl_limit = {self.kl_limit:g}"] if self.kl_limit is not None else []
-        needing += ["critic_targets = 'vtrace'"] if self.critic_targets == "vtrace" else []
-        if needing:
-            raise ValueError(
-                f"proximal = 'interpolated' with {', '.join(needing)}: these need proximal logprobs before the loss; "
-                f"leave one of the two out"
-            )
 
     def minibatches_of(self, rows: int) -> int:
         """Return the minibatches of a batch: fewer, in proportion, where it has fewer rows than all."""
@@ -285,25 +267,22 @@ class FilterConfig(Section):
 
     @model_validator(mode="after")
     def _band(self, info: ValidationInfo) -> "FilterConfig":
-        if not self.is_on and (useless := self.without_effect(_ONLY_WITH_FILTER, "accuracy", None, info)):
-            raise ValueError("\n    ".join(useless))
+        if not self.is_on:
+            self.refuse_without_effect((_ONLY_WITH_FILTER, "accuracy"), info=info)
         if self.fill == "prioritise" and self.over_sampling == 1:
-            raise ValueError(
-                "fill = 'prioritise' with over_sampling = 1: groups that fail would be trained as without a filter; "
-                "raise over_sampling, or use fill = 'resample'"
+            raise self.conflict(
+                "fill over_sampling",
+                'groups that fail would be trained as without a filter; raise over_sampling, or use fill = "resample"',
             )
-        useless = self.without_effect(_ONLY_RESAMPLED, "fill", self.fill, info)
-        if useless:
-            raise ValueError("\n    ".join(useless))
-        if self.accuracy is None:
-            return self
-        low, high = self.accuracy
+        self.refuse_without_effect((_ONLY_RESAMPLED, "fill"), info=info)
+        low, high = self.accuracy or (0.0, 0.5)
         if low > high:
-            raise ValueError(f"accuracy = [{low:g}, {high:g}]: the low end is above the high end")
+            raise self.conflict("accuracy", "the low end is above the high end")
         if (low, high) == (0.0, 1.0):
-            raise ValueError(
-                "accuracy = [0, 1] lets every group pass; leave it out, or narrow it: [0.01, 0.99] keeps groups that "
-                "are neither all right nor all wrong"
+            raise self.conflict(
+                "accuracy",
+                "every group passes; leave it out, or narrow it: [0.01, 0.99] keeps groups that are neither all right "
+                "nor all wrong",
             )
         return self
 
@@ -314,11 +293,10 @@ class FilterConfig(Section):
         (low, high), texts = self.accuracy, samples_per_prompt * continuations
         means = [right / texts for right in range(texts + 1)]
         if not any(is_within(mean, low, high) for mean in means):
-            near = sorted(means, key=lambda mean: max(low - mean, mean - high))[:2]
-            nearest = " and ".join(f"{mean:.3g}" for mean in sorted(near))
+            nearest = sorted(sorted(means, key=lambda mean: max(low - mean, mean - high))[:2])
             times = f" and scorer.continuations = {continuations}" if continuations > 1 else ""
             raise ValueError(
-                f"filter.accuracy = [{low:g}, {high:g}] with algorithm.samples_per_prompt = {samples_per_prompt}"
+                f"{assigned('filter.accuracy', self.accuracy)} with algorithm.samples_per_prompt = {samples_per_prompt}"
                 f"{times}: no group can pass, its mean reward is one of 0/{texts} ... {texts}/{texts}; the nearest are "
-                f"{nearest}; widen the band or sample more per prompt"
+                f"{' and '.join(f'{mean:.3g}' for mean in nearest)}; widen the band or sample more per prompt"
             )

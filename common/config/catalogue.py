@@ -1,10 +1,10 @@
 """All keys of the run file with values, defaults and sentences, from the sections. Pure."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.section import toml
 
 SYNONYMS: Mapping[str, str] = {
     name: key
@@ -92,7 +92,7 @@ def _walk(node: dict[str, Any], definitions: dict[str, Any], path: str) -> Itera
         sentence = field.get("description") or (section or {}).get("description", "")
         if section is None:
             values = ", ".join(dict.fromkeys(_values(field, definitions)))
-            default = "" if field.get("default") is None else _toml(field["default"])
+            default = "" if field.get("default") is None else toml(field["default"])
             default = "required" if name in required else default
             yield Setting(key, values, default, " ".join(sentence.split()))
         else:
@@ -117,9 +117,9 @@ def _values(field: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]
         for each in field["anyOf"]:
             yield from _values(each, definitions)
     elif "const" in field:
-        yield _toml(field["const"])
+        yield toml(field["const"])
     elif "enum" in field:
-        yield from map(_toml, field["enum"])
+        yield from map(toml, field["enum"])
     elif field.get("type") == "array":
         items = field.get("items") or (field.get("prefixItems") or [{}])[0]
         yield f"list of {' or '.join(_values(items, definitions)) or 'values'}"
@@ -136,13 +136,3 @@ _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusi
 def _bounds(field: dict[str, Any]) -> str:
     found = [f"{sign} {field[name]:g}" for name, sign in _BOUNDS.items() if name in field]
     return f" {' and '.join(found)}" if found else ""
-
-
-def _toml(value: object) -> str:
-    """Write a value as a run file has it."""
-    if isinstance(value, dict):
-        pairs = [f"{name} = {_toml(each)}" for name, each in value.items()]
-        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)

@@ -179,15 +179,14 @@ class Source(Section):
         if self.name is None and self.path is None:
             raise ValueError("name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME")
         if self.name is not None and self.name not in PROBLEM_SETS:
-            raise ValueError(
-                f"name = {self.name!r} is not a problem set; known ones: {', '.join(PROBLEM_SETS)}. Give a file or a "
-                f"folder as path"
-            )
+            known = f"known ones: {', '.join(PROBLEM_SETS)}"
+            raise self.conflict("name", f"not a problem set; {known}. Give a file or a folder as path")
         if self.keep_system and not self.has_conversations:
-            known = (name for name, each in PROBLEM_SETS.items() if each.has_conversations)
-            raise ValueError(
-                f"keep_system = true: the questions of {self.label} are no conversations, they have no system turn; "
-                f"leave it out, or give rows in the form of one of these as name and path: {', '.join(known)}"
+            known = ", ".join(name for name, each in PROBLEM_SETS.items() if each.has_conversations)
+            raise self.conflict(
+                "keep_system",
+                f"the questions of {self.label} are no conversations, they have no system turn; leave it out, or give "
+                f"rows in the form of one of these as name and path: {known}",
             )
         return self
 

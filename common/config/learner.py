@@ -95,15 +95,13 @@ class LearnerConfig(Section):
     def _sharing(self) -> "LearnerConfig":
         takes_no_mask = self.attn_implementation in ("varlen", "flash_attention_2")
         if self.shared_prompts and (self.packed or takes_no_mask):
-            other = "packed = true" if self.packed else f'attn_implementation = "{self.attn_implementation}"'
-            raise ValueError(
-                f"shared_prompts = true with {other}: packed rows carry their own prompts, and varlen and flash-attn "
-                f"take no mask that lets rows share one; leave one of the two out"
+            raise self.conflict(
+                f"shared_prompts {'packed' if self.packed else 'attn_implementation'}",
+                "packed rows carry their own prompts, and varlen and flash-attn take no mask that lets rows share one; "
+                "leave one of the two out",
             )
         if self.packed is False and self.attn_implementation == "varlen":
-            raise ValueError(
-                'packed = false with attn_implementation = "varlen", which takes packed rows alone; use sdpa'
-            )
+            raise self.conflict("packed attn_implementation", "varlen takes packed rows alone; use sdpa")
         return self
 
 

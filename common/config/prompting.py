@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from prefixrl.common.config.section import OnlyWith, Section
+from prefixrl.common.config.section import Section
 from prefixrl.common.errors import ConfigError
 
 PROBLEM = "{problem}"
@@ -24,11 +24,6 @@ RESERVED = frozenset(
     ]
 )
 """Variables of a chat template that are no option of it."""
-_NEEDS_TEMPLATE: OnlyWith = dict.fromkeys(
-    ("system", "template_options"), ((None,), "there is no chat template that could use it")
-)
-
-
 AnyModel = TypeVar("AnyModel", bound="ModelConfig")
 
 
@@ -51,12 +46,12 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _template_can_be_used(self, info: ValidationInfo) -> "ModelConfig":
         if self.chat_template is False:
-            useless = self.without_effect(_NEEDS_TEMPLATE, "chat_template", False, info)
-            if useless:
-                raise ValueError(useless[0].partition(", or use")[0])
+            for key in filter(lambda each: self.is_given(each, info), ("system", "template_options")):
+                reason = "there is no chat template that could use it"
+                raise ValueError(self.no_effect(key, "chat_template = false", reason))
         for key in ("chat_template", "prompt_template"):
             if getattr(self, key) == "":
-                raise ValueError(f'{key} = "": neither a file nor a template; leave it out')
+                raise self.conflict(key, "neither a file nor a template; leave it out")
         taken = sorted(RESERVED & self.template_options.keys())
         if taken:
             raise ValueError(f"template_options sets {', '.join(taken)}: this software sets them itself; leave it out")

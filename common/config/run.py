@@ -9,7 +9,16 @@ from prefixrl.common.config.algorithm import AlgorithmConfig, FilterConfig
 from prefixrl.common.config.data import DataConfig
 from prefixrl.common.config.learner import LearnerConfig, LogConfig
 from prefixrl.common.config.prompting import AdapterConfig, ModelConfig
-from prefixrl.common.config.section import Fraction, Mode, NonNegative, OnlyWith, Positive, PositiveFloat, Section
+from prefixrl.common.config.section import (
+    AboveOne,
+    Fraction,
+    Mode,
+    NonNegative,
+    OnlyWith,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from prefixrl.common.config.slurm import SlurmConfig
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig
 from prefixrl.common.config.worker_sections import LaunchConfig, RolloutConfig, ScorerConfig, SimulatedConfig
@@ -55,10 +64,8 @@ class BrokerConfig(Section):
     @model_validator(mode="after")
     def _beats(self) -> "BrokerConfig":
         if self.silence_s < 3 * self.heartbeat_s:
-            raise ValueError(
-                f"silence_s = {self.silence_s:g} must be at least three times heartbeat_s = {self.heartbeat_s:g}, "
-                "or one late heartbeat would end a healthy worker"
-            )
+            reason = "one late heartbeat would end a healthy worker; silence_s must be at least three times as long"
+            raise self.conflict("silence_s heartbeat_s", reason)
         return self
 
 
@@ -69,7 +76,7 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints; 0 writes only the last one of the run."""
     keep: Positive = 2
     """Number of checkpoints that stay; older ones are removed."""
-    growth: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    growth: AboveOne | None = None
     """Factor between geometric steps whose checkpoints are written and stay besides: with 2 those of iterations 1, 2,
     4, 8 and so on. Absent: none."""
     keep_best: NonNegative = 0
@@ -153,25 +160,19 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _keys_of_the_mode(self, info: ValidationInfo) -> "RunConfig":
-        iterations, epochs = self.algorithm.iterations, self.data.epochs
-        if (iterations is None) == (epochs is None):
-            raise ValueError(
-                f"algorithm.iterations = {iterations} and data.epochs = {epochs}: give exactly one, it ends the run"
-            )
+        if (self.algorithm.iterations is None) == (self.data.epochs is None):
+            raise self.conflict("algorithm.iterations data.epochs", "give exactly one of them, it ends the run")
         if self.mode == "prefix" and self.target is None:
-            raise ValueError(
-                'target: missing, with mode = "prefix" a frozen target completes the answers; give [target] model, '
-                'or use mode = "direct"'
+            raise self.conflict(
+                "mode target", 'give [target] model, which completes the answers, or use mode = "direct"'
             )
         if self.mode == "direct" and self.target is not None:
-            raise ValueError(
-                f'target.model = {self.target.model!r} with mode = "direct": the adapter writes the whole answer; '
-                'leave [target] out, or use mode = "prefix"'
-            )
+            reason = 'the adapter writes the whole answer; leave [target] out, or use mode = "prefix"'
+            raise self.conflict("target.model mode", reason)
         if self.mode == "direct" and self.scorer.truncated == "extend":
-            raise ValueError(
-                'scorer.truncated = "extend" with mode = "direct": scorers run no engine that could extend it; raise '
-                "rollout.answer_tokens, or use judge, zero or mask"
+            raise self.conflict(
+                "scorer.truncated mode",
+                "scorers run no engine that could extend it; raise rollout.answer_tokens, or use judge, zero or mask",
             )
         useless = [
             f"{name}.{sentence}"
@@ -185,38 +186,34 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _texts_can_be_bitwise(self) -> "RunConfig":
-        batched, cached = "its texts depend on what else is in the batch", self.scorer.cache_bytes
+        batched = "its texts depend on what else is in the batch"
         against = {
-            f'rollout.engine = "{self.rollout.engine}": {batched}': self.rollout.engine == "vllm",
-            f'scorer.engine = "{self.scorer.engine}": {batched}': self.scorer.engine in ("vllm", "openai"),
-            'rollout.swap = "in_flight": texts depend on when weights come': self.rollout.swap == "in_flight",
-            f"scorer.cache_bytes = {cached}: cached texts were computed beside other rows": cached > 0,
+            "rollout.engine": (self.rollout.engine == "vllm", batched),
+            "scorer.engine": (self.scorer.engine in ("vllm", "openai"), batched),
+            "rollout.swap": (self.rollout.swap == "in_flight", "texts depend on when weights come"),
+            "scorer.cache_bytes": (self.scorer.cache_bytes > 0, "cached texts were computed beside other rows"),
         }
-        if self.bitwise and (found := [fault for fault, is_there in against.items() if is_there]):
-            raise ValueError(f"bitwise = true with {found[0]}; leave one of them out")
-        return self
-
-    @model_validator(mode="after")
-    def _best_is_judged(self) -> "RunConfig":
-        if self.checkpoint.keep_best and not self.evaluation.every:
-            raise ValueError(
-                f"checkpoint.keep_best = {self.checkpoint.keep_best} with evaluation.every = 0: no version is judged "
-                f"in training, so none is known to be the best; give evaluation.every, or leave keep_best out"
-            )
+        for key, (is_against, reason) in against.items():
+            if self.bitwise and is_against:
+                raise self.conflict(f"bitwise {key}", f"{reason}; leave one of them out")
         return self
 
     @model_validator(mode="after")
     def _rewards_and_rows(self) -> "RunConfig":
-        if self.reward.function is not None and self.data.code != "none":
-            raise ValueError(
-                f"reward.function = {self.reward.function!r} with data.code = {self.data.code!r}: the function judges "
-                f"every answer, so no program would be run; leave one of them out"
+        if self.checkpoint.keep_best and not self.evaluation.every:
+            raise self.conflict(
+                "checkpoint.keep_best evaluation.every",
+                "no version is judged in training, so none is known to be the best; give evaluation.every, or leave "
+                "keep_best out",
             )
+        if self.reward.function is not None and self.data.code != "none":
+            reason = "the function judges every answer, so no program would be run; leave one of them out"
+            raise self.conflict("reward.function data.code", reason)
         rows = self.algorithm.groups_per_iteration * self.algorithm.samples_per_prompt
         if self.algorithm.minibatches > rows:
-            raise ValueError(
-                f"algorithm.minibatches = {self.algorithm.minibatches} exceeds the {rows} rows of an iteration "
-                f"(groups_per_iteration x samples_per_prompt)"
+            raise self.conflict(
+                "algorithm.minibatches algorithm.groups_per_iteration algorithm.samples_per_prompt",
+                f"an iteration has only {rows} rows; lower minibatches",
             )
         if self.reward.function is None and not self.data.has_fractions:
             self.filter.check_reachable(self.algorithm.samples_per_prompt, self.scorer.continuations)
@@ -234,9 +231,9 @@ class RunConfig(Section):
         settings, algorithm, prm = self.implicit_reward, self.algorithm, self.scorer.prm
         has_steps = prm is not None and prm.placement == "step"
         if has_steps and self.mode == "prefix":
-            raise ValueError(
-                'scorer.prm.placement = "step" with mode = "prefix": most steps are the target\'s, whose tokens are '
-                'not trained; use placement = "row", or mode = "direct"'
+            raise self.conflict(
+                "scorer.prm.placement mode",
+                'most steps are the target\'s, whose tokens are not trained; use placement = "row", or mode = "direct"',
             )
         if (settings or has_steps) and algorithm.advantage_function is not None:
             source = "implicit_reward" if settings else 'scorer.prm.placement = "step"'
@@ -247,11 +244,11 @@ class RunConfig(Section):
         if settings is None:
             return self
         if prm is not None and settings.outcome_coefficient == 0:
-            raise ValueError(
-                "implicit_reward.outcome_coefficient = 0 with scorer.prm: its scores would have no weight; leave "
-                "[scorer.prm] out, or give outcome_coefficient a value above 0"
+            raise self.conflict(
+                "implicit_reward.outcome_coefficient scorer.prm.model",
+                "its scores would have no weight; leave [scorer.prm] out, or raise outcome_coefficient above 0",
             )
-        name, useless = f"algorithm.name = {algorithm.name!r}", []
+        name, useless = f'algorithm.name = "{algorithm.name}"', []
         for key in ("gamma", "outcome_gamma"):
             if algorithm.has_critic and settings.is_given(key, info):
                 useless.append(settings.no_effect(key, name, "the critic's returns are discounted by algorithm.gamma"))
@@ -265,31 +262,28 @@ class RunConfig(Section):
     def _waits(self) -> "RunConfig":
         batch_s, broker, endpoint = self.learner.batch_timeout_s, self.broker, self.scorer.openai
         if batch_s <= max(broker.stall_s, broker.silence_s):
-            raise ValueError(
-                f"learner.batch_timeout_s = {batch_s:g} with broker.stall_s = {broker.stall_s:g} and broker.silence_s "
-                f"= {broker.silence_s:g}: the learner would end before a stuck worker's groups are given to another; "
-                f"batch_timeout_s must exceed both"
+            raise self.conflict(
+                "learner.batch_timeout_s broker.stall_s broker.silence_s",
+                "the learner would end before a stuck worker's groups are given to another; batch_timeout_s must "
+                "exceed both",
             )
         is_served = self.scorer.engine == "openai"
         if is_served and endpoint.request_s >= broker.stall_s:
-            raise ValueError(
-                f"scorer.openai.request_s = {endpoint.request_s:g} with broker.stall_s = {broker.stall_s:g}: a scorer "
-                f"would count as dead before its request times out; request_s must be shorter"
-            )
+            reason = "a scorer would count as dead before its request times out; request_s must be shorter"
+            raise self.conflict("scorer.openai.request_s broker.stall_s", reason)
         if is_served and endpoint.patience_s >= batch_s:
-            raise ValueError(
-                f"scorer.openai.patience_s = {endpoint.patience_s:g} with learner.batch_timeout_s = {batch_s:g}: the "
-                f"learner would end before scorers that wait for the endpoint; batch_timeout_s must exceed it"
-            )
+            reason = "the learner would end before scorers that wait for the endpoint; batch_timeout_s must exceed it"
+            raise self.conflict("scorer.openai.patience_s learner.batch_timeout_s", reason)
         return self
 
     @model_validator(mode="after")
     def _matrices_fit_the_engine(self) -> "RunConfig":
         lora, rollout = self.learner.lora, self.rollout
         if lora is not None and lora.publish == "matrices" and rollout.swap == "in_flight":
-            raise ValueError(
-                'rollout.swap = "in_flight" with learner.lora.publish = "matrices": an answer of vLLM ends with the '
-                'adapter it began with; use rollout.swap = "drain", or send whole weights with publish = "merged"'
+            raise self.conflict(
+                "rollout.swap learner.lora.publish",
+                'an answer of vLLM ends with the adapter it began with; use rollout.swap = "drain", or send whole '
+                'weights with publish = "merged"',
             )
         if lora is not None and rollout.engine == "vllm" and (objection := lora.objection_of_vllm()):
             raise ValueError(objection)
@@ -305,11 +299,10 @@ class RunConfig(Section):
         size_bytes = rollout.groups_per_task * samples * row_bytes
         if size_bytes > MOST_TASK_BYTES:
             length = "prefix_tokens" if self.mode == "prefix" else "answer_tokens"
-            times = f", scorer.continuations = {continuations}" if continuations > 1 else ""
-            raise ValueError(
-                f"rollout.groups_per_task = {rollout.groups_per_task} with algorithm.samples_per_prompt = "
-                f"{samples}{times} and rollout.{length} = {self.max_sampled_tokens}: one task's result may have "
-                f"{size_bytes / 2**20:.0f} MiB, allowed are {MOST_TASK_BYTES / 2**20:.0f}; lower groups_per_task"
+            raise self.conflict(
+                f"rollout.groups_per_task algorithm.samples_per_prompt scorer.continuations rollout.{length}",
+                f"one task's result may have {size_bytes / 2**20:.0f} MiB, allowed are {MOST_TASK_BYTES / 2**20:.0f}; "
+                f"lower groups_per_task",
             )
         return self
 
@@ -324,9 +317,9 @@ class RunConfig(Section):
             needed = self.gpus_of(role) * (launch.learner_ranks if role == "learner" else 1)
             wrong = [each for each in given if len(each) != needed or len(set(each)) != needed]
             if given and (wrong or len(given) != count):
-                raise ValueError(
-                    f"launch.devices.{role} = {[list(each) for each in given]} for {count} processes of {needed} GPUs "
-                    f"each: name {needed} different ones for every process, or leave the key out"
+                raise self.conflict(
+                    f"launch.devices.{role}",
+                    f"name {needed} different GPUs for each of {count} processes, or leave the key out",
                 )
         return self
 

@@ -1,6 +1,8 @@
 """The base of every section of the run file (strict, frozen), and types of bounded numbers."""
 
+import json
 from collections.abc import Mapping
+from functools import reduce
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
@@ -12,6 +14,8 @@ NonNegative = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 
 OrOff = BeforeValidator(lambda value: None if value == "off" else value)
 """For a key that is on by default: "off" stands for None, since TOML has no word for it."""
@@ -38,17 +42,48 @@ class Section(BaseModel):
             return key in self.model_fields_set
         return bool(getattr(self, key) != type(self).model_fields[key].get_default())
 
+    def refuse_without_effect(self, *tables: tuple[OnlyWith, str], info: ValidationInfo) -> None:
+        """Raise ValueError naming every given key that has no effect with the value of its table's controlling key."""
+        found = [each for table, key in tables for each in self.without_effect(table, key, getattr(self, key), info)]
+        if found:
+            raise ValueError("\n    ".join(found))
+
     def without_effect(self, table: OnlyWith, control: str, value: object, info: ValidationInfo) -> list[str]:
         """Return a sentence for every given key of `table` without effect while `control = value`."""
-        condition = f"{control} absent" if value is None else f"{control} = {value!r}"
         return [
-            f"{self.no_effect(key, condition, reason)}, or use {control} = {' or '.join(map(repr, values))}"
+            f"{self.no_effect(key, assigned(control, value), reason)}, or use {control} = "
+            f"{' or '.join(map(toml, values))}"
             for key, (values, reason) in table.items()
             if value not in values and self.is_given(key, info)
         ]
 
     def no_effect(self, key: str, condition: str, reason: str) -> str:
         """Return the sentence that refuses one key."""
-        value = getattr(self, key)
-        shown = f"{value:g}" if isinstance(value, float) else repr(value)
-        return f"{key} = {shown} has no effect with {condition}: {reason}; leave {key} out"
+        return f"{assigned(key, getattr(self, key))} has no effect with {condition}: {reason}; leave {key} out"
+
+    def conflict(self, keys: str, reason: str) -> ValueError:
+        """Return the refusal of keys that do not go together.
+
+        Args:
+            keys: their names from this section on, with blanks between.
+            reason: why not, and the remedy.
+        """
+        given = [assigned(key, reduce(getattr, key.split("."), self)) for key in keys.split()]
+        return ValueError(f"{' with '.join(given)}: {reason}")
+
+
+def assigned(key: str, value: object) -> str:
+    """Write a key with its value as a run file has them."""
+    return f"{key} absent" if value is None else f"{key} = {toml(value)}"
+
+
+def toml(value: object) -> str:
+    """Write a value as a run file has it."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", exclude_unset=True)
+    if isinstance(value, dict):
+        pairs = [f"{name} = {toml(each)}" for name, each in value.items()]
+        return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

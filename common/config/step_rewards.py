@@ -4,7 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from prefixrl.common.config.section import Fraction, NonNegativeFloat, OnlyWith, Positive, PositiveFloat, Section
+from prefixrl.common.config.section import (
+    Fraction,
+    NonNegativeFloat,
+    OnlyWith,
+    Positive,
+    PositiveFloat,
+    Section,
+    Share,
+    toml,
+)
 from prefixrl.common.wire.aggregates import Aggregate
 from prefixrl.common.wire.messages.groups import MOST_STEPS
 
@@ -20,6 +29,9 @@ _ONLY_WITH_FORMAT: OnlyWith = {
     "system": (("two_class",), "the prompt is no conversation"),
 }
 _ONLY_WITH_PLACEMENT: OnlyWith = {"aggregate": (("row",), "every score is a reward of its own")}
+_ONLY_WITH_VLLM: OnlyWith = {
+    "gpu_memory_utilization": (("vllm",), "only vLLM takes a share of the device at its start")
+}
 _SUM_ROUNDING = 1e-9
 USUAL_SHARE = 0.3
 """vLLM's share of the device: the target has most of it."""
@@ -71,7 +83,7 @@ class ProcessModelConfig(Section):
     """Longest question with its answer and tags; an answer beyond it gets no verdict, which is counted."""
     batch_tokens: Positive = 16384
     """Most tokens of one forward, padding included; a longer text is a forward of its own."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    gpu_memory_utilization: Share | None = None
     """vLLM's share of the device for this model. Absent: 0.3."""
 
     @property
@@ -96,31 +108,23 @@ class ProcessModelConfig(Section):
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> "ProcessModelConfig":
-        useless = self.without_effect(_ONLY_WITH_FORMAT, "format", self.format, info)
-        useless += self.without_effect(_ONLY_WITH_PLACEMENT, "placement", self.placement, info)
-        if useless:
-            raise ValueError("\n    ".join(useless))
-        if self.engine != "vllm" and self.gpu_memory_utilization is not None:
-            key, engine = "gpu_memory_utilization", f"engine = {self.engine!r}"
-            raise ValueError(self.no_effect(key, engine, "only vLLM takes a share of the device at its start"))
+        self.refuse_without_effect((_ONLY_WITH_FORMAT, "format"), (_ONLY_WITH_PLACEMENT, "placement"), info=info)
+        if self.gpu_memory_utilization is not None:
+            self.refuse_without_effect((_ONLY_WITH_VLLM, "engine"), info=info)
         if self.coefficient == 0:
-            raise ValueError(
-                "coefficient = 0: the process reward model would be without effect; leave [scorer.prm] out"
+            raise self.conflict(
+                "coefficient", "the process reward model would be without effect; leave [scorer.prm] out"
             )
         if self.coefficient + self.outcome_coefficient > 1 + _SUM_ROUNDING:
-            raise ValueError(
-                f"coefficient = {self.coefficient:g} and outcome_coefficient = {self.outcome_coefficient:g}: together "
-                f"they exceed 1, the largest reward; divide both by their sum"
+            raise self.conflict(
+                "coefficient outcome_coefficient",
+                "together they exceed 1, the largest reward; divide both by their sum",
             )
         if self.form.count(TAG) != 1 or self.form.count(STEP) != 1 or self.form.index(STEP) > self.form.index(TAG):
-            raise ValueError(
-                f"step_form = {self.form!r}: it needs {STEP} once and {TAG} once behind it, for example "
-                f"{_FORMS[self.format]!r}"
-            )
+            example = toml(_FORMS[self.format])
+            raise self.conflict("step_form", f"it needs {STEP} once and {TAG} once behind it, for example {example}")
         if self.format == "step_tag" and self.good_token == self.bad_token:
-            raise ValueError(
-                f"good_token = bad_token = {self.good_token!r}: every step would have the same score; name both tokens"
-            )
+            raise self.conflict("good_token bad_token", "every step would have the same score; name both tokens")
         return self
 
 
@@ -159,15 +163,16 @@ class ImplicitRewardConfig(Section):
     @model_validator(mode="after")
     def _has_an_effect(self) -> "ImplicitRewardConfig":
         if self.coefficient == 0 and self.outcome_coefficient == 0:
-            raise ValueError("coefficient = 0 and outcome_coefficient = 0: no row would have an advantage")
+            raise self.conflict("coefficient outcome_coefficient", "no row would have an advantage")
         if self.reference == "policy" and self.reference_model is not None:
-            raise ValueError(
-                f"reference_model = {self.reference_model!r} has no effect with reference = 'policy': the adapter "
-                f"itself is the reference; leave it out, or use reference = 'freeze'"
+            raise self.conflict(
+                "reference_model reference",
+                'the adapter itself is the reference; leave reference_model out, or use reference = "freeze"',
             )
         if self.update == "none" and self.reference == "freeze" and self.model == self.reference_model:
-            raise ValueError(
-                "update = 'none' with one folder as model and reference: every reward would be 0; name a trained "
-                "reward model in `model` and its own beginning in `reference_model`, or use update = 'after'"
+            raise self.conflict(
+                "update model reference_model",
+                "every reward would be 0; name a trained reward model in `model` and its own beginning in "
+                '`reference_model`, or use update = "after"',
             )
         return self

@@ -18,6 +18,7 @@ from prefixrl.common.config.section import (
     Positive,
     PositiveFloat,
     Section,
+    Share,
 )
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.wire.messages.fields import MOST_ROWS
@@ -39,7 +40,7 @@ class VllmConfig(Section):
     """Most tokens of prompt and answer together. Absent: the longest row of this run, within the model's own limit."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: for a rollout the dtype of the published weights, for a scorer that of the checkpoint."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    gpu_memory_utilization: Share | None = None
     """Share of the device's memory for weights and KV cache; lower it where processes share a GPU."""
     kv_cache_memory_bytes: Positive | None = None
     """Size of the KV cache. Absent: on a GPU the rest of `gpu_memory_utilization`, on a CPU 256 MiB."""
@@ -174,7 +175,7 @@ class EngineConfig(Section):
     closes an assistant's turn in the chat template. false: those of stop_tokens alone."""
     top_k: NonNegative = 0
     """Draw only from the k most likely tokens; 0: from all."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Share = 1.0
     """Draw only from the most likely tokens that together have this probability."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Draw only from tokens at least this many times as likely as the most likely one."""
@@ -233,23 +234,20 @@ class RolloutConfig(EngineConfig):
         given = self.truncations()
         if given and not self.allow_biased_ratios:
             raise ValueError(
-                f"{', '.join(given)}: tokens would be drawn from another distribution than the learner's, so that p/mu "
-                f"of every token would be biased; leave it out, or accept the bias with allow_biased_ratios = true"
+                f"{', '.join(given)}: tokens would be drawn from another distribution than the learner's, which biases "
+                f"p/mu of every token; leave it out, or accept that with allow_biased_ratios = true"
             )
         if not self.vllm.seeded:
-            raise ValueError(
-                "vllm.seeded = false is for scorers: a rollout's text follows from seed, group and row; leave it out"
-            )
+            raise self.conflict("vllm.seeded", "a rollout's text follows from seed, group and row; leave it out")
         if changes := self.vllm.changes_of_distribution():
             raise ValueError(
-                f"{', '.join(f'vllm.{each}' for each in changes)}: a rollout's engine would sample from another policy "
-                f"than the published weights are, and could not be given new ones; leave it out (scorers may have it: "
-                f"their target is frozen)"
+                f"{', '.join(f'vllm.{each}' for each in changes)}: a rollout would sample from another policy than the "
+                f"published weights are, and could not be given new ones; leave it out (scorers may have it)"
             )
         if "speculative_config" in self.vllm.options:
             raise ValueError(
                 "vllm.options.speculative_config is for scorers: a draft model would stay behind while a rollout's "
-                "weights change, and the logprobs of accepted drafts are not those tokens were drawn from; leave it out"
+                "weights change, and accepted drafts have other logprobs; leave it out"
             )
         transfer = self.vllm.options.get("kv_transfer_config")
         if self.swap == "in_flight" and transfer is not None:
@@ -302,14 +300,12 @@ class ScorerConfig(EngineConfig):
         if self.engine != "openai":
             return self
         if self.openai.url is None:
-            raise ValueError(
-                'openai.url: missing, engine = "openai" needs the endpoint\'s address, for example "http://node7:8000/v1"'
-            )
-        extensions = [each for each in self.truncations() if not each.startswith("top_p")]
+            raise self.conflict("engine openai.url", 'give the address, for example "http://node7:8000/v1"')
+        extensions = [key for key in ("top_k", "min_p") if getattr(self, key)]
         if extensions and self.openai.dialect == "openai":
-            raise ValueError(
-                f'{", ".join(extensions)} with openai.dialect = "openai": OpenAI\'s API has no such key; leave it '
-                'out, or use openai.dialect = "vllm" if vLLM serves the endpoint'
+            raise self.conflict(
+                f"{' '.join(extensions)} openai.dialect",
+                'OpenAI\'s API has no such key; leave it out, or use openai.dialect = "vllm" if vLLM serves it',
             )
         return self
 
@@ -319,30 +315,24 @@ class ScorerConfig(EngineConfig):
         is_one_device = prm is not None and prm.device != "cpu" and self.device != "cpu"
         if own is None or prm is None or prm.engine != "vllm" or not is_one_device or own + prm.device_share <= 1:
             return self
-        given = "" if prm.gpu_memory_utilization else " (its default)"
         raise ValueError(
-            f"vllm.gpu_memory_utilization = {own:g} and prm.gpu_memory_utilization = {prm.device_share:g}{given}: "
-            f"target and process reward model are on one GPU and would have {own + prm.device_share:.2f} of its "
-            f"memory; lower one of them, so that their sum is below 1"
+            f"vllm.gpu_memory_utilization = {own:g} with prm.gpu_memory_utilization = {prm.device_share:g}: target and "
+            f"process reward model are on one GPU and would have {own + prm.device_share:.2f} of its memory; lower one"
         )
 
     @model_validator(mode="after")
     def _check(self) -> "ScorerConfig":
         if self.extension_tokens is not None and self.truncated != "extend":
-            raise ValueError(
-                f"extension_tokens = {self.extension_tokens} with truncated = {self.truncated!r}: only "
-                'truncated = "extend" has an extension; leave it out, or use that'
+            raise self.conflict(
+                "extension_tokens truncated", 'only truncated = "extend" has an extension; leave it out, or use that'
             )
         if self.continuations > 1 and self.temperature == 0:
-            raise ValueError(
-                f"continuations = {self.continuations} with temperature = 0: a greedy target writes the same text "
-                f"every time; give a temperature above 0, for example 0.7, or leave continuations out"
+            raise self.conflict(
+                "continuations temperature",
+                "a greedy target writes the same text every time; raise temperature, or leave continuations out",
             )
         if 0 < self.cache_bytes < LEAST_CACHE_BYTES:
-            raise ValueError(
-                f"cache_bytes = {self.cache_bytes}: too small to be useful, the least is {LEAST_CACHE_BYTES} (1 MiB); "
-                f"raise it, or leave it out to have no cache"
-            )
+            raise self.conflict("cache_bytes", f"the least useful size is {LEAST_CACHE_BYTES} (1 MiB); 0 is no cache")
         return self
 
     def texts_per_row(self, kind: TaskKind) -> int:

@@ -10,6 +10,7 @@ import pytest
 from prefixrl.common.config.algorithm import ONLY_FOR, ONLY_WITH_CORRECTION, AlgorithmConfig, Correction, Name
 from prefixrl.common.config.load import from_json, load
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.config.section import toml
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.training.objectives import resolve
 
@@ -43,8 +44,8 @@ def test_a_key_without_effect_under_the_name_is_refused_and_says_where_it_has_on
     with pytest.raises(ConfigError) as caught:
         read(run_file, name=name, **{key: VALUES[key]})
     message = str(caught.value)
-    assert f"algorithm: {key} = " in message and f"no effect with name = {name!r}" in message
-    assert f"{reason}; leave {key} out, or use name = {' or '.join(map(repr, allowed))}" in message
+    assert f"algorithm: {key} = " in message and f'no effect with name = "{name}"' in message
+    assert f"{reason}; leave {key} out, or use name = {' or '.join(map(toml, allowed))}" in message
 
 
 CORRECTION_VALUES = {
@@ -65,7 +66,7 @@ def test_a_key_without_effect_under_the_correction_is_refused(run_file: Path, co
     if correction in allowed:
         assert read(run_file, **keys).algorithm.correction == correction
         return
-    with pytest.raises(ConfigError, match=f"{key} = .* no effect with correction = '{correction}'"):
+    with pytest.raises(ConfigError, match=f'{key} .*no effect with correction = "{correction}"'):
         read(run_file, **keys)
 
 
@@ -75,12 +76,12 @@ def test_a_key_without_effect_under_the_correction_is_refused(run_file: Path, co
 def test_a_proximal_that_is_not_measured_serves_nothing_that_needs_it_before_the_loss(
     run_file: Path, needing: dict[str, str]
 ) -> None:
-    with pytest.raises(ConfigError, match="need proximal logprobs before the loss; leave one of the two out"):
+    with pytest.raises(ConfigError, match="needs proximal logprobs before the loss; leave one of the two out"):
         read(run_file, **({"proximal": "interpolated", "kl": "0"} | needing))
 
 
 def test_a_ratio_of_a_whole_prefix_leaves_no_single_token_out(run_file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"bound_probability = 0\.2 with ratio = 'prefix': one ratio of a prefix"):
+    with pytest.raises(ConfigError, match=r"bound_probability = 0\.2 with ratio = .prefix.: one ratio pushes"):
         read(run_file, name="appo", bound_probability="0.2")
     assert read(run_file, bound_probability="0.2").algorithm.bound_probability == 0.2
 
@@ -95,7 +96,7 @@ def test_a_bound_that_is_on_can_be_turned_off_and_survives_the_wire(run_file: Pa
 
 
 def test_a_key_without_effect_is_refused_at_its_default_too_but_not_in_a_resolved_config(run_file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"value_clip = 0\.2 has no effect with name = 'rloo'"):
+    with pytest.raises(ConfigError, match=r"value_clip = 0\.2 has no effect with name = .rloo."):
         read(run_file, name="rloo", value_clip="0.2")
     config = read(run_file, name="rloo")
     assert from_json(config.model_dump_json()) == config
@@ -116,11 +117,11 @@ def test_all_useless_keys_are_told_at_once(run_file: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "a floor of a whitening that is off": (
         {"name": "rloo", "whiten_floor": "1e-3"},
-        "whiten_floor = 0.001 has no effect with name = 'rloo': advantages are not whitened",
+        "whiten_floor = 0.001 has no effect with name = .rloo.: advantages are not whitened",
     ),
     "a floor beside whiten = false": (
         {"whiten": "false", "whiten_floor": "1e-3"},
-        "whiten_floor = 0.001 has no effect with name = 'gae' and whiten = false",
+        "whiten_floor = 0.001 has no effect with name = .gae. and whiten = false",
     ),
     "a worth of old samples where none is old": (
         {"min_ess": "0.8", "max_staleness": "0"},
@@ -128,24 +129,24 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "a worth of old samples that changes nothing": (
         {"min_ess": "0.5", "admission": "as_early_as_allowed"},
-        r"min_ess = 0\.5 has no effect with admission = 'as_early_as_allowed': what the window allows is begun",
+        r"min_ess = 0\.5 has no effect with admission = .as_early_as_allowed.: all that the window allows is begun",
     ),
     "a worth of old samples that none can have": ({"min_ess": "1.0"}, "min_ess = 1.0: Input should be less than 1"),
     "a band beside 1": (
         {"mask_token_band": "[1.5, 2.0]"},
-        r"mask_token_band = \[1.5, 2\] must hold 1 between its ends",
+        r"mask_token_band = \[1.5, 2\]: it must hold 1 between its ends",
     ),
     "a band upside down": (
         {"mask_sequence_band": "[2.0, 0.5]"},
-        r"mask_sequence_band = \[2, 0.5\] must hold 1 between its ends",
+        r"mask_sequence_band = \[2, 0.5\]: it must hold 1 between its ends",
     ),
     "a limit on one step": (
         {"kl_limit": "0.1", "minibatches": "1"},
-        "kl_limit = 0.1 with minibatches = 1 and ppo_epochs = 1: .* raise minibatches or ppo_epochs",
+        "kl_limit = 0.1 with minibatches = 1 with ppo_epochs = 1: .* raise minibatches or ppo_epochs",
     ),
     "groups of one": (
         {"name": "rloo", "samples_per_prompt": "1"},
-        "samples_per_prompt = 1 with name = 'rloo': .* at least 2 per prompt",
+        "samples_per_prompt = 1 with name = .rloo.: .* at least 2 per prompt",
     ),
     "a dual clip that would flip the sign": ({"dual_clip": "0.5"}, "dual_clip = 0.5: Input should be greater than 1"),
     "an unknown name": (
@@ -176,7 +177,7 @@ def test_a_function_of_ones_own_allows_groups_of_one_and_refuses_a_zscore(run_fi
     config = read(run_file, name="grpo", samples_per_prompt="1", advantage_function=mine)
     assert config.algorithm.advantage_function == f"{run_file.parent / 'mine.py'}:advantages"
     assert from_json(config.model_dump_json()) == config
-    with pytest.raises(ConfigError, match=r"zscore = 'buffer' with advantage_function = 'mine\.py"):
+    with pytest.raises(ConfigError, match=r"zscore = .buffer. with advantage_function = .mine\.py"):
         read(run_file, name="grpo", zscore="buffer", advantage_function=mine)
 
 

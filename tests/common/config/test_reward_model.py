@@ -26,11 +26,11 @@ def test_prime_has_a_reward_model_and_neither_kl_nor_entropy(run_file: Path) -> 
             ("algorithm.name=gae", "implicit_reward.gamma=0.9"),
             "implicit_reward.gamma = 0.9 has no effect with algorithm",
         ),
-        (("algorithm.name=grpo", "implicit_reward.baseline=code"), "implicit_reward.baseline = 'code' has no effect"),
+        (("algorithm.name=grpo", "implicit_reward.baseline=code"), 'implicit_reward.baseline = "code" has no effect'),
         (("algorithm.name=rloo", "implicit_reward.update=none"), "every reward would be 0"),
         (
             ("algorithm.name=rloo", "implicit_reward.reference=policy", "implicit_reward.reference_model=x/y"),
-            "reference_model = 'x/y' has no effect with reference = 'policy'",
+            'reference_model = "x/y" with reference = "policy"',
         ),
         (
             ("algorithm.name=rloo", "implicit_reward.coefficient=0", "implicit_reward.outcome_coefficient=0"),

@@ -231,19 +231,22 @@ ONE_LINE: dict[str, tuple[str, str]] = {
     "a value for a section": ("learner=3", "learner = 3: Input should be a valid dictionary"),
     "k1 in the loss": (
         "algorithm.kl_placement=loss",
-        "algorithm: kl_estimator = 'k1' with kl_placement = 'loss': k1 in a loss has a zero expected gradient and "
-        "k2/k3 in a reward are biased; with 'loss' use k2 or k3",
+        'algorithm: kl_estimator = "k1" with kl_placement = "loss": k1 in a loss has no expected gradient, k2 and k3 '
+        "in a reward are biased; use k2 or k3",
     ),
     "k3 in the reward": (
         "algorithm.kl_estimator=k3",
-        "algorithm: kl_estimator = 'k3' with kl_placement = 'reward': k1 in a loss has a zero expected gradient and "
-        "k2/k3 in a reward are biased; with 'reward' use k1",
+        'algorithm: kl_estimator = "k3" with kl_placement = "reward": k1 in a loss has no expected gradient, k2 and k3 '
+        "in a reward are biased; use k1",
     ),
-    "two lengths": ("data.epochs=2", "algorithm.iterations = 3 and data.epochs = 2: give exactly one, it ends the run"),
+    "two lengths": (
+        "data.epochs=2",
+        "algorithm.iterations = 3 with data.epochs = 2: give exactly one of them, it ends the run",
+    ),
     "more minibatches than rows": (
         "algorithm.minibatches=5000",
-        "algorithm.minibatches = 5000 exceeds the 4096 rows of an iteration (groups_per_iteration x "
-        "samples_per_prompt)",
+        "algorithm.minibatches = 5000 with algorithm.groups_per_iteration = 512 with algorithm.samples_per_prompt = 8: "
+        "an iteration has only 4096 rows; lower minibatches",
     ),
     "over-sampling for nothing": (
         "filter.over_sampling=2",
@@ -256,7 +259,7 @@ ONE_LINE: dict[str, tuple[str, str]] = {
     ),
     "a way of filling without a filter": (
         'filter.fill="prioritise"',
-        "filter: fill = 'prioritise' has no effect with accuracy absent",
+        'filter: fill = "prioritise" has no effect with accuracy absent',
     ),
     "a limit of a filter that is not there": (
         "filter.limit_batches=10",
@@ -268,7 +271,7 @@ ONE_LINE: dict[str, tuple[str, str]] = {
     ),
     "a band that takes everything": (
         "filter.accuracy=[0, 1.0]",
-        "filter: accuracy = [0, 1] lets every group pass; leave it out, or narrow it: [0.01, 0.99] keeps groups that "
+        "filter: accuracy = [0, 1]: every group passes; leave it out, or narrow it: [0.01, 0.99] keeps groups that "
         "are neither all right nor all wrong",
     ),
     "a band beyond all accuracies": (
@@ -282,17 +285,17 @@ ONE_LINE: dict[str, tuple[str, str]] = {
     ),
     "several continuations that are all the same": (
         "scorer={continuations=3, temperature=0.0}",
-        "scorer: continuations = 3 with temperature = 0: a greedy target writes the same text every time; give a "
-        "temperature above 0, for example 0.7, or leave continuations out",
+        "scorer: continuations = 3 with temperature = 0: a greedy target writes the same text every time; raise "
+        "temperature, or leave continuations out",
     ),
     "no continuation": ("scorer.continuations=0", "scorer.continuations = 0: Input should be greater than 0"),
     "a cache that holds nothing": (
         "scorer.cache_bytes=64",
-        "scorer: cache_bytes = 64: too small to be useful, the least is 1048576 (1 MiB); raise it, or leave it out",
+        "scorer: cache_bytes = 64: the least useful size is 1048576 (1 MiB)",
     ),
     "a learner that gives up before the broker does": (
         "learner.batch_timeout_s=600",
-        "learner.batch_timeout_s = 600 with broker.stall_s = 600 and broker.silence_s = 10: the learner would end "
+        "learner.batch_timeout_s = 600 with broker.stall_s = 600 with broker.silence_s = 10: the learner would end "
         "before a stuck worker's groups are given to another; batch_timeout_s must exceed both",
     ),
     "a best checkpoint that nothing judges": (
@@ -302,8 +305,8 @@ ONE_LINE: dict[str, tuple[str, str]] = {
     ),
     "a silence shorter than the heartbeat allows": (
         "broker.silence_s=2.5",
-        "broker: silence_s = 2.5 must be at least three times heartbeat_s = 1, or one late heartbeat would end a "
-        "healthy worker",
+        "broker: silence_s = 2.5 with heartbeat_s = 1: one late heartbeat would end a healthy worker; silence_s must "
+        "be at least three times as long",
     ),
 }
 
@@ -388,7 +391,7 @@ def test_all_problems_are_reported_at_once(run_file: Path) -> None:
 
 def test_a_run_without_a_length_is_refused(run_file: Path) -> None:
     run_file.write_text(MINIMAL.replace("iterations = 3", ""), encoding="utf-8")
-    assert "algorithm.iterations = None and data.epochs = None: give exactly" in refusal(run_file)
+    assert "algorithm.iterations absent with data.epochs absent: give exactly" in refusal(run_file)
     assert load(run_file, ("data.epochs=2",)).iterations_in_all(1000) == 4
 
 
@@ -477,14 +480,12 @@ def test_prefix_mode_samples_a_prefix_and_scores_with_the_target(run_file: Path)
 
 def test_the_modes_want_a_target_or_refuse_it(run_file: Path) -> None:
     assert refusal(run_file, "mode=direct").split("\n")[1:] == [
-        "  target.model = 'org/target' with mode = \"direct\": the adapter writes the whole answer; leave [target] "
-        "out, or "
-        'use mode = "prefix"'
+        '  target.model = "org/target" with mode = "direct": the adapter writes the whole answer; leave [target] out, '
+        'or use mode = "prefix"'
     ]
     run_file.write_text(DIRECT, encoding="utf-8")
     assert refusal(run_file, "mode=prefix").split("\n")[1:] == [
-        '  target: missing, with mode = "prefix" a frozen target completes the answers; give [target] model, or use '
-        'mode = "direct"'
+        '  mode = "prefix" with target absent: give [target] model, which completes the answers, or use mode = "direct"'
     ]
 
 
@@ -494,8 +495,8 @@ def test_a_key_without_meaning_in_direct_mode_is_refused_with_both_named(
 ) -> None:
     message = refusal(direct_file, f"{key}={value}")
     assert f"  {key} = " in message
-    assert "has no effect with mode = 'direct': " in message
-    assert message.endswith(f"leave {key.partition('.')[2]} out, or use mode = 'prefix'")
+    assert 'has no effect with mode = "direct": ' in message
+    assert message.endswith(f'leave {key.partition(".")[2]} out, or use mode = "prefix"')
 
 
 def test_the_table_of_modes_names_every_key_that_is_tested_and_no_other() -> None:
@@ -512,8 +513,8 @@ def test_the_table_of_modes_names_every_key_that_is_tested_and_no_other() -> Non
 
 def test_a_prefix_run_refuses_the_length_of_answers(run_file: Path) -> None:
     assert refusal(run_file, "rollout.answer_tokens=2048").split("\n")[1:] == [
-        "  rollout.answer_tokens = 2048 has no effect with mode = 'prefix': the length of a prefix is "
-        "rollout.prefix_tokens; leave answer_tokens out, or use mode = 'direct'"
+        '  rollout.answer_tokens = 2048 has no effect with mode = "prefix": the length of a prefix is '
+        'rollout.prefix_tokens; leave answer_tokens out, or use mode = "direct"'
     ]
 
 
@@ -537,7 +538,7 @@ def test_a_served_target_has_an_address_and_survives_the_wire(run_file: Path) ->
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (SERVED[:1], "scorer: openai.url: missing"),
+        (SERVED[:1], 'scorer: engine = "openai" with openai.url absent: give the address'),
         ((*SERVED, "scorer.openai.url=there:8000"), "'there:8000' is not an address like http://HOST:PORT/v1"),
         ((*SERVED, "scorer.openai.url=http://there:abc/v1"), "'http://there:abc/v1' is not an address like"),
         ((*SERVED, "scorer.openai.url=http://1.2.3.999/v1"), "'http://1.2.3.999/v1' is not an address like"),
@@ -654,6 +655,6 @@ def test_nothing_goes_on_with_a_cut_answer_in_direct_mode(direct_file: Path) -> 
 def test_filling_with_groups_that_failed_needs_over_sampling_and_no_limit() -> None:
     with pytest.raises(ValidationError, match="over_sampling = 1: groups that fail would be trained"):
         FilterConfig(accuracy=(0.2, 0.8), fill="prioritise")
-    with pytest.raises(ValidationError, match=r"min_pass_rate = 0\.2 has no effect with fill = 'prioritise'"):
+    with pytest.raises(ValidationError, match=r"min_pass_rate = 0\.2 has no effect with fill = .prioritise."):
         FilterConfig(accuracy=(0.2, 0.8), fill="prioritise", over_sampling=2.0, min_pass_rate=0.2)
     assert FilterConfig(accuracy=(0.2, 0.8), fill="prioritise", over_sampling=4.0).fill == "prioritise"

@@ -30,10 +30,10 @@ def test_tag_form_and_separator_are_those_of_the_format() -> None:
         ({"coefficient": 0.0}, "would be without effect"),
         ({"good_token": "-"}, "every step would have the same score"),
         ({"step_form": "{tag}{step}"}, "needs {step} once and {tag} once behind it"),
-        ({"format": "two_class", "good_token": "+"}, "good_token = '\\+' has no effect with format = 'two_class'"),
-        ({"good_class": 0}, "good_class = 0 has no effect with format = 'step_tag'"),
-        ({"placement": "step", "aggregate": "min"}, "aggregate = 'min' has no effect with placement = 'step'"),
-        ({"gpu_memory_utilization": 0.5}, "no effect with engine = 'transformers'"),
+        ({"format": "two_class", "good_token": "+"}, "good_token = .\\+. has no effect with format = .two_class."),
+        ({"good_class": 0}, "good_class = 0 has no effect with format = .step_tag."),
+        ({"placement": "step", "aggregate": "min"}, "aggregate = .min. has no effect with placement = .step."),
+        ({"gpu_memory_utilization": 0.5}, "no effect with engine = .transformers."),
     ],
 )
 def test_settings_without_sense_are_refused_with_the_reason(keys: dict[str, Any], said: str) -> None:
@@ -56,7 +56,7 @@ STEPS = ("scorer.prm.model=x/y", "scorer.prm.format=step_tag", "scorer.prm.place
         (
             "arithmetic_direct/run.toml",
             ("algorithm.name=prime", "implicit_reward.outcome_coefficient=0"),
-            "implicit_reward.outcome_coefficient = 0 with scorer.prm: its scores would have no weight",
+            'implicit_reward.outcome_coefficient = 0 with scorer.prm.model = "x/y": its scores would have no weight',
         ),
     ],
 )
