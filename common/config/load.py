@@ -27,10 +27,7 @@ CONFIG_FILE = "config.json"
 
 
 def load(path: str | Path, settings: tuple[str, ...] = ()) -> RunConfig:
-    """Read and resolve a run file with `KEY=VALUE` settings over it; execute nothing it names.
-
-    The `config.json` of a run is a run file too: resolved already.
-    """
+    """Read and resolve a run file, or a run's `config.json`, with `KEY=VALUE` settings over it."""
     path = Path(path)
     if path.is_dir():
         raise ConfigError(

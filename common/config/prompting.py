@@ -75,11 +75,7 @@ class AdapterConfig(ModelConfig):
 
 
 def checkpoint_of(given: str, base: Path, directory: Path) -> str:
-    """Return the checkpoint folder that `adapter.init_from` names; `directory` is the new run's.
-
-    Raises:
-        ConfigError: there is none, or it is one of the run's own.
-    """
+    """Return the checkpoint folder that `adapter.init_from` names; ConfigError if it is none."""
     path = (base / os.path.expanduser(given)).resolve()
     found = max((path / "checkpoints").glob("step_????????"), default=path)
     if not (found / "hf").is_dir():
@@ -96,11 +92,7 @@ def checkpoint_of(given: str, base: Path, directory: Path) -> str:
 
 
 def with_texts(asked: AnyModel, section: str, base: Path) -> AnyModel:
-    """Return the section with its templates read: no file is needed on another host.
-
-    Raises:
-        ConfigError: a file that cannot be read, or a prompt template without a place for the question.
-    """
+    """Return the section with its template files read; raises ConfigError."""
     chat, prompt = asked.chat_template, asked.prompt_template
     found = {
         "chat_template": _text(f"{section}.chat_template", chat, base) if chat else chat,

@@ -6,10 +6,7 @@ from prefixrl.common.host.process import uncollected
 
 
 def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
-    """Load `model` for a worker of `role`; `auto` takes the best engine that is installed here.
-
-    UserError: vLLM was asked for and cannot be used as asked. DataError: the model cannot be loaded.
-    """
+    """Load `model` for a worker of `role`; raises UserError, DataError."""
     if kind == "simulated":
         from prefixrl.common.engines.simulated import SimulatedEngine
 

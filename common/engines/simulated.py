@@ -63,11 +63,7 @@ class _Open:
 
 
 class SimulatedEngine(JobQueue):
-    """Engine whose rows end after the declared time, `seats` at once; others wait.
-
-    A scorer's rows return their script. A rollout's are written token by token, evenly over that time, and every
-    token is the version of the weights that wrote it.
-    """
+    """Engine whose rows take a declared time; a scorer's rows return their script."""
 
     name = "simulated"
     takes_runs = False

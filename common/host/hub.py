@@ -13,10 +13,7 @@ DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.arrow")
 
 
 def model_folder(model: str, needs_weights: bool = True) -> str:
-    """Return the folder of a model; a hub name is fetched unless it is in the cache.
-
-    Everything of a model (weights, if needed, tokenizer, stop tokens, digests) is then read from one snapshot.
-    """
+    """Return the folder of a model; a hub name is fetched unless it is in the cache."""
     if os.path.isdir(model):
         return model
     fault = f"model {model!r} is no folder here (a relative one: beside the run file), nor available from the hub"

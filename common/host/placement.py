@@ -57,11 +57,7 @@ def processes_of(config: RunConfig, with_learner: bool = True) -> list[Process]:
 
 
 def place(processes: Sequence[Process], there: int) -> Placement:
-    """Give each process its GPUs, of which there are `there`; nothing where there are none.
-
-    Raises:
-        ConfigError: a process needs more GPUs than there are, or is given one that is not.
-    """
+    """Give each process its GPUs, of which there are `there`; raises ConfigError."""
     if there == 0:
         return {}
     for process in processes:

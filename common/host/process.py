@@ -153,10 +153,7 @@ def handle_stops(handler: Handler, numbers: Sequence[signal.Signals] = STOP_SIGN
 
 
 class AskedToStop(BaseException):
-    """A stop signal came while nothing would be lost.
-
-    No `Exception`, because libraries catch those while they load.
-    """
+    """A stop signal came while nothing would be lost. No `Exception`: libraries catch those."""
 
 
 class StopSignals:
@@ -259,10 +256,7 @@ class RunningProcess(Protocol):
 def end_children(
     children: Sequence[RunningProcess], patience_s: float, with_groups: bool = False, number: int = signal.SIGTERM
 ) -> None:
-    """Send a signal to all children; after the patience SIGKILL to those that still run.
-
-    `with_groups`: each child leads a process group, which is killed with it.
-    """
+    """Signal all children; after the patience kill those left, and their groups if asked."""
     running = [child for child in children if child.poll() is None]
     for child in running:
         child.send_signal(number)

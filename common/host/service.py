@@ -29,10 +29,7 @@ class Service:
         clock: Callable[[], float] = time.monotonic,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take systemd's variables out of the environment: no child may speak for this process.
-
-        `stopped`: returns True once the process was asked to end.
-        """
+        """Take systemd's variables out of the environment, so that no child speaks for this process."""
         self._stopped = stopped
         self._address = environment.pop("NOTIFY_SOCKET", "")
         watched = environment.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))

@@ -42,13 +42,7 @@ POINTS = (
 
 
 def wanted() -> dict[str, tuple[int, bool]]:
-    """Return the points that the environment names, with the passage that counts.
-
-    The second value is True where the process hangs there.
-
-    Raises:
-        ConfigError: there is no point of that name.
-    """
+    """Return passage by point as the environment names them, and if the process hangs there."""
     found = {}
     for text in filter(None, os.environ.get(VARIABLE, "").split(",")):
         name, passage, effect = (text + "::").split(":")[:3]

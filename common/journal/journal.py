@@ -150,13 +150,7 @@ def read(folder: Path, iteration: int | None = None) -> Iterator[JournalRecord]:
 
 
 def recover(folder: Path, iteration: int) -> Iterator[JournalRecord]:
-    """Yield what rebuilds a ledger at an iteration; then cut off a torn last record.
-
-    The first record is a SegmentStart unless the journal is read from its beginning; later ones tell nothing new.
-
-    Raises:
-        DataError: anything else is damaged or missing.
-    """
+    """Yield what rebuilds a ledger at an iteration; then cut off a torn last record."""
     found = _since(folder, segments.numbers(folder), iteration)
     end = 0
     for record, after in _records(folder, found):

@@ -36,11 +36,7 @@ def closed_path(folder: Path, number: int) -> Path:
 
 
 def numbers(folder: Path) -> list[int]:
-    """Return the numbers of a folder's segments, in order.
-
-    Raises:
-        DataError: one between them, or the one after the last, is missing.
-    """
+    """Return the numbers of a folder's segments, in order; DataError if one is missing."""
     names = {path.name.removesuffix(".zst").removesuffix(".msgpack") for path in folder.glob("*.msgpack*")}
     found = sorted(int(name) for name in names if name.isdigit())
     if found and (missing := sorted(set(range(found[0], found[-1])) - set(found))):
@@ -59,10 +55,7 @@ def pack(record: JournalRecord) -> bytes:
 
 
 def scan(folder: Path, number: int, is_last: bool) -> Iterator[tuple[JournalRecord, int]]:
-    """Yield every record of a segment with the offset behind it.
-
-    The last segment may end in a torn record, which ends it. DataError: anything else is damaged.
-    """
+    """Yield every record of a segment with the offset behind it; only the last may be torn."""
     decoder = msgspec.msgpack.Decoder(JournalRecord)
     with _opened(folder, number) as (path, file):
         unpacker = msgpack.Unpacker(file, max_buffer_size=MAX_RECORD_BYTES, max_bin_len=MAX_RECORD_BYTES)
@@ -157,8 +150,5 @@ def _compress(raw: Path, closed: Path) -> None:
 
 
 def private(name: str, flags: int) -> int:
-    """Open a file that its owner alone may read.
-
-    A journal holds gold answers, and the secret that proves who held a task.
-    """
+    """Open a file for its owner alone: a journal holds gold answers and a secret."""
     return os.open(name, flags, 0o600)

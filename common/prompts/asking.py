@@ -16,11 +16,7 @@ WARNING = "warning: "
 
 
 def renderers_here(config: RunConfig) -> dict[str, Renderer]:
-    """Return the renderer of each section whose tokenizer is on this host, and is used.
-
-    Raises:
-        ConfigError, DataError: a template or stop that a tokenizer cannot have.
-    """
+    """Return the renderer of each section whose tokenizer is on this host, and is used."""
     found = {}
     for section, role in roles(config):
         model = config.asked(role).model
@@ -31,14 +27,7 @@ def renderers_here(config: RunConfig) -> dict[str, Renderer]:
 
 
 def asking_lines(config: RunConfig, here: dict[str, Renderer], question: str) -> list[str]:
-    """Return lines per model, then warnings; models that are not on this host stay unread.
-
-    Args:
-        here: `renderers_here`.
-
-    Raises:
-        ConfigError: a template that cannot render the question.
-    """
+    """Return lines per model, then warnings; models that are not on this host stay unread."""
     lines: list[str] = []
     for section, role in roles(config):
         if section in here:

@@ -14,14 +14,7 @@ class PromptForm:
     """Form in which a model is asked: `[adapter]` or `[target]`, with its tokenizer."""
 
     def __init__(self, tokenizer: Any, asked: ModelConfig, section: str) -> None:
-        """Try the chat template out.
-
-        Args:
-            section: of the run file, for messages.
-
-        Raises:
-            ConfigError: a template that fails, or an option or system turn that nothing reads.
-        """
+        """Try the chat template out; ConfigError if it fails, or nothing reads an option."""
         self._tokenizer, self._asked, self._section = tokenizer, asked, section
         given = asked.chat_template
         self.template: str | None = None
@@ -46,10 +39,7 @@ class PromptForm:
         return self._rendered([*own, ("user", content)], is_opened=True)
 
     def closer(self) -> int | None:
-        """Return the token that closes an assistant's turn; None without one.
-
-        It is the first added token behind the answer in a conversation that ends there, or else goes on.
-        """
+        """Return the first added token behind an answer, which closes the turn, or None."""
         if self.template is None:
             return None
         for after in ([], [("user", _NEXT)]):

@@ -37,11 +37,7 @@ def tokenizer_digests(folder: str | Path) -> ModelDigests:
 
 
 def scorer_digests(config: RunConfig, model: str, process_model: str | None = None) -> ModelDigests:
-    """Return the digests of a scorer's target, reward function and process reward model.
-
-    Without weights here (direct mode, a served target) the scorer itself adds the digest of a served name.
-    `process_model`: folder of the last one on this host.
-    """
+    """Return the digests of a scorer's target, reward function and process reward model."""
     has_weights = config.mode == "prefix" and config.scorer.engine != "openai"
     loaded = model_digests(model) if has_weights else tokenizer_digests(model)
     return msgspec.structs.replace(

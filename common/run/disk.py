@@ -60,11 +60,7 @@ class FullDisk:
         return f"room on the disk of {self._path}, which is full ({self._what} cannot be written; make room there)"
 
     def takes(self, write: Callable[[], object], now_s: float) -> bool:
-        """Write; return False while there is no room. Shortly after a failure nothing is tried.
-
-        Raises:
-            TrainingFault: there was no room for `WAIT_S`. Other errors of the write are raised as they are.
-        """
+        """Write; return False while there is no room; TrainingFault after `WAIT_S` without room."""
         if self._since_s is not None and now_s - self._tried_s < RETRY_S:
             return False
         try:
@@ -92,11 +88,7 @@ class FullDisk:
 def when_there_is_room(
     write: Callable[[], object], path: Path, what: str, raise_if_hopeless: Callable[[], None] = lambda: None
 ) -> None:
-    """Write, again and again while the disk is full; the write must be repeatable.
-
-    Raises:
-        TrainingFault: the disk is still full after `WAIT_S`.
-    """
+    """Write, repeatedly while the disk is full; TrainingFault after `WAIT_S`."""
     full = FullDisk(path, what)
     while not full.takes(write, time.monotonic()):
         raise_if_hopeless()

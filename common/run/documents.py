@@ -215,10 +215,7 @@ LEFT_OUT = ("histograms", "engines")
 
 
 def columns(line: MetricsLine) -> dict[str, float]:
-    """Return the numbers of an iteration by name.
-
-    Names are as in `figures/reward`, `busy_fraction/scorer`, `drift/0/rows`. None has no column.
-    """
+    """Return the numbers of an iteration by name, such as `figures/reward`, `drift/0/rows`."""
     document = msgspec.to_builtins(line)
     return dict(_flat({name: each for name, each in document.items() if name not in LEFT_OUT}, ""))
 

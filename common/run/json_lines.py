@@ -21,10 +21,7 @@ Line = TypeVar("Line", bound=msgspec.Struct)
 
 
 def read(path: Path, kind: type[Line]) -> list[Line]:
-    """Return every line, none without a file; raise DataError for a damaged or strange one.
-
-    A last line that is no JSON is left out: it is being written, or was when the machine died or the disk was full.
-    """
+    """Return every whole line, none without a file; DataError for a damaged or strange one."""
     return list(each(path, kind))
 
 

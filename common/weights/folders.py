@@ -34,10 +34,7 @@ def delta_folder(directory: Path, version: int) -> Path:
 
 
 def prune(directory: Path, keep: set[int]) -> None:
-    """Remove every snapshot whose version is not kept; open files stay readable.
-
-    Deltas take little room: those of the last `DELTAS_KEPT` versions stay, for workers that are a few versions behind.
-    """
+    """Remove the snapshots that are not kept, and old deltas; open files stay readable."""
     for version in versions(directory):
         if version not in keep:
             shutil.rmtree(folder(directory, version), ignore_errors=True)

@@ -41,12 +41,7 @@ def given(endpoint: str, key_file: Path) -> Find:
 
 
 def address_in(directory: Path, role: KeyRole) -> Address:
-    """Return the address of a run directory's broker, with a role's key.
-
-    Raises:
-        FileNotFoundError: no broker has listened yet.
-        ConfigError: the endpoint or the key cannot be read, or is none.
-    """
+    """Return the address of a run directory's broker; FileNotFoundError before it listens."""
     path = directory / ENDPOINT_FILE
     try:
         endpoint = check_endpoint(path.read_text(encoding="utf-8").strip())

@@ -46,11 +46,7 @@ def address_here(host: str) -> str:
 
 
 def towards(host: str) -> str | None:
-    """Return the interface from which this host reaches another one, None where it has no way.
-
-    For this host's own name, which may stand for a loopback address here (Debian's 127.0.1.1), it is the one from
-    which others are reached.
-    """
+    """Return the interface from which this host reaches another one, None without a way."""
     source = _source(host)
     if source is not None and ip_address(source).is_loopback:
         source = _source(_ELSEWHERE)

@@ -46,11 +46,7 @@ def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def draw(
     logits: torch.Tensor, temperature: float, uniforms: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draw a token per row by inverting the cumulative distribution; greedy at temperature 0.
-
-    `logits` are (rows, vocabulary), `uniforms` (rows,) draws in [0, 1). Returned are the tokens (rows,) and their
-    logprobs (rows,) under the distribution drawn from (at temperature 1 when greedy).
-    """
+    """Draw a token per row of logits (rows, vocabulary) at `uniforms`; return both arrays."""
     table = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
     if temperature == 0.0:
         chosen = table.argmax(dim=-1)

@@ -122,10 +122,7 @@ class AdapterEngine(Engine, Protocol):
     """An engine of a rollout: its weights can be replaced, and it scores given text."""
 
     def install(self, snapshot: Snapshot) -> None:
-        """Replace all weights; ValueError, changing nothing, unless names, shapes and dtypes fit.
-
-        Running jobs go on with the new version, and what was cached of the old weights is computed again.
-        """
+        """Replace all weights, for running jobs too; ValueError, changing nothing, unless they fit."""
 
     def weights(self) -> "dict[str, torch.Tensor]":
         """Return the installed weights by name, tied ones once."""

@@ -45,14 +45,7 @@ def known_layout(sums: Sums, initial: Tensors, dtype: torch.dtype) -> frozenset[
 
 
 def compared(sums: Sums, tensors: Tensors | None, known: frozenset[str], dtype: torch.dtype) -> EngineChecksum:
-    """Return the checksum of all parameters, and whether those of known layout follow.
-
-    Args:
-        sums: of every parameter.
-        tensors: those installed last; None before there are any.
-        known: parameters whose checksum can be told.
-        dtype: of the parameters.
-    """
+    """Return the checksum of all parameters, and whether those of `known` layout follow."""
     value, layout = xxhash.xxh3_128(), xxhash.xxh3_64()
     for name in sorted(sums):
         value.update(f"{name}={sums[name]};".encode())

@@ -243,10 +243,7 @@ class Ack(Leased, frozen=True):
 
 
 class Swap(Message, frozen=True):
-    """The worker may install, and no lease follows until it reports Installed.
-
-    With `rollout.swap = "drain"` no lease is open, with "in_flight" none of an evaluation.
-    """
+    """The worker may install, and no lease (`in_flight`: of an evaluation) is open until it has."""
 
     version: int
 

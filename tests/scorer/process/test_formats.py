@@ -61,7 +61,7 @@ def test_an_answer_writes_no_tag_and_no_special_token_itself() -> None:
         (byte_tokenizer([]), STEP_TAG, r"reads the tag as 'Ð', 'º', 'Ð', '¸' \(4 tokens"),
         (byte_tokenizer([]), TWO_CLASS, r"step_tag = '<extra_0>': the tokenizer of .* \(9 tokens.*trained with"),
         (byte_tokenizer(["ки", "aки"]), {**STEP_TAG, "step_form": "{step}a{tag}"}, r"reads the tag as 'aки'"),
-        (byte_tokenizer(["ки"]), {**STEP_TAG, "system": "x"}, r"system = 'x' has no effect with format = 'step_tag'"),
+        (byte_tokenizer(["ки"]), {**STEP_TAG, "system": "x"}, r'system = "x" has no effect with format = "step_tag"'),
     ],
     ids=["unknown word", "bytes", "no separator", "merged", "no conversation"],
 )
