@@ -238,7 +238,9 @@ class RolloutConfig(EngineConfig):
                 f"p/mu of every token; leave it out, or accept that with allow_biased_ratios = true"
             )
         if not self.vllm.seeded:
-            raise self.conflict("vllm.seeded", "a rollout's text follows from seed, group and row; leave it out")
+            raise self.conflict(
+                "vllm.seeded", "for scorers alone: a rollout's text follows from seed, group and row; leave it out"
+            )
         if changes := self.vllm.changes_of_distribution():
             raise ValueError(
                 f"{', '.join(f'vllm.{each}' for each in changes)}: a rollout would sample from another policy than the "

@@ -13,130 +13,48 @@ Where texts must be equal bit by bit, `bitwise` takes `fixed_rows.py` instead.
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from prefixrl.common.engines.embedded import cached_attention
-from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
-from prefixrl.common.engines.embedded.held_model import EmbeddedEngine
+from prefixrl.common.engines.embedded.held_model import DRAW_CELLS, EmbeddedEngine, Row
 from prefixrl.common.engines.embedded.prefill import prefill
 from prefixrl.common.engines.embedded.row_cache import RowCache
-from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, Logprobs, TokenIds, room_of, spans_of
-from prefixrl.common.weights.low_rank import LowRank
-from prefixrl.common.wire.messages.groups import Finish, Sampling
+from prefixrl.common.engines.interface.base import Job, JobResult, Logprobs, room_of
 from prefixrl.common.wire.packing import ProbeRow
 
-SEATS = 128
 JOIN_SHARE, JOIN_STEPS = 1 / 4, 4
 """Rows join when they are so many for each seated one, or have waited so many steps: each join is a forward of its own,
 and its fixed costs are as high as those of a step."""
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, of rows that join in one step: a forward's memory grows with them."""
-DRAW_CELLS = 2**25
-"""Most logits, over rows and vocabulary, of one draw."""
 LENGTH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rotary positions whose frequencies follow from the longest row of a forward."""
 PLAIN = {"llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"}
 """Types of models whose layers know of positions only by `position_ids`, and only hand a mask on."""
 
 
-@dataclass(eq=False)
-class _Kind:
-    """The settings of a draw; rows of one kind are drawn together."""
-
-    sampling: Sampling
-    masked_tokens: frozenset[int]
-
-
-@dataclass(eq=False)
-class _Open:
-    """A job with rows that have not ended."""
-
-    job: Job
-    kind: _Kind
-    left: int
-    """Rows that have not ended."""
-    started_s: float | None = None
-    """Time at which its first row took a seat."""
-    rows: dict[int, Continuation] = field(default_factory=dict)
-
-
-@dataclass(eq=False, slots=True)
-class _Row:
-    """A row that has not ended."""
-
-    entry: _Open
-    index: int
-    draws: NDArray[np.float64]
-    most_tokens: int
-    """Number of tokens that it may have besides its prompt."""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    @property
-    def text(self) -> TokenIds:
-        """Its prompt and what is written so far."""
-        prompt = self.entry.job.rows[self.index]
-        return np.concatenate([prompt, np.asarray(self.tokens, np.int32)]) if self.tokens else prompt
-
-    @property
-    def size(self) -> int:
-        """Number of tokens of its text."""
-        return self.entry.job.rows[self.index].size + len(self.tokens)
-
-    @property
-    def has_stopped(self) -> bool:
-        """True if its newest token ends a text."""
-        return self.tokens[-1] in self.entry.job.stop_tokens
-
-    @property
-    def has_ended(self) -> bool:
-        """True if no token follows."""
-        return self.has_stopped or len(self.tokens) == self.most_tokens
-
-    def continuation(self) -> Continuation:
-        """Return what was written."""
-        finish: Finish = "eos" if self.has_stopped else "length"
-        tokens, logprobs = np.asarray(self.tokens, np.int32), np.asarray(self.logprobs, np.float32)
-        return Continuation(tokens, logprobs, finish, spans_of(self.versions))
-
-
 class TransformersEngine(EmbeddedEngine):
     """Embedded engine whose rows take a seat as soon as one is free."""
 
     takes_runs = False
+    seats = 128
 
-    def __init__(
-        self,
-        model: str,
-        device: str,
-        dtype: str,
-        threads: int,
-        head_dtype: str = "model",
-        low_rank: LowRank | None = None,
-        seats: int = SEATS,
-    ) -> None:
-        super().__init__(model, device, dtype, threads, head_dtype, low_rank)
-        self.seats, self.room = seats, room_of(seats)
-        self.about = f"rows batched continuously, {seats} at once"
-        self._open: dict[str, _Open] = {}
-        self._kinds: dict[tuple[Sampling, frozenset[int]], _Kind] = {}
-        self._queue: deque[_Row] = deque()
+    def _prepare(self) -> None:
+        self.room = room_of(self.seats)
+        self.about = f"rows batched continuously, {self.seats} at once"
+        self._queue: deque[Row] = deque()
         """Rows that wait for a seat."""
-        self._uncached: deque[_Row] = deque()
+        self._uncached: deque[Row] = deque()
         """Rows in a seat whose keys and values must be computed anew."""
-        self._texts: list[list[_Row]] = []
+        self._texts: list[list[Row]] = []
         """Rows in a seat by their texts, each of which is a row of the cache, in its order."""
         self._steps_waited = 0
         """Steps for which rows have waited to join, though there were seats."""
-        self._cache = RowCache(seats)
+        self._cache = RowCache(self.seats)
         config = self._model.config
         self._is_plain = config.model_type in PLAIN and set(_layers(config)) == {DynamicLayer}
         self._takes_masks = self._is_plain and config._attn_implementation == "sdpa"
@@ -150,19 +68,9 @@ class TransformersEngine(EmbeddedEngine):
         """Number of rows that wait for a seat."""
         return len(self._queue)
 
-    def rows_left(self, key: str) -> int:
-        """Return how many rows of a job have not ended; 0 for an unknown one."""
-        return self._open[key].left if key in self._open else 0
-
     def submit(self, job: Job) -> None:
         """Queue the rows of a job; each joins when a seat is free. UserError: one is too long."""
-        self._check_room(job)
-        drawn = (_settings(job.sampling), job.masked_tokens)
-        kind = self._kinds.setdefault(drawn, _Kind(*drawn))
-        entry = self._open[job.key] = _Open(job, kind, len(job.rows))
-        self._queue.extend(
-            _Row(entry, index, job.uniforms[index], self._most_tokens(job, row)) for index, row in enumerate(job.rows)
-        )
+        self._queue.extend(self._opened(job))
 
     def cancel(self, key: str) -> bool:
         """Drop a job of which no row has a seat yet; False when one has, or it is unknown."""
@@ -192,7 +100,7 @@ class TransformersEngine(EmbeddedEngine):
         return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
 
     @property
-    def _seated(self) -> list[_Row]:
+    def _seated(self) -> list[Row]:
         """Rows that are decoded, in the order of their texts."""
         return [row for rows in self._texts for row in rows]
 
@@ -202,8 +110,6 @@ class TransformersEngine(EmbeddedEngine):
         done = self._decode() if self._texts else []
         if joining := self._joining():
             done += self._join(joining)
-        if not self._open:
-            self._kinds.clear()
         return done
 
     def _decode(self) -> list[JobResult]:
@@ -230,7 +136,7 @@ class TransformersEngine(EmbeddedEngine):
         del texts[len(texts) - len(gone) :]
         return self._results(rows)
 
-    def _joining(self) -> list[_Row]:
+    def _joining(self) -> list[Row]:
         """Take the rows out of the queues that join in this step."""
         seated = sum(map(len, self._texts))
         ready = len(self._uncached) + min(self.seats - seated - len(self._uncached), len(self._queue))
@@ -239,7 +145,7 @@ class TransformersEngine(EmbeddedEngine):
         if not ready or not (is_worth_it or self._uncached):
             return []
         self._steps_waited = 0
-        taken: list[_Row] = []
+        taken: list[Row] = []
         texts, longest = set[bytes](), 0
         while len(taken) < ready:
             queue = self._uncached or self._queue
@@ -251,14 +157,14 @@ class TransformersEngine(EmbeddedEngine):
             taken.append(queue.popleft())
         return taken
 
-    def _join(self, rows: list[_Row]) -> list[JobResult]:
+    def _join(self, rows: list[Row]) -> list[JobResult]:
         """Compute the texts of rows, draw their next tokens, and seat those that have not ended."""
         started_s = time.monotonic()
         for row in rows:
             row.entry.started_s = row.entry.started_s or started_s
         found = prefill(self._model, [row.text for row in rows], [row.entry.job.key for row in rows], self._is_plain)
         self._write(rows, found.logits, found.source)
-        texts: list[list[_Row]] = [[] for _ in range(len(found.logits))]
+        texts: list[list[Row]] = [[] for _ in range(len(found.logits))]
         for row, source in zip(rows, found.source, strict=True):
             texts[source].append(row)
         parted = [(source, part) for source, text in enumerate(texts) for part in _parts(text)]
@@ -268,63 +174,19 @@ class TransformersEngine(EmbeddedEngine):
         self._texts += [part for _, part in parted]
         return self._results(rows)
 
-    def _write(self, rows: Sequence[_Row], logits: torch.Tensor, source: Sequence[int]) -> None:
-        """Draw the next token of rows, each from its row `source` of logits (texts, vocabulary)."""
-        most = max(1, DRAW_CELLS // logits.shape[1])
-        for kind in dict.fromkeys(row.entry.kind for row in rows):
-            places = [place for place, row in enumerate(rows) if row.entry.kind is kind]
-            for first in range(0, len(places), most):
-                part = places[first : first + most]
-                own = [source[place] for place in part]
-                # A copy would hold all logits once more, which are many with a large vocabulary.
-                is_whole = own == list(range(len(logits)))
-                self._draw(kind, [rows[place] for place in part], logits if is_whole else logits[own])
-        self.progress += len(rows)
-        self.tokens += len(rows)
-
-    def _draw(self, kind: _Kind, rows: Sequence[_Row], logits: torch.Tensor) -> None:
-        uniforms = np.asarray([row.draws[len(row.tokens)] for row in rows])
-        allowed = truncated(masked(logits, kind.masked_tokens), kind.sampling)
-        tokens, logprobs = draw(allowed, kind.sampling.temperature, uniforms)
-        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            row.versions.append(self._version)
-
-    def _results(self, rows: Sequence[_Row]) -> list[JobResult]:
-        """Note which of the rows have ended; return the jobs that have ended with them."""
-        done: list[JobResult] = []
-        for row in rows:
-            if not row.has_ended:
-                continue
-            entry, key = row.entry, row.entry.job.key
-            entry.rows[row.index] = row.continuation()
-            entry.left -= 1
-            if not entry.left:
-                assert entry.started_s is not None
-                del self._open[key]
-                written = tuple(entry.rows[index] for index in range(len(entry.rows)))
-                done.append(JobResult(key, written, time.monotonic() - entry.started_s))
-        return done
-
     def _forget_cached(self) -> None:
         self._uncached.extendleft(reversed(self._seated))
         self._texts = []
         self._cache.clear()
 
 
-def _parts(rows: Sequence[_Row]) -> list[list[_Row]]:
+def _parts(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the rows of one text that go on, by their newest tokens."""
-    found: dict[int, list[_Row]] = {}
+    found: dict[int, list[Row]] = {}
     for row in rows:
         if not row.has_ended:
             found.setdefault(row.tokens[-1], []).append(row)
     return list(found.values())
-
-
-def _settings(sampling: Sampling) -> Sampling:
-    """Return what decides on a draw: everything but the length."""
-    return msgspec.structs.replace(sampling, max_new_tokens=1)
 
 
 def objection(model: str) -> str:

@@ -1,33 +1,105 @@
-"""A model of transformers in this process: its weights, and the logprobs of given texts."""
+"""A model of transformers in this process: its weights, its open jobs, and the draw of tokens."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
 from prefixrl.common.engines.interface.base import (
+    Continuation,
     Job,
     JobQueue,
+    JobResult,
     TokenIds,
     check_fit,
     digest_of,
     own_checksum,
     positions_of,
     score_rows,
+    spans_of,
 )
 from prefixrl.common.errors import DataError, UserError
 from prefixrl.common.weights.low_rank import LayerProducts, LowRank, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
+from prefixrl.common.wire.messages.groups import Finish, Sampling
 from prefixrl.common.wire.messages.weights import EngineChecksum
 from prefixrl.common.wire.packing import ProbeRow
 
+DRAW_CELLS = 2**25
+"""Most logits, over rows and vocabulary, of one draw."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": "auto"}
 
 
+@dataclass(eq=False)
+class _Kind:
+    """The settings of a draw; rows of one kind are drawn together."""
+
+    sampling: Sampling
+    masked_tokens: frozenset[int]
+
+
+@dataclass(eq=False)
+class OpenJob:
+    """A job with rows that have not ended."""
+
+    job: Job
+    kind: _Kind
+    left: int
+    """Rows that have not ended."""
+    started_s: float | None = None
+    """Time at which its first row took a seat."""
+    rows: dict[int, Continuation] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """A row that has not ended."""
+
+    entry: OpenJob
+    index: int
+    draws: NDArray[np.float64]
+    most_tokens: int
+    """Number of tokens that it may have besides its prompt."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> TokenIds:
+        """Its prompt and what is written so far."""
+        prompt = self.entry.job.rows[self.index]
+        return np.concatenate([prompt, np.asarray(self.tokens, np.int32)]) if self.tokens else prompt
+
+    @property
+    def size(self) -> int:
+        """Number of tokens of its text."""
+        return self.entry.job.rows[self.index].size + len(self.tokens)
+
+    @property
+    def has_stopped(self) -> bool:
+        """True if its newest token ends a text."""
+        return bool(self.tokens) and self.tokens[-1] in self.entry.job.stop_tokens
+
+    @property
+    def has_ended(self) -> bool:
+        """True if no token follows."""
+        return self.has_stopped or len(self.tokens) == self.most_tokens
+
+    def continuation(self) -> Continuation:
+        """Return what was written."""
+        finish: Finish = "eos" if self.has_stopped else "length"
+        tokens, logprobs = np.asarray(self.tokens, np.int32), np.asarray(self.logprobs, np.float32)
+        return Continuation(tokens, logprobs, finish, spans_of(self.versions))
+
+
 class EmbeddedEngine(JobQueue):
-    """A loaded model, its weights, and the logprobs of given texts: all but the decoding."""
+    """A loaded model, its weights and open jobs, the draw of tokens: all but the order of the forwards."""
 
     name = "transformers"
 
@@ -39,8 +111,12 @@ class EmbeddedEngine(JobQueue):
         threads: int,
         head_dtype: str = "model",
         low_rank: LowRank | None = None,
+        seats: int | None = None,
     ) -> None:
         super().__init__()
+        self.seats = seats or self.seats
+        self._open: dict[str, OpenJob] = {}
+        self._kinds: dict[tuple[Sampling, frozenset[int]], _Kind] = {}
         self.busy_row_s = 0.0
         torch.set_num_threads(threads)
         self._device = torch.device(device)
@@ -59,6 +135,24 @@ class EmbeddedEngine(JobQueue):
         is_rotary = getattr(text_config, "rope_parameters", None) is not None
         self._limit = None if is_rotary else positions_of(text_config)
         """Most tokens of a row, at which it ends as if cut: a model with learned positions has no more of them."""
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set up what decoding needs beside the loaded model."""
+
+    def rows_left(self, key: str) -> int:
+        """Return how many rows of a job have not ended; 0 for an unknown one."""
+        return self._open[key].left if key in self._open else super().rows_left(key)
+
+    def _opened(self, job: Job) -> list[Row]:
+        """Return the rows of a job, which is open from now on."""
+        self._check_room(job)
+        # What decides on a draw: everything but the length.
+        drawn = (msgspec.structs.replace(job.sampling, max_new_tokens=1), job.masked_tokens)
+        kind = self._kinds.setdefault(drawn, _Kind(*drawn))
+        entry = self._open[job.key] = OpenJob(job, kind, len(job.rows))
+        rows = enumerate(job.rows)
+        return [Row(entry, index, job.uniforms[index], self._most_tokens(job, row)) for index, row in rows]
 
     def _check_room(self, job: Job) -> None:
         """Raise UserError where a row leaves no room for an answer."""
@@ -79,6 +173,47 @@ class EmbeddedEngine(JobQueue):
         """Return how many tokens a row of a job gets at most."""
         most = job.sampling.max_new_tokens
         return most if self._limit is None else min(most, self._limit - row.size)
+
+    def _write(self, rows: Sequence[Row], logits: torch.Tensor, source: Sequence[int]) -> None:
+        """Draw the next token of rows, each from its row `source` of logits (texts, vocabulary)."""
+        most = max(1, DRAW_CELLS // logits.shape[1])
+        for kind in dict.fromkeys(row.entry.kind for row in rows):
+            places = [place for place, row in enumerate(rows) if row.entry.kind is kind]
+            for first in range(0, len(places), most):
+                part = places[first : first + most]
+                own = [source[place] for place in part]
+                # A copy would hold all logits once more, which are many with a large vocabulary.
+                is_whole = own == list(range(len(logits)))
+                self._draw(kind, [rows[place] for place in part], logits if is_whole else logits[own])
+        self.progress += len(rows)
+        self.tokens += len(rows)
+
+    def _draw(self, kind: _Kind, rows: Sequence[Row], logits: torch.Tensor) -> None:
+        uniforms = np.asarray([row.draws[len(row.tokens)] for row in rows])
+        allowed = truncated(masked(logits, kind.masked_tokens), kind.sampling)
+        tokens, logprobs = draw(allowed, kind.sampling.temperature, uniforms)
+        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(logprob)
+            row.versions.append(self._version)
+
+    def _results(self, rows: Sequence[Row]) -> list[JobResult]:
+        """Note which of the rows have ended; return the jobs that have ended with them."""
+        done: list[JobResult] = []
+        for row in rows:
+            if not row.has_ended:
+                continue
+            entry, key = row.entry, row.entry.job.key
+            entry.rows[row.index] = row.continuation()
+            entry.left -= 1
+            if not entry.left:
+                assert entry.started_s is not None
+                del self._open[key]
+                written = tuple(entry.rows[index] for index in range(len(entry.rows)))
+                done.append(JobResult(key, written, time.monotonic() - entry.started_s))
+        if not self._open:
+            self._kinds.clear()
+        return done
 
     def install(self, snapshot: Snapshot) -> None:
         """Copy every tensor in place; ValueError unless names, shapes and dtypes fit the model."""
