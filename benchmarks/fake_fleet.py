@@ -50,7 +50,7 @@ from prefixrl.common.wire.messages.worker import (
 )
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Link
-from prefixrl.common.worker.rows_left import REPORT_EVERY_S, RowsLeftReport
+from prefixrl.common.worker.open_tasks import REPORT_EVERY_S, RowsLeftReport
 
 PROMPT_TOKENS, TEXT = 100, "a step of an answer " * 12
 ROOM = 1.5

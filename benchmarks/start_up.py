@@ -90,7 +90,7 @@ JOINING: tuple[tuple[str, str, Callable[[Joined], float]], ...] = (
     ("start to first lease", "s", lambda each: each.lease_s),
     ("RSS", "MiB", lambda each: each.rss_mib),
 )
-BEFORE_HELLO = "prefixrl.common.worker.allowed", "prefixrl.common.worker.join", "prefixrl.common.worker.vitals"
+BEFORE_HELLO = "prefixrl.common.worker.allowed", "prefixrl.common.worker.join", "prefixrl.common.worker.numbers"
 PARTS = {
     "torch": ("torch",),
     "sympy": ("sympy",),

@@ -37,9 +37,8 @@ from prefixrl.common.wire.messages.worker import (
     Welcome,
 )
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
-from prefixrl.common.worker.drain import Drain, handed_back
 from prefixrl.common.worker.link import Link
-from prefixrl.common.worker.rows_left import RowsLeftReport
+from prefixrl.common.worker.open_tasks import Drain, RowsLeftReport, handed_back
 from prefixrl.rollout.swap import WeightSwap
 from prefixrl.rollout.weights import Fetcher, WeightsSource
 
@@ -258,19 +257,8 @@ class Rollout:
         """Install a version and score the probe; one that does not fit the engine is fetched again."""
         if not self.swap.is_proved:
             self._throw_away()
-        if self.swap.lacks_before:
-            self.swap.scored_before(self._engine.score(self.swap.probe()))
-        if self.swap.lacks_checksum:
-            self.swap.checksum_before(self._engine.checksum())
-        try:
-            self._engine.install(snapshot)
-        except ValueError as error:
-            self.swap.refused(snapshot.version, error)
+        if not self.swap.install(self._engine, snapshot, self._tasks()):
             self._fetcher.again()
-            return
-        self.swap.installed(snapshot, self._tasks())
-        logprobs = self._engine.score(self.swap.probe())
-        self.swap.probed(logprobs, self._engine.checksum() if self.swap.wants_checksum else None)
 
     def _report(self) -> None:
         vitals = self._link.vitals

@@ -1,7 +1,6 @@
-"""Swap: the versions a rollout stages, installs and proves. Pure: messages in, messages out.
+"""The versions that a rollout stages, installs and proves: messages in, messages out.
 
-The other half is `learner/broker/workers/versions.py`: the same steps by the same names, with the picture. The
-engine and the open tasks belong to `loop.py`.
+The other half is `learner/broker/workers/versions.py`: the same steps by the same names, with the picture.
 """
 
 import logging
@@ -9,15 +8,14 @@ from collections.abc import Collection
 from typing import Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
+from prefixrl.common.engines.interface.base import AdapterEngine
 from prefixrl.common.errors import Refusal
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages.fields import UNPROVED
 from prefixrl.common.wire.messages.weights import EngineChecksum, PreviousProof, Proof, WeightsNote
 from prefixrl.common.wire.messages.worker import Installed, PrefixTask, Staged
-from prefixrl.common.wire.packing import ProbeRow, pack_logprobs, probe_rows, token_ids
+from prefixrl.common.wire.packing import pack_logprobs, probe_rows, token_ids
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class WeightSwap:
         self._probe: tuple[bytes, tuple[tuple[int, int], ...]] = b"", ()
         self._checksum = ""
         """Checksum of the weights installed before, "" where it was not made."""
-        self.wants_checksum = True
+        self._wants_checksum = True
         """True until a version is proved by its logprobs: the probe may not tell the next one from the last."""
         self._refusals = 0
 
@@ -95,54 +93,36 @@ class WeightSwap:
             return not open_tasks
         return all(task.kind == "train" for task in open_tasks)
 
-    def refused(self, version: int, error: ValueError) -> None:
-        """Note that the engine refused a snapshot; Refusal after `REFUSALS_ALLOWED` in a row."""
-        self._refusals += 1
-        log.warning("version %d cannot be installed: %s; fetching again", version, error)
-        if self._refusals >= REFUSALS_ALLOWED:
-            raise Refusal(f"version {version} could not be installed {self._refusals} times in a row: {error}")
-
-    def probe(self) -> list[ProbeRow]:
-        """Return the rows to score."""
+    def install(self, engine: AdapterEngine, snapshot: Snapshot, open_tasks: Collection[PrefixTask]) -> bool:
+        """Install a version and score the probe; False: it does not fit, Refusal: `REFUSALS_ALLOWED` times in a row."""
         assert self._latest is not None
-        return probe_rows(token_ids(self._latest.probe_tokens), self._latest.probe_rows)
-
-    @property
-    def lacks_before(self) -> bool:
-        """True if the version that is installed and proved was not scored with this probe."""
-        assert self._latest is not None
-        return self.is_proved and self._probe != (self._latest.probe_tokens, self._latest.probe_rows)
-
-    @property
-    def lacks_checksum(self) -> bool:
-        """True if the weights that are installed and proved have no checksum yet, and may need one."""
-        return self.is_proved and self.wants_checksum and not self._checksum
-
-    def scored_before(self, logprobs: NDArray[np.float32]) -> None:
-        """Take the engine's logprobs of the probe under the version that it proved last."""
-        assert self._latest is not None
-        self._probe = self._latest.probe_tokens, self._latest.probe_rows
-        self._before = PreviousProof(self.version, self.digest, pack_logprobs(logprobs))
-
-    def checksum_before(self, checksum: EngineChecksum) -> None:
-        """Take the checksum of the version that was proved last."""
-        self._checksum = checksum.value
-
-    def installed(self, snapshot: Snapshot, open_tasks: Collection[PrefixTask]) -> None:
-        """Note that the engine has a new version."""
+        probe = self._latest.probe_tokens, self._latest.probe_rows
+        rows = probe_rows(token_ids(probe[0]), probe[1])
+        if self.is_proved and self._probe != probe:
+            self._probe = probe
+            self._before = PreviousProof(self.version, self.digest, pack_logprobs(engine.score(rows)))
+        if self.is_proved and self._wants_checksum and not self._checksum:
+            self._checksum = engine.checksum().value
+        try:
+            engine.install(snapshot)
+        except ValueError as error:
+            self._refusals += 1
+            log.warning("version %d cannot be installed: %s; fetching again", snapshot.version, error)
+            if self._refusals >= REFUSALS_ALLOWED:
+                fault = f"version {snapshot.version} could not be installed {self._refusals} times in a row: {error}"
+                raise Refusal(fault) from None
+            return False
         self._refusals = 0
         self.version, self.digest = snapshot.version, snapshot.manifest.digest
         oldest = min((task.version for task in open_tasks), default=self.version)
         known = {each: digest for each, digest in self.digest_of.items() if each >= oldest}
         self.digest_of = known | {self.version: self.digest}
-        self.is_proved, self._proof = False, None
-
-    def probed(self, logprobs: NDArray[np.float32], checksum: EngineChecksum | None) -> None:
-        """Take the engine's logprobs of the probe, and the checksum of its weights if it was made."""
-        self._proof = Installed(self.version, self.digest, pack_logprobs(logprobs), self._before)
+        self.is_proved = False
+        self._proof = Installed(self.version, self.digest, pack_logprobs(engine.score(rows)), self._before)
         self._proof_s = 0.0
-        if checksum is not None:
-            self.unclear(checksum)
+        if self._wants_checksum:
+            self.unclear(engine.checksum())
+        return True
 
     def unclear(self, checksum: EngineChecksum) -> None:
         """Add the checksum of the installed weights to the proof, which is sent again."""
@@ -170,7 +150,7 @@ class WeightSwap:
             self._before = PreviousProof(proof.version, proof.digest, proof.probe_logprobs)
             self._checksum = proof.checksum.value if proof.checksum else ""
         if by is not None:
-            self.wants_checksum = by == "checksum"
+            self._wants_checksum = by == "checksum"
         self.is_proved = True
 
     def failed(self) -> None:

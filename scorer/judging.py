@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from prefixrl.common.config.worker_sections import ScorerConfig
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.extract import extract_answer
-from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.wire.messages.fields import cut_text, encodable
 from prefixrl.common.wire.messages.groups import UNJUDGED, Fault, Finish, GroupPrefixes, ScoredGroup, TextVerdict
 from prefixrl.common.wire.messages.worker import (
@@ -36,9 +35,9 @@ from prefixrl.common.wire.messages.worker import (
     ScoreTask,
     Welcome,
 )
-from prefixrl.common.worker.drain import Drain, handed_back
+from prefixrl.common.wire.verdicts import row_verdict
 from prefixrl.common.worker.link import Link
-from prefixrl.common.worker.rows_left import RowsLeftReport
+from prefixrl.common.worker.open_tasks import Drain, RowsLeftReport, handed_back
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement

@@ -14,8 +14,8 @@ from prefixrl.common.config.section import (
     Share,
     toml,
 )
-from prefixrl.common.wire.aggregates import Aggregate
 from prefixrl.common.wire.messages.groups import MOST_STEPS
+from prefixrl.common.wire.verdicts import Aggregate
 
 TAG, STEP = "{tag}", "{step}"
 """Places in `step_form`."""

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
-from prefixrl.common.wire.aggregates import Aggregate, aggregated
+from prefixrl.common.wire.verdicts import Aggregate, aggregated
 
 AGGREGATES: tuple[Aggregate, ...] = ("last", "min", "product")
 CHOICES = tuple(f"prm_{how}_{by}" for by in ("max", "vote") for how in AGGREGATES)

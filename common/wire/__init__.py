@@ -4,8 +4,7 @@ No other folder imports zmq; no message is pickled.
 
 messages/         every message, one tagged union per link and direction
 packing.py        packed token ids and logprobs, and the checks of received groups
-continuations.py  the verdict on a row from the verdicts on its continuations
-aggregates.py     one score of an answer from those of its steps; pure
+verdicts.py       the verdict on a row from those on its continuations; one score from those of steps
 keys.py           the keys of a run: who may connect, in which role
 flood.py          what peers send and nobody has read yet, bounded
 transport.py      `Server` (ROUTER) and `Client` (DEALER), with one table of socket options

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.wire.messages.groups import (
     GroupPrefixes,
     Row,
@@ -18,6 +17,7 @@ from prefixrl.common.wire.messages.groups import (
     Verdict,
 )
 from prefixrl.common.wire.messages.weights import WeightsNote
+from prefixrl.common.wire.verdicts import row_verdict
 
 ProbeRow = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Tokens given, and tokens scored after them."""

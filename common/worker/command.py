@@ -9,7 +9,6 @@ import click
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import StopSignals, exit_codes, start_logging
 from prefixrl.common.host.service import Service
-from prefixrl.common.worker.drain import GRACE_S
 
 if TYPE_CHECKING:
     from prefixrl.common.worker.join import WorkerSession
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., None])
 PATH = click.Path(path_type=Path)
 MOST_NUMBER = 999_999
+GRACE_S = 20.0
+"""Usual grace time; batch systems and service managers kill after 30 s."""
 ALLOW_FUNCTION = "Let the run's reward.function be executed here if it is this one; may be repeated."
 SECRET = "Let the run send this environment variable to its endpoint, as its key; may be repeated."
 settings_option = click.option(
@@ -111,7 +112,7 @@ def _absolute(function_ref: str) -> str:
 def _exposed(session: "WorkerSession", run: Callable[[], str]) -> str:
     """Run the worker while Prometheus can read its numbers, if its run wants it."""
     from prefixrl.common.run.prometheus import exposed
-    from prefixrl.common.worker.vitals import numbers_of_worker
+    from prefixrl.common.worker.numbers import numbers_of_worker
 
     link, name, directory = session.link, session.welcome.worker, Path(session.config.directory)
     role = name.partition("-")[0]

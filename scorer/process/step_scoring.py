@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.wire.aggregates import aggregated
 from prefixrl.common.wire.messages.fields import cut_text
 from prefixrl.common.wire.messages.groups import Fault, StepScores, TextVerdict
+from prefixrl.common.wire.verdicts import aggregated
 from prefixrl.scorer.process.steps import combined, split, token_ends
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.run import prometheus
 from prefixrl.common.run.documents import columns
 from prefixrl.common.run.prometheus import Number, exposed, numbers_of_run, port_of, text_of
-from prefixrl.common.worker.vitals import numbers_of_worker
+from prefixrl.common.worker.numbers import numbers_of_worker
 from support.fakes import free_pair
 from support.runs.metrics_lines import metrics_line, write_metrics
 

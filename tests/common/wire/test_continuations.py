@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.wire.continuations import row_verdict
 from prefixrl.common.wire.messages.groups import ScoredGroup, TextVerdict, Verdict, VerdictStatus
 from prefixrl.common.wire.messages.worker import Scores, ScoreTask
 from prefixrl.common.wire.packing import check_scores
+from prefixrl.common.wire.verdicts import row_verdict
 from prefixrl.learner.broker.batches import _batch_group
 from prefixrl.learner.run.fractions import batch_fractions, statuses
 from support.broker.dispatch_desk import Desk

@@ -4,7 +4,7 @@ from typing import cast
 
 from prefixrl.common.wire.messages.worker import RowsLeft
 from prefixrl.common.worker.link import Link
-from prefixrl.common.worker.rows_left import REPORT_EVERY_S, RowsLeftReport
+from prefixrl.common.worker.open_tasks import REPORT_EVERY_S, RowsLeftReport
 
 
 class Told:

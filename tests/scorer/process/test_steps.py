@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from prefixrl.common.prompts.rendering import pieces_of
-from prefixrl.common.wire.aggregates import aggregated
+from prefixrl.common.wire.verdicts import aggregated
 from prefixrl.scorer.process.steps import Step, combined, split, token_ends
 
 SCORES = [0.9, 0.5, 0.8]

@@ -1,15 +1,34 @@
-"""One verdict on a row from the verdicts on several continuations of its prefix. Pure.
+"""One verdict on a row from those on its continuations, one score of an answer from those of its steps. Pure.
 
-The reward is the mean over the judged ones: a continuation whose verifier failed (`error`), or that was cut and masked
+The reward is the mean over the judged continuations: one whose verifier failed (`error`), or that was cut and masked
 (`truncated`), is no evidence about the prefix. The other fields are those of one continuation.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec.structs import asdict, replace
 
 from prefixrl.common.wire.messages.groups import TextVerdict, Verdict
+
+Aggregate = Literal["last", "min", "mean", "product"]
+
+
+def aggregated(scores: Sequence[float], how: Aggregate) -> float:
+    """Return one score from those of the steps, 0 without any."""
+    if not scores:
+        return 0.0
+    match how:
+        case "last":
+            return scores[-1]
+        case "min":
+            return min(scores)
+        case "mean":
+            return statistics.fmean(scores)
+        case "product":
+            return math.prod(scores)
 
 
 def row_verdict(each: Sequence[TextVerdict]) -> Verdict:

@@ -1,14 +1,50 @@
-"""The rows of open tasks that have not ended: credit of the others returns early."""
+"""The open tasks of a worker: their end when it is asked to stop, and reports of the rows that are left.
 
-from collections.abc import Mapping
+A draining worker takes no new task. It hands back at once what its engine has not begun, finishes the rest within its
+grace time, and hands back what is left then. Pure but for the sending: time is passed in.
+"""
 
-from prefixrl.common.wire.messages.worker import RowsLeft
+from collections.abc import Callable, Mapping
+
+from prefixrl.common.wire.messages.worker import PrefixTask, Refused, RowsLeft, ScoreTask
 from prefixrl.common.worker.link import Link
 
 REPORT_EVERY_S = 0.05
 """Least time between two reports: rows end one by one, and a message each would cost more than it brings."""
 SHARE_OF_SEATS = 4
 """A report that decides nothing waits until rows of one seat in so many have ended."""
+
+
+class Drain:
+    """The requests to stop that a work loop has seen, and its deadline since the first."""
+
+    def __init__(self, requests: Callable[[], int], grace_s: float) -> None:
+        """Take the source of the number of requests so far: one drains, two end at once."""
+        self._requests, self._grace_s = requests, grace_s
+        self._until_s: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """True since `begins` said so."""
+        return self._until_s is not None
+
+    def begins(self, now_s: float) -> bool:
+        """Return True once: at the first request to stop."""
+        if self.is_on or not self._requests():
+            return False
+        self._until_s = now_s + self._grace_s
+        return True
+
+    def is_over(self, open_tasks: int, now_s: float) -> bool:
+        """Return True when the worker is to leave: all is done, time is up, or asked twice."""
+        if self._until_s is None:
+            return False
+        return not open_tasks or now_s >= self._until_s or self._requests() > 1
+
+
+def handed_back(task: PrefixTask | ScoreTask) -> Refused:
+    """Return the message that gives a task to another worker."""
+    return Refused(task.task, "this worker was asked to stop")
 
 
 class RowsLeftReport:
