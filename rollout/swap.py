@@ -94,7 +94,7 @@ class WeightSwap:
         return all(task.kind == "train" for task in open_tasks)
 
     def install(self, engine: AdapterEngine, snapshot: Snapshot, open_tasks: Collection[PrefixTask]) -> bool:
-        """Install a version and score the probe; False: it does not fit, Refusal: `REFUSALS_ALLOWED` times in a row."""
+        """Install a version and score the probe; False where it does not fit; raises Refusal."""
         assert self._latest is not None
         probe = self._latest.probe_tokens, self._latest.probe_rows
         rows = probe_rows(token_ids(probe[0]), probe[1])

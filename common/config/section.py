@@ -43,7 +43,7 @@ class Section(BaseModel):
         return bool(getattr(self, key) != type(self).model_fields[key].get_default())
 
     def refuse_without_effect(self, *tables: tuple[OnlyWith, str], info: ValidationInfo) -> None:
-        """Raise ValueError naming every given key that has no effect with the value of its table's controlling key."""
+        """Raise ValueError naming each key without effect by a table and its controlling key."""
         found = [each for table, key in tables for each in self.without_effect(table, key, getattr(self, key), info)]
         if found:
             raise ValueError("\n    ".join(found))

@@ -1,4 +1,4 @@
-"""The open tasks of a worker: their end when it is asked to stop, and reports of the rows that are left.
+"""The open tasks of a worker: their end on a stop, and reports of the rows that are left.
 
 A draining worker takes no new task. It hands back at once what its engine has not begun, finishes the rest within its
 grace time, and hands back what is left then. Pure but for the sending: time is passed in.

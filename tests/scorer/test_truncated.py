@@ -164,7 +164,7 @@ def test_an_extension_goes_on_where_the_row_was_cut_and_once_only(tmp_path: Path
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
-        ({"extension_tokens": 7}, "extension_tokens = 7 with truncated = None"),
+        ({"extension_tokens": 7}, "extension_tokens = 7 with truncated absent"),
         ({"extension_tokens": 7, "truncated": "zero"}, 'with truncated = "zero"'),
         ({"truncated": "drop"}, "judge"),
     ],

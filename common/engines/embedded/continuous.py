@@ -20,7 +20,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, DynamicCache, 
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from prefixrl.common.engines.embedded import cached_attention
-from prefixrl.common.engines.embedded.held_model import DRAW_CELLS, EmbeddedEngine, Row
+from prefixrl.common.engines.embedded.held_model import DRAW_CELLS, EmbeddedEngine, OpenRow
 from prefixrl.common.engines.embedded.prefill import prefill
 from prefixrl.common.engines.embedded.row_cache import RowCache
 from prefixrl.common.engines.interface.base import Job, JobResult, Logprobs, room_of
@@ -46,11 +46,11 @@ class TransformersEngine(EmbeddedEngine):
     def _prepare(self) -> None:
         self.room = room_of(self.seats)
         self.about = f"rows batched continuously, {self.seats} at once"
-        self._queue: deque[Row] = deque()
+        self._queue: deque[OpenRow] = deque()
         """Rows that wait for a seat."""
-        self._uncached: deque[Row] = deque()
+        self._uncached: deque[OpenRow] = deque()
         """Rows in a seat whose keys and values must be computed anew."""
-        self._texts: list[list[Row]] = []
+        self._texts: list[list[OpenRow]] = []
         """Rows in a seat by their texts, each of which is a row of the cache, in its order."""
         self._steps_waited = 0
         """Steps for which rows have waited to join, though there were seats."""
@@ -100,7 +100,7 @@ class TransformersEngine(EmbeddedEngine):
         return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
 
     @property
-    def _seated(self) -> list[Row]:
+    def _seated(self) -> list[OpenRow]:
         """Rows that are decoded, in the order of their texts."""
         return [row for rows in self._texts for row in rows]
 
@@ -136,7 +136,7 @@ class TransformersEngine(EmbeddedEngine):
         del texts[len(texts) - len(gone) :]
         return self._results(rows)
 
-    def _joining(self) -> list[Row]:
+    def _joining(self) -> list[OpenRow]:
         """Take the rows out of the queues that join in this step."""
         seated = sum(map(len, self._texts))
         ready = len(self._uncached) + min(self.seats - seated - len(self._uncached), len(self._queue))
@@ -145,7 +145,7 @@ class TransformersEngine(EmbeddedEngine):
         if not ready or not (is_worth_it or self._uncached):
             return []
         self._steps_waited = 0
-        taken: list[Row] = []
+        taken: list[OpenRow] = []
         texts, longest = set[bytes](), 0
         while len(taken) < ready:
             queue = self._uncached or self._queue
@@ -157,14 +157,14 @@ class TransformersEngine(EmbeddedEngine):
             taken.append(queue.popleft())
         return taken
 
-    def _join(self, rows: list[Row]) -> list[JobResult]:
+    def _join(self, rows: list[OpenRow]) -> list[JobResult]:
         """Compute the texts of rows, draw their next tokens, and seat those that have not ended."""
         started_s = time.monotonic()
         for row in rows:
             row.entry.started_s = row.entry.started_s or started_s
         found = prefill(self._model, [row.text for row in rows], [row.entry.job.key for row in rows], self._is_plain)
         self._write(rows, found.logits, found.source)
-        texts: list[list[Row]] = [[] for _ in range(len(found.logits))]
+        texts: list[list[OpenRow]] = [[] for _ in range(len(found.logits))]
         for row, source in zip(rows, found.source, strict=True):
             texts[source].append(row)
         parted = [(source, part) for source, text in enumerate(texts) for part in _parts(text)]
@@ -180,9 +180,9 @@ class TransformersEngine(EmbeddedEngine):
         self._cache.clear()
 
 
-def _parts(rows: Sequence[Row]) -> list[list[Row]]:
+def _parts(rows: Sequence[OpenRow]) -> list[list[OpenRow]]:
     """Return the rows of one text that go on, by their newest tokens."""
-    found: dict[int, list[Row]] = {}
+    found: dict[int, list[OpenRow]] = {}
     for row in rows:
         if not row.has_ended:
             found.setdefault(row.tokens[-1], []).append(row)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache
 
-from prefixrl.common.engines.embedded.held_model import EmbeddedEngine, Row
+from prefixrl.common.engines.embedded.held_model import EmbeddedEngine, OpenRow
 from prefixrl.common.engines.embedded.prefill import padded
 from prefixrl.common.engines.interface.base import Job, JobResult
 
@@ -20,7 +20,7 @@ FIXED = "a task's rows are one forward: {}"
 
 @dataclass
 class _Running:
-    rows: list[Row]
+    rows: list[OpenRow]
     cache: DynamicCache
     fed: torch.Tensor
     """Token ids (rows, tokens so far)."""
@@ -64,7 +64,7 @@ class FixedRowsEngine(EmbeddedEngine):
         cache = DynamicCache(config=self._model.config)
         return _Running(rows, cache, *padded(job.rows, self._device))
 
-    def _decode(self, running: _Running, alive: list[Row]) -> None:
+    def _decode(self, running: _Running, alive: list[OpenRow]) -> None:
         # Rows that have ended are fed on: a model with learned positions has none for them beyond its limit.
         positions = (running.attention.cumsum(-1) - 1).clamp(min=0, max=self._limit and self._limit - 1)
         output = self._model(

@@ -1,4 +1,4 @@
-"""A model of transformers in this process: its weights, its open jobs, and the draw of tokens."""
+"""A model of transformers in this process: weights, open jobs, and the draw of tokens."""
 
 import time
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class OpenJob:
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class OpenRow:
     """A row that has not ended."""
 
     entry: OpenJob
@@ -99,7 +99,7 @@ class Row:
 
 
 class EmbeddedEngine(JobQueue):
-    """A loaded model, its weights and open jobs, the draw of tokens: all but the order of the forwards."""
+    """A loaded model with its open jobs: all but the order of the forwards."""
 
     name = "transformers"
 
@@ -144,7 +144,7 @@ class EmbeddedEngine(JobQueue):
         """Return how many rows of a job have not ended; 0 for an unknown one."""
         return self._open[key].left if key in self._open else super().rows_left(key)
 
-    def _opened(self, job: Job) -> list[Row]:
+    def _opened(self, job: Job) -> list[OpenRow]:
         """Return the rows of a job, which is open from now on."""
         self._check_room(job)
         # What decides on a draw: everything but the length.
@@ -152,7 +152,7 @@ class EmbeddedEngine(JobQueue):
         kind = self._kinds.setdefault(drawn, _Kind(*drawn))
         entry = self._open[job.key] = OpenJob(job, kind, len(job.rows))
         rows = enumerate(job.rows)
-        return [Row(entry, index, job.uniforms[index], self._most_tokens(job, row)) for index, row in rows]
+        return [OpenRow(entry, index, job.uniforms[index], self._most_tokens(job, row)) for index, row in rows]
 
     def _check_room(self, job: Job) -> None:
         """Raise UserError where a row leaves no room for an answer."""
@@ -174,7 +174,7 @@ class EmbeddedEngine(JobQueue):
         most = job.sampling.max_new_tokens
         return most if self._limit is None else min(most, self._limit - row.size)
 
-    def _write(self, rows: Sequence[Row], logits: torch.Tensor, source: Sequence[int]) -> None:
+    def _write(self, rows: Sequence[OpenRow], logits: torch.Tensor, source: Sequence[int]) -> None:
         """Draw the next token of rows, each from its row `source` of logits (texts, vocabulary)."""
         most = max(1, DRAW_CELLS // logits.shape[1])
         for kind in dict.fromkeys(row.entry.kind for row in rows):
@@ -188,7 +188,7 @@ class EmbeddedEngine(JobQueue):
         self.progress += len(rows)
         self.tokens += len(rows)
 
-    def _draw(self, kind: _Kind, rows: Sequence[Row], logits: torch.Tensor) -> None:
+    def _draw(self, kind: _Kind, rows: Sequence[OpenRow], logits: torch.Tensor) -> None:
         uniforms = np.asarray([row.draws[len(row.tokens)] for row in rows])
         allowed = truncated(masked(logits, kind.masked_tokens), kind.sampling)
         tokens, logprobs = draw(allowed, kind.sampling.temperature, uniforms)
@@ -197,7 +197,7 @@ class EmbeddedEngine(JobQueue):
             row.logprobs.append(logprob)
             row.versions.append(self._version)
 
-    def _results(self, rows: Sequence[Row]) -> list[JobResult]:
+    def _results(self, rows: Sequence[OpenRow]) -> list[JobResult]:
         """Note which of the rows have ended; return the jobs that have ended with them."""
         done: list[JobResult] = []
         for row in rows:

@@ -1,4 +1,4 @@
-"""The exchange of learner ranks and operators with the broker, and the unions of the broker's socket."""
+"""The exchange of ranks and operators with the broker, and the unions of its socket."""
 
 from typing import Annotated
 

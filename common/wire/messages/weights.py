@@ -1,4 +1,4 @@
-"""Published versions, proofs that an engine holds one, and the exchange with the weight server."""
+"""Published versions, the proofs of an engine, and the exchange with the weight server."""
 
 from typing import Literal
 

@@ -224,7 +224,7 @@ def test_a_short_question_behind_long_worked_examples_is_found_to_be_too_long() 
     [
         (
             ("adapter.chat_template=false", "adapter.system=hi"),
-            "system = 'hi' has no effect with chat_template = False",
+            "system = .hi. has no effect with chat_template = false",
         ),
         (("target.template_options={tools=1}",), "template_options sets tools"),
         (("adapter.prompt_template=none.txt",), "adapter.prompt_template = 'none.txt': the file .* cannot be read"),
