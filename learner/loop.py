@@ -239,7 +239,7 @@ class Learner:
         self.saved = self.iteration
         if self.rank_zero:
             self.remove_old(self.rank_zero)
-            self.rank_zero.uploads.look()
+            self.rank_zero.uploads.upload_new()
 
     def remove_old(self, zero: RankZeroParts) -> None:
         """Remove the checkpoints that nothing keeps."""

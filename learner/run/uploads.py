@@ -2,16 +2,13 @@
 
 One at a time, in a thread, each with a deadline. A failure is an error on the console and a line of `uploads.jsonl`;
 that checkpoint is tried again with the next one, as long as it is there. After a kill, whatever has no line of success
-is uploaded again: the command must bear to be repeated.
-
-    command ──stdout, stderr──▶ pipe ──▶ the thread ──▶ logs/upload.log: the beginning and the end of a long output
-       └── in the group of a guard, a small process that kills the group when the learner dies
+is uploaded again: the command must bear to be repeated. It runs in the group of a guard, a small process that kills the
+group when the learner dies.
 """
 
 import contextlib
 import logging
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -20,7 +17,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 from prefixrl.common.config.run import CheckpointConfig
 from prefixrl.common.errors import ConfigError
@@ -36,9 +35,10 @@ LOG_FILE = "logs/upload.log"
 TICK_S = 0.1
 END_S = 5.0
 """Time for a command to end after SIGTERM."""
-BEGINNING_BYTES = 1 << 20
-"""Part of an output that goes to the log as it comes; of the rest only the end does."""
-END_BYTES = 1 << 16
+LAST_OUTPUT_S = 1.0
+"""Longest wait for output after the end of a command: what it left running may hold the pipe."""
+LOGGED_BYTES = 1 << 20
+"""Part of an output that goes to the log; of the rest only the last line is kept."""
 MOST_LOG_BYTES = 4 << 20
 """Size of the log from which the next upload begins a new one; one old log is kept."""
 LINE_CHARS = 1000
@@ -80,22 +80,16 @@ class Uploads:
     def __init__(self, directory: Path, kept: CheckpointConfig) -> None:
         """Begin with what a learner before this one left."""
         self._directory, self._command, self._limit_s = directory, kept.upload, kept.upload_s
-        self._lock, self._wanted, self._closing = threading.Lock(), threading.Event(), threading.Event()
-        self._asked = self._served = 0
-        """Looks that were asked for, and the last one that is over."""
+        self._lock, self._closing = threading.Lock(), threading.Event()
         self._running: int | None = None
         lines = json_lines.read(directory / UPLOADS_FILE, UploadLine) if self._command else []
         self._done = {(line.iteration, line.digest) for line in lines if line.exit_code == 0}
-        self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
-        if self._command:
-            (directory / LOG_FILE).parent.mkdir(exist_ok=True)
-            self._thread.start()
-            self.look()
+        self._thread = ThreadPoolExecutor(1, "uploads")
+        self.upload_new()
 
-    def look(self) -> None:
-        """Upload what is there and was not uploaded, also what failed before."""
-        self._asked += 1
-        self._wanted.set()
+    def upload_new(self) -> "Future[None] | None":
+        """Upload in the thread what is there and was not uploaded, also what failed before."""
+        return self._thread.submit(self._upload_all) if self._command else None
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[set[int]]:
@@ -115,38 +109,29 @@ class Uploads:
 
     def wait(self, raise_if_hopeless: Callable[[], None]) -> None:
         """Upload all that is there, failed ones once more; the check may raise to end the wait."""
-        if not self._command:
-            return
-        self.look()
-        number = self._asked
-        while self._served < number and self._thread.is_alive():
+        asked = self.upload_new()
+        while asked is not None and not asked.done():
             raise_if_hopeless()
             time.sleep(TICK_S)
 
     def close(self) -> None:
         """End; an upload that is cut off is repeated at the next start of the run."""
         self._closing.set()
-        self._wanted.set()
-        if self._thread.is_alive():
-            self._thread.join(2 * END_S)
+        self._thread.shutdown(cancel_futures=True)
 
-    def _work(self) -> None:
-        while not self._closing.is_set():
-            self._wanted.wait()
-            self._wanted.clear()
-            number, tried = self._asked, set[int]()
-            try:
-                while (found := self._take(tried)) is not None:
-                    tried.add(found[0])
-                    try:
-                        self._upload(*found)
-                    except OSError as fault:
-                        log.error("the upload of checkpoint %d failed: %s", found[0], fault)
-            except OSError as fault:
-                log.error("no checkpoint to upload could be looked for: %s; tried again with the next one", fault)
-            except Exception:  # the end of a run waits for this thread
-                log.exception("uploads failed; they are tried again with the next checkpoint")
-            self._served = number
+    def _upload_all(self) -> None:
+        tried = set[int]()
+        try:
+            while (found := self._take(tried)) is not None:
+                tried.add(found[0])
+                try:
+                    self._upload(*found)
+                except OSError as fault:
+                    log.error("the upload of checkpoint %d failed: %s", found[0], fault)
+        except OSError as fault:
+            log.error("the checkpoints to upload cannot be listed: %s; tried again with the next one", fault)
+        except Exception:  # the end of a run waits for this thread
+            log.exception("uploads failed; they are tried again with the next checkpoint")
 
     def _take(self, tried: set[int]) -> tuple[int, Path, str] | None:
         """Return the oldest checkpoint to upload, from now on kept from removal."""
@@ -164,21 +149,29 @@ class Uploads:
     def _upload(self, iteration: int, folder: Path, digest: str) -> None:
         began_s = time.monotonic()
         guarded = [sys.executable, "-P", "-c", _GUARD, str(os.getpid()), str(TICK_S), *self._command, str(folder)]
-        with _Output(self._directory / LOG_FILE) as output:
-            process = subprocess.Popen(
-                guarded,
-                stdin=subprocess.DEVNULL,
-                stdout=output.theirs,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            crash_point("upload.begun")
-            code = self._wait_for(process, output, began_s)
+        process = subprocess.Popen(
+            guarded,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            start_new_session=True,
+        )
+        crash_point("upload.begun")
+        log_path, end = self._directory / LOG_FILE, bytearray()
+        reader = threading.Thread(target=_read, args=(process.stdout, log_path, end), name="upload log", daemon=True)
+        reader.start()
+        while process.poll() is None and not self._closing.is_set() and time.monotonic() - began_s < self._limit_s:
+            time.sleep(TICK_S)
+        code = process.poll()
+        if code is None:
+            _end(process)
+        reader.join(LAST_OUTPUT_S)
         crash_point("upload.done")
         if code is None and self._closing.is_set():
             log.warning("the upload of checkpoint %d is cut off; the next start of the run repeats it", iteration)
             return
-        took_s, last_line = time.monotonic() - began_s, output.last_line()
+        took_s, last_line = time.monotonic() - began_s, _last_line(bytes(end))
         if code == 0:
             self._done.add((iteration, digest))
             log.info("checkpoint %d is uploaded, after %.1f s", iteration, took_s)
@@ -187,80 +180,40 @@ class Uploads:
             log.error(
                 "the upload of checkpoint %d %s after %.1f s: %s; it is tried again with the next checkpoint; its "
                 "output is in %s",
-                iteration, how, took_s, last_line or "it printed nothing", output.log_path,
+                iteration, how, took_s, last_line or "it printed nothing", log_path,
             )  # fmt: skip
         line = UploadLine(time.time(), iteration, digest, code, took_s, last_line)
         json_lines.append(self._directory / UPLOADS_FILE, [line])
 
-    def _wait_for(self, process: "subprocess.Popen[bytes]", output: "_Output", began_s: float) -> int | None:
-        """Return the exit code; None for a command that was ended."""
-        try:
-            while process.poll() is None:
-                if self._closing.is_set() or time.monotonic() - began_s > self._limit_s:
-                    return None
-                output.read(TICK_S)
-            return process.returncode
-        finally:
-            if process.returncode is None:
-                _end(process, output)
+
+def _read(output: IO[bytes], log_path: Path, end: bytearray) -> None:
+    """Write the first part of an output to the log, and keep its end; all is read, or the command stands still."""
+    left_bytes = LOGGED_BYTES
+    # No fault of the log may end the reading.
+    with contextlib.suppress(OSError):
+        log_path.parent.mkdir(exist_ok=True)
+        if log_path.exists() and log_path.stat().st_size > MOST_LOG_BYTES:
+            log_path.replace(f"{log_path}.1")
+    with output:
+        while block := output.read(1 << 16):
+            with contextlib.suppress(OSError), log_path.open("ab", buffering=0) as log_file:
+                log_file.write(block[:left_bytes])
+            left_bytes = max(0, left_bytes - len(block))
+            end[:] = (end + block)[-4 * LINE_CHARS :]
 
 
-class _Output:
-    """The output of one command: all of it is read, and little of it kept."""
-
-    def __init__(self, log_path: Path) -> None:
-        """Open the pipe; a log that has grown long gives way to a new one."""
-        self.log_path, self._size_bytes, self._end = log_path, 0, b""
-        with contextlib.suppress(OSError):
-            if log_path.stat().st_size > MOST_LOG_BYTES:
-                log_path.replace(f"{log_path}.1")
-        # Both ends stay open: the pipe of a command that closed its output would always be ready, with nothing to read.
-        self._ours, self.theirs = os.pipe()
-        self._ready = select.poll()
-        self._ready.register(self._ours, select.POLLIN)
-
-    def __enter__(self) -> "_Output":
-        """Return it with its pipe."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Take what the command left in the pipe, and no more: what it started may print for ever."""
-        self.read(0.0)
-        os.close(self._ours)
-        os.close(self.theirs)
-        if (rest_bytes := self._size_bytes - BEGINNING_BYTES) > 0:
-            kept = self._end[-rest_bytes:]
-            left_out = rest_bytes - len(kept)
-            self._log((b"\n[%d bytes are left out here]\n" % left_out if left_out else b"") + kept)
-
-    def read(self, limit_s: float) -> None:
-        """Take a block, once there is one within the limit."""
-        if not self._ready.poll(1000 * limit_s):
-            return
-        block = os.read(self._ours, END_BYTES)
-        if beginning := block[: max(0, BEGINNING_BYTES - self._size_bytes)]:
-            self._log(beginning)
-        self._size_bytes += len(block)
-        self._end = (self._end + block)[-END_BYTES:]
-
-    def _log(self, block: bytes) -> None:
-        # A command whose output nobody reads stands still: no fault of the log may end the reading.
-        with contextlib.suppress(OSError), self.log_path.open("ab", buffering=0) as log_file:
-            log_file.write(block)
-
-    def last_line(self) -> str:
-        """Return the end of the last line that is not empty; a bar drawn over itself is many lines."""
-        lines = self._end.replace(b"\r", b"\n").decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LINE_CHARS:]
+def _last_line(end: bytes) -> str:
+    """Return the end of the last line that is not empty; a bar drawn over itself is many lines."""
+    lines = end.replace(b"\r", b"\n").decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")[-LINE_CHARS:]
 
 
-def _end(process: "subprocess.Popen[bytes]", output: _Output) -> None:
-    """End a command with all that it started; what it prints is read, or it would stand still."""
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a command with all that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        until_s = time.monotonic() + END_S
-        while process.poll() is None and time.monotonic() < until_s:
-            output.read(TICK_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
         if number == signal.SIGTERM:
             time.sleep(TICK_S)

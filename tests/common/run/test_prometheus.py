@@ -75,7 +75,7 @@ def test_a_worker_serves_its_vitals(tmp_path: Path) -> None:
     config: RunConfig = run_on_disk(tmp_path)
     with serving(config):
         link = Link(lambda: address_of(config), "scorer")
-        link.vitals.tokens, link.vitals.busy_row_s, link.vitals.state = 12345, 6.5, "verifying 3"
+        link.vitals.tokens, link.vitals.busy_row_s, link.vitals.activity = 12345, 6.5, "working"
         directory = Path(config.directory)
         with exposed(wanted(), "scorer-0", lambda: numbers_of_worker(link, "scorer", directory)) as port:
             found = read(port, "/")
