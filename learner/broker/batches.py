@@ -157,7 +157,7 @@ class BatchAnswers:
         self._newest: tuple[int, tuple[BatchGroup, ...], dict[str, float]] | None = None
         """Iteration handed out last, its groups and waiting times: the same for every rank."""
         self._facts: dict[int, BatchGroup] = {}
-        """What ranks will learn about scored groups, by sequence number."""
+        """Descriptions of scored groups for ranks, by sequence number."""
         self._is_new = False
         """True if the newest call of `answers` formed that batch."""
         self.is_halting = False
