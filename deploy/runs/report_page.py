@@ -3,9 +3,11 @@
 import html
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from markupsafe import Markup
 
 from prefixrl.common.evaluation.accuracy import Point
 from prefixrl.common.host.process import printable
@@ -63,7 +65,7 @@ def span(figure: Figure) -> tuple[float, float]:
     return low, high if high > low else low + 1.0
 
 
-def picture_of(figure: Figure, iterations: Sequence[int]) -> str:
+def picture_of(figure: Figure, iterations: Sequence[int]) -> Markup:
     """Return a figure as SVG; the colours are the page's."""
     low, high = span(figure)
     first, last = float(iterations[0]), float(max(iterations[-1], iterations[0] + 1))
@@ -84,7 +86,7 @@ def picture_of(figure: Figure, iterations: Sequence[int]) -> str:
         parts.append(f'<path class="judged" d="M{across:.1f} {ends[0]:.1f}V{ends[1]:.1f}"/>')
         parts.append(f'<circle class="judged" cx="{across:.1f}" cy="{up:.1f}" r="3.5"/>')
     label = html.escape(f"{figure.title}, by iteration")
-    return f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    return Markup(f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">{"".join(parts)}</svg>')
 
 
 def _axes(low: float, high: float, first: int, last: int) -> str:
@@ -123,38 +125,6 @@ def short(value: float) -> str:
 
 Cells = tuple[tuple[str, ...], list[list[str]]]
 """Columns and rows of a table."""
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""No script runs and nothing is fetched, whatever a model has written."""
-STYLE = """
-:root{color-scheme:light dark;--back:#fff;--text:#1c2024;--soft:#5b6570;--line:#dde2e7;--box:#f5f7f9;
---a0:#1f6feb;--a1:#c2410c;--a2:#15803d;--a3:#7c3aed;--bad:#b42318}
-@media(prefers-color-scheme:dark){:root{--back:#14171a;--text:#e6e9ec;--soft:#9aa4af;--line:#333a41;--box:#1d2125;
---a0:#6cb0ff;--a1:#ff9d5c;--a2:#5fd38a;--a3:#b79bff;--bad:#ff8a7d}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:1240px;padding:1rem;background:var(--back);color:var(--text);
-font:15px/1.5 system-ui,sans-serif}
-h1,h2,h3,p,figcaption{overflow-wrap:anywhere}
-h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem}
-h3{font-size:.95rem;margin:1.2rem 0 .2rem}figure h3{margin:0}p{margin:.3rem 0}.soft,figcaption,th{color:var(--soft)}
-.alarm{border-left:4px solid var(--bad);padding:.4rem .8rem;margin:.5rem 0;background:var(--box)}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:1rem}
-figure{display:flex;flex-direction:column;margin:0;padding:.7rem;background:var(--box);border-radius:6px;min-width:0}
-figcaption{font-size:.8rem;line-height:1.35;min-height:2.7em}svg{display:block;width:100%;height:auto;margin-top:auto}
-svg text{font-size:11px;fill:var(--soft)}
-path{fill:none}.grid{stroke:var(--line)}.raw{stroke-width:1;opacity:.35}.smooth{stroke-width:2}
-.c0{stroke:var(--a0)}.c1{stroke:var(--a1)}.c2{stroke:var(--a2)}.c3{stroke:var(--a3)}
-path.judged{stroke:var(--text);stroke-width:1.5}circle.judged{fill:var(--text)}
-.key{display:inline-block;width:.8em;height:.25em;margin:0 .35em .2em 0;vertical-align:middle}
-.k0{background:var(--a0)}.k1{background:var(--a1)}.k2{background:var(--a2)}.k3{background:var(--a3)}
-.wide{overflow-x:auto;max-width:100%}table{border-collapse:collapse;font-size:.87rem}
-td,th{padding:.3rem .8rem .3rem 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--line)}
-th{font-weight:600;white-space:nowrap}td{white-space:nowrap}
-td.text bdi{display:block;unicode-bidi:isolate;width:max-content;max-width:min(26rem,60vw);white-space:pre-wrap;
-overflow-wrap:anywhere}.facts td.text bdi{width:auto;max-width:none}.series{white-space:nowrap;margin-right:.8em}
-pre{overflow-x:auto;background:var(--box);padding:.8rem;font-size:.8rem}summary{cursor:pointer;margin:1rem 0 .3rem}
-"""
-
 LEAST_SHARE = 0.01
 """Texts that are rarer are no part of the table of the commonest ones."""
 
@@ -184,53 +154,34 @@ class PageContent:
 
 
 def page(content: PageContent) -> str:
-    """Return the page of a run."""
-    title = escaped(content.title)
-    body = [f"<h1>{title}</h1><p class=soft>{escaped(content.state)}</p>"]
-    body += [_alarm(each) for each in content.alarms]
-    for name, note, cells in content.tables:
-        body.append(f"<h2>{escaped(name)}</h2><p class=soft>{escaped(note)}</p>{table(cells)}")
-    if content.lines:
-        body += ["<h2>Curves</h2>", "<p class=soft>thin: each iteration; thick: the mean of the newest 8</p>"]
-        body.append(f"<div class=figures>{''.join(_figures(content))}</div>")
-    body += _texts(content)
-    body.append(
-        f"<h2>Run</h2><div class=facts>{table((('', ''), [list(each) for each in content.facts]), (0, 1))}</div>"
+    """Return the page of a run; every text in it is printable and escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    body.append(_software(content.starts))
-    body.append(f"<details><summary>Configuration</summary><pre>{escaped(content.config)}</pre></details>")
-    head = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark"><style>{STYLE}</style></head>'
+    drawn = figures(content.lines, content.judged)
+    series = {name: list(values) for figure in drawn for name, values in figure.series.items()}
+    iterations = [line.iteration for line in content.lines]
+    # No text can end the block of numbers.
+    numbers = json.dumps({"iteration": iterations, **series}).replace("<", "\\u003c")
+    return environment.get_template("report.html.j2").render(
+        content=content,
+        figures=drawn,
+        iterations=iterations,
+        series=Markup(numbers),
+        common=_common_rows(content.common),
+        starts=[_software(each) for each in content.starts],
+        span=span_of,
+        picture_of=picture_of,
+        newest_values=newest_values,
+        sample_cells=_samples,
     )
-    return f"{head}<body>{''.join(body)}{_data(content.lines)}</body></html>"
-
-
-def escaped(text: str) -> str:
-    """Return a text for a page: no markup, control character or change of direction in it."""
-    return html.escape(printable(text))
-
-
-def table(cells: Cells, texts: Collection[int] = ()) -> str:
-    """Return a table that scrolls in its own box; `texts`: columns with cells that are wrapped."""
-    names, rows = cells
-    head = "".join(f"<th>{escaped(name)}</th>" for name in names)
-    body = (
-        "".join(
-            f"<td class=text><bdi>{escaped(each)}</bdi></td>" if index in texts else f"<td>{escaped(each)}</td>"
-            for index, each in enumerate(row)
-        )
-        for row in rows
-    )
-    lines = "".join(f"<tr>{row}</tr>" for row in body)
-    return f"<div class=wide><table>{f'<tr>{head}</tr>' if any(names) else ''}{lines}</table></div>"
-
-
-def _alarm(alarm: AlarmSpan) -> str:
-    over = f"iterations {alarm.first} to {alarm.last}" if alarm.last > alarm.first else f"iteration {alarm.first}"
-    return f'<p class=alarm data-alarm="{escaped(alarm.kind)}"><b>{over}</b>: {escaped(alarm.text)}</p>'
 
 
 # --- curves ----------------------------------------------------------------------------------------------------------
@@ -265,56 +216,39 @@ def figures(lines: Sequence[MetricsLine], judged: Sequence[Point]) -> list[Figur
     return [each for each in found if each.series]
 
 
-def _figures(content: PageContent) -> list[str]:
-    iterations, found = [line.iteration for line in content.lines], []
-    for figure in figures(content.lines, content.judged):
-        keys = []
-        for index, (name, values) in enumerate(figure.series.items()):
-            newest = next((each for each in reversed(values) if each is not None), math.nan)
-            label = escaped(name.rpartition("/")[2].replace("_", " "))
-            keys.append(
-                f"<span class=series><span class='key k{index % COLOURS}'></span>{label} {short(newest)}</span> "
-            )
-        caption = f"<figcaption>{escaped(figure.note)}<br>{''.join(keys)}</figcaption>"
-        found.append(f"<figure><h3>{escaped(figure.title)}</h3>{caption}{picture_of(figure, iterations)}</figure>")
-    return found
-
-
-def _data(lines: Sequence[MetricsLine]) -> str:
-    """Return the drawn numbers as JSON for programs; no text can end the block."""
-    drawn = {name: list(values) for figure in figures(lines, ()) for name, values in figure.series.items()}
-    series = {"iteration": [line.iteration for line in lines], **drawn}
-    text = json.dumps(series).replace("<", "\\u003c")
-    return f'<script type="application/json" id="series">{text}</script>'
+def newest_values(figure: Figure) -> list[tuple[str, str]]:
+    """Return the name of each series and its newest value."""
+    return [
+        (
+            name.rpartition("/")[2].replace("_", " "),
+            short(next((each for each in reversed(values) if each is not None), math.nan)),
+        )
+        for name, values in figure.series.items()
+    ]
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
-def _texts(content: PageContent) -> list[str]:
-    found = ["<h2>What the adapter writes</h2>"]
-    if content.no_samples:
-        return [*found, f"<p class=soft>{escaped(content.no_samples)}</p>"]
-    rows = [
-        [_iterations(each), each.text or "(nothing)", f"{each.share:.1%}", f"{each.reward:.3f}"]
-        for each in content.common
-        if each.share >= LEAST_SHARE
-    ]
-    for row, before in zip(reversed(rows), reversed(rows[:-1]), strict=False):
-        row[0] = "" if row[0] == before[0] else row[0]
-    names = ("iterations", "text", "share of the rows", "mean reward")
-    found.append(f"<h3>Commonest texts over time</h3>{table((names, rows), {1})}")
-    for title, samples in (("Early samples", content.early), ("Late samples", content.late)):
-        if samples:
-            found.append(f"<h3>{title}, of iteration {samples[0].iteration}</h3>{_samples(samples)}")
-    return found
+def span_of(part: Common | AlarmSpan, to: str = "-") -> str:
+    """Return the iterations of a part in words."""
+    return f"{part.first}{to}{part.last}" if part.last > part.first else str(part.first)
 
 
-def _iterations(common: Common) -> str:
-    return f"{common.first}-{common.last}" if common.last > common.first else str(common.first)
+def _common_rows(common: Sequence[Common]) -> list[list[str]]:
+    """Return a row per text that is common enough; each span of iterations is named once."""
+    rows, before = [], ""
+    for each in common:
+        if each.share >= LEAST_SHARE:
+            span = span_of(each)
+            rows.append(
+                [span if span != before else "", each.text or "(nothing)", f"{each.share:.1%}", f"{each.reward:.3f}"]
+            )
+            before = span
+    return rows
 
 
-def _samples(samples: Sequence[SampleText]) -> str:
+def _samples(samples: Sequence[SampleText]) -> Cells:
     has_completions = any(each.completion for each in samples)
     names = ["reward", "adapter", *(["target"] if has_completions else []), "question", "found", "gold", "advantage"]
     rows = []
@@ -322,20 +256,12 @@ def _samples(samples: Sequence[SampleText]) -> str:
         advantage = "left out" if each.advantage is None else f"{each.advantage:+.3f}"
         texts = [each.prefix, *([each.completion] if has_completions else []), each.question]
         rows.append([f"{each.reward:.3g}", *texts, each.extracted or "nothing", each.gold, advantage])
-    return table((tuple(names), rows), range(1, len(names) - 1))
+    return tuple(names), rows
 
 
-def _software(starts: Sequence[StartLine]) -> str:
-    """Return a table of the learner's starts."""
-    rows = [
-        [
-            each.time, str(each.iteration), each.host, each.commit or "no checkout",
-            ", ".join(f"{name} {found}" for name, found in {"python": each.python, **each.packages}.items()),
-        ]
-        for each in starts
-    ]  # fmt: skip
-    names = ("start (UTC)", "at iteration", "host", "commit", "software")
-    return f"<h2>Software</h2>{table((names, rows), {3, 4})}" if rows else ""
+def _software(start: StartLine) -> list[str]:
+    software = ", ".join(f"{name} {found}" for name, found in {"python": start.python, **start.packages}.items())
+    return [start.time, str(start.iteration), start.host, start.commit or "no checkout", software]
 
 
 def file_text(path: Path) -> str:
