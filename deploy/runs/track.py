@@ -16,6 +16,7 @@ import select
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,7 +101,7 @@ def track(directory: Path, wanted: LogConfig, ended: Callable[[], bool]) -> None
             is_last = ended()
             lines = metrics.changed()
             if lines:
-                trackers.write(lines)
+                trackers.each(methodcaller("write", lines))
             if lines and (is_last or time.monotonic() - sampled_s > SAMPLES_S):
                 sampled_s = time.monotonic()
                 _send_samples(directory, trackers)
@@ -108,7 +109,7 @@ def track(directory: Path, wanted: LogConfig, ended: Callable[[], bool]) -> None
                 return
             time.sleep(POLL_S)
     finally:
-        trackers.close()
+        trackers.each(methodcaller("close"))
 
 
 class Trackers:
@@ -120,27 +121,17 @@ class Trackers:
     def __init__(self, makers: Mapping[str, Callable[[], Tracker]]) -> None:
         """Begin each."""
         self._working: dict[str, Tracker] = {}
-        waiting = dict(makers)
+        faults: dict[str, Exception] = {}
         for name, make in makers.items():
-            del waiting[name]
             try:
                 self._working[name] = make()
             except Exception as fault:  # noqa: BLE001  whatever a library raises is about this tracker alone
-                self._lose(name, fault, bool(self._working or waiting))
+                faults[name] = fault
+        for name, fault in faults.items():
+            self._lose(name, fault)
 
-    def write(self, lines: Sequence[MetricsLine]) -> None:
-        """Hand lines to each."""
-        self._each(lambda tracker: tracker.write(lines))
-
-    def samples(self, found: Sequence[SampleText]) -> None:
-        """Hand samples to each."""
-        self._each(lambda tracker: tracker.samples(found))
-
-    def close(self) -> None:
-        """Let each write what is left."""
-        self._each(lambda tracker: tracker.close())
-
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def each(self, call: Callable[[Tracker], None]) -> None:
+        """Call a method of each."""
         for name, tracker in list(self._working.items()):
             try:
                 call(tracker)
@@ -148,11 +139,10 @@ class Trackers:
                 del self._working[name]
                 with contextlib.suppress(Exception):
                     tracker.close()
-                self._lose(name, fault, bool(self._working))
+                self._lose(name, fault)
 
-    @staticmethod
-    def _lose(name: str, fault: Exception, has_others: bool) -> None:
-        if not has_others:
+    def _lose(self, name: str, fault: Exception) -> None:
+        if not self._working:
             raise fault
         log.error("%s failed, and is sent nothing until a tracker is started again: %s", name, fault)
 
@@ -164,7 +154,7 @@ def _send_samples(directory: Path, trackers: Trackers) -> None:
         log.warning("no samples are sent: %s", fault)
         return
     found = [text for group in newest for text in texts_of(group, decode)][:SAMPLES]
-    trackers.samples(found)
+    trackers.each(methodcaller("samples", found))
 
 
 class MetricsFile:

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -122,8 +123,8 @@ def test_a_tracker_that_fails_leaves_the_other_alone_and_is_named(caplog: pytest
     good, bad = Place(), Place(fails_at=1)
     trackers = Trackers({"log.none": fails_to_begin, "log.bad": lambda: bad, "log.good": lambda: good})
     for iteration in range(3):
-        trackers.write([metrics_line(iteration)])
-    trackers.close()
+        trackers.each(methodcaller("write", [metrics_line(iteration)]))
+    trackers.each(methodcaller("close"))
     assert (good.lines, bad.lines) == ([0, 1, 2], [0]) and good.is_closed and bad.is_closed
     said = [record.getMessage() for record in caplog.records]
     assert said == [
@@ -137,7 +138,7 @@ def test_the_failure_of_the_last_tracker_ends_it() -> None:
         Trackers({"log.bad": fails_to_begin})
     trackers = Trackers({"log.bad": lambda: Place(fails_at=0)})
     with pytest.raises(OSError, match="no way there"):
-        trackers.write([metrics_line(0)])
+        trackers.each(methodcaller("write", [metrics_line(0)]))
 
 
 # --- what is new in the file ------------------------------------------------------------------------------------------
