@@ -127,8 +127,8 @@ class Trackers:
                 self._working[name] = make()
             except Exception as fault:  # noqa: BLE001  whatever a library raises is about this tracker alone
                 faults[name] = fault
-        for name, fault in faults.items():
-            self._lose(name, fault)
+        for name, found in faults.items():
+            self._lose(name, found)
 
     def each(self, call: Callable[[Tracker], None]) -> None:
         """Call a method of each."""

@@ -148,21 +148,6 @@ def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path:
 
 
 @pytest.mark.slow
-def test_workers_outlive_the_template_and_a_later_one_starts_by_itself(tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    with launched(directory, *SMALL, *TWO_SCORERS, "algorithm.iterations=24") as process:
-        wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
-        before = pids_by_name(directory)
-        wait_for(lambda: child(process, "prefixrl-template"), "the template").kill()
-        psutil.Process(before["scorer-0"]).kill()
-        summary = finish(process, directory)
-    check_books(summary, directory)
-    assert summary["groups"]["trained"] == 24 * 16
-    starts = {name: (directory / f"logs/{name}.log").read_text().count(" joined run ") for name in before}
-    assert starts == {"rollout-0": 1, "scorer-0": 2, "scorer-1": 1}
-
-
-@pytest.mark.slow
 def test_a_killed_learner_resumes_and_trains_the_recorded_batches_again(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *SMALL, "algorithm.iterations=12", "checkpoint.every=4", "checkpoint.growth=2") as process:
