@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 
 from prefixrl.common.config.worker_sections import SimulatedConfig
 from prefixrl.common.engines.interface.base import (
+    AdapterEngine,
     Continuation,
     Job,
-    JobQueue,
     JobResult,
-    TokenIds,
     own_checksum,
     room_of,
-    score_rows,
     spans_of,
 )
 from prefixrl.common.weights.snapshot import Snapshot, manifest_of
@@ -62,7 +60,7 @@ class _Open:
     rows: dict[int, Continuation] = field(default_factory=dict)
 
 
-class SimulatedEngine(JobQueue):
+class SimulatedEngine(AdapterEngine):
     """Engine whose rows take a declared time; a scorer's rows return their script."""
 
     name = "simulated"
@@ -189,13 +187,9 @@ class SimulatedEngine(JobQueue):
         )
         return manifest_of(self._version, pieces).digest
 
-    def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
-        """Return zeros: a run with simulated rollouts publishes zero probes."""
-        return np.zeros(len(tokens) - 1, dtype=np.float32)
-
     def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
-        """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
-        return score_rows(self.logprobs, rows)
+        """Return zeros: a run with simulated rollouts publishes zero probes."""
+        return np.zeros(sum(scored.size for _, scored in rows), dtype=np.float32)
 
     def checksum(self) -> EngineChecksum:
         """Return the digest of the weights, which stand in memory as they are published."""

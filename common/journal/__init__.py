@@ -1,7 +1,6 @@
 """The journal of a run: what survives a crash, and the history that it proves.
 
 journal.py       the journal: append, sync, read again
-segments.py      one file of the journal
 records.py       the records in it
 history.py       the history of a run, checked from its records; pure
 crash_points.py  places at which a test kills the process

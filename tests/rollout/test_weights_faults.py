@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixrl.common.weights.folders import prune
@@ -56,11 +56,19 @@ def flip(path: Path, place: int) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(place=st.integers(0, CHUNKS - 1), is_delta=st.booleans())
+@pytest.mark.parametrize("examples", [3, pytest.param(20, marks=pytest.mark.nightly)])
 def test_a_worker_killed_at_any_piece_delays_nobody_and_its_successor_gets_exactly_the_version(
-    folder: Path, endpoint: str, place: int, is_delta: bool
+    folder: Path, endpoint: str, examples: int
 ) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(place=st.integers(0, CHUNKS - 1), is_delta=st.booleans())
+    def check(place: int, is_delta: bool) -> None:
+        killed_at(folder, endpoint, place, is_delta)
+
+    check()
+
+
+def killed_at(folder: Path, endpoint: str, place: int, is_delta: bool) -> None:
     version = fresh(folder)
     published = publish(folder, version)
     wanted = [version]
@@ -109,7 +117,7 @@ def test_a_worker_stopped_for_twenty_seconds_finishes_its_pull(folder: Path, end
 def test_a_version_is_fetched_once_its_damaged_chunk_is_whole_again(
     folder: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "ASK_AGAIN_S", 2.0)
+    monkeypatch.setattr(weights, "ASK_AGAIN_S", 0.5)
     version = fresh(folder)
     published = publish(folder, version)
     path = folder / f"v{version:08d}" / "weights.bin"
@@ -123,7 +131,7 @@ def test_a_version_is_fetched_once_its_damaged_chunk_is_whole_again(
     assert fetcher.counts.damaged == fetcher.counts.retries < 3
 
 
-@pytest.mark.parametrize("kept", [0, 1, 40, -1])
+@pytest.mark.parametrize("kept", [0, 40, -1])
 def test_a_truncated_manifest_is_never_served_and_asked_for_again(folder: Path, endpoint: str, kept: int) -> None:
     version = fresh(folder)
     published = publish(folder, version)
@@ -185,7 +193,7 @@ def test_the_server_holds_one_encrypted_chunk_for_a_worker_that_does_not_read(
         with pulling(address, [1]) as first:
             first.hears()
         before = anonymous_bytes(child.pid)
-        pullers = [pulling(address, [1], pause_s=30.0) for _ in range(6)]
+        pullers = [pulling(address, [1], pause_s=30.0) for _ in range(3)]
         opened = [each.__enter__() for each in pullers]
         for each in opened:
             assert each.hears() == "begun"

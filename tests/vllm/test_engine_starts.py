@@ -146,4 +146,4 @@ def check_installation(folder: Path, **vllm: Any) -> None:
             if tensors:
                 engine.install(snapshot_of(1, tensors))
             expected = world.forward(world.fresh_model(folder, tensors), world.probe(), 1.0)
-            assert engine.logprobs(world.probe(), 1.0) == pytest.approx(expected, abs=1e-3)
+            assert world.logprobs(engine, world.probe(), 1.0) == pytest.approx(expected, abs=1e-3)

@@ -54,7 +54,7 @@ def test_logprobs_of_sampled_tokens_are_those_of_a_fresh_forward_at_the_same_tem
 def test_scored_logprobs_are_those_of_a_fresh_forward_at_that_temperature(
     engine: VllmEngine, folder: Path, temperature: float, report: Callable[[str], None]
 ) -> None:
-    scored = engine.logprobs(world.probe(), temperature)
+    scored = world.logprobs(engine, world.probe(), temperature)
     expected = world.forward(world.fresh_model(folder), world.probe(), temperature)
     assert scored.shape == (63,) and scored.dtype == np.float32
     found = np.abs(scored - expected)

@@ -46,7 +46,7 @@ def engine(vllm_is_there: None) -> Iterator[VllmEngine]:
 
 def probe_difference(engine: VllmEngine, tensors: dict[str, torch.Tensor]) -> float:
     expected = world.forward(world.fresh_model(ADAPTER, tensors), world.probe(), TEMPERATURE)
-    return float(np.abs(engine.logprobs(world.probe(), TEMPERATURE) - expected).max())
+    return float(np.abs(world.logprobs(engine, world.probe(), TEMPERATURE) - expected).max())
 
 
 def test_weights_at_the_start_are_the_folders_by_the_learners_names(engine: VllmEngine) -> None:
@@ -58,13 +58,13 @@ def test_weights_at_the_start_are_the_folders_by_the_learners_names(engine: Vllm
 @pytest.mark.proof
 def test_every_one_of_twenty_updates_is_proved_by_the_probe(engine: VllmEngine, report: Callable[[str], None]) -> None:
     initial = world.reference(ADAPTER).weights()
-    before = engine.logprobs(world.probe(), TEMPERATURE)
+    before = world.logprobs(engine, world.probe(), TEMPERATURE)
     found = []
     for update in range(UPDATES):
         tensors = world.perturbed(initial, update, 0.1)
         engine.install(snapshot_of(1, tensors))
         found.append(probe_difference(engine, tensors))
-        now = engine.logprobs(world.probe(), TEMPERATURE)
+        now = world.logprobs(engine, world.probe(), TEMPERATURE)
         assert np.abs(now - before).max() > 0.1, "the probe must tell versions apart"
         before = now
     report(f"{UPDATES} updates: largest probe difference {max(found):.2g}")
@@ -95,15 +95,15 @@ def test_installed_weights_are_read_back_and_are_copies(engine: VllmEngine) -> N
     for tensor in engine.weights().values():
         tensor.zero_()
     assert describe(0, engine.weights()).digest == digest
-    before = engine.logprobs(world.probe(), TEMPERATURE)
+    before = world.logprobs(engine, world.probe(), TEMPERATURE)
     for tensor in snapshot.tensors.values():
         tensor.zero_()  # as when the memory serves another version
-    assert np.array_equal(engine.logprobs(world.probe(), TEMPERATURE), before)
+    assert np.array_equal(world.logprobs(engine, world.probe(), TEMPERATURE), before)
 
 
 @pytest.mark.proof
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngine) -> None:
-    before = engine.logprobs(world.probe(), TEMPERATURE)
+    before = world.logprobs(engine, world.probe(), TEMPERATURE)
     tensors = world.perturbed(world.reference(ADAPTER).weights(), 6, 0.1)
     name = "model.norm.weight"
     missing = {key: tensor for key, tensor in tensors.items() if key != name}
@@ -115,7 +115,7 @@ def test_weights_that_do_not_fit_are_refused_and_change_nothing(engine: VllmEngi
     ):
         with pytest.raises(ValueError, match=message):
             engine.install(snapshot_of(1, wrong))
-    assert np.array_equal(engine.logprobs(world.probe(), TEMPERATURE), before)
+    assert np.array_equal(world.logprobs(engine, world.probe(), TEMPERATURE), before)
 
 
 def test_after_fifty_updates_by_delta_the_engine_holds_the_published_bits(

@@ -12,13 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
 from prefixrl.common.engines.interface.base import (
+    AdapterEngine,
     Continuation,
     Job,
-    JobQueue,
     JobResult,
     TokenIds,
     check_fit,
-    digest_of,
     own_checksum,
     positions_of,
     score_rows,
@@ -98,10 +97,11 @@ class OpenRow:
         return Continuation(tokens, logprobs, finish, spans_of(self.versions))
 
 
-class EmbeddedEngine(JobQueue):
+class EmbeddedEngine(AdapterEngine):
     """A loaded model with its open jobs: all but the order of the forwards."""
 
     name = "transformers"
+    busy_row_s = 0.0
 
     def __init__(
         self,
@@ -117,7 +117,6 @@ class EmbeddedEngine(JobQueue):
         self.seats = seats or self.seats
         self._open: dict[str, OpenJob] = {}
         self._kinds: dict[tuple[Sampling, frozenset[int]], _Kind] = {}
-        self.busy_row_s = 0.0
         torch.set_num_threads(threads)
         self._device = torch.device(device)
         try:
@@ -250,10 +249,6 @@ class EmbeddedEngine(JobQueue):
     def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
         return score_rows(self.logprobs, rows)
-
-    def digest(self) -> str:
-        """Return the digest of the installed weights, as the learner would publish them."""
-        return digest_of(self.weights())
 
     def checksum(self) -> EngineChecksum:
         """Return the digest of the weights, which stand in memory as they are published."""

@@ -6,11 +6,12 @@ changes a bit of their text.
 """
 
 import math
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,70 +73,86 @@ class JobResult:
     elapsed_s: float
 
 
-class Engine(Protocol):
-    """A model that continues rows of tokens."""
+class Engine:
+    """A model that continues rows of tokens; jobs wait for their turn in `_waiting`."""
 
     name: str
-    seats: int
+    seats = 1
     """Number of rows decoded at once."""
-    room: int
+    room = 1
     """Number of rows to submit before they end, so that no seat stays empty."""
-    takes_runs: bool
+    takes_runs = True
     """True if a job's rows are one forward, so that its groups belong together."""
-    about: str
+    about = ""
     """Its own choices, in words."""
-    progress: int
-    """Counter that grows with every decoded token."""
-    tokens: int
-    """Number of decoded tokens."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Job] = deque()
+        self.progress = 0
+        """Counter that grows with every decoded token."""
+        self.tokens = 0
+        """Number of decoded tokens."""
 
     @property
+    @abstractmethod
     def busy_row_s(self) -> float:
         """Row-seconds in a seat so far."""
 
     @property
     def waiting_rows(self) -> int:
         """Number of submitted rows that wait for a seat."""
+        return sum(len(job.rows) for job in self._waiting)
 
     def rows_left(self, key: str) -> int:
         """Return how many rows of a job have not ended; 0 for an unknown one."""
+        return next((len(job.rows) for job in self._waiting if job.key == key), 0)
 
     @property
     def waits_for(self) -> str:
         """Endpoint that an engine waits for, and why; "" while it waits for none."""
+        return ""
 
     @property
     def usage(self) -> Usage | None:
         """Usage of its endpoint so far; None where it has none."""
+        return None
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
+        self._waiting.append(job)
 
     def cancel(self, key: str) -> bool:
         """Drop a job that has not started; False when it has, or is unknown."""
+        found = next((job for job in self._waiting if job.key == key), None)
+        if found is not None:
+            self._waiting.remove(found)
+        return found is not None
 
+    @abstractmethod
     def step(self, timeout_s: float) -> list[JobResult]:
         """Work for a bounded time; return the jobs that finished."""
 
 
-class AdapterEngine(Engine, Protocol):
+class AdapterEngine(Engine):
     """An engine of a rollout: its weights can be replaced, and it scores given text."""
 
+    @abstractmethod
     def install(self, snapshot: Snapshot) -> None:
         """Replace all weights, for running jobs too; ValueError, changing nothing, unless they fit."""
 
+    @abstractmethod
     def weights(self) -> "dict[str, torch.Tensor]":
         """Return the installed weights by name, tied ones once."""
 
     def digest(self) -> str:
         """Return the digest of the installed weights, as the learner would publish them."""
+        return digest_of(self.weights())
 
-    def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
-        """Return the logprob of every token but the first given those before, shape (tokens - 1,)."""
-
+    @abstractmethod
     def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
         """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
 
+    @abstractmethod
     def checksum(self) -> EngineChecksum:
         """Return a checksum of the weights that it computes with; slow, so only where it is needed."""
 
@@ -158,49 +175,6 @@ def ready_of(engine: Engine, digests: ModelDigests, version: int, weights_digest
         engine=engine.name,
         about=engine.about,
     )
-
-
-class JobQueue:
-    """The jobs of an engine that wait for their turn, and its counters."""
-
-    room = seats = 1
-    takes_runs = True
-    about = ""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Job] = deque()
-        self.progress = 0
-        self.tokens = 0
-
-    @property
-    def waiting_rows(self) -> int:
-        """Number of rows of the jobs that wait."""
-        return sum(len(job.rows) for job in self._waiting)
-
-    def rows_left(self, key: str) -> int:
-        """Return the rows of a job that waits; 0 for an unknown one."""
-        return next((len(job.rows) for job in self._waiting if job.key == key), 0)
-
-    @property
-    def waits_for(self) -> str:
-        """Nothing: an embedded engine waits for no endpoint."""
-        return ""
-
-    @property
-    def usage(self) -> Usage | None:
-        """None: an embedded engine asks no endpoint."""
-        return None
-
-    def submit(self, job: Job) -> None:
-        """Queue a job."""
-        self._waiting.append(job)
-
-    def cancel(self, key: str) -> bool:
-        """Drop a job that waits; False when it runs or is unknown."""
-        found = next((job for job in self._waiting if job.key == key), None)
-        if found is not None:
-            self._waiting.remove(found)
-        return found is not None
 
 
 def check_fit(own: "Mapping[str, torch.Tensor]", tensors: "Mapping[str, torch.Tensor]") -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 
-from prefixrl.common.engines.interface.base import Continuation, Job, JobQueue, JobResult, room_of
+from prefixrl.common.engines.interface.base import Continuation, Engine, Job, JobResult, room_of
 
 
 @dataclass
@@ -27,7 +27,7 @@ class _Open:
     future: "Future[JobResult] | None" = None
 
 
-class RowJobs(JobQueue):
+class RowJobs(Engine):
     """The jobs of an engine that queues rows itself."""
 
     takes_runs = False

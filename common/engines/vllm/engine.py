@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from prefixrl.common.engines.interface.base import Continuation, Job, JobResult, TokenIds, check_fit, digest_of
+from prefixrl.common.engines.interface.base import AdapterEngine, Continuation, Job, JobResult, TokenIds, check_fit
 from prefixrl.common.engines.interface.row_jobs import RowJobs
 from prefixrl.common.engines.vllm.checksum import compared, known_layout
 from prefixrl.common.engines.vllm.facts import RowCounts, about, engine_config, seats_of
@@ -55,7 +55,7 @@ SHUTDOWN_S = 5.0
 T = TypeVar("T")
 
 
-class VllmEngine(RowJobs):
+class VllmEngine(RowJobs, AdapterEngine):
     """Engine of vLLM. Its seats are the rows that vLLM decodes at once.
 
     A scorer's leaves logprobs out (empty arrays): nobody reads them, and each costs a pass over the vocabulary.
@@ -229,11 +229,7 @@ class VllmEngine(RowJobs):
         await self._llm.pause_generation(mode="keep", clear_cache=True)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the weights installed last, else the model folder's.
-
-        In the publishing dtype, by the learner's names, tied ones once. vLLM's own parameters are fused, sharded and
-        packed: the probe checks how they compute.
-        """
+        """Return a copy of the weights installed last, else the model folder's, as they are published."""
         if self._installed is not None:
             return {name: tensor.clone() for name, tensor in self._installed.tensors.items()}
         dtype = getattr(torch, self._setup.published_dtype)
@@ -241,44 +237,15 @@ class VllmEngine(RowJobs):
         try:
             model = AutoModelForCausalLM.from_pretrained(self._setup.model, dtype=dtype, use_safetensors=True)
         except (OSError, ValueError) as error:
-            raise DataError(
-                f"{self._setup.model} is no model transformers can load from safetensors: {error}"
-            ) from error
+            fault = f"{self._setup.model} is no model transformers can load from safetensors"
+            raise DataError(f"{fault}: {error}") from error
         tensors = {name: parameter.data for name, parameter in model.named_parameters()}
         self._own = {name: tensor.to("meta") for name, tensor in tensors.items()}
         return tensors
 
-    def digest(self) -> str:
-        """Return the digest of the installed weights, as the learner would publish them."""
-        return digest_of(self.weights())
-
-    def logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
-        """Return the logprob of every token but the first, shape (tokens - 1,), at a temperature.
-
-        Every position is asked for as a next token: vLLM's prompt logprobs leave the temperature out. After an
-        installation it is scored before running answers go on, which may take every seat until they end.
-        """
-        return self._call(self._logprobs(tokens, temperature), CONTROL_S, "score a probe")
-
-    async def _logprobs(self, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
-        from vllm.inputs.engine import tokens_input
-
-        outputs = []
-        for position in range(1, len(tokens)):
-            prompt = tokens_input(prompt_token_ids=tokens[:position].tolist())
-            asked = _asking(int(tokens[position]), temperature)
-            outputs.append(await self._ask(prompt, asked))
-        if self._is_paused:
-            await self._resume()
-        found = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
-        wanted = tokens[1:].tolist()
-        return np.asarray([entry[token].logprob for entry, token in zip(found, wanted, strict=True)], dtype=np.float32)
-
     def score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
-        """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end.
-
-        A row is one forward: vLLM's prompt logprobs are at temperature 1 whatever is sampled at.
-        """
+        """Return the logprobs of the scored tokens of a probe, at temperature 1, end to end."""
+        # A row is one forward: vLLM's prompt logprobs are at temperature 1 whatever is sampled at.
         return self._call(self._score(rows), CONTROL_S, "score a probe")
 
     async def _score(self, rows: Sequence[ProbeRow]) -> NDArray[np.float32]:
@@ -309,10 +276,7 @@ class VllmEngine(RowJobs):
         )
 
     def checksum(self) -> EngineChecksum:
-        """Return the checksum of what vLLM's processes compute with, compared with the snapshot.
-
-        Before the first installation it finds out which parameters can be compared.
-        """
+        """Return the checksum of what vLLM's processes compute with, compared with the snapshot."""
         sums: dict[str, str] = {}
         for part in self._call(self._llm.compute_weight_checksums(), CONTROL_S, "make checksums"):
             sums |= part
@@ -328,15 +292,6 @@ class VllmEngine(RowJobs):
     async def _resume(self) -> None:
         await self._llm.resume_generation()
         self._is_paused = False
-
-
-def _asking(token: int, temperature: float) -> Any:
-    """Return the sampling of one token that reports the logprob of a given one."""
-    from vllm import SamplingParams
-
-    return SamplingParams(
-        temperature=temperature, max_tokens=1, logprob_token_ids=[token], ignore_eos=True, detokenize=False
-    )
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -73,6 +73,12 @@ class FakeBroker:
             self.beats.append(message)
         raise AssertionError(f"the link sent nothing within {timeout_s:g} s")
 
+    def next_result(self) -> ToBroker:
+        """Leave out what a slow machine sends besides: a second Hello."""
+        while not isinstance(message := self.next(), Scores):
+            pass
+        return message
+
     def hear_beat(self) -> Heartbeat:
         """The next heartbeat."""
 
@@ -269,11 +275,11 @@ def test_a_result_is_sent_again_until_it_is_acknowledged(broker: FakeBroker, lin
     acquainted(broker, link)
     link.send(result(1))
     link.send(result(2))
-    assert {broker.next(), broker.next(), broker.next()} == {result(1), result(2)}, "one of them came again"
+    assert {broker.next_result() for _ in range(3)} == {result(1), result(2)}, "one of them came again"
     broker.say(Ack("e-1"))
     wait_until(lambda: len(link._unacknowledged) == 1, "the acknowledgement")
     # Some may have been sent again before the acknowledgement came.
-    later = [broker.next() for _ in range(8)]
+    later = [broker.next_result() for _ in range(8)]
     assert later[-2:] == [result(2), result(2)]
     broker.say(Ack("e-2"))
     wait_until(lambda: len(link._unacknowledged) == 0, "the acknowledgement")

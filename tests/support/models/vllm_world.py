@@ -50,6 +50,29 @@ def started(model: Path, role: str = "rollout", run: RunConfig | None = None, **
         engine.close()
 
 
+def logprobs(engine: VllmEngine, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+    """The logprob of every token but the first, each asked for as the next one, at a temperature."""
+    return engine._call(_logprobs(engine, tokens, temperature), 600.0, "score tokens")
+
+
+async def _logprobs(engine: VllmEngine, tokens: TokenIds, temperature: float) -> NDArray[np.float32]:
+    from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
+
+    outputs = []
+    for position in range(1, len(tokens)):
+        ids = [int(tokens[position])]
+        asked = SamplingParams(
+            temperature=temperature, max_tokens=1, logprob_token_ids=ids, ignore_eos=True, detokenize=False
+        )
+        prompt = tokens_input(prompt_token_ids=tokens[:position].tolist())
+        outputs.append(await engine._ask(prompt, asked))
+    if engine._is_paused:
+        await engine._resume()
+    found = [(await output.get()).outputs[0].logprobs[0] for output in outputs]
+    return np.asarray([entry[int(token)].logprob for entry, token in zip(found, tokens[1:], strict=True)], np.float32)
+
+
 def reference(model: Path) -> TransformersEngine:
     """The embedded engine on the same model, in fp32."""
     return TransformersEngine(str(model), "cpu", "float32", 1)

@@ -126,17 +126,22 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     return sorted(found, key=lambda each: each.step)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
-@given(arrivals(), st.integers(1, 12), st.sets(st.integers(0, 15), max_size=2), st.sampled_from([4, 64]))
+@pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.nightly)])
 def test_whatever_joins_when_every_row_is_written_as_if_it_were_alone(
-    folder: Path, model: PreTrainedModel, coming: list[Arrival], seats: int, installs: set[int], columns: int
+    folder: Path, model: PreTrainedModel, examples: int
 ) -> None:
     """The same weights installed in between drop all keys and values, and change nothing else.
 
     With few columns the blocks are made anew again and again while rows are in them.
     """
-    with mock.patch.object(row_cache, "LEAST_COLUMNS", columns):
-        every_row_is_written_as_alone(shared_engine(folder, seats, columns), model, coming, seats, installs)
+
+    @hypothesis.settings(max_examples=examples, deadline=None)
+    @given(arrivals(), st.integers(1, 12), st.sets(st.integers(0, 15), max_size=2), st.sampled_from([4, 64]))
+    def check(coming: list[Arrival], seats: int, installs: set[int], columns: int) -> None:
+        with mock.patch.object(row_cache, "LEAST_COLUMNS", columns):
+            every_row_is_written_as_alone(shared_engine(folder, seats, columns), model, coming, seats, installs)
+
+    check()
 
 
 def every_row_is_written_as_alone(
