@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,19 +15,15 @@ LEAST_GROUPS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RowTimes:
-    """Seconds that a row has a seat: measured ones, or lognormal ones up to a limit."""
+    """Seconds that a row has a seat: lognormal, up to a limit."""
 
     mean_s: float = 0.0
     """Mean of the lognormal times, those above the limit included."""
     sigma: float = 0.0
     limit_s: float = math.inf
-    measured_s: Sequence[float] = ()
-    """Times to draw from, with replacement, instead of the lognormal ones; empty: none were measured."""
 
     def draw_s(self, draws: random.Random) -> float:
         """Return the seconds of one row."""
-        if self.measured_s:
-            return draws.choice(self.measured_s)
         if not self.sigma:
             return min(self.mean_s, self.limit_s)
         normal = draws.gauss(0.0, self.sigma)

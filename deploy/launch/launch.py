@@ -56,10 +56,10 @@ SAVED_BYTES_PER_S = 25e6
 SUCCESSION_BEATS = 2
 """Heartbeats until a worker that ended with another code than 0 is started again.
 
-Before it misses one, the broker gives its name to nobody else.
+Before it misses one, the broker gives its name to no other worker.
 """
 TICK_S, START_TICK_S = 0.2, 0.02
-"""Time between two checks of the children; of the endpoint file that the start of workers waits for."""
+"""Time between two checks of the children; until the endpoint file is there, which the start of workers waits for."""
 ASK_S = 2.0
 """Longest wait for a broker that is asked why a worker went."""
 KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer"}
@@ -87,7 +87,7 @@ def _set_flags(settings: tuple[str, ...]) -> list[str]:
 
 
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None = None) -> int:
-    """Run to the end; return the exit code. Raise ConfigError for whatever the user got wrong.
+    """Run to the end; return the exit code. Raise ConfigError for an invalid run file or setting.
 
     `stop`: set by stop signals, by a caller that has heard them before; None: they are heard from here on.
     """
@@ -239,26 +239,15 @@ class Launcher:
                 for line in self.learner.news():
                     self._view.announce(line)
                 self._view.refresh()
-                self._look_for_stalls()
-                self._pause(known)
+                self._check_for_stalls()
+                time.sleep(TICK_S if self.workers else START_TICK_S)
         return STOPPED
 
-    def _pause(self, known: int) -> None:
-        """Wait until it is time to look again, or workers can start: the run waits for them."""
-        looks_again_s = time.monotonic() + TICK_S
-        while time.monotonic() < looks_again_s:
-            if self.workers:
-                time.sleep(TICK_S)
-            elif _modified(self._endpoint_file) != known:
-                return
-            else:
-                time.sleep(START_TICK_S)
-
-    def _look_for_stalls(self) -> None:
+    def _check_for_stalls(self) -> None:
         """Name the process that holds the run up; TrainingFault where a stall is to end it."""
         processes = running_processes([self.learner, *self.workers])
         if any(each.name == LEARNER for each in processes):
-            for text in self._watchdog.look(time.monotonic(), self._view.document, processes):
+            for text in self._watchdog.check(time.monotonic(), self._view.document, processes):
                 self._view.announce(text)
         if self._watchdog.stall and self._config.launch.on_stall == "end":
             raise TrainingFault(f"{self._watchdog.stall} (launch.on_stall)")
@@ -272,7 +261,7 @@ class Launcher:
                 worker.start()
 
     def _add_workers(self) -> None:
-        # They are stopped after the learner: nobody would take what they finish then.
+        # They are stopped after the learner: nothing would take what they finish then.
         arguments = ["--run", str(self._directory), "--grace-s", "0"]
         for role in ROLES:
             allowed = allowances(self._config) if role == "scorer" else []
@@ -304,7 +293,7 @@ class Launcher:
         self._restart(worker, code)
 
     def _is_drained(self, worker: Child) -> bool:
-        """Return True if the operator had a worker leave, who then wants no other in its place."""
+        """Return True if the operator drained a worker: no other is started in its place."""
         assert worker.process
         try:
             document = msgspec.json.decode(fetch(self._directory, ASK_S), type=StatusDocument)

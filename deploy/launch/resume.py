@@ -1,8 +1,7 @@
 """`prefixrl resume`: a run goes on as its directory has it; changes are recorded.
 
-A run keeps its settings for life, or nobody could say what it trained. A few may change between two starts, since they
-decide how far and how fast it goes on and not what it has trained: each change is recorded with the iteration at which
-it began.
+A run keeps its settings for life: they say what it trained. A few may change between two starts, since they decide how
+far and how fast it goes on. Each change is recorded with the iteration at which it began.
 """
 
 import json

@@ -20,9 +20,9 @@ def __getattr__(name: str) -> Any:
 
         return version("prefixrl")
     if name in ("Run", "launch"):
-        from prefixrl.deploy.commands import python_api as handle
+        from prefixrl.deploy.commands import python_api
 
-        return getattr(handle, name)
+        return getattr(python_api, name)
     raise AttributeError(f"module 'prefixrl' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 

@@ -3,7 +3,6 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
@@ -56,17 +55,6 @@ class Common(msgspec.Struct, frozen=True):
     """Mean reward of those rows."""
 
 
-@dataclass(frozen=True)
-class SampleChoice:
-    """Options of the command."""
-
-    iteration: int | None = None
-    """None: the newest."""
-    order: str = "first"
-    """first, best or worst."""
-    count: int = 8
-
-
 @click.command("samples")
 @click.argument("run_directory", type=click.Path(path_type=Path))
 @click.option("--iteration", type=click.IntRange(0), help="Of which iteration.  [default: the newest]")
@@ -82,33 +70,36 @@ def samples_command(
     if follows:
         lines = follow(run_directory, as_json, stop_event().is_set)
     else:
-        lines = samples(run_directory, SampleChoice(iteration, order or "first", count), as_json)
+        lines = samples(run_directory, iteration, order, count, as_json)
     for line in lines:
         click.echo(printable(line))
 
 
-def samples(directory: Path, choice: SampleChoice, as_json: bool) -> Iterator[str]:
-    """Yield lines for people or programs; raise ConfigError or DataError."""
+def samples(directory: Path, iteration: int | None, order: str | None, count: int, as_json: bool) -> Iterator[str]:
+    """Yield lines for people or programs; raise ConfigError or DataError.
+
+    `iteration`: None for the newest. `order`: None for that of training, best or worst.
+    """
     check_holds_run(directory)
     decode = decoder(directory)
     newest = newest_groups(directory)
     if not newest:
         raise ConfigError(f"{directory}: nothing is trained yet; `prefixrl status {directory}` tells what it waits for")
     last = newest[0].version_trained
-    wanted = last if choice.iteration is None else choice.iteration
+    wanted = last if iteration is None else iteration
     if not 0 <= wanted <= last:
         raise ConfigError(f"--iteration {wanted}: trained are 0 to {last}")
     asked = newest if wanted == last else trained_groups(directory, wanted)
     of_it = takewhile(lambda group: group.version_trained == wanted, asked)
     found = [each for group in of_it for each in texts_of(group, decode)]
-    if choice.order != "first":
-        found.sort(key=lambda each: each.advantage or 0.0, reverse=choice.order == "best")
+    if order:
+        found.sort(key=lambda each: each.advantage or 0.0, reverse=order == "best")
     if as_json:
-        yield from (msgspec.json.encode(each).decode() for each in found[: choice.count])
+        yield from (msgspec.json.encode(each).decode() for each in found[:count])
         return
     yield from _trend(commonest(trained_groups(directory), last, decode))
     yield ""
-    for sample in found[: choice.count]:
+    for sample in found[:count]:
         yield from lines_of(sample)
 
 
@@ -197,7 +188,7 @@ def lines_of(sample: SampleText) -> Iterator[str]:
         if text:
             yield f"  {name:>{TEXT_COLUMN - 4}}: {_indented(text)}"
     found = f"   found: {_indented(sample.extracted or 'nothing')}"
-    # A reward function of the user's own looks for no answer.
+    # A reward function of the user's own extracts no answer.
     is_looked_for = sample.extracted or sample.status == "no_answer"
     yield f"  {'gold':>{TEXT_COLUMN - 4}}: {_indented(sample.gold)}{found if is_looked_for else ''}"
     yield ""

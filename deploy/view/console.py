@@ -19,7 +19,7 @@ NAMED_WAIT_S = 10.0
 NAMED_WORKERS = 3
 """Most workers whose trouble is told in full."""
 STANDS_STILL_S = 60.0
-"""Time without an event after which it is said what is waited for, whatever `launch.stall_s` says."""
+"""Time without an event after which the view says what is waited for; `launch.stall_s` may be longer."""
 RECENT = 20
 """Iterations that the time of one is measured over."""
 

@@ -1,6 +1,6 @@
-"""The watchdog of a launch names who holds the run up when nothing happens. Pure.
+"""The watchdog of a launch: it names the process that holds the run up. Pure.
 
-    looks ─▶ a process that a signal stopped | a broker that does not answer | no event for launch.stall_s ─▶ a sentence
+    check ─▶ a process that a signal stopped | a broker that does not answer | no event for launch.stall_s ─▶ a sentence
 
 An event is a result of a worker, a trained iteration or a published version. A finding is told once, again each time
 that it has lasted twice as long, and when it is over.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from prefixrl.common.run.status import StatusDocument
 
 AWAY_S = 60.0
-"""A longer time between two looks: the whole job was suspended, and what did not happen meanwhile is no stall."""
+"""A longer time between two checks: the whole job was suspended, and what did not happen meanwhile is no stall."""
 NOTICED_S = 10.0
 """A stopped process or a silent broker of a shorter time is no news."""
 
@@ -50,14 +50,14 @@ class Watchdog:
     stall: str = ""
     """The present stall in words, "" while the run goes on."""
     _findings: dict[str, _Finding] = field(default_factory=dict)
-    _looked_s: float = math.inf
+    _checked_s: float = math.inf
     _back_s: float = -math.inf
-    """Time since which it looks without a pause."""
+    """Time since which it checks without a pause."""
     _broker_pid: int = 0
     _answered_s: float | None = None
     """Time of that broker's last answer, None before its first."""
 
-    def look(self, now_s: float, document: StatusDocument | None, processes: Sequence[Watched]) -> list[str]:
+    def check(self, now_s: float, document: StatusDocument | None, processes: Sequence[Watched]) -> list[str]:
         """Return what is to be told now.
 
         Args:
@@ -75,9 +75,9 @@ class Watchdog:
         if broker and self._is_silent(now_s, document is not None, broker) and self._answered_s is not None:
             found.setdefault(broker.label, "has not answered for {}; without it nothing goes on")
             since_s.setdefault(broker.label, self._answered_s)
-        if now_s - self._looked_s > AWAY_S:
+        if now_s - self._checked_s > AWAY_S:
             self._back_s = now_s
-        self._looked_s = now_s
+        self._checked_s = now_s
         idle_s = min(document.idle_s, now_s - self._back_s) if document is not None and _works(document) else 0.0
         self.stall = stall_of(document) if document is not None and idle_s >= self.stall_s else ""
         if self.stall:
@@ -121,13 +121,13 @@ def _works(document: StatusDocument) -> bool:
 
 
 def stall_of(document: StatusDocument) -> str:
-    """Return in words that nothing happens, who is waited for, and what happened last."""
+    """Return in words that nothing happens, what is waited for, and what happened last."""
     match document.learner_phase:
         case "waiting":
-            culprit = f"the learner is waiting for {document.waiting_for}"
+            cause = f"the learner is waiting for {document.waiting_for}"
         case "":
-            culprit = "no learner has asked for a batch yet"
+            cause = "no learner has asked for a batch yet"
         case phase:
-            culprit = f"the learner is {phase}"
+            cause = f"the learner is {phase}"
     last = document.last_event or "none since the broker started"
-    return f"no progress for {document.idle_s:.0f} s: {culprit}; the last event: {last}"
+    return f"no progress for {document.idle_s:.0f} s: {cause}; the last event: {last}"

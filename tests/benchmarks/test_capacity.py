@@ -110,17 +110,6 @@ def test_a_slow_broker_sets_the_pace() -> None:
     assert limit_of(slow) == "broker"
 
 
-def test_nobody_alone_holds_up_a_run_of_balanced_parts() -> None:
-    balanced = system(16, 1, staleness=4, scorers=workers(1, 4, 1.0), learner_s=4.0)
-    assert limit_of(balanced) == "window"
-
-
-def test_measured_times_are_drawn_as_they_are() -> None:
-    times = RowTimes(measured_s=(0.5, 1.5))
-    slow = system(64, scorers=Workers(count=1, seats=8, row=times))
-    assert run(slow, 100).groups_per_s == pytest.approx(8.0, rel=0.05)
-
-
 # --- the slow twin --------------------------------------------------------------------------------------------------
 
 
@@ -177,13 +166,6 @@ def test_no_age_passes_the_window_and_no_group_is_lost(
     assert found.live <= given_system.batch_groups * (given_system.max_staleness + 1)
     assert all(0.0 <= share <= 1.0 for share in found.busy.values())
     assert found == run(given_system, 12)
-
-
-@given(SYSTEMS)
-@settings(max_examples=10, deadline=None)
-def test_more_scorers_are_never_slower_but_for_noise(any_system: System) -> None:
-    more = replace(any_system, scorers=replace(any_system.scorers, count=2 * any_system.scorers.count))
-    assert run(more, 60).groups_per_s >= 0.85 * run(any_system, 60).groups_per_s
 
 
 def test_a_coarser_system_has_the_same_rates() -> None:

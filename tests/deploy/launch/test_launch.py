@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -125,17 +124,3 @@ if mine == 0:
     assert launcher.run_and_stop(lambda: False) == 0
     assert (tmp_path / "starts").read_text().split() == ["first-0", "first-1"]
     assert launcher.workers[0].budget.used == 0
-
-
-def test_workers_start_as_soon_as_the_broker_has_opened_its_endpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "TICK_S", 3600.0)
-    launcher = launcher_of(tmp_path, "")
-    launcher.workers.clear()
-    endpoint = tmp_path / "run/endpoint"
-    opening = threading.Timer(0.1, endpoint.write_text, ["there"])
-    opening.start()
-    launcher._pause(known=0)
-    assert endpoint.exists()
-    opening.join()
