@@ -87,13 +87,16 @@ def wilson(right: float, of: int) -> tuple[float, float]:
 
 
 def bootstrap(means: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% bootstrap interval of the mean of rewards in [0, 1]."""
+    # Without spread, Wilson's interval is wider than any that such rewards can need.
+    return wilson(sum(means), len(means)) if min(means) == max(means) else percentile_interval(means)
+
+
+def percentile_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95% percentile interval of the mean, from `RESAMPLES` draws (Efron 1979)."""
-    if min(means) == max(means):
-        # Without spread: Wilson's is wider than any interval that rewards in [0, 1] can need.
-        return wilson(sum(means), len(means))
-    values = np.asarray(means)
-    generator = np.random.Generator(np.random.PCG64(len(means)))
-    drawn = [values[generator.integers(0, values.size, values.size)].mean() for _ in range(RESAMPLES)]
+    given = np.asarray(values)
+    generator = np.random.Generator(np.random.PCG64(len(values)))
+    drawn = [given[generator.integers(0, given.size, given.size)].mean() for _ in range(RESAMPLES)]
     low, high = np.percentile(drawn, [2.5, 97.5])
     return float(low), float(high)
 

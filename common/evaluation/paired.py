@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping
 
 import msgspec
-import numpy as np
 
-from prefixrl.common.evaluation.accuracy import RESAMPLES, Z_975, wilson
+from prefixrl.common.evaluation.accuracy import Z_975, percentile_interval, wilson
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -33,7 +32,14 @@ def difference(one: Mapping[str, float], other: Mapping[str, float]) -> Differen
     gaps = [one[name] - other[name] for name in common]
     better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
     is_binary = all(value in (0.0, 1.0) for name in common for value in (one[name], other[name]))
-    ends = agresti_min(better, worse, len(gaps)) if is_binary else _bootstrap(gaps)
+    if is_binary:
+        ends = agresti_min(better, worse, len(gaps))
+    elif min(gaps) == max(gaps):
+        # Without spread: no interval of rewards in [0, 1] needs to be wider than that of a share.
+        half = wilson(0, len(gaps))[1]
+        ends = max(-1.0, gaps[0] - half), min(1.0, gaps[0] + half)
+    else:
+        ends = percentile_interval(gaps)
     return Difference(math.fsum(gaps) / len(gaps), ends, better, worse, len(gaps), sign_test(better, worse))
 
 
@@ -48,15 +54,3 @@ def sign_test(better: int, worse: int) -> float:
     """Return the two-sided exact chance of so unequal numbers."""
     tail = sum(math.comb(better + worse, k) for k in range(min(better, worse) + 1))
     return min(1.0, float(2 * tail / 2 ** (better + worse)))
-
-
-def _bootstrap(gaps: list[float]) -> tuple[float, float]:
-    if min(gaps) == max(gaps):
-        # Without spread: no interval of rewards in [0, 1] needs to be wider than that of a share.
-        half = wilson(0, len(gaps))[1]
-        return max(-1.0, gaps[0] - half), min(1.0, gaps[0] + half)
-    values = np.asarray(gaps)
-    generator = np.random.Generator(np.random.PCG64(len(gaps)))
-    drawn = [values[generator.integers(0, values.size, values.size)].mean() for _ in range(RESAMPLES)]
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return float(low), float(high)

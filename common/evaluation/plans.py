@@ -15,7 +15,7 @@ PREFIX_ARMS = ("no_prefix", "fixed_prefix", "prefix_clustering", "adapter")
 
 
 class OfflinePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One adapter and the problems to answer with it: to judge arms, or to write the answers to given rows."""
+    """An adapter and the problems that it answers: to judge arms, or for the answers."""
 
     config: str
     """The resolved config as JSON: its adapter answers its held-out problems, in its directory."""

@@ -55,17 +55,16 @@ def scored(prompt: Prompt, version: int, reward: float | None) -> ScoredGroup:
     return ScoredGroup(prefixes=prefixes, version=version, weights_digest="", verdicts=(verdict,), scorer="s")
 
 
-def evaluated(folder: Path, judge: Judge) -> Arms:
+def evaluated(folder: Path, judge: "Judge | JudgingClient", **changes: object) -> Arms:
     """A finished evaluation of 4 held-out problems and one candidate."""
-    train = folder / "train.jsonl"
     config = run_on_disk(
         folder,
         rollout={"engine": "simulated"},
-        data={"eval": str(train)},
-        evaluation={"problems": 4, "fixed_prefixes": ["so "], "selection_problems": 4},
+        data={"eval": str(folder / "train.jsonl")},
+        evaluation={"problems": 4, "fixed_prefixes": ["so "], "selection_problems": 4} | changes,
     )
-    client = cast(BrokerClient, JudgingClient(judge))
-    arms = Arms(config, client, Path(config.directory), 0)
+    client = judge if isinstance(judge, JudgingClient) else JudgingClient(judge)
+    arms = Arms(config, cast(BrokerClient, client), Path(config.directory), 0)
     arms.ask_before_training()
     arms.ask_candidates([])
     arms.finish()
@@ -120,17 +119,8 @@ def test_a_run_of_which_nothing_could_be_judged_has_a_summary_without_figures(
 
 @pytest.mark.parametrize(("best", "chosen"), [("", b""), ("candidate-0", b""), ("candidate-1", b"so ")])
 def test_no_prefix_at_all_is_a_candidate_and_the_first_of_equals(tmp_path: Path, best: str, chosen: bytes) -> None:
-    config = run_on_disk(
-        tmp_path,
-        rollout={"engine": "simulated"},
-        data={"eval": str(tmp_path / "train.jsonl")},
-        evaluation={"problems": 4, "fixed_prefixes": ["so "], "selection_problems": 4},
-    )
     client = JudgingClient(lambda name, problem: float(name == best))
-    arms = Arms(config, cast(BrokerClient, client), Path(config.directory), 0)
-    arms.ask_before_training()
-    arms.ask_candidates([])
-    arms.finish()
+    evaluated(tmp_path, client)
     assert bytes(token_ids(client.asked["fixed_prefix.greedy"].prefix_tokens).tolist()) == chosen
 
 
@@ -216,17 +206,7 @@ def test_what_takes_too_long_loses_itself_alone_and_what_is_asked_last_has_all_i
 ) -> None:
     clock = SteppedClock()
     monkeypatch.setattr(evaluations, "time", clock)
-    config = run_on_disk(
-        tmp_path,
-        rollout={"engine": "simulated"},
-        data={"eval": str(tmp_path / "train.jsonl")},
-        evaluation={"problems": 4, "fixed_prefixes": ["so ", "hm "], "selection_problems": 4},
-    )
-    client = cast(BrokerClient, SlowClient(clock, due_s))
-    arms = Arms(config, client, Path(config.directory), 0)
-    arms.ask_before_training()
-    arms.ask_candidates([])
-    arms.finish()
+    arms = evaluated(tmp_path, SlowClient(clock, due_s), fixed_prefixes=["so ", "hm "])
     assert arms.requests.incomplete == lost
     found = arms.results()
     assert set(found["trained_adapter"]) == {"greedy", "sampled"}

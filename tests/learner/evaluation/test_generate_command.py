@@ -52,26 +52,15 @@ class AnsweringClient:
     def _scored(self, prompt: Prompt) -> ScoredGroup:
         prefix = ByteRenderer().encode("so ")
         row = Row(tokens=pack_tokens(prefix), logprobs=pack_logprobs([0.0] * len(prefix)), finish="length", spans=())
-        if prompt.gold:
-            verdict = Verdict(
-                reward=1.0,
-                status="ok",
-                extracted=prompt.gold,
-                finish="eos",
-                completion_tokens=5,
-                elapsed_ms=0,
-                completion=f"so {prompt.question}",
-            )
-        else:
-            verdict = Verdict(
-                reward=0.0,
-                status="no_gold",
-                extracted="?",
-                finish="eos",
-                completion_tokens=5,
-                elapsed_ms=0,
-                completion=f"so {prompt.question}",
-            )
+        verdict = Verdict(
+            reward=float(bool(prompt.gold)),
+            status="ok" if prompt.gold else "no_gold",
+            extracted=prompt.gold or "?",
+            finish="eos",
+            completion_tokens=5,
+            elapsed_ms=0,
+            completion=f"so {prompt.question}",
+        )
         prefixes = GroupPrefixes(seq=0, prompt=prompt, seed=0, prompt_tokens=b"", rows=(row,) * self._samples)
         return ScoredGroup(
             prefixes=prefixes, version=0, weights_digest="digest", verdicts=(verdict,) * self._samples, scorer="s"
