@@ -207,9 +207,18 @@ def _plan(options: GenerateOptions, directory: Path) -> tuple[OfflinePlan, RunCo
     samples, temperature = options.samples, options.temperature
     if samples > 1 and temperature == 0.0:
         raise ConfigError(f"--samples {samples}: greedy answers are all alike; give a --temperature above 0")
-    weights, config = (_of_models if options.run is None else _of_run)(options, directory)
+    weights, config, given = (_of_models if options.run is None else _of_run)(options, directory)
+    if temperature:
+        # That of everything that writes.
+        roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
+        config = changed(config, tuple(f"{role}.temperature={temperature}" for role in roles), "--temperature")
+    changes = {} if options.suffix is None else {"suffix": options.suffix}
+    sources = tuple(source.model_copy(update=changes) for source in given.train)
+    data = resolve(config.data.model_copy(update={"train": sources, "eval": sources}), Path.cwd())
+    adapter = config.adapter.model_copy(update={"model": weights.model, "init_from": None})
     broker = config.broker.model_copy(update={"listen": FREE_PORT})
-    config = config.model_copy(update={"directory": str(directory), "broker": broker})
+    changed_sections = {"directory": str(directory), "broker": broker, "adapter": adapter, "data": data}
+    config = config.model_copy(update=changed_sections)
     is_sampled = temperature != 0.0 and (samples > 0 or temperature is not None)
     plan = OfflinePlan(
         config=config.model_dump_json(),
@@ -221,52 +230,33 @@ def _plan(options: GenerateOptions, directory: Path) -> tuple[OfflinePlan, RunCo
     return plan, config
 
 
-def _of_run(options: GenerateOptions, directory: Path) -> tuple[Weights, RunConfig]:
-    """Return the weights of a checkpoint of a run, and the config that answers."""
+def _of_run(options: GenerateOptions, folder: Path) -> tuple[Weights, RunConfig, DataConfig]:
+    """Return the weights of a checkpoint of a run, its config, and the given problems."""
     assert options.run is not None
     if options.adapter or options.target:
         raise ConfigError("--adapter and --target are for models without a run: leave RUN or them out")
-    config = _with_temperature(config_of(options.run, options.settings), options.temperature)
+    config = config_of(options.run, options.settings)
     weights = weights_of(options.run, config, options.checkpoint or LATEST, options.is_averaged)
-    given = DataConfig.model_validate({"train": _paths(options, directory)})
-    data = resolve(_to_answer(config.data, given, options.suffix), Path.cwd())
-    adapter = config.adapter.model_copy(update={"model": weights.model, "init_from": None})
-    return weights, config.model_copy(update={"adapter": adapter, "data": data})
+    return weights, config, DataConfig.model_validate({"train": _paths(options, folder)})
 
 
-def _of_models(options: GenerateOptions, directory: Path) -> tuple[Weights, RunConfig]:
-    """Return the weights of `--adapter`, and the config that answers with models given."""
+def _of_models(options: GenerateOptions, folder: Path) -> tuple[Weights, RunConfig, DataConfig]:
+    """Return the weights of `--adapter`, a config of the models given, and the given problems."""
     if options.adapter is None:
         raise ConfigError("nothing to answer with: give a RUN, or --adapter MODEL and --target MODEL")
     if options.checkpoint or options.is_averaged:
         raise ConfigError("--checkpoint and --ema are of a run: give RUN, or the folder as --adapter")
     document: dict[str, Any] = {
-        "directory": str(directory),
+        "directory": str(folder),
         "mode": "direct" if options.target is None else "prefix",
         "adapter": {"model": options.adapter},
-        "data": {"train": _paths(options, directory)},
+        "data": {"train": _paths(options, folder)},
         "algorithm": {"iterations": 1},
     }
     if options.target is not None:
         document["target"] = {"model": options.target}
-    config = _with_temperature(from_flags(document, options.settings), options.temperature)
-    data = _to_answer(config.data, config.data, options.suffix)
-    return Weights(0, config.adapter.model), config.model_copy(update={"data": data})
-
-
-def _with_temperature(config: RunConfig, temperature: float | None) -> RunConfig:
-    """Set the temperature of everything that writes."""
-    if not temperature:
-        return config
-    roles = ("rollout", "scorer") if config.mode == "prefix" else ("rollout",)
-    return changed(config, tuple(f"{role}.temperature={temperature}" for role in roles), "--temperature")
-
-
-def _to_answer(data: DataConfig, given: DataConfig, suffix: str | None) -> DataConfig:
-    """Return a `[data]` with the problems of `given.train`, with a suffix if there is one."""
-    changes = {} if suffix is None else {"suffix": suffix}
-    sources = tuple(source.model_copy(update=changes) for source in given.train)
-    return data.model_copy(update={"train": sources, "eval": sources})
+    config = from_flags(document, options.settings)
+    return Weights(0, config.adapter.model), config, config.data
 
 
 def _paths(options: GenerateOptions, directory: Path) -> list[str]:

@@ -13,8 +13,9 @@ import queue
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import msgspec
@@ -49,8 +50,7 @@ class SharedRow:
 @dataclass(frozen=True)
 class _Piece:
     row: SharedRow
-    future: "asyncio.Future[Continuation]"
-    loop: asyncio.AbstractEventLoop
+    future: "Future[Continuation]" = field(default_factory=Future)
 
     @property
     def kind(self) -> tuple[Sampling, frozenset[int], frozenset[int]]:
@@ -59,17 +59,11 @@ class _Piece:
 
     def settle(self, outcome: Continuation | Exception) -> None:
         """Hand the outcome to the coroutine, if it still waits."""
-
-        def set_it() -> None:
-            if self.future.done():
-                return
+        with suppress(InvalidStateError):
             if isinstance(outcome, Exception):
                 self.future.set_exception(outcome)
             else:
                 self.future.set_result(outcome)
-
-        with suppress(RuntimeError):  # the loop is closed: the server has ended
-            self.loop.call_soon_threadsafe(set_it)
 
 
 class EngineThread:
@@ -111,12 +105,11 @@ class EngineThread:
     async def _decoded(self, row: SharedRow) -> Continuation:
         if self.fault is not None:
             raise self.fault
-        loop = asyncio.get_running_loop()
-        piece = _Piece(row, loop.create_future(), loop)
+        piece = _Piece(row)
         self._new.put(piece)
         if self.fault is not None and not self._thread.is_alive():
-            raise self.fault  # the thread ended between the two looks
-        return await piece.future
+            raise self.fault  # the thread ended meanwhile
+        return await asyncio.wrap_future(piece.future)
 
     def close(self) -> None:
         """End the thread, whose rows get an error; raises PeerLost if the engine does not return."""
