@@ -14,7 +14,6 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.learner.__main__ import main
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.footprint import GIB, Footprint, learner_footprint
-from prefixrl.learner.check.model_shapes import parameters, shape_of
 from prefixrl.learner.check.report import forecast, summed_rate
 from prefixrl.learner.models.trained_model import lr_at
 from support.models.recipes import recipe
@@ -64,32 +63,10 @@ def test_the_llama_recipe_loads(tmp_path: Path) -> None:
     assert "75000 groups in 147 iterations" in forecast(config).text
 
 
-def test_sizes_come_from_files_where_there_are_any() -> None:
-    count, source = parameters(str(EXAMPLES / "arithmetic/target")) or (0, "")
-    assert source == "from its files"
-    assert 0.7e6 < count < 0.9e6
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [("Qwen/Qwen2.5-7B", 7_615_616_512), ("Qwen/Qwen2.5-1.5B-Instruct", QWEN), ("org/a-7B", 7e9), ("org/model", None)],
-)
-def test_a_hub_name_tells_the_size_or_nothing_does(name: str, count: float | None) -> None:
-    known = parameters(name)
-    assert (known[0] if known else None) == count
-
-
 def test_a_direct_run_counts_answers_and_has_no_target() -> None:
     said = forecast(load(EXAMPLES / "arithmetic_direct/run.toml")).text
     assert "at most 96 groups = 768 answers of up to 24 tokens" in said
     assert "no target: a scorer loads the adapter's tokenizer and needs no device" in said
-
-
-def test_a_shape_is_read_from_the_model_folder() -> None:
-    shape = shape_of(str(EXAMPLES / "arithmetic/adapter"))
-    assert shape is not None
-    count, _ = parameters(str(EXAMPLES / "arithmetic/adapter")) or (0, "")
-    assert shape.parameters == count
 
 
 def test_held_out_questions_that_are_trained_too_are_counted(tmp_path: Path) -> None:
@@ -228,21 +205,6 @@ def test_low_rank_matrices_of_an_adapter_that_is_not_here_are_not_counted_and_th
 def test_matrices_for_no_layer_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"target_modules = \['nowhere'\]"):
         forecast(load(ARITHMETIC, ("learner.lora={target_modules=['nowhere']}",)))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "RedHatAI/Llama-3.1-70B-Instruct-FP8",
-        "unsloth/Llama-3.1-8B-bnb-4bit", "mistralai/Mixtral-8x7B-Instruct-v0.1",
-    ],
-)  # fmt: skip
-def test_a_name_that_does_not_tell_the_size_of_the_weights_is_not_counted(name: str) -> None:
-    assert parameters(name) is None
-
-
-def test_a_plain_name_tells_its_size() -> None:
-    assert parameters("someone/Model-0.5B-Instruct") == (500_000_000, "from its name")
 
 
 def test_a_reward_model_stands_in_the_table(tmp_path: Path) -> None:

@@ -35,6 +35,22 @@ def test_a_folder_without_weights_has_the_parameters_of_its_config(tmp_path: Pat
     assert parameters(str(folder)) == (QWEN_PARAMETERS, "from its config.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("Qwen/Qwen2.5-7B", (7_615_616_512, "by its name")), ("org/a-7B", (7e9, "from its name")),
+        ("Qwen/Qwen2.5-1.5B-Instruct", (QWEN_PARAMETERS, "by its name")), ("org/model", None),
+        ("someone/Model-0.5B-Instruct", (5e8, "from its name")),
+        # Names that do not tell the bits of a weight, or the experts.
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", None), ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", None),
+        ("RedHatAI/Llama-3.1-70B-Instruct-FP8", None), ("unsloth/Llama-3.1-8B-bnb-4bit", None),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", None),
+    ],
+)  # fmt: skip
+def test_a_hub_name_tells_the_size_or_nothing_does(name: str, known: tuple[float, str] | None) -> None:
+    assert parameters(name) == known
+
+
 @pytest.mark.parametrize("model", ["arithmetic/adapter", "arithmetic/target", "letters/target"])
 def test_a_config_tells_what_the_weights_beside_it_have(model: str, tmp_path: Path) -> None:
     with_weights = EXAMPLES / model
@@ -42,6 +58,8 @@ def test_a_config_tells_what_the_weights_beside_it_have(model: str, tmp_path: Pa
     shutil.copytree(with_weights, bare, ignore=shutil.ignore_patterns("*.safetensors"))
     counted, _ = parameters(str(bare)) or (0, "")
     assert parameters(str(with_weights)) == (counted, "from its files")
+    shape = shape_of(str(with_weights))
+    assert shape is not None and shape.parameters == counted
 
 
 def test_a_model_of_another_family_is_counted_too(tmp_path: Path) -> None:
