@@ -145,7 +145,7 @@ def generate(options: GenerateOptions, out: Path | None) -> int:
 
 
 def _answer(launcher: Launcher, copy: Copy, config: RunConfig) -> int:
-    """Run the processes that answer, report token usage and the end; return the exit code of the command."""
+    """Run the processes that answer and report their end; return the exit code."""
     stop = stop_event()
 
     def is_stopped() -> bool:
