@@ -86,7 +86,7 @@ bench-quick: .venv/.installed-vllm  ## small forms of most benchmarks, to runs/b
 wheel: pyproject.toml  ## build the wheel, install it in an empty environment, ask it for its version
 	rm -rf build dist && $(PYTHON) -m venv --clear build/wheel
 	build/wheel/bin/pip wheel --quiet --no-deps --wheel-dir dist .
-	build/wheel/bin/pip install --quiet dist/prefixrl-*.whl
+	build/wheel/bin/pip install --quiet --no-compile dist/prefixrl-*.whl
 	cd build && wheel/bin/prefixrl --version && wheel/bin/prefixrl docs >/dev/null
 
 check: .venv/.installed-dev  ## lint, format, types, import contracts, spelling

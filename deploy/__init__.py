@@ -10,6 +10,7 @@ sweep/       `prefixrl sweep`: many runs from one file
 slurm/       `prefixrl slurm`, `prefixrl scale`: a run as jobs of SLURM
 systemd/     `prefixrl systemd`: a run as services
 container    images for Docker and Apptainer
+examples/    complete small runs
 python/      `import prefixrl`: installed as the module of the whole package
 docs         the pages of `prefixrl docs`, a link to those of the repository
 """

@@ -2,6 +2,6 @@
 
 run_state.py  does the run go on, how did it end; its broker's status document
 live_view.py  the live view, and lines where there is no terminal
-console.py    the status document as a line, a table of workers and details
+console.py    the status document as a line, a table of workers and details; a new column of `status` begins here
 stalls.py     the watchdog: names the process that holds a run up
 """

@@ -1,6 +1,6 @@
 """Workers: who is connected, what each holds, who gets the next task. No sockets.
 
-registry.py    the connected workers and their names
+registry.py    the connected workers, their names, and which are lost: silent, stalled or dead
 workers.py     their leases and free rows
 task_order.py  the order in which they get tasks
 dispatch.py    tasks for workers; the effect of results and losses
