@@ -214,7 +214,7 @@ def _address(directory: Path) -> Address:
     """Wait for the file with the endpoint of rank 0's broker, and return its address."""
     from_s, wait = time.monotonic(), WaitLog(f"rank 0 to start its broker in {directory}")
     while True:
-        # The file may go at any time: a run that is started anew removes it.
+        # The file may go at any time: a run that is started again removes it.
         with contextlib.suppress(FileNotFoundError):
             return address_in(directory, "rank")
         waited_s = time.monotonic() - from_s

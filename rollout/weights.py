@@ -4,7 +4,7 @@
     take()
 
 A version is handed out with every checksum proved, or asked for again and counted: damaged bytes are thrown away and
-all of them pulled anew, pieces that arrived before a connection was lost are kept.
+all of them pulled again, pieces that arrived before a connection was lost are kept.
 """
 
 import contextlib
@@ -109,7 +109,7 @@ class Fetcher:
         threading.Thread(target=self._run, name="weights", daemon=True).start()
 
     def want(self, version: int, digest: str) -> None:
-        """Fetch these weights unless they are fetched; a resumed learner publishes a version anew."""
+        """Fetch these weights unless they are fetched; a resumed learner publishes a version again."""
         is_another = version == self._wanted[0] and digest != self._wanted[1]
         if version > self._wanted[0] or is_another:
             self._wanted = version, digest
@@ -121,7 +121,7 @@ class Fetcher:
         self._source = source
 
     def again(self) -> None:
-        """Fetch all of the wanted version anew: the one fetched last proved bad."""
+        """Fetch all of the wanted version again: the one fetched last proved bad."""
         self._held, self._must_pull = None, True
         self._have = self._served = NOTHING
         self._changed.set()

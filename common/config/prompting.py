@@ -63,7 +63,7 @@ class AdapterConfig(ModelConfig):
 
     init_from: str | None = None
     """A run (its newest checkpoint) or a checkpoint whose adapter and critic a new run begins with; `model` is what it
-    was trained from. Optimisers, schedule, versions and the order of problems begin anew: nothing is resumed."""
+    was trained from. Optimisers, schedule, versions and the order of problems start from zero: nothing is resumed."""
     reference: Literal["start", "model"] = "start"
     """Reference of the KL. start: the weights that the run begins with. model: `model`, also where `init_from` gives
     the first weights, so that a continued run keeps its anchor."""

@@ -371,7 +371,7 @@ class RunConfig(Section):
         return 1 if engine.engine == "transformers" else engine.vllm.gpus
 
     def groups_in_all(self, problems: int) -> int:
-        """Return the groups trained with so many problems, if none fails or is filtered."""
+        """Return the groups trained with this many problems, if none fails or is filtered."""
         if self.algorithm.iterations is not None:
             return self.algorithm.iterations * self.algorithm.groups_per_iteration
         assert self.data.epochs is not None

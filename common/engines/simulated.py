@@ -80,7 +80,7 @@ class SimulatedEngine(AdapterEngine):
         self._seated: list[_Row] = []
         self._ended_row_s = 0.0
         self._snapshot: Snapshot | None = None
-        """The weights installed last; torch is imported only if somebody asks for its tensors."""
+        """The weights installed last; torch is imported only if its tensors are asked for."""
 
     @property
     def busy_row_s(self) -> float:

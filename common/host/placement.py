@@ -17,7 +17,7 @@ Placement = dict[str, tuple[int, ...]]
 """GPUs of each process, by its name; () for one that needs none."""
 LEARNER = "learner"
 VARIABLE = "PREFIXRL_PLACEMENT"
-"""Environment variable by which whoever starts a run's processes tells the learner where they are."""
+"""Environment variable by which the launcher of a run tells the learner where they are."""
 
 
 def gpus_here() -> tuple[str, ...]:

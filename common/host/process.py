@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """Signals that ask for an orderly end; batch systems send any of them, a terminal that is closed the last one."""
 END_SIGNAL: signal.Signals = getattr(signal, "SIGRTMIN", signal.SIGVTALRM)  # macOS has no real-time signals
-"""Signal by which a learner ends its servers. Nobody else sends it: a batch system sends SIGTERM to all processes."""
+"""Signal by which a learner ends its servers. A batch system sends SIGTERM to all processes, not this one."""
 PARENT_VARIABLE = "PREFIXRL_PARENT_PID"
 """Variable with a parent's id; a process that has it ends with that parent, even if the parent is killed."""
 MOST_FILES = 2**16
@@ -230,7 +230,7 @@ def no_teardown() -> Iterator[None]:
         code = 1
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # nobody reads it any more
+        with suppress(OSError):  # it is not read again
             stream.flush()
     os._exit(code if isinstance(code, int) else 1)
 

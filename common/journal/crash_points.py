@@ -29,7 +29,7 @@ POINTS = (
     "checkpoint.pruned",
     "upload.begun",  # the command runs
     "upload.done",  # the command has ended, nothing says so
-    "version.written",  # the weights are on the disk, nobody knows
+    "version.written",  # the weights are on the disk, no process knows
     "version.announced",
     "iteration.trained",  # the optimiser has stepped, the broker does not know
     "iteration.told",  # the broker knows, metrics and checkpoint are missing

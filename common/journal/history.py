@@ -104,7 +104,7 @@ class History:
         return Counter(self.state.values())
 
     def finished_faults(self) -> list[str]:
-        """Return the faults of a run that is finished: nothing may be under way any more."""
+        """Return the faults of a run that is finished: nothing may be under way."""
         under_way = sorted(seq for seq, state in self.state.items() if state in ("issued", "scored"))
         if not under_way:
             return self.faults

@@ -91,7 +91,7 @@ class Journal:
             crash_point("journal.written")
             os.fdatasync(self._file)
         except OSError:
-            # What the next append brings would stand behind half a record, and nobody could read on.
+            # What the next append brings would stand behind half a record, and no later record could be read.
             os.ftruncate(self._file, self._offset_bytes)
             raise
         self._offset_bytes += len(whole)

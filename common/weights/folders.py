@@ -46,7 +46,7 @@ def prune(directory: Path, keep: set[int]) -> None:
 
 @contextlib.contextmanager
 def written_beside(target: Path) -> Iterator[Path]:
-    """Provide a folder to fill that then replaces `target`: whoever sees it sees all of it."""
+    """Provide a folder to fill that then replaces `target`: readers see all of it or nothing."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Anonymous memory that other processes map by a path; reused when nobody views it.
+"""Anonymous memory that other processes map by a path; reused when it has no view.
 
 A fresh page costs several times what it costs to copy into it, so a worker that stages one version after another uses
 the pages of earlier ones. The content stays for as long as any view of it lives: tensors keep their memory, and so does
@@ -92,7 +92,7 @@ def map_shared(path: str, size_bytes: int) -> Memory | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_size != max(1, size_bytes):
             raise OSError(f"{path} is of another size")
-        # Private and writable, as tensors want it: a page is copied only where somebody writes.
+        # Private and writable, as tensors want it: a page is copied only where it is written to.
         mapped = mmap.mmap(descriptor, max(1, size_bytes), access=mmap.ACCESS_COPY)
     except OSError:
         os.close(descriptor)

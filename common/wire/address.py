@@ -18,7 +18,7 @@ ENDPOINT_FILE = "endpoint"
 """File in the run directory that a broker writes at each start; it may name another endpoint each time."""
 
 REBIND_S = 10.0
-"""Time for which the port of a server of before may stay taken: it was killed, its memory is being freed."""
+"""Time for which the port of an earlier server may stay taken: it was killed, its memory is being freed."""
 Bound = TypeVar("Bound")
 
 

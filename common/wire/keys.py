@@ -60,7 +60,7 @@ class ClientKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: KeyRole
     pair: Pair
     server: Z85
-    """The public half of the run's own key: whoever cannot prove it is not the run."""
+    """The public half of the run's own key: a peer that cannot prove it is not the run."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def make_keys(directory: Path) -> None:
             path = client_key_file(directory, role)
             if not path.exists():
                 _write_private(path, ClientKey(role, role, _new_pair(), _server_pair(directory).public))
-            # Listed also where a crash came between its file and the list; whoever removes a key removes its file.
+            # Listed also where a crash came between its file and the list; removing a key removes its file.
             known[read_client_key(path).pair.public] = Listed(role, role)
         _write_clients(folder / CLIENTS_FILE, known)
 

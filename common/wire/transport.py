@@ -47,7 +47,7 @@ HWM_MESSAGES = 4096
 """A safety net, since credit bounds the messages under way; never 0, which would mean unbounded memory."""
 TAKEN_OVER = b"\0"
 """First byte of the name that a ROUTER gives a connection when a newer one of the same peer takes over its identity. An
-unread Hello of the old connection would enrol a worker that nobody can reach."""
+unread Hello of the old connection would enrol a worker that cannot be reached."""
 HEARTBEAT_IVL_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 
@@ -367,7 +367,7 @@ class Client(Generic[In, Out]):
             raise PeerLost(f"the connection to {self.endpoint} was lost just now") from None
 
     def renew(self) -> None:
-        """Connect anew as the same peer: zmq may report a dead connection as healthy."""
+        """Connect again as the same peer: zmq may report a dead connection as healthy."""
         self._disconnect(0.0)
         self._connect()
 

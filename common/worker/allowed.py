@@ -33,7 +33,7 @@ def needed(config: RunConfig) -> Allowed:
 
 
 def flags(config: RunConfig) -> list[str]:
-    """Return the flags with which somebody who trusts the run file starts its scorers."""
+    """Return the flags with which a user who trusts the run file starts scorers."""
     wanted = needed(config)
     functions = [part for each in wanted.functions for part in (FUNCTION_FLAG, each)]
     return functions + [part for each in wanted.secrets for part in (SECRET_FLAG, each)]

@@ -53,7 +53,7 @@ FIRST_CONTACT_S = 60.0
 ORPHAN_S = 600.0
 """Longest silence of the broker; then the worker ends, so as not to waste an allocation."""
 RENEW_S = 30.0
-"""Longest time without an answer to a heartbeat; then the connection is made anew."""
+"""Longest time without an answer to a heartbeat; then the connection is made again."""
 LOOK_S = 3.0
 """Longest silence of the broker before its address is read again: a learner may go on at another one."""
 MEMORY_EVERY_S = 10.0
@@ -200,7 +200,7 @@ class Link:
                 self._send_waiting(now_s)
                 self._receive(max(0.0, min(next_beat_s - time.monotonic(), 0.2)))
         except BaseException as error:
-            # Unnoticed, it would leave a worker that works on and reaches nobody.
+            # Unnoticed, it would leave a worker that works on and reaches no broker.
             if not isinstance(error, PrefixRLError):
                 log.exception("the connection to %s failed", self.endpoint)
             self._failure = error
@@ -240,7 +240,7 @@ class Link:
         return self._memory
 
     def _reconnect(self, now_s: float) -> None:
-        """Connect anew while the broker is silent: where it moved to, or where it was."""
+        """Connect again while the broker is silent: where it moved to, or where it was."""
         if now_s - self._heard_s > LOOK_S and (address := self._newest_address()) != self._address:
             log.info("the broker has moved from %s to %s", self.endpoint, address.endpoint)
             old, self._address = self._client, address

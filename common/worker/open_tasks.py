@@ -62,7 +62,7 @@ class RowsLeftReport:
         self._told_s = 0.0
 
     def begin(self, task: str, rows: int) -> None:
-        """Note a task that came with so many rows; the broker counts all of them as not ended."""
+        """Note a task of this many rows; the broker counts all of them as not ended."""
         self._told[task] = rows
 
     def report(self, left: Mapping[str, int], now_s: float) -> None:

@@ -68,7 +68,7 @@ class Rates:
         return {LEARNER: min(1.0, self.learner_s / self.iteration_s), **self.busy}
 
     def work_s(self, role: str, count: int) -> float:
-        """Return the time that so many processes of a role need for an iteration's work."""
+        """Return the time that this many processes of a role need for an iteration's work."""
         there_s = self.learner_s if role == LEARNER else self.busy[role] * self.iteration_s
         return there_s * self.counts[role] / count
 

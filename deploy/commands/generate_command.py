@@ -70,7 +70,7 @@ class Copy:
         self.lines = 0
         self.failed = 0
         self.is_closed = False
-        """Nobody reads the output any more."""
+        """The reader of the output is gone."""
 
     def more(self, is_last: bool = False) -> None:
         """Copy new lines, report failures on stderr; raise ConfigError if they cannot be written.

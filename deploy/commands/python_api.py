@@ -95,7 +95,7 @@ def launch(
     Args:
         config: The run file.
         settings: Keys with values over it, as `{"algorithm.iterations": 10}`.
-        fresh: Throw the run directory away and start anew.
+        fresh: Throw the run directory away and start again.
         quiet: Print nothing while it goes on.
 
     Raises:

@@ -103,7 +103,7 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
 
 
 def _ask_again(directory: Path) -> None:
-    """Repeat the request: a broker that was started anew has forgotten it."""
+    """Repeat the request: a broker that was started again has forgotten it."""
     try:
         with operator(directory, ANSWER_S) as asking:
             asking.ask(HaltRun("`prefixrl stop`"), Accepted)

@@ -100,7 +100,7 @@ class Child:
 
     def _read(self, output: int) -> None:
         line = b""
-        # A pipe that nobody reads would stop the child: no fault of the log may end this loop.
+        # A pipe that is not read would stop the child: no fault of the log may end this loop.
         with os.fdopen(output, "rb", buffering=0) as pipe:
             while block := pipe.read(BLOCK_BYTES):
                 with contextlib.suppress(OSError), self.log_path.open("ab", buffering=0) as log:

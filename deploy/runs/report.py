@@ -1,4 +1,4 @@
-"""The result of a run: a table, the reward curve, a page. Made anew from files alone."""
+"""The result of a run: a table, the reward curve, a page. Made again from files alone."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -5,7 +5,7 @@
 The learner starts it where `[log]` asks for a tracker and ends it by closing its stdin: what a tracker waits for, and
 what it fails at, never holds up training. What is sent are the columns of `prefixrl export`. After a resume the same
 run of Weights & Biases goes on; iterations that were trained again are sent again, and TensorBoard's files are written
-anew, so that they are what `metrics.jsonl` is.
+again, so that they are what `metrics.jsonl` is.
 """
 
 import contextlib

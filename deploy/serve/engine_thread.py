@@ -157,7 +157,7 @@ class EngineThread:
                 self._waiting.append(piece)
 
     def _submit(self) -> None:
-        """Hand waiting pieces to the engine while it has room; drop those nobody waits for."""
+        """Hand waiting pieces to the engine while it has room; drop those whose client has left."""
         while self._waiting and self._has_room():
             oldest = self._waiting[0]
             most = self._engine.seats if self._engine.takes_runs else 1

@@ -74,7 +74,7 @@ def _needed(config: RunConfig, plan: RankPlan) -> str:
 
 def check_room(config: RunConfig) -> None:
     """Raise ConfigError where the run cannot fit the disk."""
-    # To count low-rank matrices takes seconds of imports, before which nobody should wait; they are small.
+    # To count low-rank matrices takes seconds of imports, for which no user should wait; they are small.
     plan = None if config.learner.lora else rank_plan(config, 1)
     if plan is not None and (fault := room_fault(config, plan)):
         raise ConfigError(fault)

@@ -116,7 +116,7 @@ def without_weights(folder: str) -> "PreTrainedModel":
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:  # a config that nobody checked fails in ways of its own
+    except Exception as error:  # an unchecked config fails in ways of its own
         raise DataError(f"{folder!r} is no model folder transformers can load: {error}") from error
     assert isinstance(model, PreTrainedModel)
     return model

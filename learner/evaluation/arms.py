@@ -111,7 +111,7 @@ class Arms:
             self.requests.ask(EvaluationRequest(f"{arm}.{decoding}", version, self._held_out, decoding, prefix))
 
     def gather(self, published: Mapping[int, str]) -> None:
-        """Take results; discard versions trained anew since (`published`: digests by version)."""
+        """Take results; discard versions trained again since (`published`: digests by version)."""
         self.requests.gather()
         for name in [name for name in self.requests.rows if name.startswith(AT)]:
             digest = published.get(_version_of(name))

@@ -130,7 +130,7 @@ class OpenRequests:
                 yield Answers(request, answered, causes, "" if groups else "every problem failed")
 
     def close(self, name: str) -> None:
-        """Expect no answer to a request any more."""
+        """Stop expecting an answer to a request."""
         self._requests.pop(name, None)
         self._unsampled.pop(name, None)
 

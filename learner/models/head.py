@@ -124,7 +124,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if has_entropy:
                 weighted = (weighted + mass * shift) * scale + powers.mul_(z).sum(dim=1)
             mass, top = mass * scale + block_mass, new_top
-            del z, powers  # the next block's logits come before these names are given anew
+            del z, powers  # the next block's logits come before these names are given again
         log_mass = mass.log()
         lse = top + log_mass
         entropy = log_mass - weighted / mass if has_entropy else torch.zeros_like(mass)

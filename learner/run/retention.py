@@ -1,6 +1,6 @@
 """Checkpoints that stay: the newest, geometric steps, the best on held-out problems.
 
-The others go once nobody waits for them any more: no evaluation of their version, no upload. A checkpoint is renamed
+The others go once they are not awaited: no evaluation of their version, no upload. A checkpoint is renamed
 before its files are removed: a folder called step_* is whole, also after a kill.
 """
 

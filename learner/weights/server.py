@@ -1,7 +1,7 @@
 """The weight server: serves published snapshots and deltas, chunk by chunk, on request.
 
 It holds no state but open files: a snapshot is its folder (`common/weights/snapshot.py`), the publisher writes and
-prunes folders. A slow, stopped or killed worker has at most its own window of chunks queued here and delays nobody.
+prunes folders. A slow, stopped or killed worker has at most its own window of chunks queued here and delays no other.
 """
 
 import contextlib

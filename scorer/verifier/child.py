@@ -165,7 +165,7 @@ def guard_group(questions: int, parent: int) -> None:
 def fork_children(link: socket.socket) -> None:
     """Be the template until the parent closes the link; never returns in a child."""
     template = os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a child: the kernel reaps it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for a child: the kernel reaps it
     while True:
         received, pipes, _, _ = socket.recv_fds(link, 1, 2)
         if not received:

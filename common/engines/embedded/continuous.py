@@ -49,7 +49,7 @@ class TransformersEngine(EmbeddedEngine):
         self._queue: deque[OpenRow] = deque()
         """Rows that wait for a seat."""
         self._uncached: deque[OpenRow] = deque()
-        """Rows in a seat whose keys and values must be computed anew."""
+        """Rows in a seat whose keys and values must be computed again."""
         self._texts: list[list[OpenRow]] = []
         """Rows in a seat by their texts, each of which is a row of the cache, in its order."""
         self._steps_waited = 0

@@ -228,7 +228,7 @@ class EmbeddedEngine(AdapterEngine):
         self._forget_cached()
 
     def _forget_cached(self) -> None:
-        """Drop what was computed with the weights of before."""
+        """Drop what was computed with the earlier weights."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the matrices installed last, else the model's own parameters, tied ones once."""

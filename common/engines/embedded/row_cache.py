@@ -7,7 +7,7 @@
 
 All rows end at the same column, so a decoding step writes one column in place and copies nothing of what is there. A
 row that leaves is overwritten by the last one. What stands left of `low` is of rows that have left; when the blocks are
-full they are made anew, a quarter wider than what is in use.
+full they are made again, a quarter wider than what is in use.
 """
 
 from collections.abc import Sequence
@@ -154,7 +154,7 @@ class RowCache(Cache):
         return moved
 
     def _make_room(self, rows: int, width: int) -> None:
-        """Make room for so many rows, newcomers of `width` columns, and one column more."""
+        """Make room for this many rows, newcomers of `width` columns, and one column more."""
         place, (tall, wide) = self._place, self._mask.shape
         if not place.rows and rows <= tall and width < wide:
             place.low = place.at = width

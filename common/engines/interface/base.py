@@ -54,7 +54,7 @@ class Continuation:
 
     tokens: TokenIds
     logprobs: NDArray[np.float32]
-    """Empty where a scorer's engine leaves them out: nobody reads them there."""
+    """Empty where a scorer's engine leaves them out: they are not read there."""
     finish: Finish
     spans: tuple[tuple[int, int], ...]
     """Pairs (version, tokens) in order; version 0 is what the engine was started with."""
@@ -158,7 +158,7 @@ class AdapterEngine(Engine):
 
 
 def room_of(seats: int) -> int:
-    """Return the rows to submit to an engine of so many seats that queues rows itself."""
+    """Return the rows to submit to an engine with this many seats that queues rows itself."""
     # Half of its seats again wait: rows end one by one, and what replaces them is a round trip away.
     return max(seats, min(MOST_ROWS, seats + math.ceil(seats / 2)))
 

@@ -3,7 +3,7 @@
     worker's loop ── submit ──▶ `row_jobs.py` ── rows ──▶ engine core, a process of vLLM's own, with its queue ──┐
           ▲ step() ◀── queue of finished jobs ◀── tokens ────────────────────────────────────────────────────────┘
     install: staged snapshot ──▶ every process of vLLM with a model maps and loads it (`vllm_plugin.py`)
-             meanwhile running requests are paused; they go on with the new weights, their keys and values computed anew
+             meanwhile running requests are paused; they go on with the new weights, their keys and values recomputed
 
 Rows of all running jobs are decoded together, so a row's logits depend on its company in the last bits: nothing here is
 bitwise repeatable. What is exact: a token is drawn from softmax(logits / temperature) over the whole vocabulary,
@@ -58,7 +58,7 @@ T = TypeVar("T")
 class VllmEngine(RowJobs, AdapterEngine):
     """Engine of vLLM. Its seats are the rows that vLLM decodes at once.
 
-    A scorer's leaves logprobs out (empty arrays): nobody reads them, and each costs a pass over the vocabulary.
+    A scorer's leaves logprobs out (empty arrays). They are not read, and each costs a pass over the vocabulary.
     """
 
     name = "vllm"

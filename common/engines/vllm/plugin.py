@@ -92,7 +92,7 @@ class SharedMemoryWeights(WeightTransferEngine):  # type: ignore[misc]
         manifest = msgspec.json.decode(update_info.manifest, type=Manifest)
         check_manifest(manifest)
         with open(update_info.path, "rb") as file:
-            # Private and writable, as tensors want it, but only copied where somebody writes.
+            # Private and writable, as tensors want it, but only copied where it is written to.
             mapped = mmap.mmap(file.fileno(), manifest.size_bytes, access=mmap.ACCESS_COPY)
         self.model.load_weights(list(view_tensors(manifest, memoryview(mapped)).items()))
 
@@ -106,7 +106,7 @@ class SharedMemoryWeights(WeightTransferEngine):  # type: ignore[misc]
 
 
 def pack_again(model: torch.nn.Module) -> None:
-    """Pack embeddings and heads anew on the CPU, where a packed copy serves the forward.
+    """Pack embeddings and heads again on the CPU, where a packed copy serves the forward.
 
     Of two modules that share a weight, layer-wise reloading processes the one the weight was loaded by: with tied
     embeddings the output head would keep the packed copy of its old weights.

@@ -152,7 +152,7 @@ class EvaluationProgress(Message, frozen=True, kw_only=True):
     causes: tuple[tuple[int, str], ...] = ()
     """(index into `prompts`, cause) of every failed group."""
     is_halting: bool = False
-    """The operator wants the ranks to save and end: nobody waits for the rest."""
+    """The operator wants the ranks to save and end: no rank waits for the rest."""
 
 
 class Status(Message, frozen=True):

@@ -115,7 +115,7 @@ class Admission:
         if self._room(version - completed, self.cap, accepted, under_way) < wanted:
             return max(0, min(wanted, lacking))
         if not under_way and scored < self._window.batch_groups:
-            return wanted  # the learner will wait for groups that nobody has begun
+            return wanted  # the learner will wait for groups that no worker has begun
         # The lead counts as of the newest version: a rollout that will install it soon has a batch less to begin.
         room = self.lead - self._window.batch_groups * (completed - version) - scored
         if under_way + wanted <= self._window.over_sampling * room and ahead + wanted <= self._most_ahead():

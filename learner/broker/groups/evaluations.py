@@ -141,7 +141,7 @@ class EvaluationQueue:
         return GroupTask(seq, request.prompts[index], seed)
 
     def published(self, version: int, digest: str) -> None:
-        """Note the digest of a version; a resumed run may train a version anew, with another digest."""
+        """Note the digest of a version; a resumed run may train a version again, with another digest."""
         asked = {run.request.version for run in self.runs.values()}
         for old in [each for each in self._published if each <= version - VERSIONS_KEPT and each not in asked]:
             del self._published[old]

@@ -103,7 +103,7 @@ class LiveGroups:
         return found
 
     def recount(self) -> Counter[tuple[State, int | None]]:
-        """Count all groups anew, to check `counts`."""
+        """Count all groups again, to check `counts`."""
         return Counter((group.state, group.version) for group in self)
 
 

@@ -52,7 +52,7 @@ class Slope:
 
     @property
     def outcome(self) -> Outcome:
-        """The verdict: right weights have a slope of 1, less the shrinkage; those of before have 0."""
+        """The verdict: right weights have a slope of 1, less the shrinkage; the previous weights have 0."""
         margin = max(LEAST_ERROR, DEVIATIONS * self.error)
         if not self.is_seen or 1.0 - self.shrinkage - margin <= self.value < 1.0 - margin:
             return "unclear"

@@ -78,7 +78,7 @@ class Versions:
         self._evaluations.published(note.version, note.digest)
 
     def publish(self, note: WeightsNote) -> None:
-        """Announce a new version and forget those that nobody is to install any more."""
+        """Announce a new version and forget those that no worker will install."""
         self.announce(note)
         needed = self._evaluations.unsampled_versions()
         for old in set(sorted(self._notes)[:-NOTES_KEPT]) - needed:
