@@ -3,12 +3,12 @@
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
 
-from prefixrl.common.host.process import exit_codes, printable
+from prefixrl.common.host.process import exit_codes
 from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.serve.serve_command import serve
 
@@ -19,6 +19,7 @@ COMMANDS = {
     "config": ("commands.config:config_command", "Explain a key or section of the run file."),
     "docs": ("commands.docs:docs", "Print a page of the documentation."),
     "export": ("runs.export:export_command", "Write the metrics of a run as a table."),
+    "init": ("commands.init:init_command", "Print a run file to begin with."),
     "inspect": ("runs.inspect:inspect_command", "List or check every trained group of a run."),
     "keygen": ("commands.keygen:keygen", "Add or remove a key of a run; list the keys."),
     "launch": ("launch.launch:launch_command", "Run learner, rollouts and scorers on this machine; resume a run."),
@@ -27,9 +28,13 @@ COMMANDS = {
     "report": ("runs.report:report", "Write the pages of a run's results and print its table."),
     "resume": ("launch.resume:resume", "Go on with a run, with a few changes."),
     "samples": ("runs.samples:samples_command", "Print what the adapter writes."),
+    "scale": ("slurm.scale:scale_command", "Have another number of rollouts or scorers in a run on SLURM."),
     "show": ("runs.show:show_command", "Show the text and tokens that adapter and target see of a question."),
+    "slurm": ("slurm.submit:slurm_command", "Run a run as jobs of SLURM."),
     "status": ("commands.status_command:status", "Show how a run goes on, or how it ended."),
     "stop": ("commands.stop_and_drain:stop_command", "Have a run save and stop, on whatever host it is."),
+    "sweep": ("sweep.conduct:sweep_command", "Run every combination of settings in a file."),
+    "systemd": ("systemd.install:systemd", "Run a run's daemons as services of systemd on this machine."),
     "track": ("runs.track:track_command", "Send metrics of a run to TensorBoard or Weights & Biases."),
     "worker-command": ("commands.keygen:worker_command", "Print the command that starts a worker on another host."),
     "workers": ("commands.stop_and_drain:workers_command", "List the workers of a running run, or drain one."),
@@ -38,18 +43,12 @@ COMMANDS = {
 
 Command = TypeVar("Command", bound=Callable[..., object])
 PATH = click.Path(path_type=Path)
-run_file_argument = click.argument("run_file", type=PATH)
-run_directory_argument = click.argument("run_directory", type=PATH)
 ema_option = click.option("--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights.")
 CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
 ARMS = "no_prefix, fixed_prefix, prefix_clustering, adapter; default: all but clustering."
 OPENING = "Length of an opening in prefix clustering."
 TEMPERATURE = "Temperature of adapter and target when sampling; default: those of the run."
-LAYOUT = "A job of the learner and arrays of workers, or one heterogeneous job of all."
 OUT = "Where the lines go; a new or empty file.  [default: stdout]"
-SIZE = "By the adapter's parameters: below 0.25, 4, or above 4 billion.  [default: by its files]"
-MODEL = "A Hugging Face folder or hub name."
-DATA = "A problem set, file, folder or hf:OWNER/NAME."
 
 
 class LateCommands(click.Group):
@@ -103,57 +102,6 @@ def main() -> None:
     """Train small adapters that write the first tokens of a large frozen model's answers."""
 
 
-@main.command()
-@click.option("--size", type=click.Choice(["tiny", "1b", "7b"]), help=SIZE)
-@click.option("--adapter", required=True, metavar="MODEL", help=MODEL)
-@click.option("--target", required=True, metavar="MODEL", help=MODEL)
-@click.option("--data", required=True, metavar="SET", help=DATA)
-@click.option("--eval", "held_out", metavar="SET", help="Held-out problems, likewise.")
-def init(size: str | None, adapter: str, target: str, data: str, held_out: str | None) -> None:
-    """Print a run file to begin with, its values by the size of the adapter.
-
-    For example: prefixrl init --adapter A --target T --data train.jsonl > run.toml
-    """
-    from typing import cast
-
-    from prefixrl.deploy.commands.init import Size, run_file
-
-    click.echo(run_file(cast("Size | None", size), adapter, target, data, held_out), nl=False)
-
-
-@main.command()
-@click.argument("sweep_file", type=PATH)
-@click.option("--index", type=int, help="Launch or resume this run alone.")
-@click.option("--list", "action", flag_value="list", help="Print index, directory and settings of every run.")
-@click.option("--table", "action", flag_value="table", help="Print the table of all runs, and means over seeds.")
-@click.option("--print", "action", flag_value="print", help="Print the job script of a SLURM array.")
-@click.option("--submit", "action", flag_value="submit", help="Submit the runs that are not finished as an array.")
-def sweep(sweep_file: Path, index: int | None, action: str | None) -> None:
-    """Run every combination of settings in SWEEP_FILE, one after another, and print their table.
-
-    The same command goes on with a sweep that was stopped: what is finished is not run again.
-    """
-    from prefixrl.common.errors import ConfigError
-    from prefixrl.deploy.sweep import array, conduct, grid, outcome
-
-    found = grid.read(sweep_file)
-    if index is not None and action:
-        raise ConfigError(f"--index {index} with --{action}: give one of them")
-    if index is not None:
-        raise SystemExit(conduct.one(found, found.at(index)))
-    if action == "list":
-        for line in conduct.listing(found):
-            click.echo(printable(line))
-    elif action == "print":
-        click.echo(array.script(found))
-    elif action == "submit":
-        array.submit(found)
-    else:
-        code = 0 if action == "table" else conduct.conduct(found)
-        outcome.print_tables(found)
-        raise SystemExit(code)
-
-
 @main.command("eval")
 @click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option("--checkpoint", "checkpoints", multiple=True, metavar="N", help=CHECKPOINT)
@@ -199,83 +147,6 @@ def generate(out: Path | None, **options: Any) -> None:
     from prefixrl.deploy.commands.generate_command import generate as run
 
     raise SystemExit(run(GenerateOptions(**options), out))
-
-
-@main.group()
-def systemd() -> None:
-    """Run a run's daemons as services of systemd on this machine."""
-
-
-user_option = click.option("--user", "is_user", is_flag=True, help="Your own service manager, not the machine's.")
-name_option = click.option("--name", help="Name of this run in unit names, where several runs share a machine.")
-
-
-@systemd.command()
-@run_file_argument
-@settings_option
-@user_option
-@name_option
-@click.option("--as-user", "account", help="Without --user: the account of the services.  [default: you]")
-@click.option("--print", "shows", is_flag=True, help="Print the files and write nothing.")
-def install(
-    run_file: Path, settings: tuple[str, ...], is_user: bool, name: str | None, account: str | None, shows: bool
-) -> None:
-    """Write units for the run of RUN_FILE and print the next commands."""
-    from prefixrl.deploy.systemd.install import installation
-
-    wanted = installation(run_file, settings, is_user, name, account)
-    if shows:
-        for path, content in (wanted.files() | wanted.gpu_files()).items():
-            click.echo(f"# {path}\n{content}")
-        return
-    for path in wanted.install():
-        click.echo(f"wrote {path}")
-    click.echo(f"\nNext:\n{wanted.next_commands()}")
-
-
-@systemd.command()
-@user_option
-@name_option
-def uninstall(is_user: bool, name: str | None) -> None:
-    """Remove the units of a run; its directory stays. Stop them first."""
-    from prefixrl.deploy.systemd import install as units
-
-    where = units.places(is_user)
-    removed = units.uninstall(where, units.prefix_of(name))
-    for path in removed:
-        click.echo(f"removed {path}")
-    click.echo(f"next: {where.manager} daemon-reload" if removed else f"nothing of that name in {where.units}")
-
-
-@main.command()
-@run_file_argument
-@click.option("--print", "action", flag_value="print", help="Print the job scripts.")
-@click.option("--submit", "action", flag_value="submit", help="Submit them; the same command resumes a run.")
-@click.option("--layout", type=click.Choice(["arrays", "het"]), default="arrays", show_default=True, help=LAYOUT)
-@settings_option
-def slurm(run_file: Path, action: str | None, layout: Literal["arrays", "het"], settings: tuple[str, ...]) -> None:
-    """Run the run of RUN_FILE as jobs of SLURM."""
-    from prefixrl.common.errors import ConfigError
-    from prefixrl.deploy.slurm.submit import print_scripts, run_on_slurm, submit
-
-    if action is None:
-        raise ConfigError("give --print to see the job scripts, or --submit to submit them")
-    run = run_on_slurm(run_file, settings)
-    (submit if action == "submit" else print_scripts)(run, layout)
-
-
-@main.command()
-@run_directory_argument
-@click.argument("role", type=click.Choice(["rollouts", "scorers"]))
-@click.argument("count", type=click.IntRange(0))
-def scale(run_directory: Path, role: Literal["rollouts", "scorers"], count: int) -> None:
-    """Have COUNT rollouts or scorers in the run in RUN_DIRECTORY.
-
-    The run is one that `prefixrl slurm` submitted. Ends the newest workers first; what they hold is handed back.
-    """
-    from prefixrl.deploy.slurm.scale import scale as run
-
-    run(run_directory, role, count)
 
 
 main.add_command(serve)

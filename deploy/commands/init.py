@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+import click
 import msgspec
 
 from prefixrl.common.config.data import HUB, PROBLEM_SETS
@@ -139,3 +140,24 @@ def _size_of(adapter: str) -> Size:
             f"no folder on this host that has them"
         )
     return "tiny" if weights <= MOST_TINY_BYTES else "1b" if weights <= MOST_1B_BYTES else "7b"
+
+
+SIZE = "By the adapter's parameters: below 0.25, 4, or above 4 billion.  [default: by its files]"
+MODEL = "A Hugging Face folder or hub name."
+DATA = "A problem set, file, folder or hf:OWNER/NAME."
+
+
+@click.command("init")
+@click.option("--size", type=click.Choice(["tiny", "1b", "7b"]), help=SIZE)
+@click.option("--adapter", required=True, metavar="MODEL", help=MODEL)
+@click.option("--target", required=True, metavar="MODEL", help=MODEL)
+@click.option("--data", required=True, metavar="SET", help=DATA)
+@click.option("--eval", "held_out", metavar="SET", help="Held-out problems, likewise.")
+def init_command(size: Size | None, adapter: str, target: str, data: str, held_out: str | None) -> None:
+    """Print a run file to begin with, its values by the size of the adapter.
+
+    For example: prefixrl init --adapter A --target T --data train.jsonl > run.toml
+    """
+    from prefixrl.deploy.commands.init import run_file
+
+    click.echo(run_file(size, adapter, target, data, held_out), nl=False)

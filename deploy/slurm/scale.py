@@ -71,3 +71,15 @@ def _check_learner(directory: Path, submission: Submission) -> None:
             f"the run in {directory} has no learner in the queue (it was job {submission.learner_job}), so that "
             "workers would wait in vain; submit the run again with `prefixrl slurm run.toml --submit`, which resumes it"
         )
+
+
+@click.command("scale")
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.argument("role", type=click.Choice(["rollouts", "scorers"]))
+@click.argument("count", type=click.IntRange(0))
+def scale_command(run_directory: Path, role: Literal["rollouts", "scorers"], count: int) -> None:
+    """Have COUNT rollouts or scorers in the run in RUN_DIRECTORY.
+
+    The run is one that `prefixrl slurm` submitted. Ends the newest workers first; what they hold is handed back.
+    """
+    scale(run_directory, role, count)

@@ -10,6 +10,7 @@ import click
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.slurm import scheduler
 from prefixrl.deploy.slurm.jobs import Submission, script_path, write_scripts, write_submission
 from prefixrl.deploy.slurm.script import ROLES, WORKERS, RunOnSlurm, Script, arrays, heterogeneous
@@ -71,3 +72,20 @@ def submit(run: RunOnSlurm, layout: Layout) -> None:
 
 def _submitted(layout: Layout) -> tuple[Script, ...]:
     return ROLES if layout == "arrays" else ("run",)
+
+
+LAYOUT = "A job of the learner and arrays of workers, or one heterogeneous job of all."
+
+
+@click.command("slurm")
+@click.argument("run_file", type=click.Path(path_type=Path))
+@click.option("--print", "action", flag_value="print", help="Print the job scripts.")
+@click.option("--submit", "action", flag_value="submit", help="Submit them; the same command resumes a run.")
+@click.option("--layout", type=click.Choice(["arrays", "het"]), default="arrays", show_default=True, help=LAYOUT)
+@settings_option
+def slurm_command(run_file: Path, action: str | None, layout: Layout, settings: tuple[str, ...]) -> None:
+    """Run the run of RUN_FILE as jobs of SLURM."""
+    if action is None:
+        raise ConfigError("give --print to see the job scripts, or --submit to submit them")
+    run = run_on_slurm(run_file, settings)
+    (submit if action == "submit" else print_scripts)(run, layout)

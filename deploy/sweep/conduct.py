@@ -2,16 +2,19 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
 from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, Halted, PrefixRLError
-from prefixrl.common.host.process import stop_event
+from prefixrl.common.host.process import printable, stop_event
 from prefixrl.deploy.launch.launch import STOPPED, launch
 from prefixrl.deploy.runs.checkpoints import config_of
-from prefixrl.deploy.sweep.grid import Sweep, SweptRun
+from prefixrl.deploy.sweep import array
+from prefixrl.deploy.sweep.grid import Sweep, SweptRun, read
+from prefixrl.deploy.sweep.outcome import print_tables
 from prefixrl.deploy.view.run_state import PLACE, flat_settings, is_locked, state_of
 
 SOME_FAILED = 5
@@ -85,3 +88,33 @@ def listing(sweep: Sweep) -> Iterator[str]:
     for run in sweep.runs:
         sweep.config(run)
         yield f"{run.index}\t{run.directory}\t{' '.join(run.settings[:-1])}"
+
+
+@click.command("sweep")
+@click.argument("sweep_file", type=click.Path(path_type=Path))
+@click.option("--index", type=int, help="Launch or resume this run alone.")
+@click.option("--list", "action", flag_value="list", help="Print index, directory and settings of every run.")
+@click.option("--table", "action", flag_value="table", help="Print the table of all runs, and means over seeds.")
+@click.option("--print", "action", flag_value="print", help="Print the job script of a SLURM array.")
+@click.option("--submit", "action", flag_value="submit", help="Submit the runs that are not finished as an array.")
+def sweep_command(sweep_file: Path, index: int | None, action: str | None) -> None:
+    """Run every combination of settings in SWEEP_FILE, one after another, and print their table.
+
+    The same command goes on with a sweep that was stopped: what is finished is not run again.
+    """
+    found = read(sweep_file)
+    if index is not None and action:
+        raise ConfigError(f"--index {index} with --{action}: give one of them")
+    if index is not None:
+        raise SystemExit(one(found, found.at(index)))
+    if action == "list":
+        for line in listing(found):
+            click.echo(printable(line))
+    elif action == "print":
+        click.echo(array.script(found))
+    elif action == "submit":
+        array.submit(found)
+    else:
+        code = 0 if action == "table" else conduct(found)
+        print_tables(found)
+        raise SystemExit(code)

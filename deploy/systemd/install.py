@@ -16,12 +16,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from prefixrl.common.config.load import load
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.placement import LEARNER, gpus_here, place, processes_of, visible
 from prefixrl.common.host.template import rendered
 from prefixrl.common.worker.allowed import flags as allowances
+from prefixrl.common.worker.command import settings_option
 
 PACKAGE = "prefixrl.deploy.systemd"
 ROLES = ("rollout", "scorer")
@@ -217,3 +220,45 @@ def _flag(text: str) -> str:
 def in_double_quotes(text: str) -> str:
     """Write a text in double quotes, as systemd reads them in units and environment files."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@click.group()
+def systemd() -> None:
+    """Run a run's daemons as services of systemd on this machine."""
+
+
+user_option = click.option("--user", "is_user", is_flag=True, help="Your own service manager, not the machine's.")
+name_option = click.option("--name", help="Name of this run in unit names, where several runs share a machine.")
+
+
+@systemd.command("install")
+@click.argument("run_file", type=click.Path(path_type=Path))
+@settings_option
+@user_option
+@name_option
+@click.option("--as-user", "account", help="Without --user: the account of the services.  [default: you]")
+@click.option("--print", "shows", is_flag=True, help="Print the files and write nothing.")
+def install_command(
+    run_file: Path, settings: tuple[str, ...], is_user: bool, name: str | None, account: str | None, shows: bool
+) -> None:
+    """Write units for the run of RUN_FILE and print the next commands."""
+    wanted = installation(run_file, settings, is_user, name, account)
+    if shows:
+        for path, content in (wanted.files() | wanted.gpu_files()).items():
+            click.echo(f"# {path}\n{content}")
+        return
+    for path in wanted.install():
+        click.echo(f"wrote {path}")
+    click.echo(f"\nNext:\n{wanted.next_commands()}")
+
+
+@systemd.command("uninstall")
+@user_option
+@name_option
+def uninstall_command(is_user: bool, name: str | None) -> None:
+    """Remove the units of a run; its directory stays. Stop them first."""
+    where = places(is_user)
+    removed = uninstall(where, prefix_of(name))
+    for path in removed:
+        click.echo(f"removed {path}")
+    click.echo(f"next: {where.manager} daemon-reload" if removed else f"nothing of that name in {where.units}")
