@@ -23,7 +23,7 @@ TEST_LINES_PER_LINE = 1.15
 ENTRIES = 14
 LINES, FUNCTION_LINES = 600, 60
 RIDDLES = ("What", "Which", "Whether", "Who", "How", "Of", "Since")
-FIRST_LINE_CHARS = 90
+FIRST_LINE_CHARS = 110
 TOP = "deploy/python"
 """The folder that is installed as `prefixrl` itself."""
 PICKLING = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
