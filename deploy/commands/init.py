@@ -108,7 +108,7 @@ def _data(option: str, data: str) -> str:
 
 
 def _columns(data: str) -> dict[str, str]:
-    """Return the names of a JSONL file's columns by key of the run file; raises DataError for missing ones."""
+    """Return a JSONL file's columns by key of the run file; DataError for missing ones."""
     path = Path(os.path.expanduser(data))
     if data in PROBLEM_SETS or path.suffix != ".jsonl" or not path.is_file():
         return {}

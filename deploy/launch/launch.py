@@ -87,7 +87,7 @@ def _set_flags(settings: tuple[str, ...]) -> list[str]:
 
 
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None = None) -> int:
-    """Run to the end; return the exit code. Raise ConfigError for an invalid run file or setting.
+    """Run to the end; return the exit code. ConfigError for an invalid run file or setting.
 
     `stop`: set by stop signals, by a caller that has heard them before; None: they are heard from here on.
     """

@@ -84,7 +84,7 @@ class RunOnSlurm:
         return ["prefixrl-learner", str(self.run_file), *(part for each in settings for part in ("--set", each))]
 
     def log(self, name: str, folder: str = "logs") -> str:
-        """Return the option with a log's path as SLURM reads it: the percent signs of its folder are no fields."""
+        """Return the option with a log's path; percent signs of its folder are escaped."""
         path = str(self.directory / folder)
         if "\\" in path or not path.isprintable():
             raise ConfigError(

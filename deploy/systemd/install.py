@@ -213,7 +213,7 @@ def quoted(text: str) -> str:
 
 
 def _flag(text: str) -> str:
-    """Write an argument in a variable that systemd splits: unlike a shell it reads a backslash in single quotes."""
+    """Write an argument for systemd, which reads a backslash in single quotes unlike a shell."""
     return shlex.quote(text.replace("\\", "\\\\"))
 
 
