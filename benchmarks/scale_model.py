@@ -177,7 +177,7 @@ def measure_apart(case: Case, iterations: int, seed: int) -> Measured:
         raise OSError(ctypes.get_errno(), "no network of its own: this needs root")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with tempfile.TemporaryDirectory(prefix=100 * "d") as folder:
-        os.environ["RUNTIME_DIRECTORY"] = folder  # too long for the local door, which has no link
+        os.environ["RUNTIME_DIRECTORY"] = folder  # too long for the local endpoint, which has no link
         return measure(case, iterations, seed)
 
 

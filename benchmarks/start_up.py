@@ -107,9 +107,9 @@ PARTS = {
 """Modules that a scorer with the embedded engine imports after its hello."""
 LOAD = """
 import importlib, json, sys, time
-from prefixrl.common.host.process import uncollected
+from prefixrl.common.host.process import without_gc
 model, before, parts = json.loads(sys.argv[1])
-with uncollected():
+with without_gc():
     for name in before:
         importlib.import_module(name)
     found = {}

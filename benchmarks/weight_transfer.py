@@ -190,12 +190,12 @@ class Receiver:
 
 @contextmanager
 def weight_server(directory: Path) -> Iterator[tuple[WeightsSource, WeightsSource]]:
-    """The real one; yields its local door and its encrypted way."""
+    """The real one; yields its local endpoint and its encrypted way."""
     file, door = directory / "endpoint", f"ipc://{directory}/door"
     make_keys(directory)
     command = [
         *(sys.executable, "-m", "prefixrl.learner.weights.server", "--directory", str(directory)),
-        *("--keys", str(directory), "--listen", "tcp://127.0.0.1:0", "--local-door", door),
+        *("--keys", str(directory), "--listen", "tcp://127.0.0.1:0", "--local-endpoint", door),
         *("--endpoint-file", str(file)),
         *("--parent", str(os.getpid())),
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError, Halted, PeerLost, TrainingFault
 from prefixrl.common.host.hub import model_folder
-from prefixrl.common.host.process import uncollected
+from prefixrl.common.host.process import without_gc
 from prefixrl.common.host.service import Service
 from prefixrl.common.run.directory_format import check_format, note_start
 from prefixrl.common.run.prometheus import exposed, numbers_of_run
@@ -127,7 +127,7 @@ def _run(
     # Rank 0 has written them down before its broker was there.
     training = problems.training(config)
     # Heavy imports from here on; the workers are loading their models at the same time.
-    with uncollected():
+    with without_gc():
         from prefixrl.learner.evaluation.arms import Arms
         from prefixrl.learner.loop import Learner, RankZeroParts
         from prefixrl.learner.models import distributed

@@ -108,7 +108,6 @@ class Rollout:
         return len(self._open) > len(self._held)
 
     def _leave(self) -> None:
-        """Tell the broker that this worker takes no new task; hand back those not begun."""
         self._link.send(Leaving())
         for task in self._tasks():
             if self._engine.cancel(task.task):
@@ -231,7 +230,6 @@ class Rollout:
         return self._renderer.decode_with_special(self._renderer.without_stop(tokens))
 
     def _swap_weights(self) -> None:
-        """Take the steps towards the next version that can be taken now."""
         now_s = time.monotonic()
         self.swap.stage(self._fetcher.take())
         if not self._drain.is_on and (offer := self.swap.offer(now_s)) is not None:

@@ -68,16 +68,16 @@ class WeightsSource:
 
     endpoint: str
     key: ClientKey | None
-    """None at the local door, which needs none."""
+    """None at the local endpoint, which needs none."""
 
     @classmethod
     def of(cls, welcome: Welcome, broker: Address) -> "WeightsSource":
-        """Choose the local door where it is this user's, on this host; else the encrypted way."""
+        """Choose the local endpoint where it is this user's, on this host; else the encrypted way."""
         # Without encryption the bytes come nearly three times as fast (benchmarks/weight_transfer.py).
         door = Path(welcome.local_weights_endpoint.removeprefix("ipc://"))
         with contextlib.suppress(OSError):  # another user's folder, or none of this host
             if welcome.local_weights_endpoint and door.is_socket() and door.stat().st_uid == os.geteuid():
-                log.info("weights come through the local door %s", door)
+                log.info("weights come through the local endpoint %s", door)
                 return cls(welcome.local_weights_endpoint, None)
         endpoint = beside(welcome.weights_endpoint, broker.endpoint)
         log.info("weights come encrypted from %s", endpoint)
@@ -216,7 +216,6 @@ class Fetcher:
         return snapshot
 
     def _pull(self, client: Client[FromWeights, ToWeights], manifest: Manifest, alive: Callable[[], None]) -> Staging:
-        """Pull all pieces of a version; `alive` is called after each."""
         staging = self._resumed(manifest)
         to_ask, under_way = staging.missing(), dict[int, int]()
         while not staging.is_complete:

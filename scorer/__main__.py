@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from prefixrl.common.host.process import uncollected
+from prefixrl.common.host.process import without_gc
 from prefixrl.common.worker.command import worker_command
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _load(session: "WorkerSession") -> "Scorer | DirectScorer":
-    with uncollected():
+    with without_gc():
         from prefixrl.scorer.start import load
 
     return load(session)

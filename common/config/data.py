@@ -130,7 +130,6 @@ TRAIN_FILE, EVAL_FILE = "data/train.jsonl", "data/eval.jsonl"
 
 
 def _as_table(given: Any) -> Any:
-    """Read a bare text as a problem set if it names one, else as a path."""
     if not isinstance(given, str):
         return given
     return {"name": given} if given in PROBLEM_SETS else {"path": given}

@@ -157,7 +157,6 @@ def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
-    """Make the paths of everything on this host absolute; hub names (org/name) stay unchanged."""
 
     def model(section: str, asked: AnyModel) -> AnyModel:
         return with_texts(asked.model_copy(update={"model": folder(f"{section}.model", asked.model)}), section, base)

@@ -99,7 +99,6 @@ def load(function_ref: str) -> UserFunction:
 
 @functools.cache
 def _module(path: Path) -> ModuleType:
-    """Execute the file as a module; raises ConfigError when it does not run."""
     digest = hashlib.blake2b(bytes(path), digest_size=8).hexdigest()
     name = f"prefixrl_user_{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -2,7 +2,7 @@
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import AdapterEngine
-from prefixrl.common.host.process import uncollected
+from prefixrl.common.host.process import without_gc
 
 
 def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterEngine:
@@ -12,7 +12,7 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
 
         return SimulatedEngine(role, config.simulated, config.rows_per_job(role))
     # Late: a simulated engine needs none of it.
-    with uncollected():
+    with without_gc():
         import torch
 
         from prefixrl.common.engines.vllm.setup import is_vllm_installed, low_rank_of
@@ -25,7 +25,7 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
         from prefixrl.common.engines.vllm.setup import resolve
 
         return VllmEngine(resolve(model, role, config))
-    with uncollected():
+    with without_gc():
         from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
         from prefixrl.common.engines.embedded.fixed_rows import FIXED, FixedRowsEngine
 

@@ -49,7 +49,6 @@ def dataset_folder(dataset: str) -> str:
 
 
 def _fetched(fault: str, remedy: str, name: str, **options: Any) -> str:
-    """Return a snapshot's folder; raises DataError if the hub is away or has none for this user."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 

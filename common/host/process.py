@@ -79,8 +79,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Import a lot, without a search for garbage: what is imported stays."""
+def without_gc() -> Iterator[None]:
+    """Import large packages without garbage collection, and leave them out of later ones."""
     gc.disable()
     try:
         yield
@@ -90,8 +90,8 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def deaf_children() -> Iterator[None]:
-    """Start processes that no stop signal reaches, from their first instruction on."""
+def ignoring_signals() -> Iterator[None]:
+    """Start processes that ignore stop signals from their first instruction on."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield

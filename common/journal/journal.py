@@ -133,7 +133,6 @@ class Journal:
 
 
 def _compress_closed(folder: Path, last: int) -> None:
-    """Compress every segment before `last`."""
     try:
         for number in range(last):
             if (raw := open_path(folder, number)).exists():
@@ -216,7 +215,6 @@ def _records(folder: Path, found: Sequence[int]) -> Iterator[tuple[JournalRecord
 
 
 def _before_bytes(folder: Path, number: int, first: JournalRecord, length: int | None) -> int:
-    """Return the length of all earlier segments; DataError if it is not `length`."""
     if not isinstance(first, SegmentStart):
         raise DataError(f"{open_path(folder, number)} does not begin with the state of the run; restore the file")
     if length is not None and first.before_bytes != length:
@@ -303,7 +301,6 @@ def _is_end(path: Path, unpacker: msgpack.Unpacker, error: Exception) -> bool:
 
 @contextmanager
 def _opened(folder: Path, number: int) -> Iterator[tuple[Path, IO[bytes]]]:
-    """Open a segment, compressed or not yet; one that is compressed meanwhile too."""
     raw, closed = open_path(folder, number), closed_path(folder, number)
     try:
         plain = raw.open("rb")

@@ -175,7 +175,6 @@ def _declared_stops(model: str, tokenizer_eos: int | None) -> set[int]:
 
 
 def _vocabulary_size(model: str) -> int | None:
-    """Return the size of the model's vocabulary; None where its config does not tell."""
     path = Path(model) / "config.json"
     if not path.is_file():
         return None

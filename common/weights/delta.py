@@ -66,7 +66,6 @@ def write_delta(directory: Path, base: int, version: int) -> Delta | None:
 
 
 def _sampled_share(before: Buffer, after: Buffer, block_bytes: int, planes: int) -> float:
-    """Return the share of a delta in the size of every 16th block."""
     taken = compressed = 0
     for start in range(0, len(after), SAMPLE_EVERY * block_bytes):
         one, other = (memoryview(each)[start : start + block_bytes] for each in (before, after))

@@ -115,7 +115,6 @@ def is_loopback(host: str) -> bool:
 
 
 def _host_and_port(endpoint: str) -> tuple[str, int | None]:
-    """Return both parts of a tcp endpoint; no port for another one."""
     if not endpoint.startswith("tcp://"):
         return endpoint, None
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")

@@ -173,7 +173,6 @@ class FloodGuard:
 
 
 def _info(descriptor: int) -> bytes:
-    """Return the kernel's figures of a connection."""
     # Asked of every connection several times a second: the class beneath `socket.socket` costs less.
     connection = socket.SocketType(socket.AF_INET, socket.SOCK_STREAM, 0, descriptor)
     try:
@@ -183,7 +182,6 @@ def _info(descriptor: int) -> bytes:
 
 
 def _duplicate(descriptor: int) -> socket.socket:
-    """Return a socket of this process under another descriptor; OSError for no open socket."""
     own = os.dup(descriptor)
     try:
         return socket.socket(fileno=own)

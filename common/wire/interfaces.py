@@ -54,7 +54,6 @@ def towards(host: str) -> str | None:
 
 
 def _source(host: str) -> str | None:
-    """Return this host's address on the way to another host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect((host, _ANY_PORT))  # looks for the way, and sends nothing

@@ -130,7 +130,6 @@ def _fits(group: GroupPrefixes, is_by_adapter: bool, limits: GroupLimits) -> boo
 
 
 def _tell_fault(group: GroupPrefixes, where: str, is_by_adapter: bool, limits: GroupLimits) -> None:
-    """Raise ValueError naming the part of a group that does not fit."""
     parts = [("prompt", group.prompt_tokens), *((f"row {index}", row.tokens) for index, row in enumerate(group.rows))]
     for index, (part, tokens) in enumerate(parts, start=-1):
         most = limits.prompt_tokens if index < 0 else limits.row_tokens

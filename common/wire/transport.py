@@ -116,7 +116,7 @@ class Received(NamedTuple, Generic[In]):
     tag: bytes
     """Number of the request, to be sent back with the answer; empty without one."""
     client: Listed | None
-    """The owner of the key that the sender proved; None at the local door."""
+    """The owner of the key that the sender proved; None at the local endpoint."""
 
 
 def is_tag(frame: bytes | memoryview) -> bool:
@@ -148,13 +148,13 @@ class Server(Generic[In, Out]):
         incoming: object,
         keys: ServerKeys,
         queue_messages: int = HWM_MESSAGES,
-        local_door: str | None = None,
+        local_endpoint: str | None = None,
     ) -> None:
         """Listen; raises ConfigError.
 
         Args:
             queue_messages: A peer for which so many wait does not read.
-            local_door: An ipc endpoint in a folder of this user, where peers need no key and nothing is encrypted.
+            local_endpoint: An ipc endpoint in a folder of this user, where peers need no key and nothing is encrypted.
         """
         self._keys = keys
         self._context: Context = zmq.Context(io_threads=1)
@@ -167,8 +167,8 @@ class Server(Generic[In, Out]):
         for option, value in {**_COMMON_OPTIONS, **_SERVER_OPTIONS}.items():
             self._socket.setsockopt(option, value)
         self._socket.setsockopt(zmq.SNDHWM, queue_messages)
-        if local_door:
-            self._bind(local_door)
+        if local_endpoint:
+            self._bind(local_endpoint)
         # A socket keeps, per address, the options that it had when it was bound.
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.pair.secret.encode())
@@ -245,7 +245,7 @@ class Server(Generic[In, Out]):
         try:
             key = str(frame["User-Id"])
         except zmq.ZMQError:
-            return None  # it came through the local door
+            return None  # it came through the local endpoint
         client = self._keys.clients.find(key)
         if client is None:
             raise Unlisted(peer)
@@ -286,7 +286,7 @@ class Client(Generic[In, Out]):
     """A DEALER connected to one server, by an identity that does not begin with a zero byte."""
 
     def __init__(self, endpoint: str, incoming: object, identity: bytes, key: ClientKey | None) -> None:
-        """Begin to connect, with a key, or without one to a server's local door."""
+        """Begin to connect, with a key, or without one to a server's local endpoint."""
         self.endpoint = check_endpoint(endpoint)
         self._context: Context = zmq.Context(io_threads=1)
         self._identity, self._key = identity, key

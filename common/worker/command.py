@@ -104,13 +104,11 @@ def _scorer_option(role: str, *names: str, metavar: str, help: str) -> Callable[
 
 
 def _absolute(function_ref: str) -> str:
-    """Return FILE.py:NAME with an absolute path, as the run's config has it."""
     path, separator, name = function_ref.rpartition(":")
     return f"{Path(path).expanduser().resolve()}{separator}{name}"
 
 
 def _exposed(session: "WorkerSession", run: Callable[[], str]) -> str:
-    """Run the worker while Prometheus can read its numbers, if its run wants it."""
     from prefixrl.common.run.prometheus import exposed
     from prefixrl.common.worker.numbers import numbers_of_worker
 

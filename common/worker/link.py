@@ -336,7 +336,6 @@ class Link:
                 self.inbox.put(message)
 
     def _resend(self, now_s: float, after_s: float) -> None:
-        """Send results again that have waited `after_s` for their Ack."""
         for key, (result, sent_s) in list(self._unacknowledged.items()):
             if now_s - sent_s >= after_s:
                 self._unacknowledged[key] = (result, now_s)

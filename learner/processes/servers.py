@@ -19,7 +19,7 @@ from pathlib import Path
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost
-from prefixrl.common.host.process import END_SIGNAL, RestartBudget, deaf_children, end_children
+from prefixrl.common.host.process import END_SIGNAL, RestartBudget, end_children, ignoring_signals
 from prefixrl.common.wire.address import Address, address_in, bindable, weights_listen
 from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
@@ -64,7 +64,7 @@ class Servers:
         (directory / "weights").mkdir(exist_ok=True)
         make_keys(directory)
         self._folder = _private_folder(directory)
-        self._local_door = _door_in(self._folder)
+        self._local_endpoint = _door_in(self._folder)
         self._weights_file, endpoint_file = directory / "weights_endpoint", directory / "endpoint"
         self._weights_file.unlink(missing_ok=True)
         before = _written(endpoint_file)
@@ -79,13 +79,20 @@ class Servers:
         threading.Thread(target=self._watch, name="servers", daemon=True).start()
 
     def _start_weight_server(self, *more: str) -> None:
-        doors = ("--keys", str(self._directory), "--listen", self._weights_listen, "--local-door", self._local_door)
-        flags = (*doors, "--endpoint-file", str(self._weights_file), *more)
+        options = (
+            "--keys",
+            str(self._directory),
+            "--listen",
+            self._weights_listen,
+            "--local-endpoint",
+            self._local_endpoint,
+        )
+        flags = (*options, "--endpoint-file", str(self._weights_file), *more)
         self._start(WEIGHT_SERVER, "prefixrl.learner.weights.server", self._directory / "weights", *flags)
 
     def _start_broker(self, *flags: str) -> None:
-        doors = ("--weights-endpoint", self.weights_endpoint, "--local-weights-endpoint", self._local_door)
-        state = ("--iteration", str(self.completed), *doors)
+        options = ("--weights-endpoint", self.weights_endpoint, "--local-weights-endpoint", self._local_endpoint)
+        state = ("--iteration", str(self.completed), *options)
         ranks = ("--ranks", str(self._ranks))
         only = () if self._trains else ("--no-training",)
         self._start(BROKER, "prefixrl.learner.broker", self._directory, *state, *ranks, *only, *flags)
@@ -95,7 +102,7 @@ class Servers:
         command = [sys.executable, "-m", module, "--directory", str(directory), *flags, "--parent", str(os.getpid())]
         # Ctrl-C in a terminal and the signals that a batch system sends to every process are for the learner, which
         # saves before it ends its servers.
-        with deaf_children():
+        with ignoring_signals():
             self._processes[name] = subprocess.Popen(command, start_new_session=True)
 
     def _wait_for_file(self, path: Path, name: str, before: tuple[int, int] | None) -> str:
@@ -191,17 +198,17 @@ def _private_folder(directory: Path) -> Path | None:
             return folder
         return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # another user made a folder of that name
     except OSError as error:
-        log.warning("no folder for a local door can be made (%s): %s", error, NO_DOOR)
+        log.warning("no folder for a local endpoint can be made (%s): %s", error, NO_DOOR)
         return None
 
 
 def _door_in(folder: Path | None) -> str:
-    """Return the endpoint of the local door in a folder, "" where there can be none."""
+    """Return the endpoint of the local endpoint in a folder, "" where there can be none."""
     if folder is None:
         return ""
     if (size := len(os.fsencode(folder / "weights"))) > MOST_DOOR_BYTES:
         log.warning(
-            "the path of the local door in %s has %d bytes, a socket's at most %d; %s; a shorter TMPDIR avoids it",
+            "the path of the local endpoint in %s has %d bytes, a socket's at most %d; %s; a shorter TMPDIR avoids it",
             folder, size, MOST_DOOR_BYTES, NO_DOOR,
         )  # fmt: skip
         return ""

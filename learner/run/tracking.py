@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prefixrl.common.config.learner import LogConfig
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.process import deaf_children
+from prefixrl.common.host.process import ignoring_signals
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Tracking:
         command = [sys.executable, "-P", "-m", "prefixrl.deploy", "track", str(directory), "--until-eof"]
         # Ctrl-C, and what a batch system or systemd sends to every process, are for the learner, which saves and then
         # ends the tracker: its last iterations are still to be sent.
-        with deaf_children():
+        with ignoring_signals():
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def check(self) -> None:

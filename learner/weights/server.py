@@ -126,12 +126,12 @@ def answer(snapshots: Snapshots, request: ToWeights) -> tuple[FromWeights, list[
 @click.option("--directory", type=click.Path(path_type=Path), required=True, help="Folder of snapshots.")
 @click.option("--keys", "run", type=click.Path(path_type=Path), required=True, help="Run directory with the keys.")
 @click.option("--listen", required=True, help="Endpoint to bind.")
-@click.option("--local-door", default="", help="Endpoint for this host, in a folder of this user alone.")
+@click.option("--local-endpoint", default="", help="Endpoint for this host, in a folder of this user alone.")
 @click.option("--endpoint-file", type=click.Path(path_type=Path), required=True, help="Where to write the endpoint.")
 @click.option("--restart", is_flag=True, help="An earlier one died, whose port may be taken for a moment.")
 @click.option("--parent", type=int, required=True, help="Process that this one must not outlive.")
 def main(
-    directory: Path, run: Path, listen: str, local_door: str, endpoint_file: Path, restart: bool, parent: int
+    directory: Path, run: Path, listen: str, local_endpoint: str, endpoint_file: Path, restart: bool, parent: int
 ) -> None:
     """Serve snapshots until stopped."""
     die_with_parent(parent)
@@ -142,7 +142,7 @@ def main(
         keys = server_keys(run, "worker")
 
         def bind() -> Server[ToWeights, FromWeights]:
-            return Server(listen, ToWeights, keys, QUEUE_MESSAGES, local_door)
+            return Server(listen, ToWeights, keys, QUEUE_MESSAGES, local_endpoint)
 
         server = bound_within(REBIND_S if restart else 0.0, bind)
         write_atomically(endpoint_file, server.endpoint)

@@ -21,7 +21,7 @@ from prefixrl.rollout.weights import Fetcher
 from support import keys
 from support.fakes import publish, publish_next, wait_until, weight_server
 
-ROLLOUTS = 8
+ROLLOUTS = 4
 ROLLOUT = """
 import json, os, sys, time
 from pathlib import Path
@@ -71,7 +71,7 @@ def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
     return answer
 
 
-def test_eight_rollouts_on_a_host_pull_a_version_once_and_map_the_same_memory(tmp_path: Path) -> None:
+def test_four_rollouts_on_a_host_pull_a_version_once_and_map_the_same_memory(tmp_path: Path) -> None:
     tensors = publish(tmp_path, 1)
     with weight_server(tmp_path) as (endpoint, _), rollouts(ROLLOUTS, endpoint, tmp_path / "shared") as started:
         for each in started:

@@ -418,7 +418,7 @@ def weight_server(
     child = process(
         "prefixrl.learner.weights.server",
         *("--directory", str(directory), "--listen", listen),
-        *("--keys", str(folder()), "--local-door", f"ipc://{directory}/door"),
+        *("--keys", str(folder()), "--local-endpoint", f"ipc://{directory}/door"),
         *("--endpoint-file", str(endpoint_file)),
     )
     try:

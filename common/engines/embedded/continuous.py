@@ -101,7 +101,6 @@ class TransformersEngine(EmbeddedEngine):
 
     @property
     def _seated(self) -> list[OpenRow]:
-        """Rows that are decoded, in the order of their texts."""
         return [row for rows in self._texts for row in rows]
 
     @torch.inference_mode()
@@ -137,7 +136,6 @@ class TransformersEngine(EmbeddedEngine):
         return self._results(rows)
 
     def _joining(self) -> list[OpenRow]:
-        """Take the rows out of the queues that join in this step."""
         seated = sum(map(len, self._texts))
         ready = len(self._uncached) + min(self.seats - seated - len(self._uncached), len(self._queue))
         self._steps_waited += 1 if ready else 0
@@ -213,5 +211,4 @@ def _rope_type(config: PreTrainedConfig) -> str | None:
 
 
 def _layers(config: PreTrainedConfig) -> list[type]:
-    """Return the kinds of cache that the layers of a model have."""
     return [type(layer) for layer in DynamicCache(config=config).layers]

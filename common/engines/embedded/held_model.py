@@ -144,7 +144,6 @@ class EmbeddedEngine(AdapterEngine):
         return self._open[key].left if key in self._open else super().rows_left(key)
 
     def _opened(self, job: Job) -> list[OpenRow]:
-        """Return the rows of a job, which is open from now on."""
         self._check_room(job)
         # What decides on a draw: everything but the length.
         drawn = (msgspec.structs.replace(job.sampling, max_new_tokens=1), job.masked_tokens)
@@ -169,7 +168,6 @@ class EmbeddedEngine(AdapterEngine):
         return limit
 
     def _most_tokens(self, job: Job, row: TokenIds) -> int:
-        """Return how many tokens a row of a job gets at most."""
         most = job.sampling.max_new_tokens
         return most if self._limit is None else min(most, self._limit - row.size)
 

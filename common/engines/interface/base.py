@@ -198,7 +198,7 @@ def positions_of(text_config: object) -> int | None:
 
 
 def spans_of(versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return the runs of equal versions, token by token, as (version, tokens)."""
+    """Return the spans of equal versions, token by token, as (version, tokens)."""
     return tuple((version, len(list(run))) for version, run in groupby(versions))
 
 

@@ -74,7 +74,6 @@ class RowJobs(Engine):
         self._finished.put((key, future))
 
     def _results(self, timeout_s: float) -> list[JobResult]:
-        """Wait for the next job to finish, at most `timeout_s`; raises the error of a failed job."""
         results: list[JobResult] = []
         while self._open:
             try:

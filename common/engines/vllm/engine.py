@@ -94,7 +94,6 @@ class VllmEngine(RowJobs, AdapterEngine):
         self._close()
 
     def _call(self, work: Coroutine[Any, Any, T], timeout_s: float | None, what: str) -> T:
-        """Run something on the asyncio loop and wait for it; raises PeerLost when it takes too long."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout_s)

@@ -97,7 +97,6 @@ def about(config: Any) -> str:
 
 
 def _attention(config: Any) -> str:
-    """Return the name of the attention backend that vLLM takes here."""
     if config.attention_config.backend is not None:
         return str(config.attention_config.backend.name)
     with contextlib.suppress(Exception):  # its selection needs a device, and changes from release to release

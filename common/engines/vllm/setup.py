@@ -114,7 +114,6 @@ def _with_names(shape: LowRank | None, hf_config: Any) -> LowRank | None:
 
 
 def _context_tokens(role: str, config: RunConfig, hf_config: Any) -> int:
-    """Return the tokens of a run's longest row, within the limit of the model."""
     prefix = config.max_sampled_tokens
     if role == "rollout":
         needed = max(config.rollout.max_prompt_tokens + prefix, PROBE_ROOM_TOKENS)

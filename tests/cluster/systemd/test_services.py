@@ -284,7 +284,7 @@ def test_a_run_trains_to_its_end_under_the_limits_of_the_hardened_units(manager:
         assert (now["Result"], now["ExecMainStatus"]) == ("success", "0"), manager.journal()
     assert trained_iterations(hardened) == 3
     said = manager.journal(units[1])
-    assert "weights come through the local door /run/prefixrl-hard/prefixrl-" in said, said
+    assert "weights come through the local endpoint /run/prefixrl-hard/prefixrl-" in said, said
 
 
 PROBE = """import site

@@ -133,9 +133,9 @@ def test_without_a_key_nothing_arrives(server: Work) -> None:
     stranger.close()
 
 
-def test_a_local_door_needs_no_key(run: Path) -> None:
+def test_a_local_endpoint_needs_no_key(run: Path) -> None:
     door = f"ipc://{run}/door"
-    server: Work = Server("tcp://127.0.0.1:0", ToBroker, server_keys(run, "worker"), local_door=door)
+    server: Work = Server("tcp://127.0.0.1:0", ToBroker, server_keys(run, "worker"), local_endpoint=door)
     client: Client[FromBroker, ToBroker] = Client(door, FromBroker, b"one", None)
     client.send(GetStatus())
     received = server.receive(20.0)

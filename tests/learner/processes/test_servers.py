@@ -310,7 +310,7 @@ def test_children_do_not_outlive_a_killed_learner(config: RunConfig) -> None:
     )
 
 
-def test_the_local_door_is_in_one_folder_of_this_user_at_every_start(config: RunConfig, tmp_path: Path) -> None:
+def test_the_local_endpoint_is_in_one_folder_of_this_user_at_every_start(config: RunConfig, tmp_path: Path) -> None:
     folders = []
     for _ in range(2):
         servers = Servers(config, Path(config.directory), 0)
@@ -331,7 +331,7 @@ def test_the_local_door_is_in_one_folder_of_this_user_at_every_start(config: Run
 
 
 @pytest.mark.parametrize("case", ["too long a path", "no folder"])
-def test_without_a_local_door_weights_come_over_tcp(
+def test_without_a_local_endpoint_weights_come_over_tcp(
     case: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / ("long" * 30) if case == "too long a path" else tmp_path / "a file"
@@ -349,7 +349,7 @@ def test_without_a_local_door_weights_come_over_tcp(
     assert sum("over TCP" in each for each in caplog.messages) == 1
 
 
-def test_a_service_keeps_its_local_door_outside_its_private_tmp(
+def test_a_service_keeps_its_local_endpoint_outside_its_private_tmp(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNTIME_DIRECTORY", f"{tmp_path}:/run/another")
