@@ -161,10 +161,7 @@ def _chosen(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
 
 
 def _pass_at(problems: Sequence[Sequence[EvaluatedRow]]) -> dict[str, float]:
-    """Return pass@k for k = 1, 2, 4, ... up to the fewest answers of a problem, that included.
-
-    Beyond, it would be of no one set of problems.
-    """
+    """Return pass@k for k = 1, 2, 4, ... up to the fewest answers of a problem, that included."""
     fewest = min(len(each) for each in problems)
     counts = [(sum(row.reward == 1.0 for row in each), len(each)) for each in problems]
     return {

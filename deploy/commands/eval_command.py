@@ -172,11 +172,7 @@ def _kept(path: Path, sources: tuple[Source, ...], code: CodeMode) -> tuple[Sour
 
 
 def _prepare(plan: OfflinePlan, config: RunConfig, fresh: bool) -> None:
-    """Make an evaluation's directory: its plan, its weights, the files that the run kept.
-
-    Raises:
-        ConfigError: it is being judged now, or its checkpoint was removed meanwhile.
-    """
+    """Make an evaluation's directory; raise ConfigError if it is in use, or its checkpoint gone."""
     directory = Path(config.directory)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     with own(directory):

@@ -202,11 +202,7 @@ def _states(plan: RankPlan) -> tuple[int, int]:
 
 
 def trained_bytes(parameters: int, width: int, stage: int, ranks: int) -> tuple[int, int]:
-    """Return bytes of a trained model's weights, and of its gradients, masters and moments.
-
-    Args:
-        width: bytes of a weight in the forward pass.
-    """
+    """Return bytes of a trained model's weights (`width` each), and of all that trains them."""
     if stage == 0:
         return parameters * width, parameters * (width + ADAM)
     spread = parameters * (FP32 + ADAM) // ranks
@@ -237,10 +233,7 @@ def _buckets(plan: RankPlan) -> _Buckets:
 
 
 def activation_bytes(shape: ModelShape, plan: RankPlan) -> tuple[int, int]:
-    """Return what a forward pass keeps for its backward, and one layer's share of it.
-
-    What the output head keeps is not counted.
-    """
+    """Return what a forward pass keeps for its backward, the head apart, and one layer's share."""
     width, tokens = plan.dtype_bytes, plan.micro_batch_tokens
     rank = plan.low_rank[0] if plan.low_rank else None
     layer = layer_bytes(shape, width, plan.row_tokens, rank)
@@ -267,13 +260,7 @@ def norm_bytes(shape: ModelShape, width: int, low_rank: int | None) -> int:
 
 
 def head_bytes(positions: int, shape: ModelShape, width: int, is_trained: bool = True) -> int:
-    """Return what logprobs at `positions` take.
-
-    Their logits are computed in float32, in blocks of the vocabulary.
-
-    Args:
-        is_trained: True if the head's weight has a gradient.
-    """
+    """Return what logprobs at `positions` take, in float32 and in blocks of the vocabulary."""
     columns = min(shape.vocabulary, max(1, HEAD_ENTRIES // max(positions, shape.hidden)))
     # A block's logits and their gradient, and its rows of the weight in float32.
     block = FP32 * columns * (2 * positions + shape.hidden)

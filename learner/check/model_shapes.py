@@ -103,11 +103,7 @@ def unknown_size(model: str) -> str:
 
 
 def without_weights(folder: str) -> "PreTrainedModel":
-    """Return the model of a folder's config.json on torch's meta device; executes no code there.
-
-    Raises:
-        DataError: transformers knows no such model.
-    """
+    """Return a folder's model on torch's meta device, executing none of its code; raise DataError."""
     # Seconds of imports, for models without weights and for low-rank matrices only.
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel

@@ -62,11 +62,7 @@ def demands(config: RunConfig, limit_bytes: int, prompt_tokens: int) -> dict[str
 
 
 def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
-    """Divide each GPU among its processes: pure.
-
-    Raises:
-        ConfigError: a GPU is asked for more than it has.
-    """
+    """Divide each GPU among its processes; raise ConfigError for one asked for too much. Pure."""
     rollout, scorer = (demanded.get(role, NOTHING) for role in ("rollout", "scorer"))
     here = neighbours(placed)
     roles = {gpu: [_role(name) for name in names] for gpu, names in here.items()}
@@ -96,11 +92,7 @@ def divide(placed: Placement, demanded: dict[str, Demand]) -> Shares:
 
 
 def with_shares(config: RunConfig, placed: Placement, prompt_tokens: int) -> tuple[RunConfig, list[str]]:
-    """Return the run file with shares for engines on crowded GPUs, and a line per known GPU.
-
-    Raises:
-        ConfigError: a GPU is asked for more than it has.
-    """
+    """Return the config with shares for crowded GPUs, and a line per GPU; raise as `divide`."""
     limit = budget.device_bytes(config)
     if limit is None:
         return config, [_line(gpu, names, {}, 0.0) for gpu, names in neighbours(placed).items()]
