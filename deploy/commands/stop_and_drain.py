@@ -13,7 +13,7 @@ from prefixrl.common.run.disk import held_bytes, in_mib
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, GetStatus, HaltRun, Status
 from prefixrl.common.wire.requester import Requester
-from prefixrl.deploy.view.console import workers_table
+from prefixrl.deploy.view.console import in_order, workers_table
 from prefixrl.deploy.view.live_view import console
 from prefixrl.deploy.view.run_state import goes_on, newest_lines, operator, state_of
 
@@ -64,9 +64,9 @@ def document_of(asking: Requester) -> StatusDocument:
 
 
 def workers(directory: Path) -> list[WorkerStatus]:
-    """Return the workers that are connected."""
+    """Return the workers that are connected, by role and number."""
     with operator(directory, ANSWER_S) as asking:
-        return document_of(asking).workers
+        return in_order(document_of(asking).workers)
 
 
 def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.echo) -> None:

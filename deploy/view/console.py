@@ -185,9 +185,14 @@ def picture(document: StatusDocument, progress: Progress, height: int | None = N
     return Group(*parts)
 
 
+def in_order(workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
+    """Return workers by role and number: scorer-10 comes after scorer-9."""
+    return sorted(workers, key=lambda each: (each.role, len(each.name), each.name))
+
+
 def workers_table(workers: Sequence[WorkerStatus], most: int | None = None, is_wide: bool = False) -> Table:
     """Return a row per worker; `is_wide`: also its host, process, engine and state."""
-    workers = sorted(workers, key=lambda each: (each.role, len(each.name), each.name))
+    workers = in_order(workers)
     wide = ["host", "pid", "engine"] if is_wide else []
     numbers = ["version", "rows", "waiting", "busy", "tokens/s", "done"]
     columns = [Column(each, no_wrap=True) for each in ("worker", "phase", *wide)]

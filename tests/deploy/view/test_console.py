@@ -10,7 +10,7 @@ from rich.console import Console
 from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import AdmissionStatus, StatusDocument
 from prefixrl.common.wire.messages.worker import Activity, MemoryUse
-from prefixrl.deploy.view.console import Progress, picture, progress_of, status_line, workers_table
+from prefixrl.deploy.view.console import Progress, in_order, picture, progress_of, status_line, workers_table
 from support.fakes import document, worker_status
 from support.runs.metrics_lines import metrics_line
 
@@ -128,6 +128,13 @@ def test_on_a_terminal_of_80_by_24_nothing_is_cut(workers: int) -> None:
     assert "\u2026" not in said and "12345/50000 25 %" in said and "training left" in said
     names = [each.name for each in status.workers]
     assert all(name in said for name in names) if workers <= 4 else "and 26 more" in said
+
+
+def test_workers_are_listed_by_role_and_number() -> None:
+    given = [msgspec.structs.replace(worker_status("scorer", "vllm"), name=f"scorer-{n}") for n in (10, 9, 1)]
+    rollout = worker_status("rollout", "vllm")
+    names = ["rollout-0", "scorer-1", "scorer-9", "scorer-10"]
+    assert [each.name for each in in_order([*given, rollout])] == names
 
 
 def test_a_wide_table_names_host_process_engine_and_state() -> None:
