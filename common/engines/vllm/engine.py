@@ -228,7 +228,7 @@ class VllmEngine(RowJobs, AdapterEngine):
         await self._llm.pause_generation(mode="keep", clear_cache=True)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the weights installed last, else the model folder's, as they are published."""
+        """Return the weights installed last, else the model folder's, as they are published."""
         if self._installed is not None:
             return {name: tensor.clone() for name, tensor in self._installed.tensors.items()}
         dtype = getattr(torch, self._setup.published_dtype)
