@@ -115,7 +115,7 @@ def test_what_does_not_exist_is_refused(
     ],
 )
 def test_devices_of_another_number_than_processes_need_are_refused(launch: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"launch.devices.\w+ = .* different ones for every process"):
+    with pytest.raises(ValueError, match=r"launch.devices.\w+ = .* different GPUs for each of"):
         config_of(launch)
 
 
