@@ -105,7 +105,7 @@ def test_only_the_first_gpu_of_a_scorer_has_the_process_reward_model() -> None:
 
 
 def test_shares_that_exceed_a_gpu_together_are_refused_when_the_run_file_is_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"0\.9 and prm\.gpu_memory_utilization = 0\.3 \(its default\): target and"):
+    with pytest.raises(ConfigError, match=r"0\.9 with prm\.gpu_memory_utilization = 0\.3: target and"):
         planned(tmp_path, "scorer.vllm.gpu_memory_utilization=0.9", engine="vllm")
     planned(tmp_path, "scorer.vllm.gpu_memory_utilization=0.7", engine="vllm")
 

@@ -333,7 +333,7 @@ def test_a_run_that_goes_on_keeps_the_training_problems_it_began_with(tmp_path: 
     [
         ('train = "ocwcourses"', "data.train = 'ocwcourses': no copy is known on the hub; give its path"),
         ("train = {weight = 1.0}", "name and path are missing"),
-        ('train = {name = "mathh"}', "name = 'mathh' is not a problem set; known ones: gsm8k, math,"),
+        ('train = {name = "mathh"}', 'name = "mathh": not a problem set; known ones: gsm8k, math,'),
         ('train = [{path = "t.jsonl", weight = 1.0}, "t.jsonl"]', "train has weights [1.0, None]"),
         ('train = "t.jsonl"\npaths = {mathh = "t.jsonl"}', "mathh: not a problem set"),
         ('train = [{path = "t.jsonl", wait = 1.0}]', "data.train.0.wait: unknown key; did you mean 'weight'?"),
