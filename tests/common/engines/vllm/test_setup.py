@@ -101,7 +101,7 @@ def test_options_are_passed_through() -> None:
         ("rollout.vllm.options={ generation_config = 'auto' }", "options sets generation_config"),
         ("scorer.vllm.options={ quantization = 'fp8' }", "keys of this section"),
         ("rollout.vllm.seeded=false", "seeded = false: for scorers alone"),
-        ("rollout.vllm.quantization=fp8", r"vllm.quantization = 'fp8': .* another policy .* scorers may have it"),
+        ("rollout.vllm.quantization=fp8", r"vllm.quantization = 'fp8': .* another policy .*scorers may have it"),
         ("rollout.vllm.options={ kv_cache_dtype = 'fp8' }", r"vllm.options.kv_cache_dtype = 'fp8': .* another policy"),
         (
             f"rollout.vllm.options={{ speculative_config = {DRAFT} }}",
