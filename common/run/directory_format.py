@@ -13,7 +13,7 @@ from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import json_lines
 
-FORMAT = 3
+FORMAT = 4
 """The only format that this release reads and writes. Format 1 had no file that names it."""
 FORMAT_FILE = "format.json"
 
