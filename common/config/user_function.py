@@ -1,7 +1,7 @@
 """A function of the user's own, named by a `function_ref`: `path/to/file.py:name`.
 
 The file is executed as a module of its own, named after its path. Its folder is not on the import path, so that it
-cannot shadow installed packages.
+cannot shadow installed packages. A function that cannot be called as its key demands is refused from its source alone.
 """
 
 import ast
@@ -36,11 +36,11 @@ def resolve(key: str, function_ref: str, base: Path) -> str:
     absolute = (base / Path(path).expanduser()).resolve()
     if not absolute.is_file():
         raise ConfigError(f"{key} = {function_ref!r}: there is no such file (looked at {absolute})")
-    _check_source(f"{key} = {function_ref!r}", absolute, name)
+    _check_source(key, f"{key} = {function_ref!r}", absolute, name)
     return f"{absolute}:{name}"
 
 
-def _check_source(what: str, path: Path, name: str) -> None:
+def _check_source(key: str, what: str, path: Path, name: str) -> None:
     try:
         source = importlib.util.decode_source(path.read_bytes())
         tree, table = ast.parse(source, str(path)), symtable.symtable(source, str(path), "exec")
@@ -52,24 +52,68 @@ def _check_source(what: str, path: Path, name: str) -> None:
         functions = [each.name for each in tree.body if isinstance(each, ast.FunctionDef) and each.name[0] != "_"]
         known = f"it defines {', '.join(functions)}" if functions else "it defines no function"
         raise ConfigError(f"{what}: {path} has no {name!r}; {known}")
+    last = [each for each in tree.body if name in _bound_by(each)][-1:]
+    for each in last:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.decorator_list:
+            _check_call(key, what, _signature(each.args), isinstance(each, ast.AsyncFunctionDef))
+
+
+def _bound_by(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement of a module may bind."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    found = set()
+    for each in ast.walk(statement):
+        match each:
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                found.add(each.name)
+            case ast.alias():
+                found.add(each.asname or each.name)
+    return found
+
+
+def _signature(arguments: ast.arguments) -> inspect.Signature:
+    """Return the signature that a definition has, without its defaults' values."""
+    kinds = inspect.Parameter
+    plain = [(each.arg, kinds.POSITIONAL_ONLY) for each in arguments.posonlyargs] + [
+        (each.arg, kinds.POSITIONAL_OR_KEYWORD) for each in arguments.args
+    ]
+    needed = len(plain) - len(arguments.defaults)
+    found = [
+        kinds(name, kind, default=kinds.empty if index < needed else None) for index, (name, kind) in enumerate(plain)
+    ]
+    found += [kinds(each.arg, kinds.VAR_POSITIONAL) for each in [arguments.vararg] if each]
+    found += [
+        kinds(each.arg, kinds.KEYWORD_ONLY, default=None if default else kinds.empty)
+        for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    found += [kinds(each.arg, kinds.VAR_KEYWORD) for each in [arguments.kwarg] if each]
+    return inspect.Signature(found)
+
+
+def _check_call(key: str, what: str, signature: inspect.Signature, is_async: bool) -> None:
+    first, by_name = CALLS[key]
+    named = {name: None for name in by_name & signature.parameters.keys()}
+    asked = f"it is called with {', '.join(first)}"
+    asked += f", and by name with {' and '.join(sorted(by_name))} where it has such a parameter" if by_name else ""
+    if is_async:
+        raise ConfigError(f"{what} is async: its result is never awaited; define it with def")
+    try:
+        signature.bind(*first, **named)
+    except TypeError as error:
+        raise ConfigError(f"{what} takes {signature}: {error}; {asked}") from None
 
 
 def check_call(key: str, function_ref: str) -> None:
     """Import a function; raise ConfigError if it cannot be called as its key demands."""
-    function, name = load(function_ref), function_ref.rpartition(":")[2]
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"{name!r} is async: nobody awaits what it returns; define it with def")
+    function = load(function_ref)
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):
         return  # one of C that Python cannot describe
-    first, by_name = CALLS[key]
-    try:
-        signature.bind(*first, **dict.fromkeys(by_name & signature.parameters.keys()))
-    except TypeError as error:
-        asked = f"it is called with {', '.join(first)}"
-        asked += f", and by name with {' and '.join(sorted(by_name))} where it has such a parameter" if by_name else ""
-        raise ConfigError(f"{name!r} takes {signature}: {error}; {asked}") from None
+    _check_call(key, repr(function_ref.rpartition(":")[2]), signature, inspect.iscoroutinefunction(function))
 
 
 def takes(function: UserFunction, name: str) -> bool:
@@ -86,7 +130,10 @@ def file_of(function_ref: str) -> Path:
 
 
 def load(function_ref: str) -> UserFunction:
-    """Return the function of a resolved reference, executing its file once; raises ConfigError."""
+    """Return the function of a resolved reference; the file is executed once per process.
+
+    Raises ConfigError if the file cannot be read or does not run (naming the line), or has no such function.
+    """
     path, name = file_of(function_ref), function_ref.rpartition(":")[2]
     module = _module(path)
     function = getattr(module, name, None)
@@ -99,6 +146,7 @@ def load(function_ref: str) -> UserFunction:
 
 @functools.cache
 def _module(path: Path) -> ModuleType:
+    """Execute the file as a module; raises ConfigError when it does not run."""
     digest = hashlib.blake2b(bytes(path), digest_size=8).hexdigest()
     name = f"prefixrl_user_{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)

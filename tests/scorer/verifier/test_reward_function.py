@@ -241,10 +241,16 @@ def test_it_may_ask_the_verifier_about_any_text(tmp_path: Path) -> None:
         ("async def score(question, text, gold): ...", "is async"),
     ],
 )
-def test_a_function_that_cannot_be_called_so_is_refused_before_the_run(
+def test_a_function_that_cannot_be_called_so_is_refused_where_the_run_file_is_read(
     tmp_path: Path, source: str, reason: str
 ) -> None:
     (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(ConfigError, match=reason) as refused:
+        user_function.resolve("reward.function", "mine.py:score", tmp_path)
+    assert "reward.function = 'mine.py:score'" in str(refused.value)
+    # The same where the source does not tell: by a decorator.
+    decorated = f"import functools\n@functools.wraps(print)\ndef kept(): ...\ndef same(f): return f\n@same\n{source}\n"
+    (tmp_path / "mine.py").write_text(decorated)
     place = user_function.resolve("reward.function", "mine.py:score", tmp_path)
     with pytest.raises(ConfigError, match=reason):
         user_function.check_call("reward.function", place)
