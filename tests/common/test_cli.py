@@ -100,6 +100,7 @@ def test_a_mistake_in_the_configuration_is_one_message(
     assert not directory.exists(), "a refused run leaves nothing behind"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", STARTERS)
 def test_a_port_in_use_is_one_message(command: str, tmp_path: Path) -> None:
     with socket.socket() as holder:

@@ -61,7 +61,7 @@ def test_the_critics_head_is_small_seeded_and_without_bias(adapter: Path) -> Non
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
 def test_published_weights_answer_the_probe_as_the_learner_does(adapter: Path, stage: int, dtype: str) -> None:
     learner = {"deepspeed": {"zero_optimization": {"stage": stage}}, "dtype": dtype}
     config = run_config(adapter, learner=learner)
@@ -117,6 +117,7 @@ def test_other_deepspeed_settings_pass_through(adapter: Path) -> None:
     assert "communication_data_type" not in settings
 
 
+@pytest.mark.slow
 def test_gradients_of_bfloat16_are_added_up_over_ranks_in_float32(adapter: Path) -> None:
     config = run_config(adapter, learner={"dtype": "bfloat16"})
     engine = loaded(config).actor.engine

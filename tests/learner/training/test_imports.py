@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_learner_without_low_rank_matrices_does_not_load_peft() -> None:
     # The first iteration would wait for it.
     code = "import prefixrl.learner.loop, prefixrl.learner.models.model, sys; print('peft' in sys.modules)"
