@@ -56,7 +56,9 @@ def flip(path: Path, place: int) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-@pytest.mark.parametrize("examples", [1, pytest.param(20, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "examples", [pytest.param(3, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.nightly)]
+)
 def test_a_worker_killed_at_any_piece_delays_nobody_and_its_successor_gets_exactly_the_version(
     folder: Path, endpoint: str, examples: int
 ) -> None:
