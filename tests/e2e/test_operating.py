@@ -73,6 +73,7 @@ def test_a_run_stops_in_its_last_evaluation_too(tmp_path: Path) -> None:
         assert process.returncode == 130, output
 
 
+@pytest.mark.nightly
 def test_a_killed_learner_that_is_not_started_again_is_named_as_killed(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with launched(directory, *TWO_SCORERS) as process:

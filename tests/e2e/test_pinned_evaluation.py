@@ -33,7 +33,7 @@ from support.runs.simulated_run import next_batch, note, until_full, weights, wo
 ITERATIONS, EVERY, PROBLEMS = 12, 3, 40
 PROMPTS = tuple(Prompt(f"held-out-{i}", f"{i} + 1 =", str(i + 1)) for i in range(PROBLEMS))
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.nightly]
 
 
 def config_of(folder: Path) -> RunConfig:

@@ -20,7 +20,7 @@ from support.models.on_device import (
 )
 from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model
 
-pytestmark = [pytest.mark.slow, *DEEPSPEED_WARNINGS]
+pytestmark = [pytest.mark.nightly, *DEEPSPEED_WARNINGS]
 
 
 @pytest.fixture(scope="module")

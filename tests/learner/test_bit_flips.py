@@ -23,7 +23,7 @@ from prefixrl.learner.training import checkpoint
 from prefixrl.learner.training.checkpoint import TrainerState, read_manifest
 from support.models.tiny_model import DEEPSPEED_WARNINGS, run_config, save_model, with_tokenizer
 
-pytestmark = [*DEEPSPEED_WARNINGS, pytest.mark.slow]
+pytestmark = [*DEEPSPEED_WARNINGS, pytest.mark.nightly]
 Figure = Callable[[str, object], None]
 FLIPS = 1000
 """In each of the two."""

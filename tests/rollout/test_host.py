@@ -90,7 +90,7 @@ def test_four_rollouts_on_a_host_pull_a_version_once_and_map_the_same_memory(tmp
         assert {each["sum"] for each in answers} == {float(tensors["layer.weight"].sum())}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_rollout_takes_over_from_one_that_is_killed_in_mid_pull(tmp_path: Path) -> None:
     publish(tmp_path, 1, chunk_bytes=1)  # many pieces: it takes seconds
     with weight_server(tmp_path) as (endpoint, _), rollouts(3, endpoint, tmp_path / "shared") as started:

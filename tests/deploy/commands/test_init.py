@@ -94,7 +94,7 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         assert refused.exit_code == 2 and said in refused.output, refused.output
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_printed_file_trains(tmp_path: Path) -> None:
     path = written(tmp_path, *MODELS, *DATA)
     settings = ("evaluation.problems=128", "algorithm.iterations=100")  # its adapter leans to the right opening already

@@ -79,7 +79,7 @@ def test_the_version_of_the_command_is_the_version_of_the_package() -> None:
     assert CliRunner().invoke(main, ["--version"]).output == f"prefixrl {prefixrl.__version__}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_notebook_runs_from_its_first_cell_to_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT / "docs")
     notebook = json.loads((ROOT / "docs/python.ipynb").read_text())

@@ -37,7 +37,7 @@ def rebuild(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "policy/model.safetensors")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_build_is_repeatable_and_makes_a_model_of_the_shipped_shape(tmp_path: Path) -> None:
     first, second = rebuild(tmp_path / "a"), rebuild(tmp_path / "b")
     shipped = load_file(SHIPPED / "policy/model.safetensors")

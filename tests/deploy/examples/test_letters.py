@@ -115,7 +115,7 @@ def test_the_run_file_is_that_of_prefixrl_init_but_for_the_tasks_own_keys(tmp_pa
     assert shipped == expected
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_build_is_repeatable_and_makes_the_shipped_problems_tokenizers_and_shapes(tmp_path: Path) -> None:
     first, second = rebuild(tmp_path / "a"), rebuild(tmp_path / "b")
     names = [f"{model}/{file}" for model in MODELS for file in ("tokenizer.json", "chat_template.jinja")]
@@ -167,7 +167,7 @@ def test_the_untrained_adapter_writes_the_four_openings_whatever_the_question() 
             assert 0.1 < chance < 0.5, (row["question"], each.opening)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_three_daemons_train_it_by_the_rule_well_past_every_fixed_prefix(tmp_path: Path) -> None:
     flags = ["--set", f"directory={tmp_path / 'run'}", "--set", "seed=2"]

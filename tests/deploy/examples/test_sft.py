@@ -55,7 +55,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         sft.lessons(tmp_path, 1.0, None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_adapter_of_a_run_learns_its_good_prefixes_and_begins_another_run(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "sft"

@@ -102,7 +102,7 @@ def test_the_real_file_fits_the_gpus_it_states(name: str, tmp_path: Path) -> Non
     assert "activations: not counted" not in told.text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_primes_run_trains_on_maths_and_code_of_its_format(tmp_path: Path) -> None:
     settings = ("algorithm.iterations=4", "evaluation.problems=16", "evaluation.every=2")
@@ -125,7 +125,7 @@ def test_primes_run_trains_on_maths_and_code_of_its_format(tmp_path: Path) -> No
     assert (tmp_path / "checkpoints/step_00000004/hf_reward/model.safetensors").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["tiny", pytest.param("tiny_grpo", marks=pytest.mark.nightly)])
 def test_openrs_run_becomes_right_by_the_scores_of_its_reward_model_alone(name: str, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_openrs_run_becomes_right_by_the_scores_of_its_reward_model_alone(name: 
     assert accuracy["trained_adapter"] > accuracy["untrained_adapter"] + 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_openrs_tppo_runs_on_the_same_file(tmp_path: Path) -> None:
     settings = ("algorithm.iterations=4", "algorithm.name=tppo")
@@ -152,7 +152,7 @@ def test_openrs_tppo_runs_on_the_same_file(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "checkpoints").glob("step_*")} >= {"step_00000004"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_build_makes_the_shipped_data_and_a_policy_of_the_shipped_shape(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     build.build(tmp_path, 2, 0)
@@ -165,7 +165,7 @@ def test_the_build_makes_the_shipped_data_and_a_policy_of_the_shipped_shape(tmp_
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_build_makes_a_reward_model_of_the_shipped_shape(tmp_path: Path) -> None:
     openr.build(tmp_path, 2, 0)
     shipped = EXAMPLES / "openr_math"

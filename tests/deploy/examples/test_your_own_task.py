@@ -29,7 +29,7 @@ def script() -> str:
     return text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_commands_of_the_page_end_well_and_make_the_run_file_of_the_example(tmp_path: Path) -> None:
     (tmp_path / "deploy").symlink_to(ROOT / "deploy")

@@ -100,7 +100,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         resumed(tmp_path / "nothing", ())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("key", ["algorithm.iterations", "data.epochs"])
 def test_a_stopped_run_is_ended_earlier(tmp_path: Path, key: str) -> None:

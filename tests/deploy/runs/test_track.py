@@ -211,7 +211,7 @@ def test_wandb_holds_the_series_of_the_run_under_one_id_over_resumes(run: Path) 
     assert found == series(again)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_run_sends_its_metrics_itself_and_goes_on_after_its_learner_was_killed(tmp_path: Path) -> None:
     pytest.importorskip("wandb"), pytest.importorskip("tensorboard")

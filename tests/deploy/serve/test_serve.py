@@ -290,7 +290,7 @@ def test_sigterm_lets_open_answers_end_and_exits_with_0(guarded_server: ServedRu
     assert "Traceback" not in guarded_server.log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_client_that_sends_its_head_drop_by_drop_is_cut_off(server: ServedRun) -> None:
     with socket.create_connection(("127.0.0.1", server.port), 30) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
@@ -309,7 +309,7 @@ def _is_closed(client: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_greedy_answers_are_those_of_generate(server: ServedRun) -> None:
     run = server.log.parent / server.name
     given = "\n".join(json.dumps({"question": each}) for each in PROBLEMS)

@@ -193,7 +193,7 @@ def test_an_array_has_a_task_per_run_with_the_resources_of_the_largest(tmp_path:
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_four_runs_end_with_their_table_and_nothing_is_run_again(tmp_path: Path) -> None:
     path = sweep_file(tmp_path, TINY)

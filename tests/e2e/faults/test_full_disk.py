@@ -54,6 +54,7 @@ def test_a_stop_on_a_full_disk_tells_what_is_lost_and_the_next_start_goes_on(tmp
             check_books(finish(again, directory), directory)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("room_bytes", "told"), [(4 << 20, "has no room for the run"), (0, "the disk is full|no room")]
 )

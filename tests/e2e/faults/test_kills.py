@@ -10,7 +10,7 @@ import pytest
 from support.paths import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_parameters_after_crashes_are_those_of_the_run_that_was_left_alone(tmp_path: Path) -> None:
     figures = tmp_path / "kills.json"

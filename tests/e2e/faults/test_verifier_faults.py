@@ -90,6 +90,7 @@ def allow_files(launch: "subprocess.Popen[str]", spare: int | None) -> None:
             each.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.nightly
 def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_path: Path) -> None:
     directory, policy = tmp_path / "run", policy_that_writes_programs(tmp_path / "policy")
     settings = (

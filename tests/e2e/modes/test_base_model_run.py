@@ -11,7 +11,7 @@ from support.models.base_models import base_model
 from support.paths import EXAMPLE
 from support.runs.run_helper import RUN_FILE, SMALL, check_books, finish, inspect, launched
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.nightly]
 
 
 HOT = ("rollout.temperature=4.0",)

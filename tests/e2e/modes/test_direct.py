@@ -71,6 +71,7 @@ def test_a_short_run_keeps_its_books_and_loads_no_target(tmp_path: Path, stalene
     assert all(json.loads(line)["prefix"] == "" for line in lines)
 
 
+@pytest.mark.nightly
 def test_grpo_on_fractional_rewards_and_advantages_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     settings = (

@@ -57,6 +57,7 @@ def unanswerable(folder: Path) -> Path:
     return folder / "run.toml"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.chaos)])
 def test_a_filter_that_nothing_passes_ends_the_run_by_name_and_sends_everybody_home(ranks: int, tmp_path: Path) -> None:
     directory = tmp_path / "run"

@@ -13,7 +13,7 @@ from prefixrl.common.engines.interface.base import JobResult
 from support.fakes import wait_until
 from support.runs import in_flight_run
 
-pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(500), pytest.mark.nightly]
 
 ANSWER_TOKENS = 48
 PART_TOKENS = ANSWER_TOKENS // (in_flight_run.STALENESS + 1)

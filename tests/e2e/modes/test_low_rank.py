@@ -11,7 +11,7 @@ from support.runs.run_helper import SMALL, check_books, finish, launched
 LOW_RANK = ("learner.lora={rank=4}", "learner.actor_lr=5e-4")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     "engine", ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]

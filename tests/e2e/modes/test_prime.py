@@ -9,7 +9,7 @@ import pytest
 
 from support.runs.run_helper import ROOT, check_books, child, finish, launched, trained_iterations, wait_for
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic_direct/run.toml"
 PRIME = (

@@ -13,7 +13,7 @@ import pytest
 from support.models.process_models import SEPARATOR, trained_step_tag
 from support.runs.run_helper import ROOT, check_books, child, finish, inspect, launched, trained_iterations, wait_for
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
 RUN_FILE = ROOT / "deploy/examples/arithmetic_direct/run.toml"
 SMALL = ("algorithm.groups_per_iteration=16", "evaluation.problems=64", "broker.silence_s=2")

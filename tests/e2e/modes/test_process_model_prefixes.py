@@ -17,7 +17,7 @@ from prefixrl.scorer.process.steps import split
 from support.models.process_models import SEPARATOR, loaded, marked, trained_step_tag
 from support.runs.run_helper import SMALL, check_books, finish, inspect, launched
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.nightly]
 
 SETTINGS = (
     "algorithm.name=grpo", "algorithm.iterations=30", "algorithm.kl=0", "algorithm.entropy=0", "learner.actor_lr=1e-3",

@@ -13,7 +13,7 @@ import pytest
 
 from support.runs.run_helper import SMALL, check_books, finish, launched, logs, trained_iterations, wait_for
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.nightly]
 
 TWO_RANKS = (*SMALL, "launch.learner_ranks=2", "launch.scorers=1")
 

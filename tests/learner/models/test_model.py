@@ -117,7 +117,7 @@ def test_other_deepspeed_settings_pass_through(adapter: Path) -> None:
     assert "communication_data_type" not in settings
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gradients_of_bfloat16_are_added_up_over_ranks_in_float32(adapter: Path) -> None:
     config = run_config(adapter, learner={"dtype": "bfloat16"})
     engine = loaded(config).actor.engine

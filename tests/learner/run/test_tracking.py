@@ -50,7 +50,7 @@ def test_a_tracker_that_ended_is_named_once(tmp_path: Path, caplog: pytest.LogCa
     assert f"`prefixrl track {tmp_path}` sends all" in record.getMessage()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stop_signal_to_every_process_leaves_the_tracker_to_the_learner(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     write_format(tmp_path)
