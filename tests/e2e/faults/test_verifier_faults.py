@@ -192,4 +192,4 @@ def test_a_function_and_programs_cannot_both_judge(tmp_path: Path) -> None:
     given = command(tmp_path / "run", *settings, run_file=RUN_FILE)
     finished = subprocess.run(given, capture_output=True, text=True, timeout=60)
     assert finished.returncode == 2
-    assert "data.code = 'tests'" in finished.stderr + finished.stdout
+    assert 'data.code = "tests"' in finished.stderr + finished.stdout
