@@ -55,6 +55,11 @@ def address_in(directory: Path, role: KeyRole) -> Address:
     return Address(endpoint, read_client_key(client_key_file(directory, role)))
 
 
+def written_ns(endpoint_file: Path) -> int:
+    """Return when a broker wrote its endpoint, 0 before it did."""
+    return endpoint_file.stat().st_mtime_ns if endpoint_file.exists() else 0
+
+
 def bindable(listen: str) -> str:
     """Return `broker.listen` with the IPv4 address of its host; raises ConfigError."""
     host, port = _host_and_port(check_endpoint(listen))

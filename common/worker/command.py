@@ -1,13 +1,14 @@
 """The command line of a worker, and the option `--set` of all commands that read a run file."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import click
 
-from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.process import StopSignals, exit_codes, start_logging
+from prefixrl.common.errors import ConfigError, RunIsOver
+from prefixrl.common.host.process import AskedToStop, StopSignals, exit_codes, start_logging, without_gc
 from prefixrl.common.host.service import Service
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ PATH = click.Path(path_type=Path)
 MOST_NUMBER = 999_999
 GRACE_S = 20.0
 """Usual grace time; batch systems and service managers kill after 30 s."""
+AHEAD_VARIABLE = "PREFIXRL_AHEAD_OF"
+"""Variable by which a launch starts a worker while the learner starts; its value is the time (ns) of an endpoint file
+that an earlier broker wrote, 0 without one."""
 ALLOW_FUNCTION = "Let the run's reward.function be executed here if it is this one; may be repeated."
 SECRET = "Let the run send this environment variable to its endpoint, as its key; may be repeated."
 settings_option = click.option(
@@ -86,7 +90,7 @@ def worker_command(
             from prefixrl.common.worker.join import Overrides, find_broker, join, work
             from prefixrl.common.worker.link import FIRST_CONTACT_S, ORPHAN_S
 
-            find = find_broker(directory, connect, key_file, stop.is_set)
+            find = find_broker(directory, connect, key_file, stop.is_set, _import_ahead(stop))
             # The file in the directory may be of an earlier start, while a learner reads its data and its journal.
             patience_s = FIRST_CONTACT_S if directory is None else ORPHAN_S
             allowed = Allowed(tuple(map(_absolute, functions)), secrets)
@@ -101,6 +105,20 @@ def _scorer_option(role: str, *names: str, metavar: str, help: str) -> Callable[
     if role == "scorer":
         return click.option(*names, multiple=True, metavar=metavar, help=help)
     return lambda command: command
+
+
+def _import_ahead(stop: StopSignals) -> int | None:
+    """Import what an embedded engine needs if a launch asks for it; return its endpoint's time; RunIsOver on a stop."""
+    old_ns = os.environ.pop(AHEAD_VARIABLE, None)
+    if old_ns is None:
+        return None
+    try:
+        with stop.ending_at_once(), without_gc():
+            from prefixrl.common.engines.embedded import continuous, fixed_rows  # noqa: F401
+            from prefixrl.common.engines.vllm import setup  # noqa: F401
+    except AskedToStop:
+        raise RunIsOver("asked to stop before a run had begun") from None
+    return int(old_ns)
 
 
 def _absolute(function_ref: str) -> str:

@@ -1,6 +1,7 @@
 """Enrolment of a worker: Hello, the run's config, the model's folder; and its orderly end."""
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import AskedToStop
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import END_FILE
-from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given
+from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given, written_ns
 from prefixrl.common.wire.messages.worker import Done, Welcome
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.common.worker.allowed import NOTHING_ALLOWED, Allowed, check
@@ -64,12 +65,19 @@ class EndedEarly(Exception):
 
 
 def find_broker(
-    directory: Path | None, endpoint: str | None, key_file: Path | None, stopping: Callable[[], bool]
+    directory: Path | None,
+    endpoint: str | None,
+    key_file: Path | None,
+    stopping: Callable[[], bool],
+    old_ns: int | None = None,
 ) -> Find:
-    """Return the finder of a given endpoint, or of the broker that a run directory names."""
+    """Return the finder of a given endpoint, or of the broker that a run directory names.
+
+    `old_ns`: time of an endpoint file that an earlier broker wrote, from a launch that watches the learner itself.
+    """
     if directory is None:
         return given(endpoint or "", key_file or Path())
-    _wait_for_endpoint(directory, stopping)
+    _wait_for_endpoint(directory, stopping, ORPHAN_S if old_ns is None else math.inf, old_ns)
     if (directory / END_FILE).exists():
         log.warning(
             "the run in %s has ended (`prefixrl list` tells how): waiting for a learner to go on with it", directory
@@ -77,7 +85,9 @@ def find_broker(
     return partial(address_in, directory, "worker")
 
 
-def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], patience_s: float = ORPHAN_S) -> None:
+def _wait_for_endpoint(
+    directory: Path, stopping: Callable[[], bool], patience_s: float = ORPHAN_S, old_ns: int | None = None
+) -> None:
     """Wait until a broker has started; PeerLost after `patience_s`, RunIsOver on a stop."""
     check_format(directory)
     from_s, wait = time.monotonic(), WaitLog(f"a learner to start its broker in {directory}")
@@ -86,7 +96,7 @@ def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], patience_s
             "there is no run directory %s (yet): waiting %g s for a learner to make it; is the path right?",
             directory.absolute(), patience_s,
         )  # fmt: skip
-    while not (directory / ENDPOINT_FILE).exists():
+    while written_ns(directory / ENDPOINT_FILE) in (0, old_ns):
         if stopping():
             raise RunIsOver("asked to stop before a run had begun")
         waited_s = time.monotonic() - from_s

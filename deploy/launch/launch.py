@@ -33,9 +33,10 @@ from prefixrl.common.host.process import PARENT_VARIABLE, end_children, own, sto
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.disk import held_bytes
 from prefixrl.common.run.status import StatusDocument
+from prefixrl.common.wire.address import ENDPOINT_FILE, written_ns
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import AHEAD_VARIABLE, settings_option
 from prefixrl.deploy.launch.child_process import Child, running_processes
 from prefixrl.deploy.runs.checkpoints import checkpoints_of, newest_checkpoint
 from prefixrl.deploy.runs.report import print_table, write_report
@@ -59,7 +60,7 @@ SUCCESSION_BEATS = 2
 Before it misses one, the broker gives its name to no other worker.
 """
 TICK_S, START_TICK_S = 0.2, 0.02
-"""Time between two checks of the children; until the endpoint file is there, which the start of workers waits for."""
+"""Time between two checks of the children; shorter while the start of a worker waits for the endpoint file."""
 ASK_S = 2.0
 """Longest wait for a broker that is asked why a worker went."""
 KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer"}
@@ -163,7 +164,7 @@ class Launcher:
         """
         self._config = config
         self._directory = Path(config.directory)
-        self._endpoint_file = self._directory / "endpoint"
+        self._endpoint_file = self._directory / ENDPOINT_FILE
         self._gpus = gpus_here()
         self._placed = place(processes_of(config, with_learner=name == LEARNER), len(self._gpus))
         self.learner = self._child(name, command[0], command[1:])
@@ -220,9 +221,11 @@ class Launcher:
 
     def _run(self, stopped: Callable[[], bool]) -> int:
         """Watch until the learner ends for good or a stop is asked for."""
-        known = _modified(self._endpoint_file)
+        known = written_ns(self._endpoint_file)
         self.learner.start()
         with self._view:
+            if not self.workers:
+                self._add_workers(known)
             while not stopped():
                 if (code := self.learner.code) is not None:
                     # Restart only after a kill or a lost peer: another error would repeat.
@@ -230,7 +233,7 @@ class Launcher:
                     if not is_worth_it or not self.learner.budget.take(time.monotonic()):
                         return code
                     self._restart(self.learner, code)
-                if (written := _modified(self._endpoint_file)) != known:
+                if (written := written_ns(self._endpoint_file)) != known:
                     known = written
                     self._start_workers()
                 for worker in self.workers:
@@ -240,7 +243,7 @@ class Launcher:
                     self._view.announce(line)
                 self._view.refresh()
                 self._check_for_stalls()
-                time.sleep(TICK_S if self.workers else START_TICK_S)
+                time.sleep(TICK_S if all(worker.process for worker in self.workers) else START_TICK_S)
         return STOPPED
 
     def _check_for_stalls(self) -> None:
@@ -254,25 +257,41 @@ class Launcher:
 
     def _start_workers(self) -> None:
         """Start the workers that do not run: a broker has opened its socket."""
-        if not self.workers:
-            self._add_workers()
         for worker in self.workers:
             if not worker.is_drained and (worker.process is None or worker.code is not None):
                 worker.start()
 
-    def _add_workers(self) -> None:
+    def _add_workers(self, old_ns: int) -> None:
+        """Prepare the workers; start those ahead whose engine takes as long to import as the learner needs to start.
+
+        Args:
+            old_ns: Time of an endpoint file that an earlier broker wrote, 0 without one.
+        """
         # They are stopped after the learner: nothing would take what they finish then.
         arguments = ["--run", str(self._directory), "--grace-s", "0"]
         for role in ROLES:
             allowed = allowances(self._config) if role == "scorer" else []
             for index in range(self._workers_of(role)):
                 number = ["--number", str(index)]
-                self.workers.append(self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed]))
+                worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed])
+                self.workers.append(worker)
+                if self._is_embedded(role):
+                    worker.environment[AHEAD_VARIABLE] = str(old_ns)
+                    worker.start()
         if self._placed:
             self._view.announce(described(self._placed))
 
     def _workers_of(self, role: str) -> int:
         return self._config.launch.rollouts if role == "rollout" else self._config.launch.scorers
+
+    def _is_embedded(self, role: str) -> bool:
+        """Return True if workers of a role surely hold a model of transformers in their own process."""
+        config = self._config
+        if role == "scorer" and config.mode == "direct":
+            return False
+        section = config.rollout if role == "rollout" else config.scorer
+        is_without_vllm = not self._gpus or section.device == "cpu" or config.bitwise
+        return section.engine == "transformers" or (section.engine == "auto" and is_without_vllm)
 
     def _worker_ended(self, worker: Child, code: int) -> None:
         now_s = time.monotonic()
@@ -327,7 +346,3 @@ def stop_s(config: RunConfig) -> float:
         return config.launch.stop_s
     *_, newest = [None, *checkpoints_of(Path(config.directory)).values()]
     return STOP_S + (held_bytes(newest) if newest else 0) / SAVED_BYTES_PER_S
-
-
-def _modified(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0

@@ -1,12 +1,13 @@
 """A worker finds its run, or says what it waits for."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from prefixrl.common.errors import RunIsOver
 from prefixrl.common.run.documents import END_FILE
-from prefixrl.common.wire.address import ENDPOINT_FILE
+from prefixrl.common.wire.address import ENDPOINT_FILE, written_ns
 from prefixrl.common.worker.join import find_broker
 
 
@@ -30,3 +31,17 @@ def test_a_worker_of_a_run_that_has_ended_says_so(tmp_path: Path, caplog: pytest
     (tmp_path / END_FILE).write_text("{}")
     find_broker(tmp_path, None, None, lambda: True)
     assert "has ended" in caplog.text and "waiting for a learner to go on with it" in caplog.text
+
+
+def test_a_worker_that_a_launch_starts_ahead_waits_past_the_endpoint_of_an_earlier_broker(tmp_path: Path) -> None:
+    endpoint_file = tmp_path / ENDPOINT_FILE
+    endpoint_file.write_text("tcp://127.0.0.1:1")
+    old_ns = written_ns(endpoint_file)
+
+    def stopping() -> bool:
+        os.utime(endpoint_file, ns=(old_ns, old_ns + 1))
+        return False
+
+    find_broker(tmp_path, None, None, stopping, old_ns)
+    with pytest.raises(RunIsOver):
+        find_broker(tmp_path, None, None, lambda: True, old_ns + 1)
