@@ -22,7 +22,7 @@ COMMANDS = {
     "init": ("commands.init:init_command", "Print a run file to begin with."),
     "inspect": ("runs.inspect:inspect_command", "List or check every trained group of a run."),
     "keygen": ("commands.keygen:keygen", "Add or remove a key of a run; list the keys."),
-    "launch": ("launch.launch:launch_command", "Run learner, rollouts and scorers on this machine; resume a run."),
+    "launch": ("launch.command:launch_command", "Run learner, rollouts and scorers on this machine; resume a run."),
     "list": ("commands.list_command:list_runs", "List the runs in a folder."),
     "logs": ("commands.logs:logs", "Print the newest lines of the logs of a run."),
     "report": ("runs.report:report", "Write the pages of a run's results and print its table."),

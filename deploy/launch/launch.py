@@ -14,7 +14,6 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -36,8 +35,9 @@ from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, written_ns
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
-from prefixrl.common.worker.command import AHEAD_VARIABLE, settings_option
+from prefixrl.common.worker.command import AHEAD_VARIABLE
 from prefixrl.deploy.launch.child_process import Child, running_processes
+from prefixrl.deploy.launch.command import set_flags
 from prefixrl.deploy.runs.checkpoints import checkpoints_of, newest_checkpoint
 from prefixrl.deploy.runs.report import print_table, write_report
 from prefixrl.deploy.view.live_view import View
@@ -67,26 +67,6 @@ KEYS_OF_A_RUN = {"directory", "adapter", "data", "algorithm", "rollout", "scorer
 """Keys of `config.json` in every release; a model folder has a `config.json` too."""
 
 
-@click.command("launch")
-@click.argument("run_file", type=click.Path(path_type=Path))
-@settings_option
-@click.option("--fresh", is_flag=True, help="Throw the run directory away and start anew.")
-@click.option("--check", is_flag=True, help="Start nothing: print what `prefixrl-learner --check` prints.")
-def launch_command(run_file: Path, settings: tuple[str, ...], fresh: bool, check: bool) -> None:
-    """Run learner, rollouts and scorers on this machine, with a live view; resume a run.
-
-    Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function).
-    """
-    if check:
-        command = [sys.executable, "-m", "prefixrl.learner", str(run_file), "--check", *_set_flags(settings)]
-        raise SystemExit(subprocess.call(command))
-    raise SystemExit(launch(run_file, settings, fresh))
-
-
-def _set_flags(settings: tuple[str, ...]) -> list[str]:
-    return [flag for setting in settings for flag in ("--set", setting)]
-
-
 def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threading.Event | None = None) -> int:
     """Run to the end; return the exit code. ConfigError for an invalid run file or setting.
 
@@ -102,7 +82,7 @@ def launch(run_file: Path, settings: tuple[str, ...], fresh: bool, stop: threadi
         click.echo(said)
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     stop = stop or stop_event()
-    flags = _set_flags(settings)
+    flags = set_flags(settings)
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
     launcher = Launcher(config, ["prefixrl.learner", str(run_file), *flags, *ranks])
     code = launcher.run_and_stop(stop.is_set)

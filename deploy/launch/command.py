@@ -1,0 +1,33 @@
+"""The command `prefixrl launch`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from prefixrl.common.worker.command import settings_option
+
+
+@click.command("launch")
+@click.argument("run_file", type=click.Path(path_type=Path))
+@settings_option
+@click.option("--fresh", is_flag=True, help="Throw the run directory away and start anew.")
+@click.option("--check", is_flag=True, help="Start nothing: print what `prefixrl-learner --check` prints.")
+def launch_command(run_file: Path, settings: tuple[str, ...], fresh: bool, check: bool) -> None:
+    """Run learner, rollouts and scorers on this machine, with a live view; resume a run.
+
+    Executes the Python files that RUN_FILE names (reward.function, algorithm.advantage_function).
+    """
+    if check:
+        command = [sys.executable, "-m", "prefixrl.learner", str(run_file), "--check", *set_flags(settings)]
+        raise SystemExit(subprocess.call(command))
+    # Late: a check needs nothing of it.
+    from prefixrl.deploy.launch.launch import launch
+
+    raise SystemExit(launch(run_file, settings, fresh))
+
+
+def set_flags(settings: tuple[str, ...]) -> list[str]:
+    """Return settings as flags of a process that the launch starts."""
+    return [flag for setting in settings for flag in ("--set", setting)]
