@@ -31,6 +31,11 @@ settings_option = click.option(
 """Option that passes `settings`, a tuple of texts."""
 
 
+def set_flags(settings: tuple[str, ...]) -> list[str]:
+    """Return the values of `settings_option` as flags for another command."""
+    return [flag for setting in settings for flag in ("--set", setting)]
+
+
 class LoadedWorker(Protocol):
     """A loaded worker."""
 

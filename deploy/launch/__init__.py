@@ -1,6 +1,6 @@
 """`prefixrl launch` and `prefixrl resume`: the processes of a run on one machine.
 
-command.py        `prefixrl launch` and its `--check`
+command.py         `prefixrl launch` and its `--check`
 launch.py          starts, watches and restarts the children of a run
 child_process.py   one child and its log
 resume.py          `prefixrl resume`, and the settings that it may change

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import set_flags, settings_option
 
 
 @click.command("launch")
@@ -26,8 +26,3 @@ def launch_command(run_file: Path, settings: tuple[str, ...], fresh: bool, check
     from prefixrl.deploy.launch.launch import launch
 
     raise SystemExit(launch(run_file, settings, fresh))
-
-
-def set_flags(settings: tuple[str, ...]) -> list[str]:
-    """Return settings as flags of a process that the launch starts."""
-    return [flag for setting in settings for flag in ("--set", setting)]

@@ -35,9 +35,8 @@ from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, written_ns
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
-from prefixrl.common.worker.command import AHEAD_VARIABLE
+from prefixrl.common.worker.command import AHEAD_VARIABLE, set_flags
 from prefixrl.deploy.launch.child_process import Child, running_processes
-from prefixrl.deploy.launch.command import set_flags
 from prefixrl.deploy.runs.checkpoints import checkpoints_of, newest_checkpoint
 from prefixrl.deploy.runs.report import print_table, write_report
 from prefixrl.deploy.view.live_view import View
