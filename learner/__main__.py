@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from prefixrl.common.host.process import exit_codes, no_teardown, start_logging, stop_event
-from prefixrl.common.worker.command import settings_option
+from prefixrl.common.worker.command import set_flags, settings_option
 
 if TYPE_CHECKING:
     from prefixrl.common.config.run import RunConfig
@@ -59,7 +59,7 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
         start_logging("prefixrl-learner" if info.ranks == 1 else f"prefixrl-learner-{info.rank}")
         stop = stop_event()
         if nproc_per_node > 1 and info.ranks == 1:
-            flags = [flag for setting in settings for flag in ("--set", setting)]
+            flags = set_flags(settings)
             ranks.supervise([str(run_file), *flags], nproc_per_node, stop.is_set)
             return
         os.environ.update(missing)
