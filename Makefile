@@ -57,9 +57,10 @@ slow: .venv/.installed-dev  ## whole runs with real processes
 proofs: $(VLLM) .venv/.installed-places  ## one short real proof each of vLLM, SLURM, systemd and several hosts (apt, root)
 	$(PYTEST) -m "proof$(if $(filter 1,$(PREFIXRL_NO_VLLM)), and not vllm)"
 
+nightly: export PREFIXRL_EXAMPLES = 500
 nightly: $(VLLM) .venv/.installed-places  ## all that takes long: those suites whole, the soak, many more examples of every property
 	$(BIN)/pytest $(PYTEST_ARGS) tests/cluster -m "systemd or slurm or hosts"
-	$(PYTEST) -m "(slow or nightly or vllm) and not (chaos or gpu or systemd or slurm or hosts)"
+	$(PYTEST) -m "(slow or nightly or vllm or hypothesis) and not (chaos or gpu or systemd or slurm or hosts)"
 
 chaos: .venv/.installed-dev  ## kill and stop real processes for minutes
 	$(BIN)/pytest -m "chaos and not vllm"

@@ -154,6 +154,7 @@ SYSTEMS = st.builds(
 LINKS = st.builds(WeightsPath, pulled_bytes=st.floats(0.0, 20.0), server_bytes_per_s=st.just(1.0))
 
 
+@pytest.mark.nightly
 @given(SYSTEMS, LINKS, st.booleans(), st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_no_age_passes_the_window_and_no_group_is_lost(
@@ -168,6 +169,7 @@ def test_no_age_passes_the_window_and_no_group_is_lost(
     assert found == run(given_system, 12)
 
 
+@pytest.mark.nightly
 def test_a_coarser_system_has_the_same_rates() -> None:
     row = RowTimes(mean_s=2.0, sigma=0.7, limit_s=6.0)  # without a limit, more rows have a longer longest one
     scorers = Workers(count=4, seats=256, row=row)

@@ -58,6 +58,7 @@ def behaviour_gap(engine: TransformersEngine, data: IterationData) -> float:
     return max(gaps)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("age", [0, 2])
 def test_every_sample_has_the_age_asked_for_and_the_logprobs_of_the_version_it_names(target: Target, age: int) -> None:
     config = config_of(arm(age), SIZE)

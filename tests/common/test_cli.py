@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from support.paths import EXAMPLE
+from support.tiers import mostly_nightly
 
 HEAVY = {"deepspeed", "matplotlib", "numpy", "torch", "transformers", "vllm", "zmq"}
 
@@ -88,7 +89,7 @@ def test_every_command_is_there_as_its_list_says_and_needs_no_torch() -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("command", STARTERS)
+@pytest.mark.parametrize("command", mostly_nightly(STARTERS, 1))
 @pytest.mark.parametrize(("setting", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_a_mistake_in_the_configuration_is_one_message(
     command: str, setting: str, message: str, tmp_path: Path
@@ -101,7 +102,7 @@ def test_a_mistake_in_the_configuration_is_one_message(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", STARTERS)
+@pytest.mark.parametrize("command", mostly_nightly(STARTERS, 1))
 def test_a_port_in_use_is_one_message(command: str, tmp_path: Path) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -128,7 +129,7 @@ def test_a_folder_without_a_run_is_one_message(command: str, tmp_path: Path) -> 
     assert len(done.stderr.splitlines()) <= 2
 
 
-@pytest.mark.parametrize("command", ["rollout", "scorer"])
+@pytest.mark.parametrize("command", ["rollout", pytest.param("scorer", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("endpoint", ["localhost:5555", "tcp://127.0.0.1:port", "tcp://127.0.0.1"])
 def test_an_address_that_is_none_is_one_message(command: str, endpoint: str) -> None:
     assert_one_message(run(command, "--connect", endpoint, "--key", "worker.key"), repr(endpoint))
@@ -139,6 +140,7 @@ def test_a_worker_without_one_way_to_its_run_is_one_message(flags: tuple[str, ..
     assert_one_message(run("scorer", *flags), "give --run DIRECTORY")
 
 
+@pytest.mark.slow
 def test_check_prints_what_follows_and_starts_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     flags = ("--check", "--set", f"directory={directory}", "--set", "algorithm.iterations=7")
@@ -148,6 +150,7 @@ def test_check_prints_what_follows_and_starts_nothing(tmp_path: Path) -> None:
     assert not directory.exists()
 
 
+@pytest.mark.slow
 def test_check_reads_a_users_file_and_a_start_executes_it_before_anything_else(tmp_path: Path) -> None:
     executed, directory, mine = (tmp_path / name for name in ("executed", "run", "mine.py"))
     mine.write_text(f"open({str(executed)!r}, 'w').close()\n1 / 0\ndef f(question, text, gold): ...\n")

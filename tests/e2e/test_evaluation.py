@@ -83,6 +83,7 @@ def test_the_best_checkpoint_is_the_one_with_the_highest_greedy_accuracy(run: Pa
     assert weights_of(run, config_of(run, ()), "best", False).version == best
 
 
+@pytest.mark.nightly
 def test_another_run_begins_with_what_this_one_has_learnt(run: Path, tmp_path: Path) -> None:
     settings = (f"adapter.init_from={run}", "adapter.reference=model", "algorithm.iterations=1")
     with launched(tmp_path / "run", *SMALL, *settings) as process:
@@ -159,6 +160,7 @@ def test_generated_answers_are_those_of_an_evaluation_row_by_row(run: Path) -> N
             assert (line["family"], line["columns"]) == (problem["family"], {})
 
 
+@pytest.mark.nightly
 def test_a_policy_alone_answers_in_direct_mode_several_times_where_asked(tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     flags = ("--adapter", EXAMPLE.parent / "arithmetic_direct/policy", "--samples", "2")
@@ -200,6 +202,7 @@ def test_asked_again_nothing_is_judged_twice_and_other_settings_are_refused(run:
     assert other.returncode == 2 and "scorer.max_new_tokens: 20 -> 19" in other.stderr
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_that_holds_other_weights_than_were_published_is_refused(run: Path) -> None:
     weights = run / "checkpoints/step_00000006/hf/model.safetensors"
     tensors = load_file(weights)

@@ -71,6 +71,7 @@ def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 def test_four_rollouts_on_a_host_pull_a_version_once_and_map_the_same_memory(tmp_path: Path) -> None:
     tensors = publish(tmp_path, 1)
     with weight_server(tmp_path) as (endpoint, _), rollouts(ROLLOUTS, endpoint, tmp_path / "shared") as started:

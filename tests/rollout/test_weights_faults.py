@@ -106,6 +106,7 @@ def stopped_for(folder: Path, endpoint: str, stopped_s: float) -> int:
         return int(retries)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_delays_nobody_and_finishes_its_pull(folder: Path, endpoint: str) -> None:
     stopped_for(folder, endpoint, 0.0)
 
@@ -166,6 +167,7 @@ def test_a_manifest_with_another_dtype_is_refused_and_ends_the_fetching_by_name(
     assert fetcher.counts.damaged == 3
 
 
+@pytest.mark.slow
 def test_a_worker_without_room_for_a_version_asks_again_until_there_is(folder: Path, endpoint: str) -> None:
     version = fresh(folder)
     published = publish(folder, version)
@@ -182,6 +184,7 @@ def anonymous_bytes(pid: int) -> int:
     return int(found.split()[1]) * 1024
 
 
+@pytest.mark.slow
 def test_the_server_holds_one_encrypted_chunk_for_a_worker_that_does_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_learner_refuses_a_run_of_another_release_and_changes_nothing(
     assert everything_in(Path(config.directory)) == before
 
 
+@pytest.mark.slow
 def test_a_broker_refuses_a_run_of_another_release_and_changes_nothing(refused: tuple[RunConfig, str]) -> None:
     config, said = refused
     before = everything_in(Path(config.directory))

@@ -92,7 +92,8 @@ def test_the_memory_of_a_process_grows_with_what_it_holds_alone() -> None:
     held = bytearray(os.urandom(64 * 2**20))
     after = memory_now()
     assert before and after and len(held) == 64 * 2**20
-    for name in ("resident_bytes", "own_bytes", "share_bytes"):
+    # Not `share_bytes`: it falls by itself where another process begins to share pages meanwhile.
+    for name in ("resident_bytes", "own_bytes"):
         assert getattr(after, name) - getattr(before, name) >= 60 * 2**20
     assert after.own_bytes <= after.share_bytes <= after.resident_bytes
 

@@ -20,6 +20,7 @@ def keygen(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_keys_are_made_listed_added_and_removed(tmp_path: Path) -> None:
     made = keygen(str(tmp_path), "--new")
     assert made.returncode == 0, made.stderr

@@ -207,6 +207,7 @@ def test_other_bodies_hosts_and_paths_are_refused_in_openais_form(server: Served
         assert (answer.status_code, answer.json()["error"].keys()) == (status, {"message", "type", "param", "code"})
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for(guarded_server: ServedRun) -> None:
     with guarded_server.client("wrong") as client, pytest.raises(openai.AuthenticationError, match="missing or wrong"):
         client.models.list()
@@ -234,6 +235,7 @@ def test_other_addresses_need_a_key_that_only_its_owner_can_read(tmp_path: Path)
 # --- load and faults -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_clients_killed_in_mid_stream_leave_an_empty_queue_and_no_memory(slow_server: ServedRun) -> None:
     memory = psutil.Process(slow_server.process.pid).memory_info
     before = 0
@@ -249,6 +251,7 @@ def test_clients_killed_in_mid_stream_leave_an_empty_queue_and_no_memory(slow_se
     assert memory().rss < before + 64 * MIB
 
 
+@pytest.mark.slow
 def test_a_flood_is_told_to_come_back_and_leaves_the_server_well(slow_server: ServedRun) -> None:
     def ask(_: int) -> int:
         with slow_server.client() as client:
@@ -268,6 +271,7 @@ def test_a_flood_is_told_to_come_back_and_leaves_the_server_well(slow_server: Se
     assert ask(0) == 200
 
 
+@pytest.mark.slow
 def test_a_request_past_its_deadline_ends_with_an_error_and_not_with_done(guarded_server: ServedRun) -> None:
     asked: dict[str, Any] = {"model": guarded_server.name, "prompt": PROBLEMS[0]}
     with guarded_server.client(KEY) as client, pytest.raises(openai.InternalServerError, match="within 3 s"):
@@ -278,6 +282,7 @@ def test_a_request_past_its_deadline_ends_with_an_error_and_not_with_done(guarde
     guarded_server.wait_until_idle()
 
 
+@pytest.mark.slow
 def test_sigterm_lets_open_answers_end_and_exits_with_0(guarded_server: ServedRun) -> None:
     client = begun(guarded_server, max_tokens=48)
     guarded_server.process.send_signal(signal.SIGTERM)

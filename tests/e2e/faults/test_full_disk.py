@@ -16,6 +16,7 @@ DISK_BYTES = 20 << 20
 LONGER = (*SMALL, "algorithm.iterations=24")
 
 
+@pytest.mark.nightly
 def test_a_run_waits_for_room_and_trains_every_group_once(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
         directory = disk.path / "run"

@@ -130,6 +130,7 @@ def test_a_sandbox_that_fails_in_mid_run_makes_no_row_wrong_and_trains_none(tmp_
     assert "sandbox failed" in told(directory)
 
 
+@pytest.mark.nightly
 def test_what_the_verifier_cannot_judge_is_excluded_by_cause_and_never_a_reward_of_zero(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILS_SOMETIMES)
     directory = tmp_path / "run"

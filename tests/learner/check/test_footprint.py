@@ -94,6 +94,8 @@ def with_layers(shape: ModelShape, layers: int) -> ModelShape:
     return ModelShape(**(fields | {"layers": layers, "vocabulary": 64, "is_tied": True}))
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("low_rank", [None, 16], ids=["full", "low rank"])
 @pytest.mark.parametrize("is_checkpointed", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize(
@@ -146,6 +148,7 @@ def counted(dtype: str, zero: dict[str, Any]) -> tuple[int, int]:
     return held, peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warned", [pytest.param(0, marks=DEEPSPEED_WARNINGS)])
 @pytest.mark.parametrize(
     ("dtype", "stage", "bucket"),

@@ -93,6 +93,7 @@ print(codes == 8 * [Halted.exit_code], codes)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_ends_with_its_own_code_while_gloo_still_holds_a_tensor() -> None:
     command = [sys.executable, "-c", WITH_A_COLLECTIVE_UNDER_WAY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -48,6 +48,7 @@ def steps(models: Models, config: RunConfig, iterations: int = 2) -> list[dict[s
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", mostly_nightly(STAGES, 1))
 @pytest.mark.parametrize(
     "option",

@@ -83,6 +83,7 @@ def test_killed_children_come_back_on_their_addresses_with_their_books(config: R
     assert journal.read_bytes().count(b"VersionPublished") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="no limits of another process on this system")
 def test_a_broker_whose_disk_fails_ends_and_comes_back(config: RunConfig, servers: Servers) -> None:
     client = BrokerClient(servers.address)
@@ -96,6 +97,7 @@ def test_a_broker_whose_disk_fails_ends_and_comes_back(config: RunConfig, server
     assert servers.failure is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", mostly_nightly(["lo", "localhost", "0.0.0.0"], 1))
 @pytest.mark.parametrize("is_fixed", [True, False])
 def test_a_run_on_any_interface_is_found_again_at_its_address(host: str, is_fixed: bool, tmp_path: Path) -> None:
@@ -201,6 +203,7 @@ def test_deaths_of_a_long_run_do_not_add_up(servers: Servers, monkeypatch: pytes
     servers.check()
 
 
+@pytest.mark.slow
 def test_who_asks_servers_beyond_help_ends_with_what_became_of_them(servers: Servers) -> None:
     for budget in servers._budgets.values():
         budget.most = 1
@@ -230,6 +233,7 @@ def test_a_child_that_cannot_be_started_again_is_a_failure_that_leaves_the_other
     assert newest(servers.weights_endpoint) == -1
 
 
+@pytest.mark.slow
 def test_a_broker_that_dies_while_it_is_asked_to_end_is_not_waited_for(servers: Servers) -> None:
     client = BrokerClient(servers.address, servers.check)
     servers.expect_end()
@@ -239,6 +243,7 @@ def test_a_broker_that_dies_while_it_is_asked_to_end_is_not_waited_for(servers: 
     client.close()
 
 
+@pytest.mark.slow
 def test_a_broker_that_waits_for_a_worker_without_goodbye_ends_in_order(config: RunConfig, servers: Servers) -> None:
     client = BrokerClient(servers.address)
     with peers(servers.endpoint, "worker") as (worker,):
@@ -310,6 +315,7 @@ def test_children_do_not_outlive_a_killed_learner(config: RunConfig) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_local_endpoint_is_in_one_folder_of_this_user_at_every_start(config: RunConfig, tmp_path: Path) -> None:
     folders = []
     for _ in range(2):

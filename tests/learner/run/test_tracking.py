@@ -28,6 +28,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_remedy(
     check_packages(LogConfig())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_check_of_the_run_file_finds_it_before_the_run_begins(tmp_path: Path) -> None:
     hidden = f"import sys; sys.modules['wandb'] = None; sys.argv[1:] = {[str(EXAMPLES / 'arithmetic/run.toml')]!r}"

@@ -88,6 +88,7 @@ def test_a_resumed_run_is_bitwise_the_run_that_never_stopped(
             assert torch.equal(mine, theirs), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}])
 def test_another_run_begins_with_adapter_and_critic_and_may_keep_the_reference(
     adapter: Path, tmp_path: Path, lora: dict[str, int] | None, caplog: pytest.LogCaptureFixture

@@ -48,7 +48,7 @@ def with_rewards(data: IterationData, rewards: list[float]) -> IterationData:
             {"name": "grpo", "proximal": "interpolated", "kl": 0.0, "ratio": "prefix_mean"},
             {"name": "reinforce_baseline", "mask_sequence_band": [0.8, 1.3], "ppo_epochs": 2},
         ],
-        4,
+        2,
     ),
     ids=lambda algorithm: " ".join(map(str, algorithm.values())),
 )

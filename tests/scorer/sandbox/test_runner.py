@@ -333,6 +333,7 @@ def test_what_is_not_allowed_does_not_succeed(name: str, loopback: int) -> None:
     assert not MARK.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDED)
 def test_what_does_not_end_is_ended_and_has_its_status(name: str) -> None:
     before = sandboxes()

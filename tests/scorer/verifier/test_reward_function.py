@@ -288,6 +288,7 @@ FILLS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "named"),
     [
@@ -362,6 +363,7 @@ def are_gone(pids: list[int]) -> bool:
     return not any(stat.exists() and ") Z" not in stat.read_text() for stat in stats)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["hang", "die", "return"])
 def test_programs_that_it_started_end_with_its_child(tmp_path: Path, text: str) -> None:
     with pool_with(tmp_path, STARTS, timeout_s=5) as pool:

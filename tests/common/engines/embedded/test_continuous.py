@@ -126,7 +126,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     return sorted(found, key=lambda each: each.step)
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.nightly)])
 def test_whatever_joins_when_every_row_is_written_as_if_it_were_alone(
     folder: Path, model: PreTrainedModel, examples: int
 ) -> None:

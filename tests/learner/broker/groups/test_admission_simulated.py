@@ -17,7 +17,7 @@ from support.broker.ledger_world import Shape, World
 from support.runs.timed_run import TimedRun, Timing
 
 SEED = 20240
-QUICK, ALL = 150, 5000
+QUICK, ALL = 60, 5000
 
 
 def any_report(draws: random.Random, ages: Counter[int]) -> float | None:

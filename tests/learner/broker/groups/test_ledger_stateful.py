@@ -337,7 +337,7 @@ class BatchedKeepTheirDeadline(Ledger):
         return self.completed
 
 
-RARE = (LearnersVersion, SurplusLost, BatchedKeepTheirDeadline, JoinedById)
+RARE = (BatchesOverlooked, QueuedHoldPlaces, LearnersVersion, SurplusLost, BatchedKeepTheirDeadline, JoinedById)
 """Faults that show after many examples only."""
 
 
@@ -351,8 +351,6 @@ RARE = (LearnersVersion, SurplusLost, BatchedKeepTheirDeadline, JoinedById)
         FilteredUncounted,
         FilterForgotten,
         SamplingUncounted,
-        BatchesOverlooked,
-        QueuedHoldPlaces,
         *(pytest.param(each, marks=pytest.mark.nightly) for each in RARE),
     ],
 )

@@ -21,6 +21,7 @@ from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits, SampleItem, ScoreItem
 from prefixrl.learner.broker.groups.window import Choice, Window
 from support.broker.ledger_world import Places
+from support.tiers import mostly_nightly
 
 ROW = Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=(VersionSpan(0, "d", 1),))
 SLOTS = 2
@@ -155,7 +156,7 @@ LARGER = ((2, 0, 1, 3), (2, 0, 2, 5), (2, 1, 2, 5))
 
 
 @pytest.mark.parametrize("admission", ["just_in_time", "as_early_as_allowed"])
-@pytest.mark.parametrize("over_sampling", [Fraction(1), Fraction(3, 2), Fraction(2)])
+@pytest.mark.parametrize("over_sampling", mostly_nightly([Fraction(3, 2), Fraction(1), Fraction(2)], 1))
 @pytest.mark.parametrize(
     ("batch_groups", "staleness", "item", "places"),
     [(1, 0, 1, 3), (1, 1, 1, 3), *(pytest.param(*each, marks=pytest.mark.nightly) for each in LARGER)],

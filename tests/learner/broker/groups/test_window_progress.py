@@ -64,13 +64,13 @@ def drive(world: World, schedule: str, slots: int) -> None:
 @pytest.mark.parametrize(
     ("over_sampling", "passing", "admission"),
     [
-        (Fraction(1), None, "just_in_time"),
         (Fraction(3, 2), 4, "just_in_time"),
         *(
             pytest.param(*filter_of_run, rule, marks=pytest.mark.nightly)
             for filter_of_run in ((Fraction(1), 4), (Fraction(2), 4), (Fraction(2), 10))
             for rule in ("just_in_time", "as_early_as_allowed")
         ),
+        pytest.param(Fraction(1), None, "just_in_time", marks=pytest.mark.nightly),
         pytest.param(Fraction(1), None, "as_early_as_allowed", marks=pytest.mark.nightly),
         pytest.param(Fraction(3, 2), 4, "as_early_as_allowed", marks=pytest.mark.nightly),
     ],
