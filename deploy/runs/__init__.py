@@ -6,7 +6,7 @@ inspect.py      `prefixrl inspect`: a line per trained group, and the checked hi
 samples.py      `prefixrl samples`: what the adapter writes
 export.py       `prefixrl export`: metrics as a table
 track.py        `prefixrl track`: metrics in TensorBoard and Weights & Biases
-report.py       `prefixrl report`: the table and the picture of a run
+report.py       `prefixrl report`: the table of a run, and what its page shows
 report_page.py  `report.html`, and its curves
 eval_table.py   the table of `prefixrl eval`
 """

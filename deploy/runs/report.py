@@ -1,6 +1,5 @@
-"""The result of a run: a table, the reward curve, a page. Made again from files alone."""
+"""The result of a run: a table and a page. Made again from files alone."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from prefixrl.common.errors import ConfigError, UserError
-from prefixrl.common.evaluation.accuracy import EvaluatedRow, Point, means_by_problem
+from prefixrl.common.evaluation.accuracy import EvaluatedRow, means_by_problem
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import printable
 from prefixrl.common.run import json_lines
@@ -30,7 +29,7 @@ from prefixrl.common.run.documents import (
 )
 from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIR_NOTE, pair_figures
 from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
-from prefixrl.deploy.runs.report_page import SMOOTHED_OVER, Cells, PageContent, file_text, page
+from prefixrl.deploy.runs.report_page import Cells, PageContent, file_text, page
 from prefixrl.deploy.runs.samples import Common, SampleText, commonest, decoder, texts_of
 
 SAMPLES = 8
@@ -40,7 +39,7 @@ SAMPLES = 8
 @click.command()
 @click.argument("run_directory", type=click.Path(path_type=Path))
 def report(run_directory: Path) -> None:
-    """Write reward.png and report.html into RUN_DIRECTORY and print its table."""
+    """Write report.html into RUN_DIRECTORY and print its table."""
     write_report(run_directory)
     print_table(run_directory)
 
@@ -55,9 +54,8 @@ def read(directory: Path) -> tuple[Summary | None, list[MetricsLine]]:
 
 
 def write_report(directory: Path) -> None:
-    """Write reward.png and report.html."""
+    """Write report.html."""
     summary, lines = read(directory)
-    _draw(lines, summary.accuracy_by_version if summary else [], directory / "reward.png")
     (directory / "report.html").write_text(page(_content(summary, lines, directory)), encoding="utf-8")
 
 
@@ -221,37 +219,3 @@ def _watched(
             if group.version_trained == iteration and is_other and group.rows and len(kept) < SAMPLES:
                 kept.append(texts_of(group, decode)[0])
         yield group
-
-
-def _draw(lines: list[MetricsLine], evaluated: list[Point], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(8, 7), sharex=True, height_ratios=(3, 1, 1))
-    iterations = [line.iteration for line in lines]
-    rewards = [line.figures["reward"] for line in lines]
-    recent = [rewards[max(0, end - SMOOTHED_OVER) : end] for end in range(1, len(rewards) + 1)]
-    smooth = [sum(each) / len(each) for each in recent]
-    top.plot(iterations, rewards, color="0.75", linewidth=1, label="mean reward of an iteration")
-    top.plot(iterations, smooth, color="tab:blue", label=f"mean of the last {SMOOTHED_OVER}")
-    if evaluated:
-        versions, shares = [point.version for point in evaluated], [point.accuracy for point in evaluated]
-        below = [point.accuracy - point.ci95[0] for point in evaluated]
-        above = [max(0.0, point.ci95[1] - point.accuracy) for point in evaluated]
-        label = "held out, greedy, 95%"
-        top.errorbar(versions, shares, [below, above], fmt="o", color="tab:green", markersize=4, label=label)
-    top.set_ylim(0, 1.02)
-    top.set_ylabel("reward")
-    top.legend(loc="lower right")
-    middle.plot(iterations, [line.mean_age for line in lines], color="tab:orange")
-    middle.set_ylabel("mean age, versions")
-    worth = [line.figures.get("old_ess_fraction", math.nan) for line in lines]
-    bottom.plot(iterations, worth, color="tab:green")
-    bottom.set_ylim(0, 1.05)
-    bottom.set_ylabel("ESS of old samples")
-    bottom.set_xlabel("iteration")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
