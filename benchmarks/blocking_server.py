@@ -159,7 +159,7 @@ def run_ours(seed: int, iterations: int) -> Ours:
                 ends_s.append(time.monotonic())
                 if iteration in (first, last):
                     statuses.append(client.status())
-                publisher.publish(iteration + 1, {"weight": torch.full((4,), float(iteration))}, PROBE_LOGPROBS)
+                publisher.publish(iteration + 1, {"weight": torch.full((4,), float(iteration))}.items(), PROBE_LOGPROBS)
             publisher.flush(iterations)
     finally:
         servers.close()

@@ -86,7 +86,7 @@ def learn(servers: Servers, config: RunConfig, iterations: int, every: int) -> R
             # Rollouts may need the weights of an evaluation for longer than the newest two.
             publisher.pinned = frozenset(asked)
             weights = {"weight": torch.full((4,), float(version))}
-            publisher.publish(version, weights, PROBE_LOGPROBS)
+            publisher.publish(version, weights.items(), PROBE_LOGPROBS)
         found = [version for each in asked for version in versions_of(client, each)]
         elapsed_s = time.monotonic() - started_s
         seats = sum(worker.seats for worker in client.status().workers if worker.role == "scorer")

@@ -82,7 +82,7 @@ def run(folder: Path, iterations: int) -> tuple[list[Reading], dict[str, float],
                 take_batch(client, iteration)
                 servers.completed = iteration + 1
                 client.iteration_done(iteration, iteration + 1)
-                publisher.publish(iteration + 1, {"weight": torch.full((4,), float(iteration))}, PROBE_LOGPROBS)
+                publisher.publish(iteration + 1, {"weight": torch.full((4,), float(iteration))}.items(), PROBE_LOGPROBS)
                 if time.monotonic() - read_s > READ_EVERY_S:
                     read_s = time.monotonic()
                     readings.append(read(iteration))

@@ -140,7 +140,7 @@ def learn(client: BrokerClient, publisher: Publisher, cell: str, rule: Admission
         time.sleep(TRAINING_S)
         client.iteration_done(iteration, iteration + 1)
         ends_s.append(time.monotonic())
-        publisher.publish(iteration + 1, {"weight": torch.full((4,), float(iteration))}, PROBE_LOGPROBS)
+        publisher.publish(iteration + 1, {"weight": torch.full((4,), float(iteration))}.items(), PROBE_LOGPROBS)
     lead = client.status().admission.lead_groups
     publisher.flush(iterations)
     return ran(cell, rule, ages, ends_s, waits_s, lead)

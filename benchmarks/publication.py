@@ -4,7 +4,7 @@ A real broker and a real publisher; a model of bfloat16 weights (1 GiB; --quick:
 again, a value changed each time. Each repeat measures two ways, the older one first:
 
     before  what release 0.1 did there: a copy in fresh memory, then `torch.isfinite` of every tensor
-    now     `Publisher.publish_copy`: sums, and a copy in memory that is used again; the rest is in its thread
+    now     `Publisher.publish`: sums, and a copy in memory that is used again; the rest is in its thread
 
 Both begin when the thread has nothing to do. The snapshot on the disk is compared with the weights, bit by bit.
 
@@ -51,7 +51,7 @@ def measure(size_bytes: int, repeats: int, directory: Path) -> tuple[list[float]
                 first[version] += 1.0
                 old.append(before_s(tensors))
                 started_s = time.monotonic()
-                publisher.publish_copy(version, tensors.items(), PROBE_LOGPROBS, dict)
+                publisher.publish(version, tensors.items(), PROBE_LOGPROBS, dict)
                 new.append(time.monotonic() - started_s)
                 publisher.flush(version)
             written = (folder(directory / "run" / "weights", version) / "weights.bin").read_bytes()

@@ -226,7 +226,7 @@ def measure(case: Case, iterations: int, seed: int) -> Measured:
                 weights = weights.clone()
                 weights[0] = iteration
                 published_s = time.monotonic()
-                publisher.publish(iteration + 1, {"weight": weights}, PROBE_LOGPROBS)
+                publisher.publish(iteration + 1, {"weight": weights}.items(), PROBE_LOGPROBS)
                 publishing.append(time.monotonic() - published_s)
                 trained_s += case.training_s + publishing[-1]
                 if iteration == last - 1:

@@ -73,7 +73,7 @@ def learner(servers: Servers, config: RunConfig) -> Iterator[tuple[BrokerClient,
     client = BrokerClient(servers.address, servers.check)
     weights = Path(config.directory) / "weights"
     publisher = Publisher(servers.address, weights, PROBE, False, servers.check)
-    publisher.publish(0, {"weight": torch.zeros(4)}, PROBE_LOGPROBS)
+    publisher.publish(0, {"weight": torch.zeros(4)}.items(), PROBE_LOGPROBS)
     yield client, publisher
     servers.expect_end()
     client.stop("done")

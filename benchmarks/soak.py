@@ -123,7 +123,7 @@ def _learn(folder: Path) -> None:
     client = BrokerClient(servers.address, servers.check)
     publisher = Publisher(servers.address, folder / "weights", PROBE, False, servers.check)
     while True:
-        publisher.publish(completed, {"weight": torch.zeros(4)}, PROBE_LOGPROBS)
+        publisher.publish(completed, {"weight": torch.zeros(4)}.items(), PROBE_LOGPROBS)
         answer = client.next_batch(GetBatch(completed, 0, 1), PATIENCE_S, lambda: False)
         if not isinstance(answer, Batch):
             break

@@ -131,7 +131,7 @@ def learn(servers: Servers, config: RunConfig, size_bytes: int, iterations: int)
             take_batch(client, iteration)
             client.iteration_done(iteration, iteration + 1)
             tensors = {"weight": tensors["weight"] + 1.0}
-            publisher.publish(iteration + 1, tensors, PROBE_LOGPROBS)
+            publisher.publish(iteration + 1, tensors.items(), PROBE_LOGPROBS)
         busy = client.status().busy_fraction["scorer"]
         publisher.flush(iterations)
     return busy

@@ -184,7 +184,7 @@ class Learner:
         self.rank_zero.arms.ask_version(self.iteration)
         self.rank_zero.publisher.pinned = self.rank_zero.arms.pinned
         with self.patience():
-            self.rank_zero.publisher.publish_copy(self.iteration, weights, logprobs, self.published)
+            self.rank_zero.publisher.publish(self.iteration, weights, logprobs, self.published)
         self.publish_s = time.monotonic() - started_s
 
     @property

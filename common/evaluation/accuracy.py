@@ -1,18 +1,29 @@
-"""Figures of judged answers: accuracies, majorities, pass@k, and their intervals. Pure."""
+"""Figures of judged answers: accuracies, majorities, pass@k, differences of arms, and their intervals. Pure.
+
+Test-time search takes one of several answers by scores of their steps; the names are OpenR's:
+
+    prm_last_max    the answer whose last step has the highest score
+    prm_last_vote   the answer with the highest sum of such scores over all answers equal to it
+
+`min` and `product` in place of `last` take the lowest score of the steps, and their product. Which answers are equal
+says the vote that each row has.
+"""
 
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-from prefixrl.common.evaluation.best_of_n import CHOICES, chosen_rewards
+from prefixrl.common.wire.verdicts import Aggregate, aggregated
 
 Z_975 = 1.959964
 RESAMPLES = 2000
+AGGREGATES: tuple[Aggregate, ...] = ("last", "min", "product")
+CHOICES = tuple(f"prm_{how}_{by}" for by in ("max", "vote") for how in AGGREGATES)
 
 Interval = Literal["wilson", "bootstrap"]
 """wilson: for a fraction of problems, each answered once, right or wrong. bootstrap: for a mean over problems."""
@@ -66,7 +77,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     pass_at: dict[str, float] = {}
     """Chance that one of k answers is right, for k = 1, 2, 4 .. n; empty where rewards are fractions."""
     chosen: dict[str, float] = {}
-    """Mean reward of the answer that scores of steps choose, by the names of `best_of_n.py`; empty without scores."""
+    """Mean reward of the answer that scores of steps choose, by the names in `CHOICES`; empty without scores."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -179,3 +190,84 @@ def over_runs(accuracies: Sequence[float]) -> tuple[float, tuple[float, float]]:
     error = statistics.stdev(accuracies) / math.sqrt(len(accuracies))
     half = float(t.ppf(0.975, len(accuracies) - 1)) * error
     return mean, (max(0.0, mean - half), min(1.0, mean + half))
+
+
+# --- one of several answers ------------------------------------------------------------------------------------------
+
+
+def chosen_rewards(rows: Sequence[EvaluatedRow]) -> dict[str, float]:
+    """Return the reward of the chosen answer to one problem, by each of CHOICES.
+
+    Texts without an answer are not chosen; without any answer the reward is 0. A text that was not scored has score 0.
+    Of several with one score the earliest is chosen.
+    """
+    answered = [row for row in rows if row.ballot]
+    if not answered:
+        return dict.fromkeys(CHOICES, 0.0)
+    found: dict[str, float] = {}
+    for how in AGGREGATES:
+        scores = [aggregated(row.scores or (), how) for row in answered]
+        best = max(range(len(answered)), key=scores.__getitem__)
+        winner = _most_voted([row.ballot for row in answered], scores)
+        found[f"prm_{how}_max"] = answered[best].reward
+        found[f"prm_{how}_vote"] = next(row.reward for row in answered if row.ballot == winner)
+    return found
+
+
+def _most_voted(ballots: Sequence[str], scores: Sequence[float]) -> str:
+    """Return the ballot with the highest sum of scores, the earliest of several."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for ballot, score in zip(ballots, scores, strict=True):
+        parts[ballot].append(score)
+    return max(parts, key=lambda ballot: math.fsum(parts[ballot]))
+
+
+# --- two arms --------------------------------------------------------------------------------------------------------
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Mean rewards of one arm less those of another, over the problems that both have."""
+
+    mean: float
+    ci95: tuple[float, float]
+    better: int
+    """Problems on which the first arm has the higher mean reward."""
+    worse: int
+    problems: int
+    chance: float
+    """Exact McNemar or sign test: chance of so unequal numbers if better and worse were equally likely."""
+
+
+def difference(one: Mapping[str, float], other: Mapping[str, float]) -> Difference | None:
+    """Compare mean rewards by problem; None without a common problem.
+
+    Where each is 0 or 1 the interval is Agresti and Min's (2005), else a percentile bootstrap over problems.
+    """
+    common = sorted(one.keys() & other.keys())
+    if not common:
+        return None
+    gaps = [one[name] - other[name] for name in common]
+    better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
+    is_binary = all(value in (0.0, 1.0) for name in common for value in (one[name], other[name]))
+    if is_binary:
+        ends = agresti_min(better, worse, len(gaps))
+    elif min(gaps) == max(gaps):
+        # Without spread: no interval of rewards in [0, 1] needs to be wider than that of a share.
+        half = wilson(0, len(gaps))[1]
+        ends = max(-1.0, gaps[0] - half), min(1.0, gaps[0] + half)
+    else:
+        ends = percentile_interval(gaps)
+    return Difference(math.fsum(gaps) / len(gaps), ends, better, worse, len(gaps), sign_test(better, worse))
+
+
+def agresti_min(better: int, worse: int, of: int) -> tuple[float, float]:
+    """Return the 95% interval: Wald's, with half a problem more in each of the four cells."""
+    gap, total = better - worse, of + 2
+    half = Z_975 * math.sqrt(better + worse + 1 - gap * gap / total) / total
+    return max(-1.0, gap / total - half), min(1.0, gap / total + half)
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Return the two-sided exact chance of so unequal numbers."""
+    tail = sum(math.comb(better + worse, k) for k in range(min(better, worse) + 1))
+    return min(1.0, float(2 * tail / 2 ** (better + worse)))

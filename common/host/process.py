@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import setproctitle
 
@@ -235,26 +235,11 @@ def no_teardown() -> Iterator[None]:
     os._exit(code if isinstance(code, int) else 1)
 
 
-class RunningProcess(Protocol):
-    """A process that this one has to end: what is needed of `subprocess.Popen`."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """Return its exit code, None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; subprocess.TimeoutExpired after `timeout`."""
-
-    def send_signal(self, sig: int, /) -> None:
-        """Send a signal unless it has ended."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-
 def end_children(
-    children: Sequence[RunningProcess], patience_s: float, with_groups: bool = False, number: int = signal.SIGTERM
+    children: Sequence["subprocess.Popen[bytes]"],
+    patience_s: float,
+    with_groups: bool = False,
+    number: int = signal.SIGTERM,
 ) -> None:
     """Signal all children; after the patience kill those left, and their groups if asked."""
     running = [child for child in children if child.poll() is None]

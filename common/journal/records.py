@@ -1,11 +1,14 @@
 """Records of the journal: the source from which the ledger is rebuilt after a crash."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypeVar
 
 import msgspec
 
 from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.weights import WeightsNote
+
+Key = TypeVar("Key", str, int)
 
 
 class RunHeader(msgspec.Struct, frozen=True, tag=True):
@@ -65,24 +68,67 @@ class LiveGroup(msgspec.Struct, frozen=True):
     result: ScoredGroup | None = None
 
 
-class GroupTotals(msgspec.Struct, frozen=True):
-    """Counts of issued and ended groups, as `learner/broker/groups/states.py` has them."""
+class GroupTotals(msgspec.Struct):
+    """Counts of issued and ended groups; live ones are counted by the ledger itself."""
 
-    issued: int
-    trained: int
-    filtered: int
-    failed: int
-    expired: int
-    duplicates_ignored: int
-    causes: dict[str, int]
-    passed_by_source: dict[str, int]
-    filtered_by_source: dict[str, int]
-    row_errors: dict[str, int]
-    rows_left_out: dict[str, int]
-    age_histogram: dict[int, int]
-    token_age_histogram: dict[int, int]
-    rows: int
-    rows_crossed: int
+    issued: int = 0
+    trained: int = 0
+    filtered: int = 0
+    failed: int = 0
+    expired: int = 0
+    duplicates_ignored: int = 0
+    causes: dict[str, int] = {}
+    passed_by_source: dict[str, int] = {}
+    """Groups that a filter let pass, by the source of their prompt."""
+    filtered_by_source: dict[str, int] = {}
+    row_errors: dict[str, int] = {}
+    """Texts without a verdict by the kind of failure, of trained and untrained groups."""
+    rows_left_out: dict[str, int] = {}
+    """Rows of accepted groups that are never trained, by the status of their verdict."""
+    age_histogram: dict[int, int] = {}
+    """Trained groups by the age of their oldest token."""
+    token_age_histogram: dict[int, int] = {}
+    rows: int = 0
+    """Trained rows."""
+    rows_crossed: int = 0
+    """Trained rows with tokens of more than one version."""
+
+    @property
+    def mean_age(self) -> float:
+        """Mean age of the trained groups, 0 before the first."""
+        total = sum(age * count for age, count in self.age_histogram.items())
+        return total / max(1, sum(self.age_histogram.values()))
+
+    def note_scored(self, group: ScoredGroup, faults: Mapping[str, int]) -> None:
+        """Count the rows of an accepted group that could not be judged."""
+        for verdict in group.verdicts:
+            if not verdict.is_judged:
+                tally(self.rows_left_out, verdict.status)
+        for fault, count in faults.items():
+            tally(self.row_errors, fault, count)
+
+    def note_ended(self, state: str, cause: str, faults: Mapping[str, int]) -> None:
+        """Count a group that ended untrained."""
+        setattr(self, state, getattr(self, state) + 1)
+        tally(self.causes, f"{state}: {cause}")
+        for fault, count in faults.items():
+            tally(self.row_errors, fault, count)
+
+    def note_trained(self, group: ScoredGroup, age: int, iteration: int) -> None:
+        """Count a trained group and the versions that wrote its rows."""
+        self.trained += 1
+        tally(self.age_histogram, age)
+        for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
+            if verdict.is_judged:
+                self.rows += 1
+                self.rows_crossed += len(row.spans) > 1
+                for span in row.spans:
+                    tally(self.token_age_histogram, iteration - span.version, span.tokens)
+
+
+def tally(counts: dict[Key, int], key: Key, count: int = 1) -> None:
+    """Count a key once more, or so many times."""
+    counts[key] = counts.get(key, 0) + count
 
 
 class LedgerState(msgspec.Struct, frozen=True):

@@ -43,18 +43,18 @@ def each(path: Path, kind: type[Line]) -> Iterator[Line]:
                 log.warning("%s: left out the last line, which is incomplete: %s", path, error)
 
 
-def newest(path: Path, kind: type[Line]) -> Line | None:
-    """Return the last whole line of a file that may be being written, from its end alone."""
+def newest(path: Path, kind: type[Line], count: int = 1) -> list[Line]:
+    """Return the last whole lines of a file that may be being written, in order, from its end alone."""
     if not path.exists():
-        return None
+        return []
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         tail = file.read()
-    texts = tail[: tail.rfind(b"\n") + 1].splitlines()
+    texts = tail[: tail.rfind(b"\n") + 1].splitlines()[-count:]
     try:
-        return msgspec.json.decode(texts[-1], type=kind) if texts else None
+        return [msgspec.json.decode(text, type=kind) for text in texts]
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
+        return []
 
 
 def document(path: Path, kind: type[Line]) -> Line | None:

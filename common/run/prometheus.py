@@ -73,8 +73,7 @@ def numbers_of_run(directory: Path) -> Iterator[Number]:
     """Yield the numbers of a run's newest iteration, from its metrics."""
     yield info("learner", directory)
     yield from memory()
-    newest = json_lines.newest(directory / METRICS_FILE, MetricsLine)
-    if newest is not None:
+    for newest in json_lines.newest(directory / METRICS_FILE, MetricsLine):
         yield from numbers_of(newest)
 
 

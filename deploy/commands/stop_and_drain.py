@@ -120,7 +120,7 @@ def _present_work(directory: Path) -> str:
             found = document_of(asking)
     except (PeerLost, ConfigError):
         return "its broker does not answer, and its learner has not ended"
-    newest = newest_lines(directory, 1)
+    newest = newest_lines(directory)
     if not found.workers and not newest:
         return "the learner is loading its models"
     lately = f" (the newest one took {newest[0].trained_s:.0f} s)" if newest else ""

@@ -10,9 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from prefixrl.common.evaluation.accuracy import over_runs
-from prefixrl.common.evaluation.best_of_n import CHOICES
-from prefixrl.common.evaluation.paired import difference
+from prefixrl.common.evaluation.accuracy import CHOICES, difference, over_runs
 from prefixrl.common.evaluation.plans import ArmResult
 from prefixrl.common.host.process import printable
 

@@ -155,7 +155,7 @@ def newest_groups(directory: Path) -> list[TrainedGroup]:
     """Return the groups of the newest iteration from the end of the journal, if any."""
     known = json_lines.newest(directory / METRICS_FILE, MetricsLine)
     found: list[TrainedGroup] = []
-    for group in trained_groups(directory, known.iteration if known else 0):
+    for group in trained_groups(directory, known[0].iteration if known else 0):
         if found and group.version_trained != found[-1].version_trained:
             found.clear()
         found.append(group)

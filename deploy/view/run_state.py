@@ -99,7 +99,7 @@ def _last_words(log: Path) -> str:
 def state_of(run: Path) -> RunStatus:
     """Return the state of one run; raises ConfigError if there is none, or of another release."""
     config = config_of(run, ())
-    newest = json_lines.newest(run / METRICS_FILE, MetricsLine)
+    newest = next(iter(newest_lines(run)), None)
     summary = json_lines.document(run / SUMMARY_FILE, Summary)
     is_running = is_locked(run)
     end = None if is_running else json_lines.document(run / END_FILE, RunEnd)
@@ -235,19 +235,9 @@ def rung(run: Path) -> list[str]:
     return [alarm_words(each) for each in alarm_spans(lines)]
 
 
-def newest_lines(run: Path, count: int) -> list[MetricsLine]:
-    """Return the last complete lines of metrics.jsonl, in order, from the end of the file."""
-    path = run / METRICS_FILE
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - json_lines.TAIL_BYTES))
-        tail = file.read()
-    texts = tail[: tail.rfind(b"\n") + 1].splitlines()[-count:]
-    try:
-        return [msgspec.json.decode(text, type=MetricsLine) for text in texts]
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return []
+def newest_lines(run: Path, count: int = 1) -> list[MetricsLine]:
+    """Return the last complete lines of metrics.jsonl, in order."""
+    return json_lines.newest(run / METRICS_FILE, MetricsLine, count)
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

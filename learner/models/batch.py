@@ -116,7 +116,7 @@ class PreparedMicroBatch:
     is_proximal_late: bool = False
     """True before the first optimiser step if its forward is to tell `proximal`; 0 until then."""
     second_moment_limit: float = math.inf
-    """Limit of M2PO on (log theta/mu)^2; see `ratios.second_moment_limit`."""
+    """Limit of M2PO on (log theta/mu)^2; see `ppo.second_moment_limit`."""
 
 
 def pad(samples: Sequence[Sample], pad_id: int) -> PaddedRows:

@@ -35,7 +35,7 @@ from prefixrl.common.config.algorithm import AlgorithmConfig
 from prefixrl.common.config.step_rewards import ImplicitRewardConfig, ProcessModelConfig
 from prefixrl.common.errors import TrainingFault
 from prefixrl.learner.models.batch import PreparedMicroBatch
-from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards, vtrace
+from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards
 from prefixrl.learner.training.implicit_reward import BaselineForm
 from prefixrl.learner.training.ppo import Bounds, PolicySettings, Ratio, kl_estimate, log_ratios, units
 
@@ -64,7 +64,7 @@ class Objective:
     has_vtrace: bool = False
     """True if the critic's targets are V-trace's."""
     second_moment: float | None = None
-    """Bound of M2PO, for `ratios.second_moment_limit`; None: off."""
+    """Bound of M2PO, for `ppo.second_moment_limit`; None: off."""
     advantage_function: str | None = None
     """`file.py:name` of the user's function; only with the baseline "function"."""
     outcome_coefficient: float = 1.0
@@ -213,11 +213,8 @@ def estimate(objective: Objective, micro_batch: PreparedMicroBatch, rewards: Ten
         found = found + micro_batch.steps
     if micro_batch.process is not None and not has_own_return:
         found = found + micro_batch.process
-    if objective.has_vtrace:
-        importance = _importance(objective, micro_batch)
-        advantages, returns = vtrace(found, values, importance, mask, objective.gamma, objective.lambda_)
-    else:
-        advantages, returns = gae(found, values, mask, objective.gamma, objective.lambda_)
+    importance = _importance(objective, micro_batch) if objective.has_vtrace else None
+    advantages, returns = gae(found, values, mask, objective.gamma, objective.lambda_, importance)
     if micro_batch.process is not None and has_own_return:
         advantages = advantages + gae(micro_batch.process, values, mask, objective.process_gamma, 1.0)[0]
     if objective.policy.is_one_action:

@@ -3,7 +3,7 @@
 Three policies meet here: behaviour mu (the engine that sampled), proximal p (the learner at the start of the batch) and
 current theta. All tensors are (rows, tokens); `mask` is True where a sampled token counts. Every loss is a sum over a
 global denominator, so micro-batches and ranks add up to the same loss however they are cut; the second result holds
-plain sums for the same reason. `ratios.py` has the ratios of the three policies, their granularity and their bounds.
+plain sums for the same reason.
 """
 
 import math
@@ -148,7 +148,7 @@ class PolicyTerms:
     ages: Tensor
     """Versions between mu and p."""
     second_moment_limit: float = math.inf
-    """Tokens with a (log theta/mu)^2 at or above it are pushed no further (`ratios.second_moment_limit`)."""
+    """Tokens with a (log theta/mu)^2 at or above it are pushed no further (`second_moment_limit`)."""
 
 
 @dataclass(frozen=True)

@@ -78,17 +78,12 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="publish", daemon=True)
         self._thread.start()
 
-    def publish(self, version: int, tensors: Tensors, probe_logprobs: NDArray[np.float32]) -> None:
-        """Publish tensors that never change again; TrainingFault if they are not finite."""
-        _refuse(version, not_finite(tensors))
-        self._hand_over(_Handed(version, HostCopy(tensors, _nothing, _nothing), probe_logprobs, _as_it_is))
-
-    def publish_copy(
+    def publish(
         self,
         version: int,
         weights: Iterable[tuple[str, torch.Tensor]],
         probe_logprobs: NDArray[np.float32],
-        finish: Callable[[Tensors], Tensors],
+        finish: Callable[[Tensors], Tensors] = lambda copied: copied,
     ) -> None:
         """Hand over a copy of weights that may change as soon as this returns.
 
@@ -198,11 +193,3 @@ def _refuse(version: int, bad: list[str]) -> None:
     if bad:
         names = ", ".join(bad[:3])
         raise TrainingFault(f"version {version} has non-finite weights in {names}; it is not published")
-
-
-def _as_it_is(tensors: Tensors) -> Tensors:
-    return tensors
-
-
-def _nothing() -> None:
-    pass

@@ -101,7 +101,7 @@ def test_no_flipped_bit_of_a_journal_is_read_as_something_else(
 def write_journal(folder: Path) -> list[JournalRecord]:
     """Write three segments of forty records."""
     header, written = RunHeader("run", 1, b"k" * 32), list[JournalRecord]()
-    totals = GroupTotals(0, 0, 0, 0, 0, 0, {}, {}, {}, {}, {}, {}, {}, 0, 0)
+    totals = GroupTotals()
     file = journal.Journal(folder)
     for number in range(3):
         if number:

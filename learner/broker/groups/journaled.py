@@ -6,8 +6,8 @@ Whoever applies the records of a journal from its beginning, and whoever restore
 the records after it, hold the same.
 """
 
-from collections import Counter, deque
-from dataclasses import fields
+import copy
+from collections import deque
 
 from prefixrl.common.journal.records import (
     BatchFormed,
@@ -18,9 +18,10 @@ from prefixrl.common.journal.records import (
     LedgerState,
     LiveGroup,
     Record,
+    tally,
 )
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, FailureShare, PassRate, spare_cause
-from prefixrl.learner.broker.groups.states import Group, GroupStates, LedgerLimits, LiveGroups, PromptSource
+from prefixrl.learner.broker.groups.states import Group, LedgerLimits, LiveGroups, PromptSource
 from prefixrl.learner.broker.groups.window import Window
 
 SURPLUS = "surplus"
@@ -34,7 +35,7 @@ class JournaledState:
         self, window: Window, limits: LedgerLimits, prompts: PromptSource, accuracy_filter: AccuracyFilter | None
     ) -> None:
         self.window = window
-        self.counts = GroupStates()
+        self.counts = GroupTotals()
         self.completed = 0
         """Number of iterations that every rank has finished; also the newest version."""
         self.batches: dict[int, tuple[int, ...]] = {}
@@ -81,7 +82,7 @@ class JournaledState:
                 self.failures.note(sum(faults.values()) / len(scored.texts) if faults else 0.0)
                 if self.pass_rate:
                     self.pass_rate.note(not is_spare)
-                    self.counts.passed_by_source[self._prompts.source(group.prompt)] += not is_spare
+                    tally(self.counts.passed_by_source, self._prompts.source(group.prompt), int(not is_spare))
             case BatchFormed(iteration, seqs):
                 self.batches[iteration] = seqs
                 for seq in seqs:
@@ -95,7 +96,7 @@ class JournaledState:
                     self.failures.note(float(state != "filtered"))
                 if self.pass_rate and state == "filtered":
                     self.pass_rate.note(*[False] * is_new)
-                    self.counts.filtered_by_source[self._prompts.source(group.prompt)] += 1
+                    tally(self.counts.filtered_by_source, self._prompts.source(group.prompt))
 
     def state(self) -> LedgerState:
         """Return the state that the records give, without leases and queues."""
@@ -106,7 +107,7 @@ class JournaledState:
             requeued=tuple(self._requeued),
             batches=dict(self.batches),
             live=tuple(map(_live_group, self._live)),
-            totals=GroupTotals(**{each.name: getattr(self.counts, each.name) for each in fields(GroupStates)}),
+            totals=copy.deepcopy(self.counts),
             failures=tuple(self.failures.newest),
             passed=tuple(self.pass_rate.newest) if self.pass_rate else (),
         )
@@ -117,9 +118,7 @@ class JournaledState:
         self.completed, self.batches = state.completed, dict(state.batches)
         self._next_seq, self._next_prompt = state.next_seq, state.next_prompt
         self._requeued.extend(state.requeued)
-        for name in GroupTotals.__struct_fields__:
-            value = getattr(state.totals, name)
-            setattr(self.counts, name, Counter(value) if isinstance(value, dict) else value)
+        self.counts = copy.deepcopy(state.totals)
         self.failures.note(*state.failures)
         if self.pass_rate:
             self.pass_rate.note(*state.passed)

@@ -1,8 +1,8 @@
-"""Plain values of a ledger: groups, work items, order of prompts, counts of ended groups."""
+"""Plain values of a ledger: groups, work items, order of prompts."""
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, ScoredGroup
@@ -148,63 +148,3 @@ class LedgerLimits:
     requeues: int
     max_failure_share: float = 1.0
     """Share of failed rows among the newest ones above which the run ends."""
-
-
-@dataclass
-class GroupStates:
-    """Counts of issued and ended groups; live ones are counted by the ledger itself."""
-
-    issued: int = 0
-    trained: int = 0
-    filtered: int = 0
-    failed: int = 0
-    expired: int = 0
-    duplicates_ignored: int = 0
-    causes: Counter[str] = field(default_factory=Counter)
-    passed_by_source: Counter[str] = field(default_factory=Counter)
-    """Groups that a filter let pass, by the source of their prompt."""
-    filtered_by_source: Counter[str] = field(default_factory=Counter)
-    row_errors: Counter[str] = field(default_factory=Counter)
-    """Texts without a verdict by the kind of failure, of trained and untrained groups."""
-    rows_left_out: Counter[str] = field(default_factory=Counter)
-    """Rows of accepted groups that are never trained, by the status of their verdict."""
-    age_histogram: Counter[int] = field(default_factory=Counter)
-    """Trained groups by the age of their oldest token."""
-    token_age_histogram: Counter[int] = field(default_factory=Counter)
-    rows: int = 0
-    """Trained rows."""
-    rows_crossed: int = 0
-    """Trained rows with tokens of more than one version."""
-
-    @property
-    def mean_age(self) -> float:
-        """Mean age of the trained groups, 0 before the first."""
-        total = sum(age * count for age, count in self.age_histogram.items())
-        return total / max(1, sum(self.age_histogram.values()))
-
-    def note_scored(self, group: ScoredGroup, faults: Mapping[str, int]) -> None:
-        """Count the rows of an accepted group that could not be judged."""
-        if left_out := [each.status for each in group.verdicts if not each.is_judged]:
-            self.rows_left_out.update(left_out)
-        if faults:
-            self.row_errors.update(faults)
-
-    def note_ended(self, state: str, cause: str, faults: Mapping[str, int]) -> None:
-        """Count a group that ended untrained."""
-        setattr(self, state, getattr(self, state) + 1)
-        self.causes[f"{state}: {cause}"] += 1
-        self.row_errors.update(faults)
-
-    def note_trained(self, group: ScoredGroup, age: int, iteration: int) -> None:
-        """Count a trained group and the versions that wrote its rows."""
-        self.trained += 1
-        self.age_histogram[age] += 1
-        tokens: dict[int, int] = {}
-        for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
-            if verdict.is_judged:
-                self.rows += 1
-                self.rows_crossed += len(row.spans) > 1
-                for span in row.spans:
-                    tokens[span.version] = tokens.get(span.version, 0) + span.tokens
-        for version, size in tokens.items():
-            self.token_age_histogram[iteration - version] += size

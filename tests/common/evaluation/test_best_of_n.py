@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy, majority_reward
-from prefixrl.common.evaluation.best_of_n import CHOICES, chosen_rewards
+from prefixrl.common.evaluation.accuracy import CHOICES, EvaluatedRow, accuracy, chosen_rewards, majority_reward
 
 SCORES = st.none() | st.lists(st.sampled_from([0.125, 0.25, 0.5, 0.75, 1.0]), max_size=3).map(tuple)
 

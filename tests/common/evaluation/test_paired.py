@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.common.evaluation.paired import agresti_min, difference, sign_test
+from prefixrl.common.evaluation.accuracy import agresti_min, difference, sign_test
 
 SHARES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 

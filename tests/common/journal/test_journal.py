@@ -210,7 +210,7 @@ def test_an_empty_journal_holds_nothing(tmp_path: Path) -> None:
 
 
 def start_of_segment(journal: Journal, completed: int) -> SegmentStart:
-    totals = GroupTotals(0, 0, 0, 0, 0, 0, {}, {}, {}, {}, {}, {}, {}, 0, 0)
+    totals = GroupTotals()
     state = LedgerState(completed, completed, completed, (), {}, (), totals, (), ())
     return SegmentStart(journal.size_bytes, RunHeader("run", 1, TASK_KEY), state, {}, None)
 

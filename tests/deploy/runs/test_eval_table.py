@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from prefixrl.common.config.load import load
-from prefixrl.common.evaluation.accuracy import Accuracy
-from prefixrl.common.evaluation.best_of_n import CHOICES
+from prefixrl.common.evaluation.accuracy import CHOICES, Accuracy
 from prefixrl.common.evaluation.plans import ArmResult
 from prefixrl.deploy.commands.eval_command import kind_of
 from prefixrl.deploy.runs.eval_table import markdown, print_results

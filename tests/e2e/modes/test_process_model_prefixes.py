@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from prefixrl.common.evaluation.best_of_n import CHOICES
+from prefixrl.common.evaluation.accuracy import CHOICES
 from prefixrl.scorer.process.steps import split
 from support.models.process_models import SEPARATOR, loaded, marked, trained_step_tag
 from support.runs.run_helper import SMALL, check_books, finish, inspect, launched

@@ -130,7 +130,7 @@ def publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publisher:
 
 def test_the_snapshot_of_a_copy_is_bit_identical(publisher: Publisher, tmp_path: Path) -> None:
     for version in range(4):
-        publisher.publish_copy(version, weights(version).items(), np.zeros(1, np.float32), dict)
+        publisher.publish(version, weights(version).items(), np.zeros(1, np.float32))
     publisher.flush(3)
     written = (folder(tmp_path, 3) / "weights.bin").read_bytes()
     assert written == b"".join(bytes(as_bytes(tensor)) for _, tensor in sorted(weights(3).items()))
@@ -140,9 +140,7 @@ def test_the_snapshot_of_a_copy_is_bit_identical(publisher: Publisher, tmp_path:
 def test_weights_that_are_not_finite_are_refused_at_once_by_name(publisher: Publisher, tmp_path: Path) -> None:
     bad = weights(1) | {"b": torch.tensor([1.0, float("nan")])}
     with pytest.raises(TrainingFault, match="version 0 has non-finite weights in b; it is not published"):
-        publisher.publish_copy(0, bad.items(), np.zeros(1, np.float32), dict)
-    with pytest.raises(TrainingFault, match="version 0 has non-finite weights in b; it is not published"):
-        publisher.publish(0, bad, np.zeros(1, np.float32))
+        publisher.publish(0, bad.items(), np.zeros(1, np.float32))
     publisher.close()
     assert not folder(tmp_path, 0).exists()
 
@@ -156,7 +154,7 @@ def test_what_the_thread_makes_of_finite_weights_is_never_published_if_it_is_not
         has_made.set()
         return {name: tensor * 3e38 * 10 for name, tensor in tensors.items()}
 
-    publisher.publish_copy(0, {"w": torch.ones(3)}.items(), np.zeros(1, np.float32), overflow)
+    publisher.publish(0, {"w": torch.ones(3)}.items(), np.zeros(1, np.float32), overflow)
     assert has_made.wait(NEVER_S)
     publisher.close()
     with pytest.raises(TrainingFault, match="version 0 has non-finite weights in w"):
@@ -175,7 +173,7 @@ def test_the_learner_publishes_what_its_checkpoints_export(
     models = Models.load(config, 0, 1, config.adapter.model)
     learner = Learner(config, tmp_path, cast(BrokerClient, None), models, None, 1, lambda: False, PROBE)
     weights = ((name.removeprefix("model."), tensor) for name, tensor in models.actor.full_tensors())
-    publisher.publish_copy(0, weights, np.zeros(1, np.float32), learner.published)
+    publisher.publish(0, weights, np.zeros(1, np.float32), learner.published)
     publisher.flush(0)
     exported = models.state_dict_for_publication()
     written = (folder(tmp_path, 0) / "weights.bin").read_bytes()
@@ -195,7 +193,7 @@ def test_after_version_0_a_run_with_low_rank_matrices_publishes_these_alone(
     names = {name for name, _ in models.actor.full_tensors(learner.sends)}
     assert names == {name for name, _ in models.actor.full_tensors() if ".lora_" in name}
     weights = ((name.removeprefix("model."), tensor) for name, tensor in models.actor.full_tensors(learner.sends))
-    publisher.publish_copy(1, weights, np.zeros(1, np.float32), learner.published)
+    publisher.publish(1, weights, np.zeros(1, np.float32), learner.published)
     publisher.flush(1)
     manifest, _ = read_mapped(folder(tmp_path, 1), Manifest)
     assert {entry.name for entry in manifest.tensors} == {

@@ -39,10 +39,10 @@ def test_a_publisher_whose_queue_is_full_when_it_fails_can_be_closed(
     monkeypatch.setattr(publish, "BrokerClient", FailingClient)
     publisher = Publisher("tcp://127.0.0.1:1", tmp_path, PROBE, deltas=False)
     weights = {"w": torch.zeros(3)}
-    publisher.publish(0, weights, np.zeros(1, np.float32))
+    publisher.publish(0, weights.items(), np.zeros(1, np.float32))
     assert FailingClient.is_announcing.wait(NEVER_S)
     for version in range(1, 1 + QUEUED):
-        publisher.publish(version, weights, np.zeros(1, np.float32))
+        publisher.publish(version, weights.items(), np.zeros(1, np.float32))
     closing = threading.Thread(target=publisher.close, daemon=True)
     closing.start()
     # The end is being put into the full queue; were it not yet, closing would only be easier.
@@ -77,7 +77,7 @@ def test_what_was_handed_over_is_published_before_the_publisher_ends(
     monkeypatch.setattr(publish, "BrokerClient", SlowClient)
     publisher = Publisher("tcp://127.0.0.1:1", tmp_path, PROBE, deltas=False)
     for version in range(1 + QUEUED):
-        publisher.publish(version, {"w": torch.zeros(3)}, np.zeros(1, np.float32))
+        publisher.publish(version, {"w": torch.zeros(3)}.items(), np.zeros(1, np.float32))
     closing = threading.Thread(target=publisher.close, daemon=True)
     closing.start()
     SlowClient.may_take.set()

@@ -83,7 +83,7 @@ class RealRun:
         before_new_groups()
         self.client.iteration_done(self.iteration, self.iteration + 1)
         self.iteration += 1
-        self.publisher.publish(self.iteration, {"weight": torch.zeros(4)}, PROBE_LOGPROBS)
+        self.publisher.publish(self.iteration, {"weight": torch.zeros(4)}.items(), PROBE_LOGPROBS)
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def real_run(folder: Path) -> Iterator[RealRun]:
         wait_until((directory / "started").exists, "the servers' start")
         client = BrokerClient(address_in(directory, "rank"))
         publisher = Publisher(address_in(directory, "rank"), directory / "weights", PROBE, False, lambda: None)
-        publisher.publish(0, {"weight": torch.zeros(4)}, PROBE_LOGPROBS)
+        publisher.publish(0, {"weight": torch.zeros(4)}.items(), PROBE_LOGPROBS)
         with daemons("rollout", 1, directory), daemons("scorer", 1, directory):
             run = RealRun(config, directory, log_file, psutil.Process(servers.pid), client, publisher)
             run.goes_on()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prefixrl.learner.training.advantages import gae, group_advantages, moments, token_rewards, vtrace, whiten
+from prefixrl.learner.training.advantages import gae, group_advantages, moments, token_rewards, whiten
 
 seeds = st.integers(0, 2**31 - 1)
 shares = st.floats(0.0, 1.0)
@@ -44,7 +44,7 @@ def test_gae_is_the_sum_of_discounted_deltas(seed: int, gamma: float, lambda_: f
 def test_vtrace_is_the_sum_of_deltas_with_truncated_ratios(seed: int, gamma: float, lambda_: float) -> None:
     sizes, mask, rewards, values = ragged(seed)
     importance = torch.from_numpy(np.random.Generator(np.random.PCG64(seed + 1)).lognormal(size=mask.shape))
-    advantages, targets = vtrace(rewards, values, importance, mask, gamma, lambda_)
+    advantages, targets = gae(rewards, values, mask, gamma, lambda_, importance)
     for row, size in enumerate(sizes):
         v = [*values[row, :size].tolist(), 0.0]
         rho = [min(1.0, each) for each in importance[row, :size].tolist()]
@@ -68,7 +68,7 @@ def test_vtrace_is_the_sum_of_deltas_with_truncated_ratios(seed: int, gamma: flo
 @given(seeds, shares, shares)
 def test_vtrace_of_fresh_samples_is_gae(seed: int, gamma: float, lambda_: float) -> None:
     _, mask, rewards, values = ragged(seed)
-    fresh = vtrace(rewards, values, torch.ones_like(rewards), mask, gamma, lambda_)
+    fresh = gae(rewards, values, mask, gamma, lambda_, torch.ones_like(rewards))
     for mine, theirs in zip(fresh, gae(rewards, values, mask, gamma, lambda_), strict=True):
         torch.testing.assert_close(mine, theirs)
 
