@@ -34,7 +34,9 @@ def completion(context: click.Context, shell: str) -> None:
 
     For example, in ~/.bashrc: eval "$(prefixrl completion bash)"
     """
-    click.echo(completion_script(context.find_root().command, shell))
+    kind = get_completion_class(shell)
+    assert kind, "click makes the script of each"
+    click.echo(kind(context.find_root().command, {}, "prefixrl", "_PREFIXRL_COMPLETE").source())
 
 
 def topics() -> Iterator[str]:
@@ -53,14 +55,6 @@ def page_of(topic: str) -> str:
     if name not in known:
         raise ConfigError(f"there is no page {topic!r}; there are: {', '.join(known)}")
     return _text(name)
-
-
-def completion_script(command: click.Command, shell: str) -> str:
-    """Return the script by which a shell completes a command; click makes it."""
-    kind = get_completion_class(shell)
-    if kind is None:
-        raise ConfigError(f"there is no completion for {shell!r}")
-    return kind(command, {}, "prefixrl", "_PREFIXRL_COMPLETE").source()
 
 
 def _text(name: str) -> str:

@@ -10,6 +10,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -27,14 +28,18 @@ from prefixrl.common.evaluation.plans import (
 )
 from prefixrl.common.host.process import own, stop_event, write_atomically
 from prefixrl.common.wire.messages.groups import CodeMode
+from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.launch.launch import STOPPED, Launcher
 from prefixrl.deploy.runs.checkpoints import (
+    CHECKPOINT,
     FREE_PORT,
     INCOMPLETE,
     LATEST,
     PLAN_RUNNER,
     CheckpointOptions,
     config_of,
+    data_option,
+    ema_option,
     weights_of,
 )
 from prefixrl.deploy.runs.eval_table import markdown, print_results
@@ -52,6 +57,27 @@ class EvaluateOptions(CheckpointOptions):
     arms: tuple[str, ...]
     opening_tokens: int
     fresh: bool
+
+
+@click.command("eval")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--checkpoint", "checkpoints", multiple=True, metavar="N", help=CHECKPOINT)
+@click.option("--arm", "arms", multiple=True, help=f"{', '.join(PREFIX_ARMS)}; default: all but clustering.")
+@data_option("; default: the run's held-out problems.")
+@click.option(
+    "--samples", type=click.IntRange(0), default=0, help="Sampled answers per problem besides the greedy one."
+)
+@click.option("--opening-tokens", type=click.IntRange(1), default=16, help="Length of an opening in prefix clustering.")
+@ema_option
+@settings_option
+@click.option("--out", type=click.Path(path_type=Path), help="Where to write the table in Markdown.")
+@click.option("--fresh", is_flag=True, help="Throw away what was judged before.")
+def eval_command(runs: tuple[Path, ...], out: Path | None, **options: Any) -> None:
+    """Judge the adapters of RUNS (run directories) and arms to compare them with; print a table.
+
+    Starts workers on this machine. Several runs, of different seeds for example, also get a line with their mean.
+    """
+    raise SystemExit(evaluate(list(runs), EvaluateOptions(**options), out))
 
 
 def evaluate(runs: list[Path], options: EvaluateOptions, out: Path | None) -> int:

@@ -26,8 +26,10 @@ from prefixrl.common.evaluation.plans import ANSWERS_FILE, GREEDY, PLAN_FILE, SA
 from prefixrl.common.host.process import printable, stop_event, write_atomically
 from prefixrl.common.run.status import USAGE_FILE, total_usage
 from prefixrl.common.wire.messages.worker import Usage
+from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.launch.launch import STOPPED, Launcher
 from prefixrl.deploy.runs.checkpoints import (
+    CHECKPOINT,
     FREE_PORT,
     INCOMPLETE,
     LATEST,
@@ -35,6 +37,8 @@ from prefixrl.deploy.runs.checkpoints import (
     CheckpointOptions,
     Weights,
     config_of,
+    data_option,
+    ema_option,
     weights_of,
 )
 
@@ -56,6 +60,33 @@ class GenerateOptions(CheckpointOptions):
     temperature: float | None
     overwrites: bool
     """The output may hold something already."""
+
+
+TEMPERATURE = "Temperature of adapter and target when sampling; default: those of the run."
+SAMPLES = "Sampled answers per problem; default: one greedy answer."
+OUT = "Where the lines go; a new or empty file.  [default: stdout]"
+
+
+@click.command("generate")
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option("--checkpoint", metavar="N", help=f"Of RUN: {CHECKPOINT}")
+@ema_option
+@click.option("--adapter", metavar="MODEL", help="Without RUN: a folder or hub name.")
+@click.option("--target", metavar="MODEL", help="Without RUN: likewise; without it the adapter writes all.")
+@data_option(", or - for JSONL on stdin (default).")
+@click.option("--suffix", help="Append this to every question, in place of a problem set's own.")
+@click.option("--samples", type=click.IntRange(0), default=0, help=SAMPLES)
+@click.option("--temperature", type=click.FloatRange(0), help=TEMPERATURE)
+@settings_option
+@click.option("--out", type=click.Path(path_type=Path), help=OUT)
+@click.option("--overwrite", "overwrites", is_flag=True, help="Replace the content of the file of --out.")
+def generate_command(out: Path | None, **options: Any) -> None:
+    """Answer problems with the adapter of RUN (a run directory) and its target, in JSONL.
+
+    Starts workers on this machine. A line per answer, in the order of the problems. Exit code 6: some row has no
+    answer, or no verdict although it has a gold answer.
+    """
+    raise SystemExit(generate(GenerateOptions(**options), out))
 
 
 class Copy:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -94,21 +95,14 @@ def stop(directory: Path, timeout_s: float, tell: Callable[[str], None] = click.
             tell(_present_work(directory))
         if now_s - asked_s > ASK_EVERY_S:
             asked_s = now_s
-            _ask_again(directory)
+            # A broker that was started again has forgotten it.
+            with suppress(PeerLost, ConfigError), operator(directory, ANSWER_S) as asking:
+                asking.ask(HaltRun("`prefixrl stop`"), Accepted)
         time.sleep(TICK_S)
     found = state_of(directory)
     if found.state in ("failed", "killed"):
         raise TrainingFault(f"the run did not stop in order: {found}")
     tell(printable(str(found)))
-
-
-def _ask_again(directory: Path) -> None:
-    """Repeat the request: a broker that was started again has forgotten it."""
-    try:
-        with operator(directory, ANSWER_S) as asking:
-            asking.ask(HaltRun("`prefixrl stop`"), Accepted)
-    except (PeerLost, ConfigError):
-        return
 
 
 def _present_work(directory: Path) -> str:

@@ -1,8 +1,12 @@
 """Runs and their checkpoints as commands name them: config, weights, published digests."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import click
 
 from prefixrl.common.config.load import changed, from_json
 from prefixrl.common.config.run import RunConfig
@@ -12,6 +16,9 @@ from prefixrl.common.journal.records import VersionPublished
 from prefixrl.common.run.directory_format import check_holds_run
 
 LATEST, BEST = "latest", "best"
+CHECKPOINT = "Iterations trained, 0 for none, best, or latest (default)."
+Command = TypeVar("Command", bound=Callable[..., object])
+ema_option = click.option("--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights.")
 FREE_PORT = "tcp://127.0.0.1:0"
 """Never the configured port: the run may still be training, here or on a host whose address this one does not have."""
 PLAN_RUNNER = "prefixrl.learner.commands.plan_runner"
@@ -30,6 +37,12 @@ class CheckpointOptions:
     is_averaged: bool
     """Take the moving average of the weights (learner.ema_decay)."""
     settings: tuple[str, ...]
+
+
+def data_option(default: str) -> Callable[[Command], Command]:
+    """Return the option that names problems; `default`: what is taken without it."""
+    text = f"A problem set, file, folder or hf:OWNER/NAME{default}"
+    return click.option("--data", "sets", multiple=True, metavar="SET", help=text)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,14 @@
 """The table of `prefixrl eval`: lines per set, arm and decoding, and over several runs."""
 
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from itertools import combinations
 
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-
 from prefixrl.common.evaluation.accuracy import CHOICES, difference, over_runs
 from prefixrl.common.evaluation.plans import ArmResult
 from prefixrl.common.host.process import printable
+from prefixrl.deploy.view.console import table_of
+from prefixrl.deploy.view.live_view import console
 
 COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "95% interval", "maj", "pass", "problems", "cut")
 PAIR_COLUMNS = ("set", "decoding", "arm", "less", "difference", "95% interval", "better", "worse", "of", "by chance")
@@ -25,7 +21,6 @@ SEARCH_NOTE = (
     "prm_..._max: the answer that the process reward model scores highest, by its last step, its lowest one or their "
     "product; prm_..._vote: equal answers add up their scores; one answer to each problem"
 )
-FILE_WIDTH = 160
 _Lines = tuple[list[str], list[list[str]]]
 """Columns and lines of a table."""
 SAMPLED_NOTE = (
@@ -36,15 +31,10 @@ SAMPLED_NOTE = (
 
 def print_results(results: list[ArmResult], incomplete: list[str]) -> None:
     """Print the table and its notes."""
-    # A file has no width of its own.
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
     for columns, lines in _tables(results):
-        table = Table(*(Column(Text(printable(name))) for name in columns), box=box.SIMPLE_HEAD)
-        for line in lines:
-            table.add_row(*(Text(printable(each)) for each in line))
-        console.print(table)
+        console().print(table_of(columns, lines))
     for note in _notes(results, incomplete):
-        console.print(printable(note), markup=False, highlight=False)
+        console().print(printable(note), markup=False, highlight=False)
 
 
 def markdown(results: list[ArmResult], incomplete: list[str]) -> str:

@@ -7,10 +7,7 @@ from typing import Any
 
 import click
 import msgspec
-from rich import box
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
 
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, means_by_problem
@@ -31,6 +28,7 @@ from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIR_NOTE, pair_figure
 from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
 from prefixrl.deploy.runs.report_page import Cells, PageContent, file_text, page
 from prefixrl.deploy.runs.samples import Common, SampleText, commonest, decoder, texts_of
+from prefixrl.deploy.view.console import table_of
 
 SAMPLES = 8
 """Samples of the first iteration, and of the newest one, on the page."""
@@ -71,10 +69,7 @@ def print_table(directory: Path) -> None:
     if not summary.accuracy and not summary.evaluations_incomplete:
         console.print("nothing was judged: the run has no held-out problems (data.eval)", highlight=False)
     for columns, rows in _tables(summary) if summary.accuracy else ():
-        table = Table(*(Column(Text(printable(name)), no_wrap=True) for name in columns), box=box.SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*(Text(printable(each)) for each in row))
-        console.print(table)
+        console.print(table_of(columns, rows, no_wrap=True))
     for name, value in _facts(summary):
         console.print(printable(f"{name}: {value}"), highlight=False, markup=False)
     told = f"everything is in {directory}; `prefixrl samples {directory}` shows what the adapter wrote"

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import click
 import msgspec
@@ -42,17 +42,92 @@ STATE_FILE = "wandb.json"
 SAMPLE_COLUMNS = SampleText.__struct_fields__
 
 
-class Tracker(Protocol):
-    """A place where lines of metrics are shown."""
+class TensorBoard:
+    """Event files in the run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Remove what an earlier tracker wrote there; raise ConfigError without the package."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError("log.tensorboard needs tensorboard: pip install 'prefixrl[trackers]'") from None
+        self._folder = directory / "tensorboard"
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._open: Callable[[int], Any] = lambda first: SummaryWriter(str(self._folder), purge_step=first)
+        self._writer = self._open(0)
+        self._next = 0
 
     def write(self, lines: Sequence[MetricsLine]) -> None:
-        """Take new lines, or lines in place of those of the same iterations."""
+        """Write scalars; lines that come again take the place of the first ones."""
+        if lines[0].iteration < self._next:
+            self._writer.close()
+            self._writer = self._open(lines[0].iteration)
+        for line in lines:
+            for name, value in columns(line).items():
+                self._writer.add_scalar(name, value, line.iteration)
+        self._next = lines[-1].iteration + 1
+        self._writer.flush()
 
     def samples(self, found: Sequence[SampleText]) -> None:
-        """Take samples of one iteration."""
+        """Write samples as text."""
+        for place, each in enumerate(found):
+            text = f"{each.question}\n\n**{each.prefix}**{each.completion}\n\nreward {each.reward:g}, gold {each.gold}"
+            self._writer.add_text(f"samples/{place}", text, each.iteration)
 
     def close(self) -> None:
         """Write what is left."""
+        self._writer.close()
+
+
+class _State(msgspec.Struct):
+    """The identity under which a later tracker goes on."""
+
+    id: str
+
+
+class WeightsAndBiases:
+    """One run of Weights & Biases, also over resumes."""
+
+    def __init__(self, directory: Path, wanted: WandbConfig) -> None:
+        """Begin or go on; raise ConfigError without the package or an account."""
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigError("log.wandb needs wandb: pip install 'prefixrl[trackers]'") from None
+        self._wandb: Any = wandb
+        path = directory / STATE_FILE
+        if not path.exists():
+            write_atomically(path, msgspec.json.encode(_State(secrets.token_hex(4))).decode())
+        state = msgspec.json.decode(path.read_bytes(), type=_State)
+        config = msgspec.json.decode((directory / "config.json").read_bytes())
+        try:
+            self._run: Any = wandb.init(
+                project=wanted.project, entity=wanted.entity, name=wanted.name or directory.resolve().name, id=state.id,
+                resume="allow", mode=wanted.mode, dir=str(directory), config=config,
+                settings=wandb.Settings(console="off"),
+            )  # fmt: skip
+        except wandb.Error as error:
+            raise ConfigError(f"log.wandb: {error}") from None
+        # Its own counter of steps only rises; iterations that are trained again have their own number again.
+        self._run.define_metric("*", step_metric="iteration")
+
+    def write(self, lines: Sequence[MetricsLine]) -> None:
+        """Send the columns of each line."""
+        for line in lines:
+            self._run.log(columns(line))
+
+    def samples(self, found: Sequence[SampleText]) -> None:
+        """Send a table."""
+        rows = [[getattr(each, name) for name in SAMPLE_COLUMNS] for each in found]
+        table = self._wandb.Table(columns=list(SAMPLE_COLUMNS), data=rows)
+        self._run.log({"samples": table, "iteration": found[0].iteration if found else 0})
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+Tracker = TensorBoard | WeightsAndBiases
 
 
 @click.command("track")
@@ -184,88 +259,3 @@ class MetricsFile:
                 self._sent[line.iteration] = digest
                 found.append(line)
         return found
-
-
-class TensorBoard:
-    """Event files in the run directory."""
-
-    def __init__(self, directory: Path) -> None:
-        """Remove what an earlier tracker wrote there; raise ConfigError without the package."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ConfigError("log.tensorboard needs tensorboard: pip install 'prefixrl[trackers]'") from None
-        self._folder = directory / "tensorboard"
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._open: Callable[[int], Any] = lambda first: SummaryWriter(str(self._folder), purge_step=first)
-        self._writer = self._open(0)
-        self._next = 0
-
-    def write(self, lines: Sequence[MetricsLine]) -> None:
-        """Write scalars; lines that come again take the place of the first ones."""
-        if lines[0].iteration < self._next:
-            self._writer.close()
-            self._writer = self._open(lines[0].iteration)
-        for line in lines:
-            for name, value in columns(line).items():
-                self._writer.add_scalar(name, value, line.iteration)
-        self._next = lines[-1].iteration + 1
-        self._writer.flush()
-
-    def samples(self, found: Sequence[SampleText]) -> None:
-        """Write samples as text."""
-        for place, each in enumerate(found):
-            text = f"{each.question}\n\n**{each.prefix}**{each.completion}\n\nreward {each.reward:g}, gold {each.gold}"
-            self._writer.add_text(f"samples/{place}", text, each.iteration)
-
-    def close(self) -> None:
-        """Write what is left."""
-        self._writer.close()
-
-
-class _State(msgspec.Struct):
-    """The identity under which a later tracker goes on."""
-
-    id: str
-
-
-class WeightsAndBiases:
-    """One run of Weights & Biases, also over resumes."""
-
-    def __init__(self, directory: Path, wanted: WandbConfig) -> None:
-        """Begin or go on; raise ConfigError without the package or an account."""
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError("log.wandb needs wandb: pip install 'prefixrl[trackers]'") from None
-        self._wandb: Any = wandb
-        path = directory / STATE_FILE
-        if not path.exists():
-            write_atomically(path, msgspec.json.encode(_State(secrets.token_hex(4))).decode())
-        state = msgspec.json.decode(path.read_bytes(), type=_State)
-        config = msgspec.json.decode((directory / "config.json").read_bytes())
-        try:
-            self._run: Any = wandb.init(
-                project=wanted.project, entity=wanted.entity, name=wanted.name or directory.resolve().name, id=state.id,
-                resume="allow", mode=wanted.mode, dir=str(directory), config=config,
-                settings=wandb.Settings(console="off"),
-            )  # fmt: skip
-        except wandb.Error as error:
-            raise ConfigError(f"log.wandb: {error}") from None
-        # Its own counter of steps only rises; iterations that are trained again have their own number again.
-        self._run.define_metric("*", step_metric="iteration")
-
-    def write(self, lines: Sequence[MetricsLine]) -> None:
-        """Send the columns of each line."""
-        for line in lines:
-            self._run.log(columns(line))
-
-    def samples(self, found: Sequence[SampleText]) -> None:
-        """Send a table."""
-        rows = [[getattr(each, name) for name in SAMPLE_COLUMNS] for each in found]
-        table = self._wandb.Table(columns=list(SAMPLE_COLUMNS), data=rows)
-        self._run.log({"samples": table, "iteration": found[0].iteration if found else 0})
-
-    def close(self) -> None:
-        """Send what is left."""
-        self._run.finish()

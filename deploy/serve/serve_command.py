@@ -7,16 +7,16 @@ from typing import Any
 import click
 
 from prefixrl.common.errors import UserError
-from prefixrl.common.host.process import exit_codes
 from prefixrl.common.worker.command import settings_option
+from prefixrl.deploy.runs.checkpoints import CHECKPOINT, ema_option
 
 PATH = click.Path(path_type=Path)
 
 
 @click.command()
 @click.argument("run", type=PATH)
-@click.option("--checkpoint", metavar="N", help="Iterations trained, 0, best, or latest (default).")
-@click.option("--ema", "is_averaged", is_flag=True, help="Take the moving average of the weights.")
+@click.option("--checkpoint", metavar="N", help=CHECKPOINT)
+@ema_option
 @click.option("--suffix", default="", help="Append this to every problem.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; others need a key.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any free one.")
@@ -31,10 +31,9 @@ def serve(**options: Any) -> None:
 
     Loads both models in this process. SIGTERM or Ctrl-C lets open requests end.
     """
-    with exit_codes():
-        needed = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
-        if needed:
-            raise UserError(f"{' and '.join(needed)}: not installed here; pip install 'prefixrl[serve]'")
-        from prefixrl.deploy.serve import server
+    needed = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if needed:
+        raise UserError(f"{' and '.join(needed)}: not installed here; pip install 'prefixrl[serve]'")
+    from prefixrl.deploy.serve import server
 
-        raise SystemExit(server.serve(server.ServeOptions(**options)))
+    raise SystemExit(server.serve(server.ServeOptions(**options)))

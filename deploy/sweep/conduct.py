@@ -1,5 +1,6 @@
-"""Runs of a sweep on this machine: one after another, or the one of an index."""
+"""Runs of a sweep: one after another on this machine, the one of an index, or an array of SLURM jobs."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ from prefixrl.common.errors import ConfigError, Halted, PrefixRLError
 from prefixrl.common.host.process import printable, stop_event
 from prefixrl.deploy.launch.launch import STOPPED, launch
 from prefixrl.deploy.runs.checkpoints import config_of
-from prefixrl.deploy.sweep import array
+from prefixrl.deploy.slurm import scheduler
+from prefixrl.deploy.slurm.jobs import script_path, write_scripts
+from prefixrl.deploy.slurm.script import RunOnSlurm, whole_runs
 from prefixrl.deploy.sweep.grid import Sweep, SweptRun, read
 from prefixrl.deploy.sweep.outcome import print_tables
 from prefixrl.deploy.view.run_state import PLACE, flat_settings, is_locked, state_of
@@ -55,7 +58,7 @@ def one(sweep: Sweep, run: SweptRun, stop: threading.Event | None = None) -> int
     """
     config = sweep.config(run)
     title = f"run {run.index} of {len(sweep.runs)}, {run.directory}"
-    if (run.directory / CONFIG_FILE).exists() and state_of(run.directory).state == "finished":
+    if _is_finished(run):
         _check_same(config_of(run.directory, ()), config)
         click.echo(f"{title}: finished before")
         return 0
@@ -66,6 +69,10 @@ def one(sweep: Sweep, run: SweptRun, stop: threading.Event | None = None) -> int
     code = launch(sweep.run_file, run.settings, fresh=False, stop=stop)
     # By this code a batch system knows that the run saved and goes on at its next start.
     return Halted.exit_code if code == STOPPED else code
+
+
+def _is_finished(run: SweptRun) -> bool:
+    return (run.directory / CONFIG_FILE).exists() and state_of(run.directory).state == "finished"
 
 
 def _check_same(before: RunConfig, now: RunConfig) -> None:
@@ -90,6 +97,48 @@ def listing(sweep: Sweep) -> Iterator[str]:
         yield f"{run.index}\t{run.directory}\t{' '.join(run.settings[:-1])}"
 
 
+# --- as jobs of SLURM: each task of an array is one whole run on one node -------------------------------------------
+
+
+def job_script(sweep: Sweep) -> str:
+    """Return the job script of the whole array."""
+    configs = [sweep.config(run) for run in sweep.runs]
+    run = _on_slurm(sweep)
+    return whole_runs(run, configs, ["prefixrl", "sweep", str(sweep.file), "--index"])
+
+
+def submit(sweep: Sweep) -> None:
+    """Submit the runs that are not finished; ConfigError if some are queued, or none is left."""
+    run = _on_slurm(sweep)
+    if there := scheduler.queued(run.job_name("sweep")):
+        shown = ", ".join(f"{each.job_id} ({each.state})" for each in there)
+        raise ConfigError(f"the sweep in {sweep.directory} is in the queue: {shown}; cancel it first (scancel)")
+    left = [each.index for each in sweep.runs if not _is_finished(each)]
+    if not left:
+        raise ConfigError(f"every run of {sweep.file} is finished; --table shows them")
+    write_scripts(sweep.directory, {"sweep": job_script(sweep)})
+    path = script_path(sweep.directory, "sweep")
+    scheduler.check(path)
+    job = scheduler.submit(path, f"--array={_ranges(left)}")
+    click.echo(f"job {job}: runs {_ranges(left)} of {sweep.file}; logs of the jobs are in {path.parent}")
+
+
+def _on_slurm(sweep: Sweep) -> RunOnSlurm:
+    config = sweep.config(sweep.runs[0]).model_copy(update={"directory": str(sweep.directory)})
+    return RunOnSlurm(config, sweep.file, (), Path(sys.executable).parent)
+
+
+def _ranges(indices: list[int]) -> str:
+    """Return numbers as sbatch takes them: 0-3,7."""
+    spans: list[list[int]] = []
+    for each in indices:
+        if spans and each == spans[-1][-1] + 1:
+            spans[-1].append(each)
+        else:
+            spans.append([each])
+    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in spans)
+
+
 @click.command("sweep")
 @click.argument("sweep_file", type=click.Path(path_type=Path))
 @click.option("--index", type=int, help="Launch or resume this run alone.")
@@ -111,9 +160,9 @@ def sweep_command(sweep_file: Path, index: int | None, action: str | None) -> No
         for line in listing(found):
             click.echo(printable(line))
     elif action == "print":
-        click.echo(array.script(found))
+        click.echo(job_script(found))
     elif action == "submit":
-        array.submit(found)
+        submit(found)
     else:
         code = 0 if action == "table" else conduct(found)
         print_tables(found)

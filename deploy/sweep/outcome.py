@@ -4,24 +4,20 @@ Accuracy is greedy, on the held-out problems. The best evaluation of a run was c
 for it; means are over the last versions, which nothing chose.
 """
 
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Table
 
 from prefixrl.common.config.load import CONFIG_FILE
 from prefixrl.common.errors import UserError
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy, over_runs
-from prefixrl.common.host.process import printable
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.documents import SUMMARY_FILE, Summary
-from prefixrl.deploy.runs.eval_table import FILE_WIDTH
 from prefixrl.deploy.sweep.grid import Sweep, SweptRun, Values, toml
+from prefixrl.deploy.view.console import table_of
+from prefixrl.deploy.view.live_view import console
 from prefixrl.deploy.view.run_state import state_of
 
 TRAINED, SEED = "trained_adapter", "seed"
@@ -75,22 +71,21 @@ def tables(sweep: Sweep) -> list[Table]:
     """Return the table of the runs, and where seeds differ that of the means over them."""
     all_found = [found(run) for run in sweep.runs]
     axes = _axes([run.values for run in sweep.runs])
-    runs = Table("run", *map(_heading, axes), "state", "iterations", "best (version)", "last", box=box.SIMPLE_HEAD)
+    rows = []
     winner = max((each.best for each in all_found if each.best), key=lambda best: best[0], default=None)
     for each in all_found:
         best = f"{each.best[0]:.3f} ({each.best[1]}){' *' if each.best == winner else ''}" if each.best else ""
         last = "" if each.last is None else f"{each.last:.3f}"
-        cells = (Text(printable(text)) for text in (*_cells(each.run.values, axes), each.state))
-        runs.add_row(str(each.run.index), *cells, each.iterations, best, last)
+        rows.append([str(each.run.index), *_cells(each.run.values, axes), each.state, each.iterations, best, last])
+    runs = table_of(["run", *axes, "state", "iterations", "best (version)", "last"], rows)
     seeds = _over_seeds(all_found, [axis for axis in axes if axis != SEED])
     return [runs, *([seeds] if seeds.row_count else [])]
 
 
 def print_tables(sweep: Sweep) -> None:
-    """Print both tables; a file gets them in a width of its own."""
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+    """Print both tables."""
     for table in tables(sweep):
-        console.print(table)
+        console().print(table)
 
 
 def _over_seeds(all_found: list[Found], axes: list[str]) -> Table:
@@ -100,17 +95,12 @@ def _over_seeds(all_found: list[Found], axes: list[str]) -> Table:
         others = sorted(f"{key}={toml(value)}" for key, value in each.run.values.items() if key != SEED)
         if each.last is not None:
             groups[tuple(others)].append(each)
-    means = Table("runs", *map(_heading, axes), "mean of last", "95% t-interval", box=box.SIMPLE_HEAD)
+    rows = []
     several = [(over_runs([each.last or 0.0 for each in group]), group) for group in groups.values() if len(group) > 1]
     for (mean, (low, high)), group in sorted(several, key=lambda pair: -pair[0][0]):
         numbers = ", ".join(str(each.run.index) for each in group)
-        cells = (Text(printable(text)) for text in _cells(group[0].run.values, axes))
-        means.add_row(numbers, *cells, f"{mean:.3f}", f"{low:.3f} to {high:.3f}")
-    return means
-
-
-def _heading(key: str) -> Column:
-    return Column(Text(printable(key)))
+        rows.append([numbers, *_cells(group[0].run.values, axes), f"{mean:.3f}", f"{low:.3f} to {high:.3f}"])
+    return table_of(["runs", *axes, "mean of last", "95% t-interval"], rows)
 
 
 def _axes(values: list[Values]) -> list[str]:

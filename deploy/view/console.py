@@ -1,6 +1,6 @@
 """The state of a run in words and in a table of its workers. Reads nothing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -74,6 +74,14 @@ def compact(number: float) -> str:
 def cell(text: str) -> Text:
     """Return a worker's text as it is: rich would read markup in it."""
     return Text(printable(text))
+
+
+def table_of(columns: Iterable[str], rows: Iterable[Iterable[str]], no_wrap: bool = False) -> Table:
+    """Return a table of plain texts; `no_wrap`: cells are not folded."""
+    table = Table(*(Column(cell(name), no_wrap=no_wrap) for name in columns), box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*map(cell, row))
+    return table
 
 
 def listed(counts: Mapping[str, int]) -> str:
