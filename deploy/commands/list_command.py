@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from prefixrl.common.errors import ConfigError, UserError
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.deploy.runs.checkpoints import config_of
-from prefixrl.deploy.view.console import cell
+from prefixrl.deploy.runs.tables import cell
 from prefixrl.deploy.view.run_state import PLACE, flat_settings, state_of
 
 

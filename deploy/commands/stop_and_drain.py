@@ -14,8 +14,8 @@ from prefixrl.common.run.disk import held_bytes, in_mib
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.learner import Accepted, DrainWorker, GetStatus, HaltRun, Status
 from prefixrl.common.wire.requester import Requester
+from prefixrl.deploy.runs.tables import console
 from prefixrl.deploy.view.console import in_order, workers_table
-from prefixrl.deploy.view.live_view import console
 from prefixrl.deploy.view.run_state import goes_on, newest_lines, operator, state_of
 
 ANSWER_S = 5.0

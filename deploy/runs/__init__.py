@@ -8,5 +8,6 @@ export.py       `prefixrl export`: metrics as a table
 track.py        `prefixrl track`: metrics in TensorBoard and Weights & Biases
 report.py       `prefixrl report`: the table of a run, and what its page shows
 report_page.py  `report.html`, and its curves
+tables.py       tables of plain texts
 eval_table.py   the table of `prefixrl eval`
 """

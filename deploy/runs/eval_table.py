@@ -7,8 +7,7 @@ from itertools import combinations
 from prefixrl.common.evaluation.accuracy import CHOICES, difference, over_runs
 from prefixrl.common.evaluation.plans import ArmResult
 from prefixrl.common.host.process import printable
-from prefixrl.deploy.view.console import table_of
-from prefixrl.deploy.view.live_view import console
+from prefixrl.deploy.runs.tables import console, table_of
 
 COLUMNS = ("set", "run", "arm", "decoding", "accuracy", "95% interval", "maj", "pass", "problems", "cut")
 PAIR_COLUMNS = ("set", "decoding", "arm", "less", "difference", "95% interval", "better", "worse", "of", "by chance")

@@ -28,7 +28,7 @@ from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIR_NOTE, pair_figure
 from prefixrl.deploy.runs.inspect import TrainedGroup, trained_groups
 from prefixrl.deploy.runs.report_page import Cells, PageContent, file_text, page
 from prefixrl.deploy.runs.samples import Common, SampleText, commonest, decoder, texts_of
-from prefixrl.deploy.view.console import table_of
+from prefixrl.deploy.runs.tables import table_of
 
 SAMPLES = 8
 """Samples of the first iteration, and of the newest one, on the page."""

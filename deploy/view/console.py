@@ -1,6 +1,6 @@
 """The state of a run in words and in a table of its workers. Reads nothing."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -12,6 +12,7 @@ from prefixrl.common.host.process import printable
 from prefixrl.common.run.documents import MetricsLine
 from prefixrl.common.run.status import StatusDocument, WorkerStatus
 from prefixrl.common.wire.messages.worker import MemoryUse
+from prefixrl.deploy.runs.tables import cell
 from prefixrl.deploy.view.stalls import stall_of
 
 NAMED_WAIT_S = 10.0
@@ -69,19 +70,6 @@ def compact(number: float) -> str:
         if number >= size:
             return f"{number / size:.{1 if number < 10 * size else 0}f}{unit}"
     return f"{number:.0f}"
-
-
-def cell(text: str) -> Text:
-    """Return a worker's text as it is: rich would read markup in it."""
-    return Text(printable(text))
-
-
-def table_of(columns: Iterable[str], rows: Iterable[Iterable[str]], no_wrap: bool = False) -> Table:
-    """Return a table of plain texts; `no_wrap`: cells are not folded."""
-    table = Table(*(Column(cell(name), no_wrap=no_wrap) for name in columns), box=box.SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*map(cell, row))
-    return table
 
 
 def listed(counts: Mapping[str, int]) -> str:

@@ -1,12 +1,10 @@
 """A run as it goes on: live on a terminal, plain lines elsewhere."""
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.live import Live
 
 from prefixrl.common.errors import ConfigError, PeerLost, Refusal
@@ -16,20 +14,13 @@ from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.learner import GetStatus, Status
 from prefixrl.common.wire.requester import Requester
+from prefixrl.deploy.runs.tables import console
 from prefixrl.deploy.view.console import RECENT, Progress, is_held_up, picture, progress_of, status_line
 from prefixrl.deploy.view.run_state import newest_lines
 
 REFRESH_S = 0.5
 LINE_S, SILENT_S = 10.0, 60.0
 """Least time between two lines of a run that advances; longest time without a line."""
-PIPE_CHARS = 200
-"""A pipe or file has no width of its own, and nothing may be cut there."""
-
-
-def console(is_on_stderr: bool = False) -> Console:
-    """Return a console as wide as the terminal; where there is none, wide enough for every row."""
-    stream = sys.stderr if is_on_stderr else sys.stdout
-    return Console(stderr=is_on_stderr, width=None if stream.isatty() else PIPE_CHARS)
 
 
 def progress_in(directory: Path, recent: Sequence[MetricsLine]) -> Progress:
