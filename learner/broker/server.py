@@ -71,7 +71,7 @@ from prefixrl.learner.broker.status import StatusSources, UsageFile, document
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.identity import RunState
 from prefixrl.learner.broker.workers.versions import Versions
-from prefixrl.learner.broker.workers.workers import UNCOUNTED, Worker, check_offer
+from prefixrl.learner.broker.workers.workers import Worker, check_offer
 
 TELL_EVERY_S = 10.0
 
@@ -139,7 +139,7 @@ GOODBYE_S = 6.0
 than `servers.CLOSE_S`, by more than `LINGER_S`."""
 LINGER_S = 2.0
 """Timeout for flushing outgoing messages."""
-APART = UNCOUNTED
+APART = {"simulated", "openai"}
 """Engines that never share a run with another engine: their targets are not loaded from the same files."""
 
 
@@ -374,7 +374,7 @@ class Broker:
         known = self.dispatcher.registry.by_identity.get(received.peer)
         if known is not None:
             self.dispatcher.return_leases(known)
-            known.join_again(now_s)
+            known.join_again()
             return known
         predecessor = self.dispatcher.registry.predecessor(hello, now_s)
         if predecessor and is_gone(predecessor.host, predecessor.pid):
@@ -418,7 +418,6 @@ class Broker:
 
     def _heartbeat(self, worker: Worker, message: Heartbeat, now_s: float) -> None:
         self.usage_file.note(worker.identity.decode(errors="replace"), message.usage, now_s)
-        worker.check_claim(message.progress, message.leases, now_s)
         worker.heartbeat(message, now_s)
         self.dispatcher.reconcile(worker, message.leases, now_s)
         if worker.lost_its_ready(now_s):

@@ -33,8 +33,6 @@ VERIFICATION = 1
 """Progress that a scorer reports for a text that was verified."""
 MOST_LOST_TASKS = 3
 """Tasks that a worker may lose before it delivers another result, per task that it has held at once."""
-STRAYS_SHARE = 2.0
-"""Time for tasks that a worker held before it joined, as a multiple of the limit of one task."""
 RESULT_SHARE = 0.5
 """Part of `learner.batch_timeout_s` in which a training task needs a result. The rest is enough to do it again."""
 
@@ -54,9 +52,7 @@ class Dispatcher:
         if config.scorer.engine == "openai":
             # A scorer may wait so long for its endpoint.
             self._result_s = max(self._result_s, config.scorer.openai.patience_s)
-        self.registry = Registry(
-            config.broker.silence_s, config.broker.stall_s, config.broker.heartbeat_s, STRAYS_SHARE * self._result_s
-        )
+        self.registry = Registry(config.broker.silence_s, config.broker.stall_s, config.broker.heartbeat_s)
         rows = config.rollout.groups_per_task * config.algorithm.samples_per_prompt
         self._usual_work = {
             "rollout": rows * self._sampling[0].max_new_tokens,
@@ -157,7 +153,7 @@ class Dispatcher:
         name = self._names.name(worker.holder, task.version, asked)
         # An evaluation task may be larger. Its limit grows in proportion.
         most_s = self._result_s * (max(1.0, work / self._usual_work[worker.role]) if task.kind == "eval" else 1.0)
-        worker.add(Lease(name, task.kind, item, now_s, now_s, asked, work, rows, rows, most_s=most_s), now_s)
+        worker.add(Lease(name, task.kind, item, now_s, now_s, asked, rows, rows, most_s=most_s), now_s)
         self.outgoing.append((worker.identity, msgspec.structs.replace(task, task=name)))
 
     def _revoke(self) -> None:

@@ -3,7 +3,6 @@
 Pure: time is passed in.
 """
 
-import math
 from collections.abc import Container, Iterable
 
 from prefixrl.common.wire.messages.worker import Hello
@@ -26,8 +25,8 @@ LOOKS_PER_S = 1000
 class Registry:
     """Connected workers of a run."""
 
-    def __init__(self, silence_s: float, stall_s: float, beat_s: float = 1.0, strays_s: float = math.inf) -> None:
-        self._silence_s, self._stall_s, self._beat_s, self._strays_s = silence_s, stall_s, beat_s, strays_s
+    def __init__(self, silence_s: float, stall_s: float, beat_s: float = 1.0) -> None:
+        self._silence_s, self._stall_s, self._beat_s = silence_s, stall_s, beat_s
         self.by_identity: dict[bytes, Worker] = {}
         self._takers = {
             "rollout": TaskOrder(("ready", "draining"), ("ready", "draining", "swapping"), prefetches=False),
@@ -51,7 +50,7 @@ class Registry:
                 self._numbers[role] += 1
         self._given.add(name)
         worker = Worker(identity, name, role, hello.host, hello.pid, heard_s=now_s, progressed_s=now_s)
-        worker.beat_s, worker.strays_s, worker.joined_s = self._interval_s(), self._strays_s, now_s
+        worker.beat_s = self._interval_s()
         self.by_identity[identity] = worker
         worker.changed = self._takers[role].changed
         worker.changed[identity] = worker

@@ -12,7 +12,6 @@ A task that waits behind others for a seat is revoked when another worker has no
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,10 +27,6 @@ MOST_HELD = 3
 """Most rows of all leases of a worker, as a multiple of its room. Ended rows count: only the worker reports ends."""
 RATE_S = 5.0
 """Least time over which tokens per second are measured."""
-UNCOUNTED = {"simulated", "openai"}
-"""Engines whose progress is not a number of tokens."""
-CLAIM_SLACK = 2
-"""Progress that a worker may report, as a multiple of the tokens and verifications of its tasks."""
 AWAY_BEATS = 3
 """Missing heartbeats after which the worker, or this broker, was suspended."""
 READY_S = 10.0
@@ -49,8 +44,6 @@ class Lease:
     held_s: float
     """Time at which the worker last reported the task; at first, when it was given."""
     asked: Content = ("train", ())
-    work: int = 0
-    """Most progress that the task can make: a unit per token and per verification."""
     rows: int = 1
     """Texts that the engine writes for it."""
     left: int = 1
@@ -132,13 +125,6 @@ class Worker:
     """Tasks that were lost on the way to it or back, since its last result."""
     most_leases: int = 1
     """Tasks that it has held at once."""
-    claimable: int = 0
-    """Progress up to which its reports can be true."""
-    has_strays: bool = True
-    """True if it reports tasks that are not leased to it: given by an earlier broker, or taken back."""
-    strays_s: float = math.inf
-    """Longest time after its last Hello in which it may hold such tasks."""
-    joined_s: float = 0.0
     wanted_version: int = -1
     beat_s: float = 1.0
     """Time between two of its heartbeats."""
@@ -203,7 +189,6 @@ class Worker:
         self.leases[lease.task] = lease
         self.rows, self.left = self.rows + lease.rows, self.left + lease.left
         self.most_leases = max(self.most_leases, len(self.leases))
-        self.claimable += CLAIM_SLACK * lease.work
         self.time_front(now_s)
         if len(self.leases) == 1:
             self.progressed_s = now_s  # an idle worker made no progress: its stall clock starts here
@@ -246,23 +231,6 @@ class Worker:
         self.tasks_done += 1
         self.tasks_lost = 0
 
-    def check_claim(self, progress: int, held: Iterable[str], now_s: float) -> None:
-        """Raise ValueError where more progress is reported than all its tasks together can make.
-
-        Progress is a claim, a result is a proof: without this bound a worker could keep its tasks by counting up. Names
-        of other tasks are claims, too, so they lift it for a limited time only.
-        """
-        had_strays, self.has_strays = self.has_strays, not self.leases.keys() >= set(held)
-        may_stray = now_s - self.joined_s <= self.strays_s and (had_strays or self.has_strays)
-        if may_stray or not self.has_said_ready or self.engine in UNCOUNTED:
-            own = CLAIM_SLACK * sum(lease.work for lease in self.leases.values())
-            self.claimable = max(self.claimable, progress + own)
-        elif progress > self.claimable:
-            raise ValueError(
-                f"it reports a progress of {progress}, all tasks it was given allow {self.claimable} (a unit per token "
-                f"and verification)"
-            )
-
     def take_ready(self, ready: Ready, now_s: float) -> None:
         """Take over what it loaded and offers."""
         self.seats, self.room, self.takes_runs = ready.seats, ready.room, ready.takes_runs
@@ -270,9 +238,8 @@ class Worker:
         self.has_said_ready = True
         self.ready_s = self.progressed_s = now_s
 
-    def join_again(self, now_s: float) -> None:
+    def join_again(self) -> None:
         """Reset the state that a worker itself resets before it sends another Hello."""
-        self.joined_s = now_s
         self.phase, self.wanted_version, self.refused = "loading", UNPROVED, None
         self.has_said_ready, self.without_ready_s = False, None
 
