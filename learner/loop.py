@@ -187,14 +187,10 @@ class Learner:
             self.rank_zero.publisher.publish(self.iteration, weights, logprobs, self.published)
         self.publish_s = time.monotonic() - started_s
 
-    @property
-    def sends_matrices(self) -> bool:
-        """True if the current version is published as matrices; version 0 is the folder's weights."""
-        return self.iteration > 0 and self.models.lora is not None and self.models.lora.publish == "matrices"
-
     def sends(self, name: str) -> bool:
-        """Return True if a parameter of the actor is a part of the current version."""
-        return published_name(name) is not None or not self.sends_matrices
+        """Return True if a parameter of the actor is a part of the current version: of version 0 all are."""
+        lora = self.models.lora
+        return published_name(name) is not None or self.iteration == 0 or lora is None or lora.publish != "matrices"
 
     def published(self, copied: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what rollouts get of a copy of the weights: low-rank matrices, or whole weights."""

@@ -11,6 +11,7 @@ what these sample is delivered once the broker has found them proved.
 import logging
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 import numpy as np
 
@@ -141,8 +142,8 @@ class Rollout:
             case Probed(outcome="proved"):
                 self.swap.proved(message.by)
                 self._deliver_held()
-            case Probed() if self.swap.is_to_be_shown:
-                self.swap.unclear(self._engine.checksum())
+            case Probed():
+                self.swap.unclear(self._engine.checksum)
 
     def _deliver_held(self) -> None:
         """Deliver the results that were kept back: the installed weights are proved."""
@@ -204,8 +205,10 @@ class Rollout:
             packed: tuple[Row, ...] = ()
             tokens, error = b"", prompt if isinstance(prompt, str) else ""
             if not isinstance(prompt, str):
-                finished = [next(rows) for _ in range(task.rows_per_group)]
-                packed = tuple(map(self._packed, finished))
+                packed = tuple(
+                    pack_row(row, self.swap.digest_of, self._read(row.tokens), self._renderer.has_control(row.tokens))
+                    for row in islice(rows, task.rows_per_group)
+                )
                 tokens = pack_tokens(prompt)
             groups.append(
                 GroupPrefixes(
@@ -218,10 +221,6 @@ class Rollout:
         message = Prefixes(task=name, kind=kind, version=oldest, weights_digest=digest, groups=done, elapsed_s=took_s)
         crash_point("prefixes.sampled")
         self._link.send(message)
-
-    def _packed(self, row: Continuation) -> Row:
-        has_control = self._renderer.has_control(row.tokens)
-        return pack_row(row, self.swap.digest_of, self._read(row.tokens), has_control)
 
     def _read(self, tokens: TokenIds) -> str | None:
         """Return the text for a target of another family; None for whole answers."""

@@ -4,7 +4,7 @@ The other half is `learner/broker/workers/versions.py`: the same steps by the sa
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import msgspec
@@ -121,19 +121,14 @@ class WeightSwap:
         self._proof = Installed(self.version, self.digest, pack_logprobs(engine.score(rows)), self._before)
         self._proof_s = 0.0
         if self._wants_checksum:
-            self.unclear(engine.checksum())
+            self.unclear(engine.checksum)
         return True
 
-    def unclear(self, checksum: EngineChecksum) -> None:
-        """Add the checksum of the installed weights to the proof, which is sent again."""
-        if self._proof is not None:
-            named = msgspec.structs.replace(checksum, before=self._checksum)
+    def unclear(self, checksum: Callable[[], EngineChecksum]) -> None:
+        """Add the checksum of the installed weights to the proof, if it has none, and have it sent again."""
+        if not self.is_proved and self._proof is not None and self._proof.checksum is None:
+            named = msgspec.structs.replace(checksum(), before=self._checksum)
             self._proof, self._proof_s = msgspec.structs.replace(self._proof, checksum=named), 0.0
-
-    @property
-    def is_to_be_shown(self) -> bool:
-        """True if the proof has no checksum yet."""
-        return not self.is_proved and self._proof is not None and self._proof.checksum is None
 
     def proof(self, now_s: float) -> Installed | None:
         """Return the probe when it is time to send it."""

@@ -122,7 +122,8 @@ class SimulatedEngine(AdapterEngine):
             entry.started_s = started_s
         # The row's own first draw decides its time, so a redelivered row takes as long again.
         draw = float(entry.job.uniforms[index].flat[0]) if self._sigma else 0.5
-        lasts_s = min(self._most_s, self._mean_s * math.exp(self._sigma * _normal(draw)))
+        normal = NormalDist().inv_cdf(min(max(draw, MOST_REMOTE), 1 - MOST_REMOTE))  # within five deviations
+        lasts_s = min(self._most_s, self._mean_s * math.exp(self._sigma * normal))
         versions = np.full(entry.job.sampling.max_new_tokens, self._version, dtype=np.int32)
         heapq.heappush(self._seated, _Row(started_s + lasts_s, key, index, started_s, versions))
 
@@ -194,8 +195,3 @@ class SimulatedEngine(AdapterEngine):
     def checksum(self) -> EngineChecksum:
         """Return the digest of the weights, which stand in memory as they are published."""
         return own_checksum(self.digest(), self._digest)
-
-
-def _normal(draw: float) -> float:
-    """Return the standard normal number at a draw in [0, 1), within five deviations."""
-    return NormalDist().inv_cdf(min(max(draw, MOST_REMOTE), 1 - MOST_REMOTE))

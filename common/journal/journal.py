@@ -271,7 +271,9 @@ def scan(folder: Path, number: int, is_last: bool) -> Iterator[tuple[JournalReco
                     _check_nothing_follows(path, start, "its length runs past the end of the file")
                 return  # a closed segment that ends early is found by its length
             except (ValueError, TypeError, zstandard.ZstdError) as error:
-                if not is_last or not _is_end(path, unpacker, error):
+                # A wrong checksum of the very last record may be a torn one.
+                is_end = isinstance(error, _WrongChecksum) and unpacker.tell() == path.stat().st_size
+                if not (is_last and is_end):
                     raise DataError(f"{path} is damaged at byte {start}: {error}; {_REMEDY}") from None
                 _check_nothing_follows(path, start, str(error))
                 return
@@ -292,11 +294,6 @@ def _unpacked(unpacker: msgpack.Unpacker) -> bytes:
     if not isinstance(body, bytes) or xxhash.xxh3_64_intdigest(body) != checksum:
         raise _WrongChecksum("checksum differs")
     return body
-
-
-def _is_end(path: Path, unpacker: msgpack.Unpacker, error: Exception) -> bool:
-    """Return True for a wrong checksum of the very last record: it may be torn."""
-    return isinstance(error, _WrongChecksum) and unpacker.tell() == path.stat().st_size
 
 
 @contextmanager

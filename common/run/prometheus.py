@@ -25,6 +25,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_ROLLOUT, FIRST_SCORER = 1, 101
 """Ports of rollout-0 and scorer-0, after the learner's."""
 Kind = Literal["gauge", "counter"]
+ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class Number(NamedTuple):
@@ -45,13 +46,9 @@ def text_of(numbers: Iterable[Number]) -> str:
     for name, each in by_name.items():
         lines.append(f"# TYPE {name} {each[0].kind}")
         for number in each:
-            labels = ",".join(f'{label}="{_escaped(text)}"' for label, text in number.labels.items())
+            labels = ",".join(f'{label}="{text.translate(ESCAPES)}"' for label, text in number.labels.items())
             lines.append(f"{name}{f'{{{labels}}}' if labels else ''} {_value(number.value)}")
     return "\n".join([*lines, ""])
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _value(value: float) -> str:

@@ -237,16 +237,12 @@ def _checked_texts(verdict: Verdict, continuations: int, most_chars: int) -> tup
             raise ValueError(f"reward {each.reward} is outside [0, 1]")
         if each.completion:
             _check_length(each.completion, most_chars)
-        if each.process is not None and each.process.ends:
-            _check_ends(each.process)
+        found = each.process
+        if found and found.ends and (len(found.ends) != len(found.scores) or list(found.ends) != sorted(found.ends)):
+            raise ValueError(f"{len(found.scores)} scores of steps with ends {found.ends}, which must rise, one each")
     if verdict.continuations and verdict != row_verdict(verdict.continuations):
         raise ValueError("its verdict does not follow from those of its continuations")
     return texts
-
-
-def _check_ends(found: StepScores) -> None:
-    if len(found.ends) != len(found.scores) or list(found.ends) != sorted(found.ends):
-        raise ValueError(f"{len(found.scores)} scores of steps with ends {found.ends}, which must rise, one per score")
 
 
 def _check_places(found: StepScores, tokens: int) -> None:

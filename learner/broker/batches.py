@@ -197,7 +197,10 @@ class BatchAnswers:
         """Return the answers that are due. Write the ledger's new records before you send them."""
         answers: dict[bytes, Answer] = {}
         self._is_new = False
-        self._note_scored()
+        # Groups are described as they are scored: doing all of a batch at once would delay every answer.
+        for record in self._dispatcher.ledger.records:
+            if isinstance(record, GroupScored):
+                self._facts[record.group.prefixes.seq] = _batch_group(record.group)
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         self._short_s += passed_s * self._is_short
         self._is_short = False
@@ -317,12 +320,10 @@ class BatchAnswers:
 
     def _must_halt(self, iteration: int) -> bool:
         # All ranks must leave the loop at one iteration, or a collective hangs. If one may hold a batch, all get it.
-        return self.is_halting and not self._no_more and not self._may_be_held(iteration)
-
-    def _may_be_held(self, iteration: int) -> bool:
-        """Return True if some rank may have got this batch, from this broker or an earlier one."""
+        # This broker may have given it to one, or an earlier broker did.
         is_ours = self._newest is not None and self._newest[0] == iteration
-        return is_ours or (iteration == self._resumed_at and iteration in self._dispatcher.ledger.batches)
+        may_be_held = is_ours or (iteration == self._resumed_at and iteration in self._dispatcher.ledger.batches)
+        return self.is_halting and not self._no_more and not may_be_held
 
     def _batch(self, request: GetBatch, choice: Choice, now_s: float) -> Answer:
         iteration = request.iteration
@@ -361,12 +362,6 @@ class BatchAnswers:
             )
         results = ledger.results([seqs[index] for index in request.groups])
         return Groups(iteration, request.groups), [msgspec.msgpack.encode(each) for each in results]
-
-    def _note_scored(self) -> None:
-        """Describe the groups scored since the last call. Doing all of a batch at once would delay every answer."""
-        for record in self._dispatcher.ledger.records:
-            if isinstance(record, GroupScored):
-                self._facts[record.group.prefixes.seq] = _batch_group(record.group)
 
     def _describe(self, results: list[ScoredGroup], now_s: float) -> tuple[BatchGroup, ...]:
         stages, live = self._dispatcher.stages, {group.seq for group in self._dispatcher.ledger.live()}

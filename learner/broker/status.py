@@ -25,7 +25,6 @@ from prefixrl.common.run.status import (
 )
 from prefixrl.common.wire.messages.worker import MemoryUse, Usage
 from prefixrl.learner.broker.batches import BatchAnswers
-from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.workers import Worker
 
@@ -137,7 +136,12 @@ def document(sources: StatusSources, malformed: int, now_s: float) -> StatusDocu
         queues=ledger.states(),
         window=ledger.window.max_staleness,
         mean_age=counts.mean_age,
-        admission=_admission(ledger.admission),
+        admission=AdmissionStatus(
+            rule=ledger.admission.rule,
+            lead_groups=ledger.admission.lead,
+            cap_groups=ledger.admission.cap,
+            waited_s=ledger.admission.waited_s,
+        ),
         age_histogram={str(age): count for age, count in sorted(counts.age_histogram.items())},
         token_age_histogram={str(age): count for age, count in sorted(counts.token_age_histogram.items())},
         crossed_fraction=counts.rows_crossed / max(1, counts.rows),
@@ -169,11 +173,6 @@ def _memory(sources: StatusSources) -> dict[str, MemoryUse]:
     found |= {f"rank-{rank}": memory for rank, memory in sorted(sources.batches.memory.items())}
     found |= {worker.name: worker.memory for worker in sources.dispatcher.registry.by_identity.values()}
     return {name: memory for name, memory in found.items() if memory is not None}
-
-
-def _admission(admission: Admission) -> AdmissionStatus:
-    lead, cap = admission.lead, admission.cap
-    return AdmissionStatus(rule=admission.rule, lead_groups=lead, cap_groups=cap, waited_s=admission.waited_s)
 
 
 def _worker(worker: Worker, now_s: float) -> WorkerStatus:

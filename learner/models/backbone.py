@@ -88,9 +88,7 @@ def takes_shared_prompts(model: PreTrainedModel) -> bool:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         logger.warning("%s takes no mask of its rows (%s): every row carries its prompt", type(model).__name__, error)
         return False
-    expected = torch.cat(alone)
-    gap = ((shared - expected).norm() / expected.norm()).item()
-    if gap < TOLERANCE[model.dtype]:
+    if _gap(shared, torch.cat(alone)) < TOLERANCE[model.dtype]:
         return True
     logger.warning("%s heeds no mask of its rows: every row carries its prompt", type(model).__name__)
     return False
@@ -112,7 +110,7 @@ def serves_packed_rows(model: PreTrainedModel) -> bool:
     except (RuntimeError, ValueError, TypeError) as error:
         logger.warning("%s: attention over packed rows does not work here: %s", type(model).__name__, error)
         return False
-    gap = ((packed - expected).norm() / expected.norm()).item()
+    gap = _gap(packed, expected)
     if gap < TOLERANCE[model.dtype]:
         return True
     logger.warning("%s: attention over packed rows is off by %.2g here", type(model).__name__, gap)
@@ -122,3 +120,7 @@ def serves_packed_rows(model: PreTrainedModel) -> bool:
 def _last(model: PreTrainedModel, ids: Tensor, options: dict[str, Any]) -> Tensor:
     hidden: Tensor = model.get_decoder()(input_ids=ids, use_cache=False, **options).last_hidden_state[0].float()
     return hidden
+
+
+def _gap(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())

@@ -187,7 +187,9 @@ class _Logits:
         self._weights, self._bias, self._temperature = tensors[1::2], bias, temperature
         self._masked = masked
         self._is_float32 = is_float32
-        self._hidden = [self._wide(hidden) for hidden in tensors[::2]]
+        # Where products are of float32 alone, hidden states are made so once, not in every block.
+        self._is_wide = is_float32 and tensors[0].device.type != "cuda"
+        self._hidden = [hidden.float() if self._is_wide else hidden for hidden in tensors[::2]]
 
     def blocks(self) -> Iterator[slice]:
         """Yield runs of the vocabulary, all but the last of one size."""
@@ -208,7 +210,8 @@ class _Logits:
 
     def spread(self, gradient: Tensor, block: slice, sums: Sequence[Tensor | None]) -> None:
         """Add a block's gradient to those of hidden states; write the weights' own."""
-        gradient = self._narrow(gradient)
+        if not self._is_wide:
+            gradient = gradient.to(self._weights[0].dtype)  # the sums stay float32
         for index, (hidden, weight) in enumerate(zip(self._hidden, self._weights, strict=True)):
             of_hidden, of_weight = sums[2 * index], sums[2 * index + 1]
             if of_hidden is not None:
@@ -222,16 +225,6 @@ class _Logits:
         if left.device.type == "cuda":
             return torch.mm(left, right, out_dtype=torch.float32)
         return left.float() @ right.float()
-
-    def _wide(self, hidden: Tensor) -> Tensor:
-        """Return hidden states once in float32 where a product needs them so in every block."""
-        return hidden.float() if self._is_float32 and hidden.device.type != "cuda" else hidden
-
-    def _narrow(self, gradient: Tensor) -> Tensor:
-        """Return a gradient in the weight's type where products take no other; sums stay float32."""
-        if self._is_float32 and gradient.device.type != "cuda":
-            return gradient
-        return gradient.to(self._weights[0].dtype)
 
 
 def _places(tokens: Tensor, block: slice) -> tuple[Tensor, Tensor]:

@@ -100,16 +100,16 @@ class TrainedModel:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self._bad_losses.zero_()
-        report = self._plain_step() if self.stage == 0 else self._sharded_step()
+        if self.stage == 0:
+            report = self._plain_step()
+        else:
+            self.engine.step()
+            is_applied = bool(self.engine.was_step_applied())
+            report = StepReport(is_applied, float(self.engine.get_global_grad_norm()) if is_applied else math.inf)
         if report.is_applied and self._ema_decay is not None:
             for name, weights in self.masters().items():
                 self.ema[name].lerp_(weights.detach(), 1.0 - self._ema_decay)
         return report
-
-    def _sharded_step(self) -> StepReport:
-        self.engine.step()
-        is_applied = bool(self.engine.was_step_applied())
-        return StepReport(is_applied, float(self.engine.get_global_grad_norm()) if is_applied else math.inf)
 
     def _plain_step(self) -> StepReport:
         """Clip and step at stage 0, which checks nothing itself.

@@ -37,6 +37,9 @@ def summarise(
     """Combine the broker's status, the evaluations and the lines, which outlive the processes."""
     greedy = {arm: found[GREEDY] for arm, found in evaluated.arms.items() if GREEDY in found}
     sampled = {arm: found[SAMPLED] for arm, found in evaluated.arms.items() if SAMPLED in found}
+    rows = sum(line.figures["rows"] for line in lines)
+    cut = sum(line.figures["rows"] * line.figures.get("truncated_fraction", 0.0) for line in lines)
+    trained, filtered = status.groups.trained, status.groups.filtered  # at its end a run holds no others
     return Summary(
         run_id=status.run_id,
         accuracy={arm: each.accuracy for arm, each in greedy.items()},
@@ -45,7 +48,7 @@ def summarise(
         accuracy_sampled={arm: each.accuracy for arm, each in sampled.items()},
         accuracy_by_family={arm: each.by_family for arm, each in greedy.items()},
         accuracy_by_version=list(evaluated.curve),
-        truncated_fraction=_truncated_fraction(lines),
+        truncated_fraction=cut / max(1.0, rows),
         accuracy_truncated={arm: each.truncated_fraction for arm, each in greedy.items()},
         fixed_prefix=evaluated.fixed_prefix,
         evaluations_incomplete=list(evaluated.incomplete),
@@ -55,7 +58,7 @@ def summarise(
         causes=status.causes,
         row_errors=status.row_errors,
         cached_fraction=status.completions.get("cached", 0) / max(1, status.completions.get("judged", 0)),
-        filter_pass_fraction=_pass_fraction(status),
+        filter_pass_fraction=None if status.filter is None else trained / (trained + filtered),
         staleness=Staleness(
             window=status.window,
             admission=status.admission.rule,
@@ -77,12 +80,6 @@ def summarise(
     )
 
 
-def _truncated_fraction(lines: Sequence[MetricsLine]) -> float:
-    rows = sum(line.figures["rows"] for line in lines)
-    cut = sum(line.figures["rows"] * line.figures.get("truncated_fraction", 0.0) for line in lines)
-    return cut / max(1.0, rows)
-
-
 def _engines(lines: Sequence[MetricsLine]) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for line in lines:
@@ -98,12 +95,6 @@ def _losses(lines: Sequence[MetricsLine], status: StatusDocument) -> dict[str, i
         for cause, count in losses.items():
             found[cause] = max(count, found.get(cause, 0))
     return found
-
-
-def _pass_fraction(status: StatusDocument) -> float | None:
-    """Return trained groups over trained and filtered ones: at its end a run holds no others."""
-    trained, filtered = status.groups.trained, status.groups.filtered
-    return None if status.filter is None else trained / (trained + filtered)
 
 
 def merged(summary: Summary, directory: Path) -> Summary:

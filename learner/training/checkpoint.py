@@ -240,7 +240,8 @@ def _begin(directory: Path, beside: Path) -> None:
 
 def _finish(beside: Path, final: Path, state: TrainerState, models: Models) -> None:
     write_manifest(beside, CheckpointManifest(FORMAT, state, models.actor.stage, models.dtype, tuple(entries(beside))))
-    _sync_tree(beside)
+    for path in [*beside.rglob("*"), beside]:
+        sync(path)
     crash_point("checkpoint.written")
     shutil.rmtree(final, ignore_errors=True)
     beside.rename(final)
@@ -427,8 +428,3 @@ def _restore_random(states: dict[str, Tensor]) -> None:
 def _folders(directory: Path) -> list[Path]:
     """List checkpoint folders, newest first."""
     return sorted(directory.glob("step_????????"), reverse=True)
-
-
-def _sync_tree(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        sync(path)

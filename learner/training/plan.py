@@ -8,7 +8,7 @@ ZeRO runs a collective in every backward, so all ranks must run the same number 
 gets empty micro-batches, for which the model runs a row of weight 0.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from math import ceil, inf, isqrt
 
@@ -61,8 +61,9 @@ def plan(
     if not lengths:
         raise ValueError("there are no rows to plan")
     planned = []
-    for run in _even_runs(len(lengths), min(minibatches, len(lengths))):
-        pieces = [list(rows) for _, rows in groupby(run, key=lambda row: groups[row])]
+    parts = min(minibatches, len(lengths))
+    for start, end in pairwise(len(lengths) * part // parts for part in range(parts + 1)):
+        pieces = [list(rows) for _, rows in groupby(range(start, end), key=lambda row: groups[row])]
         packed = _deal(pieces, lengths, ranks, micro_batch_tokens, is_shared)
         forwards = max(len(micros) for micros in packed)
         planned.append(tuple(tuple(micros) + ((),) * (forwards - len(micros)) for micros in packed))
@@ -147,11 +148,6 @@ def cheapest_rows(prompt: int, sampled: int, rows: int) -> int:
     return max(1, isqrt(prompt * (SQUARE_TOKENS + prompt)) * rows // sampled)
 
 
-def _even_runs(rows: int, parts: int) -> list[range]:
-    edges = [rows * part // parts for part in range(parts + 1)]
-    return [range(start, end) for start, end in pairwise(edges)]
-
-
 def _deal(
     pieces: Sequence[Sequence[int]], lengths: Lengths, ranks: int, micro_batch_tokens: int, is_shared: bool
 ) -> list[list[MicroBatch]]:
@@ -172,7 +168,9 @@ def _deal(
             if most > 1 and max(sum(loads[place] for place in share) for share in shares) > fair:
                 continue
             own = [[lines[place] for place in share] for share in shares]
-            packed = [_pack(share if is_shared else _rows_alone(share), lengths, micro_batch_tokens) for share in own]
+            if not is_shared:
+                own = [[(row,) for line in share for row in line] for share in own]
+            packed = [_pack(share, lengths, micro_batch_tokens) for share in own]
             busiest = max(_cost(micros, lengths) for micros in packed)
             if best is None or busiest < best[0]:
                 best = busiest, packed
@@ -180,10 +178,6 @@ def _deal(
             assert best is not None, "single rows are dealt fairly"
             return best[1]
         most = ceil(most / 2)
-
-
-def _rows_alone(lines: Iterable[Line]) -> list[Line]:
-    return [(row,) for line in lines for row in line]
 
 
 def _lines(piece: Sequence[int], lengths: Lengths, most: int, micro_batch_tokens: int) -> Iterator[Line]:

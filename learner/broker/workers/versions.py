@@ -111,7 +111,9 @@ class Versions:
         if worker.role == "scorer" and self.latest is not None:
             return WeightsNote(self.latest.version, self.latest.digest)
         known = self._evaluations.unsampled_versions() & self._notes.keys()
-        needed = [version for version in known if _is_ahead(self._notes[version], worker)]
+        # It can still swap to a version that is newer, or the same with new weights.
+        held = worker.version, worker.weights_digest
+        needed = [each for each in known if each >= worker.version and (each, self._notes[each].digest) != held]
         return self._notes[min(needed)] if needed else self.latest
 
     def staged(self, worker: Worker, version: int) -> None:
@@ -210,12 +212,6 @@ class Versions:
                     f"task {result.task} has tokens of version {version}, weights {digest}, which it did not prove to "
                     f"hold"
                 )
-
-
-def _is_ahead(note: WeightsNote, worker: Worker) -> bool:
-    """Return True if a rollout can still swap to a version: newer, or the same with new weights."""
-    is_another = note.version == worker.version and note.digest != worker.weights_digest
-    return note.version > worker.version or is_another
 
 
 def _as_array(packed: bytes, size: int) -> Logprobs:
