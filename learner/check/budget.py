@@ -111,7 +111,6 @@ def rank_plan(config: RunConfig, prompt_tokens: int) -> RankPlan | None:
         is_checkpointed=learner.gradient_checkpointing,
         is_optimizer_offloaded=_is_offloaded(zero, "offload_optimizer"),
         are_weights_offloaded=_is_offloaded(zero, "offload_param"),
-        is_fused=learner.device != "cpu",
         bucket=int(zero.get("reduce_bucket_size", BUCKET)),
         reward_parameters=reward_parameters,
         is_reward_trained=config.implicit_reward is not None and config.implicit_reward.update != "none",

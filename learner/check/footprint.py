@@ -84,7 +84,6 @@ class RankPlan:
     is_checkpointed: bool = False
     is_optimizer_offloaded: bool = False
     are_weights_offloaded: bool = False
-    is_fused: bool = True
     bucket: int = BUCKET
     """Parameters that are reduced over ranks at a time."""
     reward_parameters: int = 0
@@ -135,10 +134,9 @@ def learner_footprint(plan: RankPlan) -> Footprint:
         is_trained = plan.low_rank is None
         logits = head_bytes(plan.action_positions, shape, plan.dtype_bytes, is_trained)
         tied = plan.dtype_bytes * shape.embedding if shape.is_tied and is_trained else 0
-    if not plan.is_optimizer_offloaded:
-        # One model steps at a time: ZeRO-3 flattens its gradients, and an unfused step has temporaries of its own.
-        own = FP32 * max(plan.trained) // (plan.ranks if plan.stage else 1)
-        step = own * (int(plan.stage == 3) + int(not plan.is_fused))
+    if plan.stage == 3 and not plan.is_optimizer_offloaded:
+        # One model steps at a time: ZeRO-3 flattens its gradients.
+        step = FP32 * max(plan.trained) // plan.ranks
     backward = _most_at_once(activations, last, logits, tied, buckets)
     return Footprint(device, activations, logits, buckets.at(1.0), backward, step, host)
 

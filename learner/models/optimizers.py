@@ -1,4 +1,4 @@
-"""AdamW by torch, fused on CUDA, or by DeepSpeed for moments in the host's memory.
+"""AdamW by torch, or by DeepSpeed for moments in the host's memory.
 
 All take the same steps but for rounding.
 """
@@ -30,9 +30,10 @@ def make_adam(
     if is_offloaded(config):
         # On a CPU nothing is offloaded, and nothing compiled for it.
         cpu = make_cpu_adam(trained, options) if device.type == "cuda" else None
-        return cpu or torch.optim.AdamW(trained, **options)
-    # Fused, the step has no temporaries; on a CPU torch's default is the one that its results are known by.
-    return torch.optim.AdamW(trained, **options, fused=True if device.type == "cuda" else None)
+        if cpu:
+            return cpu
+    # Fused, a step reads each tensor once and has no temporaries.
+    return torch.optim.AdamW(trained, **options, fused=True)
 
 
 def make_cpu_adam(trained: list[nn.Parameter], options: dict[str, Any]) -> torch.optim.Optimizer | None:
@@ -63,5 +64,4 @@ def restored(name: str, saved: Tensor, optimizer: torch.optim.Optimizer, device:
         return saved.to(device)
     if not isinstance(optimizer, torch.optim.AdamW):
         return int(saved.item())
-    # torch's Adam counts on the CPU, whatever the device, but where it is fused.
-    return saved.to(device if optimizer.defaults.get("fused") else "cpu")
+    return saved.to(device)

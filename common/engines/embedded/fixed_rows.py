@@ -73,7 +73,7 @@ class FixedRowsEngine(EmbeddedEngine):
             position_ids=positions[:, running.cached :],
             past_key_values=running.cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=torch.tensor([-1], device=self._device),  # an index: see prefill._forward
         )
         running.cached = running.fed.shape[1]
         self._write(alive, output.logits[:, -1], [row.index for row in alive])

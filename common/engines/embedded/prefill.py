@@ -106,7 +106,9 @@ def _forward(
         position_ids=positions,
         past_key_values=cache,
         use_cache=True,
-        logits_to_keep=1,
+        # An index, which copies the last states. Their slice is not contiguous, and the product of such states with
+        # the output layer copies that layer once per row.
+        logits_to_keep=torch.tensor([-1], device=ids.device),
     )
     logits: torch.Tensor = output.logits[:, -1]
     return logits
