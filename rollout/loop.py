@@ -172,7 +172,7 @@ class Rollout:
 
     def _render(self, group: GroupTask) -> TokenIds | str:
         try:
-            return self._renderer.prompt(group.prompt.question, group.prompt.system)
+            return self._renderer.prompt(group.prompt.question, group.prompt.system, group.prompt.earlier)
         except ValueError as error:
             return cut_text(str(error))
 

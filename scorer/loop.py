@@ -147,7 +147,7 @@ class Scorer(ScorerLoop):
 
     def _begun(self, group: GroupPrefixes, first: int, times: int) -> list[_Decoding]:
         """Return a group's texts, from index `first` on; raises ValueError if it cannot be rendered."""
-        prompt = self._renderer.prompt(group.prompt.question, group.prompt.system)
+        prompt = self._renderer.prompt(group.prompt.question, group.prompt.system, group.prompt.earlier)
         begun: list[_Decoding] = []
         for number, row in enumerate(group.rows):
             prefix, was_text = self._prefix(row)

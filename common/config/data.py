@@ -1,19 +1,19 @@
 """The `[data]` section: the problems of training and evaluation, and where they are."""
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from prefixrl.common.config.section import Positive, PositiveFloat, Section
 from prefixrl.common.errors import ConfigError
 from prefixrl.common.wire.messages.groups import CodeMode
 
-Reading = Literal["text", "joined", "after_hashes", "last_box", "user_turn"]
-"""Way of reading a column. text: unchanged. joined: a list of texts, with commas between. after_hashes: the text after
-the last `####`. last_box: the content of the last box. user_turn: the last user turn of a conversation."""
+Reading = Literal["as_it_is", "joined", "after_hashes", "last_box", "last_number", "before_unit"]
+"""Way of reading a column; `Source.answer_reading` explains the values."""
 
 Column = tuple[str, Reading]
 
@@ -39,9 +39,13 @@ class ProblemSet:
     """Dataset on the hub; "" where no copy is known and the user must give a path."""
     problems: int
     """Number of problems in the default split as published, after the filters below."""
+    eval_problems: int = field(default=0, kw_only=True)
+    """Number of problems in `eval_split`."""
     question: tuple[Column, ...]
     answer: tuple[Column, ...]
     subset: str = ""
+    other_subsets: tuple[str, ...] = field(default=(), kw_only=True)
+    """Names of files and folders beside the subset with other rows, or the same rows in another form."""
     split: str = "test"
     eval_split: str = ""
     """Split of held-out problems, where the set has one beside `split`."""
@@ -59,28 +63,23 @@ class ProblemSet:
     tests_where: tuple[str, str] | None = None
     """Column and value of the rows that are judged by running tests; all other rows are mathematics."""
 
-    @property
-    def has_conversations(self) -> bool:
-        """True if a question is a turn of a conversation."""
-        return any(reading == "user_turn" for _, reading in self.question)
 
-
-_PROBLEM: tuple[Column, ...] = (("problem", "text"), ("question", "text"), ("Problem", "text"), ("Question", "text"))
+_PROBLEM: tuple[Column, ...] = tuple((name, "as_it_is") for name in ("problem", "question", "Problem", "Question"))
 _ANSWER: tuple[Column, ...] = (
-    ("answer", "text"),
-    ("Answer", "text"),
+    ("answer", "as_it_is"),
+    ("Answer", "as_it_is"),
     ("final_answer", "joined"),
     ("solution", "last_box"),
 )
 
 PROBLEM_SETS: dict[str, ProblemSet] = {
     "gsm8k": ProblemSet(
-        "openai/gsm8k", 7_473, (("question", "text"),), (("answer", "after_hashes"),),
-        subset="main", split="train", eval_split="test",
+        "openai/gsm8k", 7_473, (("question", "as_it_is"),), (("answer", "after_hashes"),),
+        subset="main", other_subsets=("socratic",), split="train", eval_split="test", eval_problems=1_319,
     ),
     "math": ProblemSet(
         "EleutherAI/hendrycks_math", 7_500, _PROBLEM, (("solution", "last_box"),),
-        split="train", eval_split="test", family="level",
+        split="train", eval_split="test", eval_problems=5_000, family="level",
     ),
     # 9,255 problems of levels 3 to 5 in both splits, 367 of them in MATH-500.
     "math_filtered": ProblemSet(
@@ -105,24 +104,35 @@ PROBLEM_SETS: dict[str, ProblemSet] = {
     "minerva": ProblemSet("math-ai/minervamath", 272, _PROBLEM, _ANSWER, id=("idx", "id")),
     "ocwcourses": ProblemSet("", 272, _PROBLEM, _ANSWER, id=("idx", "id"), family="type"),
     "olympiadbench": ProblemSet(
-        "Hothan/OlympiadBench", 674, (("question", "text"),), (("final_answer", "joined"),),
+        "Hothan/OlympiadBench", 674, (("question", "as_it_is"),), (("final_answer", "joined"),),
         subset="OE_TO_maths_en_COMP", split="train", context="context", id=("id",), family="subfield",
     ),
     "olympiadbench_physics": ProblemSet(
-        "Hothan/OlympiadBench", 236, (("question", "text"),), (("final_answer", "joined"),),
+        "Hothan/OlympiadBench", 236, (("question", "as_it_is"),), (("final_answer", "joined"),),
         subset="OE_TO_physics_en_COMP", split="train", context="context", id=("id",), family="subfield",
         same_files_as="olympiadbench",
     ),
     # Its questions state the form of the answer. The system turn, a scaffold taught to other models, is left out unless
     # a source has `keep_system`.
     "eurus2_rl": ProblemSet(
-        "PRIME-RL/Eurus-2-RL-Data", 482_019, (("prompt", "user_turn"),), (("reward_model.ground_truth", "text"),),
+        "PRIME-RL/Eurus-2-RL-Data", 482_019, (("prompt", "as_it_is"),), (("reward_model.ground_truth", "as_it_is"),),
         split="train", id=(), family="data_source", suffix="", tests_where=("ability", "code"),
     ),
 }  # fmt: skip
 """Problem sets by the name used in a run file."""
 
 
+QUESTIONS: tuple[str, ...] = (
+    *("question", "problem", "prompt", "query", "messages", "conversations", "instruction", "input"),
+    *("Question", "Problem", "extra_info.question"),
+)
+ANSWERS: tuple[str, ...] = (
+    *("answer", "gold", "gold_answer", "final_answer", "target", "ground_truth", "reward_model.ground_truth"),
+    *("label", "correct", "solution", "output", "completion", "response", "Answer"),
+)
+"""Names that columns of plain files have; of those that a file has the first is taken."""
+ASKED_COLUMN = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+"""A column in a question template."""
 HUB = "hf:"
 """Prefix of the path of a dataset on the hub."""
 TRAIN_FILE, EVAL_FILE = "data/train.jsonl", "data/eval.jsonl"
@@ -138,6 +148,15 @@ def _as_table(given: Any) -> Any:
 def _as_tables(given: Any) -> Any:
     tables = given if isinstance(given, (list, tuple)) else [given]
     return tuple(_as_table(each) for each in tables)
+
+
+def _names_columns(template: str) -> str:
+    if not ASKED_COLUMN.search(template):
+        raise ValueError(f"{template!r} names no column; put {{question}}, or the name of another column, into it")
+    return template
+
+
+_Template = Annotated[str, AfterValidator(_names_columns)]
 
 
 class Source(Section):
@@ -163,30 +182,28 @@ class Source(Section):
     task_suffix: Literal["prime"] | None = None
     """Text appended to every question by its kind, behind `suffix`. prime: what PRIME's models were asked, a box in
     LaTeX, or, where tests judge the answer, a Python program in a fence. Questions of eurus2_rl have it already."""
-    keep_system: bool = False
-    """Rows that are conversations (eurus2_rl) are asked with their own system turn, except of a model whose section has
-    a `system`. false: without it."""
+    keep_system: bool | None = None
+    """Conversations are asked with their own system turn, except of a model whose section has a `system`. Absent: true
+    for plain files, false for problem sets (eurus2_rl)."""
     code: CodeMode | None = None
     """Replaces `data.code` for this source."""
     id_column: str | None = None
     question_column: str | None = None
     answer_column: str | None = None
     family_column: str | None = None
+    question_template: _Template | None = None
+    """Replaces `data.question_template` for this source."""
+    answer_reading: Reading | None = None
+    """Replaces `data.answer_reading` for this source."""
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> "Source":
         if self.name is None and self.path is None:
             raise ValueError("name and path are missing; give a problem set, or a file, a folder or hf:OWNER/NAME")
+        _check_question(self)
         if self.name is not None and self.name not in PROBLEM_SETS:
             known = f"known ones: {', '.join(PROBLEM_SETS)}"
             raise self.conflict("name", f"not a problem set; {known}. Give a file or a folder as path")
-        if self.keep_system and not self.has_conversations:
-            known = ", ".join(name for name, each in PROBLEM_SETS.items() if each.has_conversations)
-            raise self.conflict(
-                "keep_system",
-                f"the questions of {self.label} are no conversations, they have no system turn; leave it out, or give "
-                f"rows in the form of one of these as name and path: {known}",
-            )
         return self
 
     @property
@@ -195,9 +212,13 @@ class Source(Section):
         return PROBLEM_SETS[self.name] if self.name else None
 
     @property
-    def has_conversations(self) -> bool:
-        """True if a question is a turn of a conversation."""
-        return self.problem_set is not None and self.problem_set.has_conversations and self.question_column is None
+    def published(self) -> int | None:
+        """The published number of its problems; None where the user chooses others, or none is known."""
+        known = self.problem_set
+        if known is None or self.where or self.subset or tuple(each.name for each in self.without) != known.without:
+            return None
+        counts = {None: known.problems, known.split: known.problems, known.eval_split: known.eval_problems}
+        return counts.get(self.split) or None
 
     @property
     def label(self) -> str:
@@ -232,10 +253,19 @@ class DataConfig(Section):
     """skip: a row that cannot be used is left out, named in `bad_rows.jsonl` and counted. stop: it ends the start."""
     id_column: str | None = None
     """Absent: the column `id` where a row has one, else the row's number."""
-    question_column: str = "question"
-    """Column of the question, for sources that name none."""
-    answer_column: str = "answer"
-    """Column of the gold answer, for sources that name none."""
+    question_column: str | None = None
+    """Column of the question, for sources that name none. Absent: `question`, else another usual name that the file has
+    (problem, prompt, messages, …). Of a conversation the last user turn is the question, with the turns before it."""
+    answer_column: str | None = None
+    """Column of the gold answer, for sources that name none. Absent: `answer`, else another usual name."""
+    question_template: _Template | None = None
+    """A question of several columns, for sources that name none: "{context}\\n\\n{question}\\n{options}". Options are
+    listed by their letters; an empty column leaves nothing."""
+    answer_reading: Reading | None = None
+    """Part of the answer column that is the gold answer, for sources that name none. as_it_is: the whole text.
+    after_hashes: the text after the last `####`. last_box: the content of the last box. last_number: the last number.
+    before_unit: the text before a unit in brackets. joined: a list, with commas between. Absent: guessed from the first
+    rows and named by `--check`; with `reward.function` and for tests as_it_is."""
     code: CodeMode = "none"
     """Programs in answers that scorers run, in a sandbox. none: no program is run. answers: the answer is the value of
     an `<llm-code>` block, or of a function that the text defines. tests: the gold answer is JSON with inputs, outputs
@@ -253,6 +283,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _all_weights_or_none(self) -> "DataConfig":
+        _check_question(self)
         given = [source.weight for source in self.train]
         if None in given and any(given):
             raise ValueError(f"train has weights {given}: give a weight to every source, or to none")
@@ -273,6 +304,11 @@ class DataConfig(Section):
         """Weights of the training sources in order; None if all problems are equally frequent."""
         given = tuple(source.weight for source in self.train if source.weight is not None)
         return given or None
+
+
+def _check_question(section: Source | DataConfig) -> None:
+    if section.question_template is not None and section.question_column is not None:
+        raise section.conflict("question_template", "question_column names the question too; leave one of them out")
 
 
 def resolve(data: DataConfig, base: Path) -> DataConfig:

@@ -21,6 +21,7 @@ from prefixrl.common.config.prompting import AnyModel, checkpoint_of, with_texts
 from prefixrl.common.config.run import RewardConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.host.hub import GGUF
 
 CONFIG_FILE = "config.json"
 """File of a run directory with the resolved config of its run."""
@@ -164,6 +165,8 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
     def folder(key: str, name: str) -> str:
         local = base / os.path.expanduser(name)
         if local.exists():
+            if local.is_file():
+                raise ConfigError(f"{key} = {name!r}: {local} is a file; give a Hugging Face folder{GGUF}")
             return str(local.resolve())
         if name.startswith((".", "/", "~")) or name.count("/") != 1:
             raise ConfigError(
@@ -187,6 +190,9 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         named = {"model": reward.model, "reference_model": reward.reference_model}
         found = {key: folder(f"implicit_reward.{key}", name) for key, name in named.items() if name is not None}
         reward = reward.model_copy(update=found)
+    data = config.data
+    if config.reward.function is not None and data.answer_reading is None:
+        data = data.model_copy(update={"answer_reading": "as_it_is"})  # the function reads golds in its own way
     directory, adapter = Path(os.path.expanduser(config.directory)).resolve(), model("adapter", config.adapter)
     if adapter.init_from is not None:
         adapter = adapter.model_copy(update={"init_from": checkpoint_of(adapter.init_from, base, directory)})
@@ -194,7 +200,7 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         "directory": str(directory),
         "adapter": adapter,
         "target": config.target and model("target", config.target),
-        "data": resolve(config.data, base),
+        "data": resolve(data, base),
         "scorer": scorer,
         "implicit_reward": reward,
         "checkpoint": config.checkpoint.model_copy(update={"upload": upload}),

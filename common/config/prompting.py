@@ -14,6 +14,8 @@ from prefixrl.common.errors import ConfigError
 
 PROBLEM = "{problem}"
 """The question's place in a prompt template."""
+QUESTION = "{question}"
+"""The same place, as others name it."""
 _BRACE = "{"
 """In the text of every template, and not in the name of a file."""
 RESERVED = frozenset(
@@ -98,6 +100,8 @@ def with_texts(asked: AnyModel, section: str, base: Path) -> AnyModel:
         "chat_template": _text(f"{section}.chat_template", chat, base) if chat else chat,
         "prompt_template": _text(f"{section}.prompt_template", prompt, base) if prompt else prompt,
     }
+    if found["prompt_template"] and PROBLEM not in found["prompt_template"]:
+        found["prompt_template"] = found["prompt_template"].replace(QUESTION, PROBLEM)
     if found["prompt_template"] and PROBLEM not in found["prompt_template"]:
         raise ConfigError(
             f"{section}.prompt_template = {prompt!r}: its text has no {PROBLEM}, the place of the question; put it in"

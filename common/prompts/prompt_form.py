@@ -1,10 +1,12 @@
 """The text of a prompt from a question, and the token that closes an assistant's turn."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from prefixrl.common.config.prompting import PROBLEM, ModelConfig
 from prefixrl.common.errors import ConfigError
+from prefixrl.common.wire.messages.groups import Turn
 
 _ANSWER, _NEXT = "prefixrlanswer", "prefixrlnext"
 """Contents of turns in a trial conversation, which no template changes."""
@@ -25,18 +27,18 @@ class PromptForm:
             self.template = given
         self._check()
 
-    def prompt(self, question: str, system: str = "") -> str:
+    def prompt(self, question: str, system: str = "", earlier: Sequence[Turn] = ()) -> str:
         """Return the text of a question, up to the opened turn of the assistant.
 
-        `system` is the row's own system turn. That of the run file replaces it; without a chat template it stands
-        before the question.
+        `system` is the row's own system turn, which that of the run file replaces. `earlier` are turns between it and
+        the question. Without a chat template all stand before the question.
         """
         template = self._asked.prompt_template
         content = question if template is None else template.replace(PROBLEM, question)
         if self.template is None:
-            return f"{system}\n\n{content}" if system else content
+            return "\n\n".join(filter(None, [system, *(said for _, said in earlier), content]))
         own = [("system", system)] if system and self._asked.system is None else []
-        return self._rendered([*own, ("user", content)], is_opened=True)
+        return self._rendered([*own, *earlier, ("user", content)], is_opened=True)
 
     def closer(self) -> int | None:
         """Return the first added token behind an answer, which closes the turn, or None."""

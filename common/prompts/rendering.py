@@ -1,7 +1,7 @@
 """Questions to token ids and back by a model's tokenizer; its stops and control tokens."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.prompts.extract import THINK_CLOSE
 from prefixrl.common.prompts.prompt_form import PromptForm
 from prefixrl.common.prompts.tokenizer import has_tokenizer, load_tokenizer, misread_text
+from prefixrl.common.wire.messages.groups import Turn
 
 _THOUGHT = frozenset({"<think>", THINK_CLOSE})
 """Tokens of an answer, special or not."""
@@ -117,9 +118,9 @@ class Renderer:
         """Return a text that is read otherwise than by the model's tokenizer.json, if any."""
         return misread_text(self._tokenizer, self._model)
 
-    def prompt(self, question: str, system: str = "") -> TokenIds:
+    def prompt(self, question: str, system: str = "", earlier: Sequence[Turn] = ()) -> TokenIds:
         """Return the ids of a rendered question; raises ValueError when it is over the limit."""
-        text = self._form.prompt(question, system)
+        text = self._form.prompt(question, system, earlier)
         ids = self._tokenizer.encode(text, add_special_tokens=not self.has_chat_template)
         if not 0 < len(ids) <= self._max_prompt_tokens:
             raise ValueError(f"prompt has {len(ids)} tokens, allowed are 1 to {self._max_prompt_tokens}")
@@ -218,8 +219,8 @@ class ByteRenderer:
 
     encode_literal = encode
 
-    def prompt(self, question: str, system: str = "") -> TokenIds:
-        """Return the bytes of a question; a system turn is left out."""
+    def prompt(self, question: str, system: str = "", earlier: Sequence[Turn] = ()) -> TokenIds:
+        """Return the bytes of a question; other turns are left out."""
         return self.encode(question)
 
     decode_with_special = text

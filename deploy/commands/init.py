@@ -11,6 +11,7 @@ import msgspec
 
 from prefixrl.common.config.data import HUB, PROBLEM_SETS
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.host.hub import GGUF
 from prefixrl.common.host.placement import gpus_here
 from prefixrl.common.host.template import rendered
 
@@ -84,11 +85,11 @@ def _model(option: str, model: str) -> str:
     folder = Path(os.path.expanduser(model))
     if folder.is_dir():
         if not (folder / "config.json").exists():
-            raise DataError(f"{option} {model}: the folder holds no model (no config.json)")
+            raise DataError(f"{option} {model}: the folder holds no model (no config.json){GGUF}")
         return str(folder.resolve())
     if folder.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
         raise DataError(
-            f"{option} {model}: there is no such folder (looked at {folder.resolve()}), nor is it a hub name"
+            f"{option} {model}: there is no such folder (looked at {folder.resolve()}), nor is it a hub name{GGUF}"
         )
     return model
 

@@ -11,7 +11,7 @@ from prefixrl.learner.check import budget
 from prefixrl.learner.check.disk_room import room_lines
 from prefixrl.learner.check.model_shapes import parameters, unknown_size
 from prefixrl.learner.data import problems
-from prefixrl.learner.data.rows import Problem
+from prefixrl.learner.data.rows import Problem, text_of
 
 if TYPE_CHECKING:
     from prefixrl.common.prompts.rendering import Renderer
@@ -83,6 +83,7 @@ def _data(kind: str, loaded: problems.Loaded) -> list[str]:
         first = next(each for each in loaded.problems if each.source == report.label)
         lines.append(f"{kind}: {report}; the first: {first.question!r:.160} = {first.gold!r:.60}")
         lines += [f"  {row}" for row in report.bad[: problems.SHOWN_BAD_ROWS]]
+        lines += [f"warning: {kind}: {report.label}: {each}" for each in report.warnings]
     return lines
 
 
@@ -105,7 +106,7 @@ def prompt_length(config: RunConfig, asked: Sequence[Problem], renderer: "Render
         renderer: that of the rollouts; None where the adapter's tokenizer is not on this host.
     """
     most = config.rollout.max_prompt_tokens
-    texts = sorted(asked, key=lambda each: len(each.question) + len(each.system))
+    texts = sorted(asked, key=lambda each: len(text_of(each)))
     count = min(len(texts), RENDERED)
     # From the middle of each of `count` equal parts, so that no end counts twice.
     spread = [texts[(2 * part + 1) * len(texts) // (2 * count)] for part in range(count)]
@@ -116,7 +117,7 @@ def prompt_length(config: RunConfig, asked: Sequence[Problem], renderer: "Render
         sizes = [size for each in spread if (size := _rendered_tokens(renderer, each)) is not None] or [most]
     else:
         around = sum(len(text or "") for text in (config.adapter.prompt_template, config.adapter.system))
-        chars = around + sum(len(each.question) + len(each.system) for each in spread) / count
+        chars = around + sum(len(text_of(each)) for each in spread) / count
         guess = math.ceil(chars / TOKEN_CHARS) + TEMPLATE_TOKENS
         return min(most, guess), "guessed from their characters: the adapter's tokenizer is not on this host"
     return math.ceil(sum(sizes) / len(sizes)), f"the mean of {count} questions of data.train"
@@ -125,7 +126,7 @@ def prompt_length(config: RunConfig, asked: Sequence[Problem], renderer: "Render
 def _rendered_tokens(renderer: "Renderer", problem: Problem) -> int | None:
     """Return the length of one prompt; None for one that is too long to be asked in the run."""
     try:
-        return int(renderer.prompt(problem.question, problem.system).size)
+        return int(renderer.prompt(problem.question, problem.system, problem.earlier).size)
     except ValueError:
         return None
 

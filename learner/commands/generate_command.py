@@ -25,7 +25,6 @@ from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.lengths import too_long
 from prefixrl.learner.data.problems import Problem
-from prefixrl.learner.data.rows import layout
 from prefixrl.learner.evaluation.requests import POLL_S, Answers, EvaluationRequest, OpenRequests, adapter_texts, judged
 
 log = logging.getLogger(__name__)
@@ -65,8 +64,8 @@ def given_rows(config: RunConfig) -> list[GivenRow]:
     sources = config.data.eval
     for source, label in zip(sources, problems.labels(sources), strict=True):
         report = problems.SourceReport(label, source.path or "")
-        named = layout(source, config.data).columns
         for row in problems.rows_of(source, config.data, report, needs_all=False):
+            named = report.layout.columns if report.layout else frozenset()
             others = {name: value for name, value in row.values.items() if name not in named}
             found.append(_given(row, others, number=len(found)))
         log.info("%s: %d rows, %d left out by where and without", label, report.rows, report.left_out)

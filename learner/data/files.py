@@ -2,21 +2,28 @@
 
 import codecs
 import csv
+import gzip
 import io
 import re
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import msgspec
+import zstandard
 
 from prefixrl.common.config.data import HUB
 from prefixrl.common.errors import DataError
 from prefixrl.common.host.hub import dataset_folder
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
+COLUMNAR = (".parquet", ".arrow")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *COLUMNAR)
+PACKED = (".gz", ".zst")
+PACKED_TEXT = "all but .parquet and .arrow also packed as .gz or .zst"
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 """Names of splits, with which names of files and folders begin."""
 NO_DATA = frozenset({"state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "package.json"})
@@ -56,10 +63,11 @@ def local(path: str) -> Path:
     return Path(dataset_folder(path.removeprefix(HUB)) if path.startswith(HUB) else path)
 
 
-def data_files(root: Path, subset: str | None, split: str | None) -> list[Path]:
+def data_files(root: Path, subset: str | None, split: str | None, others: tuple[str, ...] = ()) -> list[Path]:
     """Return a source's files in a fixed order; raise DataError for no file or an unclear split.
 
     A file belongs to the split that its name or a folder above it begins with; where no file names a split, all belong.
+    Files with one of `others` in their names are left out where there are other files.
     """
     if root.is_file():
         return [root]
@@ -68,11 +76,13 @@ def data_files(root: Path, subset: str | None, split: str | None) -> list[Path]:
     found = sorted(
         path
         for path in root.rglob("*")
-        if path.suffix in SUFFIXES
+        if _kind_of(path) is not None
         and path.name not in NO_DATA
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
     found = _without_caches(found)
+    kept = [path for path in found if not _words(path, root) & set(others)]
+    found = kept or found
     if subset is not None and any(_is_below(path, root, subset) for path in found):
         found = [path for path in found if _is_below(path, root, subset)]
     splits = {_split_of(path, root) for path in found} - {""}
@@ -85,6 +95,7 @@ def data_files(root: Path, subset: str | None, split: str | None) -> list[Path]:
         found = [path for path in found if _split_of(path, root) in split.split("+")]
     if not found:
         there = ", ".join(sorted(each.name for each in root.iterdir())[:20]) or "nothing"
+        there += "; where one of these holds the problems, give it as path" * any(map(_kind_of, root.iterdir()))
         raise DataError(
             f"{root} holds no data for split {split or 'any'}, subset {subset or 'any'}; looked for "
             f"{', '.join(SUFFIXES)} files. It has {there}"
@@ -97,7 +108,7 @@ def _without_caches(found: list[Path]) -> list[Path]:
 
     `map` and `filter` of `datasets` leave such files in a saved folder: copies of its rows, or their indices.
     """
-    for folder in {path.parent for path in found if path.suffix == ".arrow"}:
+    for folder in {path.parent for path in found if _kind_of(path) == ".arrow"}:
         state = folder / "state.json"
         if not state.exists():
             continue
@@ -109,12 +120,40 @@ def _without_caches(found: list[Path]) -> list[Path]:
             ) from None
         if absent := sorted(named - {path.name for path in folder.iterdir()}):
             raise DataError(f"{state} names {absent[0]!r}, which is not there: copy the whole folder")
-        found = [path for path in found if path.parent != folder or path.suffix != ".arrow" or path.name in named]
+        found = [path for path in found if path.parent != folder or _kind_of(path) != ".arrow" or path.name in named]
     return found
 
 
 def _is_below(path: Path, root: Path, subset: str) -> bool:
     return subset in path.relative_to(root).parts or path.name.partition(".")[0] == subset
+
+
+def _words(path: Path, root: Path) -> set[str]:
+    """Return the words of a file's name and of the folders above it."""
+    return {word for part in path.relative_to(root).parts for word in re.split(r"[-_.]", part)}
+
+
+def _kind_of(path: Path) -> str | None:
+    """Return the suffix that names the form of a file, in small letters; None where there is none that is read."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in PACKED:
+        suffixes.pop()
+        return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES and suffixes[-1] not in COLUMNAR else None
+    return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, unpack it if it is packed."""
+    suffix = path.suffix.lower()
+    with path.open("rb") as file:
+        if suffix == ".gz":
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=file))
+        elif suffix == ".zst":
+            with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as stream:
+                yield cast(BinaryIO, io.BufferedReader(stream))
+        else:
+            yield file
 
 
 def _split_of(path: Path, root: Path) -> str:
@@ -131,17 +170,20 @@ def rows(root: Path, files: list[Path], columns: frozenset[str]) -> Iterator[Fil
     for path in files:
         name = path.name if path == root else path.relative_to(root).as_posix()
         try:
-            if path.suffix in (".parquet", ".arrow"):
+            kind = _kind_of(path)
+            if kind is None:
+                raise DataError(f"{path} is a file of no known kind; known: {', '.join(SUFFIXES)}, {PACKED_TEXT}")
+            if kind in COLUMNAR:
                 yield from _columnar(path, name, columns)
             else:
-                yield from {".json": _json, ".csv": _csv}.get(path.suffix, _lines)(path, name)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+                yield from {".json": _json, ".csv": _csv, ".tsv": _csv}.get(kind, _lines)(path, name)
+        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _lines(path: Path, name: str) -> Iterator[FileRow]:
     decoder = msgspec.json.Decoder(dict[str, object])
-    with path.open("rb") as file:
+    with _opened(path) as file:
         for number, given in enumerate(file, start=1):
             line = given.removeprefix(codecs.BOM_UTF8) if number == 1 else given
             if line.strip():
@@ -162,8 +204,13 @@ def _encoding_of(line: bytes) -> str:
 def _json(path: Path, name: str) -> Iterator[FileRow]:
     """Yield the rows of an array of objects, or one object as one row."""
     try:
-        document = msgspec.json.decode(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+        with _opened(path) as file:
+            content = file.read().removeprefix(codecs.BOM_UTF8)
+        document = msgspec.json.decode(content)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+        if _is_object(content.lstrip().partition(b"\n")[0]):
+            yield from _lines(path, name)  # JSONL under another suffix
+            return
         yield FileRow(name, 1, None, str(error))
         return
     if isinstance(document, dict):
@@ -176,6 +223,13 @@ def _json(path: Path, name: str) -> Iterator[FileRow]:
             yield FileRow(name, number, None if reason else each, reason)
 
 
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(line), dict)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return False
+
+
 def _csv(path: Path, name: str) -> Iterator[FileRow]:
     """Yield the rows below a header, numbered by row: a quoted field may hold line ends.
 
@@ -183,8 +237,9 @@ def _csv(path: Path, name: str) -> Iterator[FileRow]:
     """
     csv.field_size_limit(MOST_CSV_FIELD_BYTES)
     # A byte that is not UTF-8 becomes a surrogate: it costs its row, and the others are read.
-    text = io.StringIO(path.read_bytes().decode("utf-8-sig", errors="surrogateescape"), newline="")
-    reader = csv.reader(text, strict=True)
+    with _opened(path) as file:
+        text = io.StringIO(file.read().decode("utf-8-sig", errors="surrogateescape"), newline="")
+    reader = csv.reader(text, delimiter="\t" if _kind_of(path) == ".tsv" else ",", strict=True)
     try:
         header = next(reader, [])
         reason = _undecodable(header)
@@ -263,7 +318,7 @@ def _values(batch: Any) -> Iterator[tuple[dict[str, object] | None, str]]:
 
 def _batches(pyarrow: Any, path: Path, columns: frozenset[str]) -> Iterator[tuple[Any, list[str]]]:
     """Yield batches of rows, each with the names of all columns of the file."""
-    if path.suffix == ".arrow":
+    if _kind_of(path) == ".arrow":
         with path.open("rb") as file, pyarrow.ipc.open_stream(file) as stream:
             yield from ((batch, stream.schema.names) for batch in stream)
         return

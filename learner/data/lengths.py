@@ -7,7 +7,7 @@ from typing import Literal
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.hub import model_folder
-from prefixrl.learner.data.rows import Problem
+from prefixrl.learner.data.rows import Problem, text_of
 
 TEMPLATE_TOKENS = 256
 """Room for a chat template. A question takes at most a token per byte: short ones fit in any case."""
@@ -19,7 +19,7 @@ def too_long(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
     for role, limit, asked in _renderings(config):
         # A token is at least a byte of the text around a question, too.
         around = TEMPLATE_TOKENS + sum(len((text or "").encode()) for text in (asked.system, asked.prompt_template))
-        suspects = [each for each in problems if len((each.question + each.system).encode()) + around > limit]
+        suspects = [each for each in problems if len(text_of(each).encode()) + around > limit]
         if suspects:
             # Late: few runs have long questions.
             from prefixrl.common.prompts.rendering import renderer_of
@@ -27,7 +27,7 @@ def too_long(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
             renderer = renderer_of(config, role, model_folder(asked.model, needs_weights=False))
         for problem in suspects:
             try:
-                renderer.prompt(problem.question, problem.system)
+                renderer.prompt(problem.question, problem.system, problem.earlier)
             except ValueError as error:
                 found.setdefault(problem.prompt_id, f"{error} ({role}.max_prompt_tokens)")
     return found

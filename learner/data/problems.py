@@ -5,11 +5,10 @@ data files ──▶ rows ──▶ problems ──▶ RUN/data/train.jsonl, eva
 """
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, count
+from itertools import accumulate, chain, count, islice
 from pathlib import Path
 
 import msgspec
@@ -19,16 +18,20 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.run import json_lines
 from prefixrl.learner.data import files
+from prefixrl.learner.data.columns import MissingColumn, is_blank
+from prefixrl.learner.data.doubts import Doubts, plain
 from prefixrl.learner.data.lengths import too_long
 from prefixrl.learner.data.order import Mixture
-from prefixrl.learner.data.rows import MissingColumn, is_wanted, layout, problem
+from prefixrl.learner.data.rows import Layout, is_wanted, layout, problem, settled
 from prefixrl.learner.data.rows import Problem as Problem
 
 log = logging.getLogger(__name__)
 
 SHOWN_BAD_ROWS = 10
 BAD_ROWS_FILE = "bad_rows.jsonl"
-_IDLE_SPACE = re.compile(r"(?<!\w) | (?!\w)")
+USUAL_COLUMNS = "'question' = 'answer'"
+GUESSED_ROWS = 256
+"""First rows that decide on columns and readings that no key names."""
 
 
 class BadRow(msgspec.Struct, frozen=True):
@@ -64,11 +67,18 @@ class SourceReport:
     left_out: int = 0
     """Rows that `where` and `without` leave out."""
     bad: list[BadRow] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    layout: Layout | None = None
+    """Columns and readings, from the first row on."""
+    columns: Sequence[str] = ()
+    """Names of the columns of its first row that say something."""
 
     def __str__(self) -> str:
         parts = [f"{self.kept} problems of {self.rows} rows"]
         parts += [f"{self.left_out} left out by where and without"] if self.left_out else []
         parts += [f"{len(self.bad)} bad rows skipped"] if self.bad else []
+        read_as = str(self.layout) if self.layout and self.layout.is_plain else ""
+        parts += [f"read as {read_as}"] if read_as not in ("", USUAL_COLUMNS) else []
         return f"{self.label}: {', '.join(parts)}"
 
 
@@ -99,6 +109,7 @@ def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
         report = SourceReport(label, source.path or "")
         loaded.sources.append(report)
         is_marked = len(sources) > 1 or source.name is not None
+        doubts = Doubts((source.answer_reading or data.answer_reading) != "as_it_is")
         for found in rows_of(source, data, report):
             row, each = found.origin, found.problem
             if each is None:
@@ -113,7 +124,13 @@ def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
             loaded.origins[each.prompt_id] = row
             loaded.problems.append(each)
             report.kept += 1
+            doubts.take(each)
         _check(report, data)
+        if source.keep_system and not any(each.system for each in loaded.problems[-report.kept :]):
+            raise DataError(f"keep_system has no effect: no row of {report.path} has a system turn; leave it out")
+        if shape := report.layout:
+            unasked = [name for name in report.columns if name not in shape.columns]
+            report.warnings = doubts.lines(source.published, shape.question[0][0], unasked)
     return loaded
 
 
@@ -136,7 +153,13 @@ def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: b
     if not needs_all:
         shape = replace(shape, must_have_answer=False, must_have_id=False, must_have_family=False)
     root, found = _files(source)
-    for row in files.rows(root, found, shape.columns):
+    rows = files.rows(root, found, shape.columns)
+    first = list(islice(rows, GUESSED_ROWS))
+    report.layout = shape = settled(shape, [row.values for row in first if row.values is not None])
+    for row in chain(first, rows):
+        if row.values is not None and not report.columns:
+            known = row.values
+            report.columns = [name for name in row.columns or known if name not in known or not is_blank(known[name])]
         report.rows += 1
         origin = BadRow(report.label, row.file, row.number, row.error)
         if row.values is None:
@@ -148,10 +171,13 @@ def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: b
             each = problem(row.values, shape, row_id, report.label) if is_wanted(row.values, shape) else None
         except (ValueError, RecursionError) as error:
             there = ", ".join(sorted(row.columns or row.values))
-            reason = f"{error}; the row has {there}" if isinstance(error, MissingColumn) else str(error)
+            if isinstance(error, MissingColumn):
+                keys = "; question_column and answer_column name others" if shape.is_plain else ""
+                error = MissingColumn(f"{error}; the row has {there}{keys}")
+            reason = str(error)
             yield ReadRow(msgspec.structs.replace(origin, reason=reason), None, row.values)
             continue
-        if each is None or (excluded and _plain(each.question.removesuffix(shape.ending(each.code))) in excluded):
+        if each is None or (excluded and plain(each.question.removesuffix(shape.ending(each.code))) in excluded):
             report.left_out += 1
         else:
             yield ReadRow(origin, each, row.values)
@@ -162,10 +188,11 @@ def _files(source: Source) -> tuple[Path, list[Path]]:
     assert source.path is not None, "a resolved source"
     root, known = files.local(source.path), source.problem_set
     subset = source.subset or (known.subset if known else "") or None
+    others = known.other_subsets if known and not source.subset else ()
     # Each split that the user names must be there: of "train+validation" train alone may be half the data.
     for split in source.split.split("+") if source.split else ():
-        files.data_files(root, subset, split)
-    return root, files.data_files(root, subset, source.split or (known.split if known else None))
+        files.data_files(root, subset, split, others)
+    return root, files.data_files(root, subset, source.split or (known.split if known else None), others)
 
 
 def input_files(sources: Sequence[Source]) -> list[Path]:
@@ -182,14 +209,9 @@ def _questions(sources: Sequence[Source], data: DataConfig, report: SourceReport
             if row.problem is None:
                 other.bad.append(row.origin)
             else:
-                found.add(_plain(row.problem.question))
+                found.add(plain(row.problem.question))
         report.bad += other.bad
     return frozenset(found)
-
-
-def _plain(question: str) -> str:
-    """Return a question with no spaces but between words and numbers: copies of a set differ."""
-    return _IDLE_SPACE.sub("", " ".join(question.split()))
 
 
 def _check(report: SourceReport, data: DataConfig) -> None:
@@ -221,8 +243,8 @@ def read_all(config: RunConfig) -> tuple[Loaded, Loaded]:
 
 def shared(train: Sequence[Problem], held: Sequence[Problem]) -> int:
     """Return how many held-out questions stand in the training data too, whatever their spacing."""
-    known = {_plain(each.question) for each in train}
-    return sum(_plain(each.question) in known for each in held)
+    known = {plain(each.question) for each in train}
+    return sum(plain(each.question) in known for each in held)
 
 
 def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:
@@ -271,6 +293,8 @@ def _report(directory: Path, *read_now: Loaded) -> None:
     json_lines.write(directory / BAD_ROWS_FILE, bad)
     for report in (each for loaded in read_now for each in loaded.sources):
         log.info("%s", report)
+        for warning in report.warnings:
+            log.warning("%s: %s", report.label, warning)
     if bad:
         log.warning("%d bad rows are skipped (all in %s)%s", len(bad), directory / BAD_ROWS_FILE, shown(bad))
 

@@ -1,20 +1,40 @@
 """A row to a problem: the columns of its parts, and the way to read them. Pure."""
 
 import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from prefixrl.common.config.data import TASK_SUFFIXES, Column, DataConfig, ProblemSet, Reading, Source
-from prefixrl.common.prompts.extract import extract_answer
-from prefixrl.common.wire.messages.groups import CodeMode, Prompt
+from prefixrl.common.config.data import (
+    ANSWERS,
+    ASKED_COLUMN,
+    QUESTIONS,
+    TASK_SUFFIXES,
+    Column,
+    DataConfig,
+    ProblemSet,
+    Reading,
+    Source,
+)
+from prefixrl.common.wire.messages.groups import CodeMode, Prompt, Turn
+from prefixrl.learner.data.columns import MissingColumn, Values, asked, found, is_blank, listed, read, text, turns
 
-SHOWN_CHARS = 60
 MOST_FAMILIES = 16
 """Families of a source up to which each has figures of its own."""
+GUESSED_SHARE = 0.9
+MARKS: dict[Reading, re.Pattern[str]] = {
+    "after_hashes": re.compile("####"),
+    "last_box": re.compile(r"\\(?:boxed|fbox)\s*\{"),
+    "before_unit": re.compile(r"^[-+$]?[\d.,/:]+%?\s+\([A-Za-z][^()\d=+*^\\]*[A-Za-z.]\)\s*$"),
+}
+"""Marks of answers that have the gold answer in one part, by the reading that takes it."""
+MISSING_WORDS = frozenset({"none", "nan", "null", "n/a", "#n/a", "<na>"})
+"""Texts that tables have where a value is missing."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -30,10 +50,17 @@ class Problem(msgspec.Struct, frozen=True):
     """Label of its source."""
     system: str = ""
     """Its own system turn; "" without one."""
+    earlier: tuple[Turn, ...] = ()
+    """Turns between the system turn and the question."""
 
     def prompt(self) -> Prompt:
         """Return the part that workers see."""
-        return Prompt(self.prompt_id, self.question, self.gold, self.code, self.system)
+        return Prompt(self.prompt_id, self.question, self.gold, self.code, self.system, earlier=self.earlier)
+
+
+def text_of(problem: Problem) -> str:
+    """Return all that a problem says, turns before the question included."""
+    return "\n".join([problem.system, *(said for _, said in problem.earlier), problem.question])
 
 
 def prompts(problems: Sequence[Problem]) -> list[Prompt]:
@@ -42,15 +69,11 @@ def prompts(problems: Sequence[Problem]) -> list[Prompt]:
     for each in problems:
         families[each.source].add(each.family)
     has_own = {source for source, names in families.items() if 1 < len(names) <= MOST_FAMILIES}
-    found = []
+    asked_of_workers = []
     for each in problems:
         name = f"{each.source}/{each.family}" if each.source in has_own and each.family else each.source
-        found.append(msgspec.structs.replace(each.prompt(), source=name))
-    return found
-
-
-class MissingColumn(ValueError):
-    """A row lacks a column. The message does not list its columns: the row holds only those that were read."""
+        asked_of_workers.append(msgspec.structs.replace(each.prompt(), source=name))
+    return asked_of_workers
 
 
 @dataclass(frozen=True)
@@ -58,6 +81,7 @@ class Layout:
     """Columns of the parts of a problem in the rows of one source."""
 
     question: tuple[Column, ...]
+    """Columns of which the first that a row has is the question; of a template all."""
     answer: tuple[Column, ...]
     context: str
     id: tuple[str, ...]
@@ -68,10 +92,15 @@ class Layout:
     code: CodeMode
     tests_where: tuple[str, str] | None
     where: Mapping[str, tuple[str, ...]]
+    template: str | None
+    reading: Reading | None
+    """The reading that a key gives; None where it is guessed."""
+    is_plain: bool
+    """False for a problem set, whose columns are known."""
+    has_system: bool
     must_have_answer: bool = True
     task_suffixes: tuple[str, str] = ("", "")
     """Texts behind `suffix`: of mathematics, and of tasks that tests judge."""
-    has_system: bool = False
 
     def ending(self, code: CodeMode) -> str:
         """Return the text behind the question of a problem that is judged so."""
@@ -84,25 +113,38 @@ class Layout:
         named += [self.context, self.family, *self.id, *self.where, self.tests_where[0] if self.tests_where else ""]
         return frozenset(each for name in named if name for each in (name, name.partition(".")[0]))
 
+    def __str__(self) -> str:
+        names = " + ".join(repr(name) for name, _ in (self.question if self.template else self.question[:1]))
+        answer, reading = self.answer[0]
+        return f"{names} = {answer!r}" + ("" if reading == "as_it_is" else f" ({reading})")
+
 
 def layout(source: Source, data: DataConfig) -> Layout:
     """Return the layout by the keys of a source, else of its problem set, else of `[data]`."""
-    known = source.problem_set or ProblemSet(
-        hub="",
-        problems=0,
-        question=((data.question_column, "text"),),
-        answer=((data.answer_column, "text"),),
-        id=(data.id_column or "id",),
-        family=data.family_column or "",
-        suffix="",
-    )
-    is_plain = source.problem_set is None
+    known, is_plain = source.problem_set, source.problem_set is None
+    if known is None:
+        questions = QUESTIONS if data.question_column is None else (data.question_column,)
+        answers = ANSWERS if data.answer_column is None else (data.answer_column,)
+        known = ProblemSet(
+            hub="",
+            problems=0,
+            question=tuple((name, "as_it_is") for name in questions),
+            answer=tuple((name, "as_it_is") for name in answers),
+            id=(data.id_column or "id",),
+            family=data.family_column or "",
+            suffix="",
+        )
     given_id = source.id_column or (data.id_column if is_plain else None)
     given_family = source.family_column or (data.family_column if is_plain else None)
+    inherits = is_plain and not source.question_column
+    template = source.question_template or (data.question_template if inherits else None)
+    reading = source.answer_reading or (data.answer_reading if is_plain else None)
+    question = ASKED_COLUMN.findall(template) if template else [source.question_column or ""]
+    answer: tuple[Column, ...] = ((source.answer_column, "as_it_is"),) if source.answer_column else known.answer
     return Layout(
-        question=((source.question_column, "text"),) if source.question_column else known.question,
-        answer=((source.answer_column, "text"),) if source.answer_column else known.answer,
-        context=known.context,
+        question=tuple((name, "as_it_is") for name in question) if question[0] else known.question,
+        answer=tuple((name, reading) for name, _ in answer) if reading else answer,
+        context="" if template else known.context,
         id=(given_id,) if given_id else known.id,
         must_have_id=given_id is not None,
         family=given_family or known.family,
@@ -111,9 +153,47 @@ def layout(source: Source, data: DataConfig) -> Layout:
         code=source.code or ("none" if known.tests_where else data.code),
         tests_where=None if source.code else known.tests_where,
         where=known.where | {column: tuple(map(str, values)) for column, values in source.where.items()},
+        template=template,
+        reading=reading,
+        is_plain=is_plain,
+        has_system=is_plain if source.keep_system is None else source.keep_system,
         task_suffixes=TASK_SUFFIXES[source.task_suffix] if source.task_suffix else ("", ""),
-        has_system=source.keep_system,
     )
+
+
+# --- columns and readings that no key names -------------------------------------------------------------------------
+
+
+def settled(layout: Layout, rows: Sequence[Values]) -> Layout:
+    """Return the layout with the columns and the reading that the first rows have, where no key names them."""
+    if not layout.is_plain or not rows:
+        return layout
+    question = layout.question if layout.template else _usual(layout.question, rows)
+    answer = _usual(layout.answer, rows)
+    if layout.reading is None and layout.code != "tests":
+        answer = ((answer[0][0], _guess(rows, answer)),)
+    return replace(layout, question=question, answer=answer)
+
+
+def _usual(columns: tuple[Column, ...], rows: Sequence[Values]) -> tuple[Column, ...]:
+    """Return the first column that more than half of the rows have."""
+    has = (column for column in columns if 2 * sum(not is_blank(found(row, column[0])) for row in rows) > len(rows))
+    return (next(has, columns[0]),)
+
+
+def _guess(rows: Sequence[Values], answer: tuple[Column, ...]) -> Reading:
+    """Return the reading that nine answers of ten ask for."""
+    texts = []
+    for row in rows:
+        with suppress(ValueError, RecursionError):
+            texts.append(_answer(row, answer))
+    for reading, mark in MARKS.items():
+        if texts and sum(mark.search(each) is not None for each in texts) >= GUESSED_SHARE * len(texts):
+            return reading
+    return "as_it_is"
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
 
 
 def is_wanted(values: Mapping[str, object], layout: Layout) -> bool:
@@ -124,117 +204,72 @@ def is_wanted(values: Mapping[str, object], layout: Layout) -> bool:
 def _spellings(values: Mapping[str, object], name: str) -> set[str]:
     """Return the texts by which `where` may name a value."""
     # MATH writes "Level 3", MATH-500 writes 3, and a table that lacks some levels holds floats and NaN.
-    if isinstance(value := _found(values, name), float) and not math.isfinite(value):
+    if isinstance(value := found(values, name), float) and not math.isfinite(value):
         return set()
-    text = _text(values, name, "text").removeprefix("Level ")
-    return {text, text.removesuffix(".0")} if isinstance(value, float) else {text}
+    spelt = text(values, name, "as_it_is").removeprefix("Level ")
+    return {spelt, spelt.removesuffix(".0")} if isinstance(value, float) else {spelt}
 
 
-def problem(values: Mapping[str, object], layout: Layout, default_id: str, source: str) -> Problem:
+def problem(values: Values, layout: Layout, default_id: str, source: str) -> Problem:
     """Return the problem in a row; raise ValueError with the reason where there is none."""
-    question = _first(values, layout.question)
-    if layout.context and (context := _found(values, layout.context)):
-        question = f"{context}\n\n{question}"
-    names = [name for name in layout.id if name.partition(".")[0] in values or layout.must_have_id]
-    family = layout.family
-    code = _code(values, layout)
-    has_family = family and (layout.must_have_family or _found(values, family) is not None)
+    earlier, question = _question(values, layout)
+    has_system = bool(earlier) and earlier[0][0] == "system"
+    code, family = _code(values, layout), layout.family
+    names = [name for name in layout.id if layout.must_have_id or not is_blank(found(values, name))]
+    has_family = family and (layout.must_have_family or found(values, family) is not None)
     return Problem(
-        prompt_id=_text(values, names[0], "text") if names else default_id,
+        prompt_id=text(values, names[0], "as_it_is") if names else default_id,
         question=question + layout.ending(code),
         gold=_gold(values, layout),
-        family=_text(values, family, "text") if has_family else "",
+        family=text(values, family, "as_it_is") if has_family else "",
         code=code,
         source=source,
-        system=_system_turn(values, layout) if layout.has_system else "",
+        # Rows share theirs: once in memory is enough.
+        system=sys.intern(earlier[0][1]) if has_system and layout.has_system else "",
+        earlier=tuple(earlier[has_system:]),
     )
 
 
-def _gold(values: Mapping[str, object], layout: Layout) -> str:
+def _question(values: Values, layout: Layout) -> tuple[list[Turn], str]:
+    """Return the turns before the question, and the question."""
+    if layout.template is not None:
+        return [], ASKED_COLUMN.sub(lambda place: listed(values, place[1]), layout.template).strip()
+    earlier, question = asked(values, _first(values, layout.question)[0])
+    if layout.context and (context := found(values, layout.context)):
+        question = f"{context}\n\n{question}"
+    return earlier, question
+
+
+def _gold(values: Values, layout: Layout) -> str:
     """Return the gold answer; "" where the row has none and needs none."""
-    given = [_found(values, name) for name, _ in layout.answer]
-    is_blank = all(each is None or each == [] or not str(each).strip() for each in given)
-    return "" if is_blank and not layout.must_have_answer else _first(values, layout.answer)
+    if all(is_blank(found(values, name)) for name, _ in layout.answer) and not layout.must_have_answer:
+        return ""
+    answer = _answer(values, layout.answer)
+    if layout.reading != "as_it_is" and layout.code != "tests" and answer.strip().lower() in MISSING_WORDS:
+        raise ValueError(f'the answer is {answer!r}, as of a missing value; answer_reading = "as_it_is" takes it')
+    return answer
 
 
-def _code(values: Mapping[str, object], layout: Layout) -> CodeMode:
+def _answer(values: Values, columns: tuple[Column, ...]) -> str:
+    name, reading = _first(values, columns)
+    conversation = turns(found(values, name))
+    if not conversation:
+        return text(values, name, reading)
+    if conversation[-1][0] != "assistant":
+        raise ValueError(f"column {name!r} ends with a turn of the {conversation[-1][0]}; expected the assistant's")
+    return read(conversation[-1][1], name, reading)
+
+
+def _code(values: Values, layout: Layout) -> CodeMode:
     if layout.tests_where is None:
         return layout.code
     column, wanted = layout.tests_where
-    return "tests" if _text(values, column, "text") == wanted else layout.code
+    return "tests" if text(values, column, "as_it_is") == wanted else layout.code
 
 
-def _first(values: Mapping[str, object], columns: tuple[Column, ...]) -> str:
-    """Return the text of the first of these columns that the row has."""
-    for name, reading in columns[:-1]:
-        if _found(values, name) is not None:
-            return _text(values, name, reading)
-    present = [name for name, _ in columns if _found(values, name) is not None]
+def _first(values: Values, columns: tuple[Column, ...]) -> Column:
+    """Return the first of these columns that the row has; the last one where one is empty."""
+    present = [column for column in columns if found(values, column[0]) is not None]
     if not present and len(columns) > 1:
-        named = ", ".join(repr(name) for name, _ in columns)
-        raise MissingColumn(f"none of the columns {named}")
-    return _text(values, *columns[-1])
-
-
-def _found(values: Mapping[str, object], name: str) -> object:
-    """Return the value of a column, None where it is missing; `a.b` is b within a."""
-    if name in values:
-        return values[name]
-    outer, dot, inner = name.partition(".")
-    within = values.get(outer) if dot else None
-    return _found(within, inner) if isinstance(within, dict) else None
-
-
-def _text(values: Mapping[str, object], name: str, reading: Reading) -> str:
-    outer = name.partition(".")[0]
-    if name not in values and outer not in values:
-        raise MissingColumn(f"no column {name!r}")
-    value = _found(values, name)
-    if reading == "user_turn":
-        return _user_turn(name, value)
-    if reading == "joined" and isinstance(value, list):
-        value = ", ".join(str(each) for each in value)
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not str(value).strip():
-        raise ValueError(f"column {name!r} is {_shown(value)}; expected text or a number")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"column {name!r} is {value}; expected text or a finite number")
-    text = str(value)
-    if reading == "after_hashes":
-        _, hashes, answer = text.rpartition("####")
-        answer = answer.replace(",", "").replace("$", "").strip()
-        if not hashes or not answer:
-            raise ValueError(f"column {name!r} has no answer after ####: {_shown(text)}")
-        return answer
-    if reading == "last_box":
-        if (box := extract_answer(text)) is None:
-            raise ValueError(f"column {name!r} has no closed \\boxed{{}}: {_shown(text)}")
-        return box
-    return text
-
-
-def _user_turn(name: str, value: object) -> str:
-    texts = _turns(value, "user")
-    if not texts or not isinstance(texts[-1], str) or not texts[-1].strip():
-        raise ValueError(
-            f"column {name!r} is {_shown(value)}; expected turns with role and content, one of them the user's"
-        )
-    return texts[-1]
-
-
-def _system_turn(values: Mapping[str, object], layout: Layout) -> str:
-    found = (_found(values, name) for name, reading in layout.question if reading == "user_turn")
-    texts = [text for value in found for text in _turns(value, "system")]
-    # Rows share theirs: once in memory is enough.
-    return sys.intern(texts[0]) if texts and isinstance(texts[0], str) else ""
-
-
-def _turns(value: object, role: str) -> list[object]:
-    """Return the contents of a conversation's turns of one role."""
-    turns = value if isinstance(value, list) else []
-    asked = (turn for turn in turns if isinstance(turn, dict) and turn.get("role") == role)
-    return [turn["content"] for turn in asked if "content" in turn]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
+        raise MissingColumn(f"none of the columns {', '.join(repr(name) for name, _ in columns)}")
+    return present[0] if present else columns[-1]

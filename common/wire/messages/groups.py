@@ -21,6 +21,8 @@ Fault = Literal["", "question not rendered", _VerifierFault, _SandboxFault, _Fun
 TaskKind = Literal["train", "eval"]
 CodeMode = Literal["none", "answers", "tests"]
 """Programs in answers that are run; `data.code` explains the values."""
+Turn = tuple[str, str]
+"""Role and text of a turn of a conversation."""
 MOST_STEPS = 4096
 """Most steps of an answer that a process reward model scores."""
 
@@ -50,6 +52,8 @@ class Prompt(Part, frozen=True):
     """The row's own system turn; "" where it has none, or none is asked."""
     source: str = ""
     """Name that its figures are listed under: its source, and `/FAMILY` where these are few."""
+    earlier: tuple[Turn, ...] = ()
+    """Turns between the system turn and the question."""
 
 
 class GroupTask(Part, frozen=True):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from prefixrl.common.config.data import TASK_SUFFIXES, DataConfig, resolve
 from prefixrl.common.config.prompting import ModelConfig
+from prefixrl.common.errors import DataError
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.wire.messages.groups import TextVerdict
 from prefixrl.learner.data.problems import Problem, read
@@ -152,11 +152,8 @@ def test_a_question_is_left_out_of_a_set_whatever_is_written_behind_it(tmp_path:
     assert [each.gold for each in read(data.train, data).problems] == ["0.5"]
 
 
-def test_a_system_turn_cannot_be_kept_of_rows_that_are_no_conversations() -> None:
-    for source in (
-        {"path": "own.jsonl", "keep_system": True},
-        {"name": "math", "keep_system": True},
-        {"name": "eurus2_rl", "question_column": "text", "keep_system": True},
-    ):
-        with pytest.raises(ValidationError, match=r"no conversations.*form of one of these.*: eurus2_rl"):
-            DataConfig.model_validate({"train": source})
+def test_a_system_turn_cannot_be_kept_of_rows_that_have_none(tmp_path: Path) -> None:
+    jsonl("own.jsonl")(tmp_path, [{"question": "Half of 2?", "answer": 1}])
+    data = resolve(DataConfig.model_validate({"train": {"path": "own.jsonl", "keep_system": True}}), tmp_path)
+    with pytest.raises(DataError, match=r"keep_system has no effect: no row of .*own\.jsonl has a system turn"):
+        read(data.train, data)

@@ -46,7 +46,8 @@ text = st.text(min_size=1).filter(str.strip)
 def test_what_is_written_is_read(rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory) -> None:
     names = ("id", "question", "answer")
     written = [dict(zip(names, row, strict=True)) for row in rows]
-    assert read(tmp_path_factory.mktemp("p"), *written) == [Problem(*row, source="data") for row in rows]
+    asked = read(tmp_path_factory.mktemp("p"), *written, data=DataConfig(**STOP, answer_reading="as_it_is"))
+    assert asked == [Problem(*row, source="data") for row in rows]
 
 
 def test_numbers_are_taken_as_text_and_exactly(tmp_path: Path) -> None:
@@ -78,9 +79,10 @@ def test_columns_have_the_names_of_the_config(tmp_path: Path) -> None:
         (b'{"id": NaN}', "row 2: JSON is malformed"),
         (DEEP, "row 2: maximum recursion depth exceeded"),
         ({"id": "b", "answer": "2"}, "row 2: no column 'question'; the row has answer, id"),
-        ({**GOOD, "id": None}, "row 2: column 'id' is None"),
+        ({**GOOD, "id": [1, 2]}, r"row 2: column 'id' is \[1, 2\]"),
         ({**GOOD, "id": "b", "answer": True}, "row 2: column 'answer' is True"),
-        ({**GOOD, "id": "b", "answer": ["2"]}, r"row 2: column 'answer' is \['2'\]"),
+        ({**GOOD, "id": "b", "answer": ["2", "3"]}, r"row 2: column 'answer' is \['2', '3'\].*\"joined\" takes a list"),
+        ({**GOOD, "id": "b", "answer": "NaN"}, "the answer is 'NaN', as of a missing value"),
         ({**GOOD, "id": "b", "question": "  "}, "row 2: column 'question' is '  '"),
         (GOOD, r"row 2: id 'a' stands in data.jsonl row 1 already"),
     ],
@@ -163,8 +165,8 @@ def test_numbers_of_a_parquet_file_that_are_not_finite_are_bad_rows(tmp_path: Pa
 
 
 def test_a_column_that_a_parquet_file_lacks_is_told_with_those_it_has(tmp_path: Path) -> None:
-    pa.parquet.write_table(pa.table({"solution": ["2"], "problem": ["1 + 1 ="]}), tmp_path / "data.parquet")
-    with pytest.raises(DataError, match="row 1: no column 'question'; the row has problem, solution"):
+    pa.parquet.write_table(pa.table({"sum": ["2"], "terms": ["1 + 1 ="]}), tmp_path / "data.parquet")
+    with pytest.raises(DataError, match="row 1: no column 'question'; the row has sum, terms; question_column"):
         read_file(tmp_path / "data.parquet")
 
 

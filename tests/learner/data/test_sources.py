@@ -21,6 +21,7 @@ from support.fakes import run_on_disk
 from support.models.chat_tokenizers import llama, qwen
 from support.models.published_sets import jsonl, publish
 
+REMEDY = "; question_column and answer_column name others"
 ROWS = [{"id": f"r{i}", "question": f"{i} + 1 =", "answer": str(i + 1)} for i in range(4)]
 
 
@@ -263,7 +264,7 @@ def test_bad_rows_are_counted_and_written_down_and_stop_a_run_only_when_asked_to
     bad = [msgspec.json.decode(line, type=BadRow) for line in lines]
     reasons = [(row.file, row.row, row.reason) for row in bad]
     assert reasons == 2 * [
-        ("mixed.jsonl", 2, "no column 'answer'; the row has id, question"),
+        ("mixed.jsonl", 2, f"no column 'answer'; the row has id, question{REMEDY}"),
         ("mixed.jsonl", 3, "id 'r0' stands in mixed.jsonl row 1 already"),
     ]
     strict = run_of(tmp_path, train="mixed.jsonl", on_bad_row="stop")

@@ -205,7 +205,7 @@ PUBLISHED: dict[str, Published] = {
         (maths(_olympiad(9, "What is its speed in m/s?", ["$4$"], context="A cart covers 12 m in 3 s.",
             subject="Physics",
                          subfield="Mechanics"), "4", "36"),),
-        ((_olympiad(10, "No answer?", []), "column 'final_answer' is ''"),),
+        ((_olympiad(10, "No answer?", []), "column 'final_answer' is []"),),
     ),
     "eurus2_rl": Published(
         parquet("data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"),
