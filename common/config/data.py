@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from prefixrl.common.config.section import Positive, PositiveFloat, Section
 from prefixrl.common.errors import ConfigError
@@ -122,15 +122,6 @@ PROBLEM_SETS: dict[str, ProblemSet] = {
 """Problem sets by the name used in a run file."""
 
 
-QUESTIONS: tuple[str, ...] = (
-    *("question", "problem", "prompt", "query", "messages", "conversations", "instruction", "input"),
-    *("Question", "Problem", "extra_info.question"),
-)
-ANSWERS: tuple[str, ...] = (
-    *("answer", "gold", "gold_answer", "final_answer", "target", "ground_truth", "reward_model.ground_truth"),
-    *("label", "correct", "solution", "output", "completion", "response", "Answer"),
-)
-"""Names that columns of plain files have; of those that a file has the first is taken."""
 ASKED_COLUMN = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 """A column in a question template."""
 HUB = "hf:"
@@ -148,15 +139,6 @@ def _as_table(given: Any) -> Any:
 def _as_tables(given: Any) -> Any:
     tables = given if isinstance(given, (list, tuple)) else [given]
     return tuple(_as_table(each) for each in tables)
-
-
-def _names_columns(template: str) -> str:
-    if not ASKED_COLUMN.search(template):
-        raise ValueError(f"{template!r} names no column; put {{question}}, or the name of another column, into it")
-    return template
-
-
-_Template = Annotated[str, AfterValidator(_names_columns)]
 
 
 class Source(Section):
@@ -191,7 +173,7 @@ class Source(Section):
     question_column: str | None = None
     answer_column: str | None = None
     family_column: str | None = None
-    question_template: _Template | None = None
+    question_template: str | None = None
     """Replaces `data.question_template` for this source."""
     answer_reading: Reading | None = None
     """Replaces `data.answer_reading` for this source."""
@@ -258,7 +240,7 @@ class DataConfig(Section):
     (problem, prompt, messages, …). Of a conversation the last user turn is the question, with the turns before it."""
     answer_column: str | None = None
     """Column of the gold answer, for sources that name none. Absent: `answer`, else another usual name."""
-    question_template: _Template | None = None
+    question_template: str | None = None
     """A question of several columns, for sources that name none: "{context}\\n\\n{question}\\n{options}". Options are
     listed by their letters; an empty column leaves nothing."""
     answer_reading: Reading | None = None
@@ -307,8 +289,11 @@ class DataConfig(Section):
 
 
 def _check_question(section: Source | DataConfig) -> None:
-    if section.question_template is not None and section.question_column is not None:
-        raise section.conflict("question_template", "question_column names the question too; leave one of them out")
+    if (template := section.question_template) is not None:
+        if not ASKED_COLUMN.search(template):
+            raise section.conflict("question_template", "it names no column; put {question} or another one into it")
+        if section.question_column is not None:
+            raise section.conflict("question_template", "question_column names the question too; leave one out")
 
 
 def resolve(data: DataConfig, base: Path) -> DataConfig:

@@ -13,9 +13,7 @@ from prefixrl.common.config.section import Section
 from prefixrl.common.errors import ConfigError
 
 PROBLEM = "{problem}"
-"""The question's place in a prompt template."""
-QUESTION = "{question}"
-"""The same place, as others name it."""
+"""The question's place in a prompt template; `{question}` is taken for it."""
 _BRACE = "{"
 """In the text of every template, and not in the name of a file."""
 RESERVED = frozenset(
@@ -98,10 +96,8 @@ def with_texts(asked: AnyModel, section: str, base: Path) -> AnyModel:
     chat, prompt = asked.chat_template, asked.prompt_template
     found = {
         "chat_template": _text(f"{section}.chat_template", chat, base) if chat else chat,
-        "prompt_template": _text(f"{section}.prompt_template", prompt, base) if prompt else prompt,
+        "prompt_template": prompt and _text(f"{section}.prompt_template", prompt, base).replace("{question}", PROBLEM),
     }
-    if found["prompt_template"] and PROBLEM not in found["prompt_template"]:
-        found["prompt_template"] = found["prompt_template"].replace(QUESTION, PROBLEM)
     if found["prompt_template"] and PROBLEM not in found["prompt_template"]:
         raise ConfigError(
             f"{section}.prompt_template = {prompt!r}: its text has no {PROBLEM}, the place of the question; put it in"

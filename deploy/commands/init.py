@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-import msgspec
 
 from prefixrl.common.config.data import HUB, PROBLEM_SETS
 from prefixrl.common.errors import ConfigError, DataError
@@ -21,11 +20,6 @@ MOST_TINY_BYTES, MOST_1B_BYTES = 2**29, 2**33
 HELD_OUT = {"math_filtered": "math500", "math": "math500", "gsm8k": "gsm8k"}
 """Problem sets to judge on, by the one that is trained."""
 REMARK_COLUMN = 28
-QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
-ANSWERS = ("answer", "gold", "gold_answer", "final_answer", "target", "ground_truth", "solution", "output")
-"""Names that columns have elsewhere; the first one found is taken."""
-
-
 _1B = {
     "meant_for": "0.25 to 4 billion parameters: the values of the published recipe (deploy/examples/math_qwen2.5)",
     "prefix_tokens": 32, "rollout_temperature": 0.7, "max_new_tokens": 2048, "groups": 512, "iterations": 175,
@@ -61,7 +55,7 @@ def run_file(size: Size | None, adapter: str, target: str, data: str, held_out: 
         directory=_quoted(f"runs/{Path(data.removeprefix(HUB)).name.partition('.')[0]}"),
         adapter=_quoted(adapter),
         target=_quoted(target),
-        columns=_columns(data),
+        has_families=_has_families(data),
         train=_quoted(_data("--data", data)),
         judged=_quoted(_data("--eval", judged)) if judged else None,
         scorers=2 if size == "tiny" else max(1, len(gpus_here()) - 1),
@@ -108,28 +102,13 @@ def _data(option: str, data: str) -> str:
     return str(path.resolve())
 
 
-def _columns(data: str) -> dict[str, str]:
-    """Return a JSONL file's columns by key of the run file; DataError for missing ones."""
+def _has_families(data: str) -> bool:
+    """Return True if the first row of a JSONL file has a family; its other columns are found by their usual names."""
     path = Path(os.path.expanduser(data))
-    if data in PROBLEM_SETS or path.suffix != ".jsonl" or not path.is_file():
-        return {}
+    if path.suffix != ".jsonl" or not path.is_file():
+        return False
     with path.open("rb") as file:
-        first = file.readline()
-    try:
-        row = msgspec.json.decode(first, type=dict[str, object])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise DataError(f"--data {data}: its first line is no JSON object ({error}); is it JSONL in UTF-8?") from None
-    columns = {}
-    for key, known in (("question_column", QUESTIONS), ("answer_column", ANSWERS)):
-        found = next((name for name in known if name in row), None)
-        if found is None:
-            raise DataError(
-                f"--data {data}: its first row has the columns {', '.join(row)}, none of which is a "
-                f"{known[0]} (known names: {', '.join(known)}); rename one, or write {key} into the file by hand"
-            )
-        if found != known[0]:
-            columns[key] = _quoted(found)
-    return columns | ({"family_column": _quoted("family")} if "family" in row else {})
+        return b'"family":' in file.readline()
 
 
 def _size_of(adapter: str) -> Size:

@@ -44,7 +44,7 @@ def forecast(config: RunConfig) -> Forecast:
     lines = [
         *_data("train", train),
         *_data("eval", held_out),
-        *_shared(train, held_out),
+        *(f"warning: {each}" for each in problems.shared_lines(train, held_out)),
         *asking_lines(config, renderers, train.problems[0].question),
         *_arithmetic(config, len(train.problems)),
         *_reach(config, len(train.problems)),
@@ -85,17 +85,6 @@ def _data(kind: str, loaded: problems.Loaded) -> list[str]:
         lines += [f"  {row}" for row in report.bad[: problems.SHOWN_BAD_ROWS]]
         lines += [f"warning: {kind}: {report.label}: {each}" for each in report.warnings]
     return lines
-
-
-def _shared(train: problems.Loaded, held_out: problems.Loaded) -> list[str]:
-    """Return a warning where held-out questions, spacing aside, are trained too."""
-    both = problems.shared(train.problems, held_out.problems)
-    if not both:
-        return []
-    return [
-        f"warning: {both} of {len(held_out.problems)} questions of data.eval are in data.train too, so that its "
-        f"accuracy is partly that of training; take another split, or leave them out with `without`"
-    ]
 
 
 def prompt_length(config: RunConfig, asked: Sequence[Problem], renderer: "Renderer | None") -> tuple[int, str]:

@@ -73,12 +73,7 @@ def _scalar(values: Values, name: str, is_joined: bool) -> object:
         value = ", ".join(map(str, value)) if len(value) > 1 else value[0]
     if isinstance(value, Decimal):
         return format(value, "f") if value.is_finite() else float(value)
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"column {name!r}: {error}; expected text in UTF-8") from None
-    return value
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def read(given: str, name: str, reading: Reading) -> str:
@@ -108,7 +103,7 @@ def read(given: str, name: str, reading: Reading) -> str:
 def turns(value: object) -> list[Turn] | None:
     """Return the turns of a conversation as role and text, None for another value; raise ValueError for a strange one.
 
-    Roles stand under `role` or `from`, texts under `content` or `value`, also as a list of parts of text.
+    Roles stand under `role` or `from`, texts under `content` or `value`, also in parts.
     """
     value = _decoded(value)
     if not isinstance(value, list) or not value or not all(isinstance(turn, dict) for turn in value):

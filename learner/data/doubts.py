@@ -1,13 +1,12 @@
 """Doubts about a source that can be read: golds that no answer meets, repeated questions, other counts. Pure."""
 
 import re
-from collections import Counter
-from collections.abc import Collection
+from collections.abc import Sequence
 
-from prefixrl.common.config.data import Reading
+from prefixrl.common.config.data import Reading, Source
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.learner.data.columns import shown
-from prefixrl.learner.data.rows import MARKS, Problem
+from prefixrl.learner.data.rows import MARKS, Layout, Problem, text_of
 
 MOST_WORDS = 12
 CONTEXTS, OPTIONS = frozenset({"body", "input", "context", "passage"}), frozenset({"options", "choices"})
@@ -28,56 +27,37 @@ def plain(question: str) -> str:
     return _IDLE_SPACE.sub("", " ".join(question.split()))
 
 
-class Doubts:
-    """Counts over the problems of one source."""
+def doubts(problems: Sequence[Problem], source: Source, shape: Layout, columns: Sequence[str]) -> list[str]:
+    """Return a warning per doubt about the problems of one source; `columns` are those that say something."""
+    questions: dict[str, str] = {}
+    others = sum(questions.setdefault(plain(text_of(each)), each.gold) != each.gold for each in problems)
+    golds = [each.gold for each in problems if each.code != "tests" and shape.reading != "as_it_is"]
+    found = _about_golds(golds)
+    if source.published not in (None, len(problems)):
+        found.append(f"{len(problems)} problems, {source.published} are published: other files, or bad rows?")
+    if repeated := len(problems) - len(questions):
+        found.append(f"{repeated} problems repeat a question, {others} of them with another gold answer")
+    unasked = [name for name in columns if name not in shape.columns]
+    before, behind = ([name for name in unasked if name.lower() in known] for known in (CONTEXTS, OPTIONS))
+    if before or behind:
+        places = "\\n".join(f"{{{name}}}" for name in [*before, shape.question[0][0], *behind])
+        found.append(
+            f"columns that are not asked: {', '.join(before + behind)}; where they belong to the question, set "
+            f'question_template, such as "{places}"'
+        )
+    return found
 
-    def __init__(self, judges_golds: bool) -> None:
-        """`judges_golds`: False where the user has said that golds are meant as they are."""
-        self._judges_golds = judges_golds
-        self._golds: dict[str, str] = {}
-        self._counts = Counter[str]()
-        self._examples: dict[Reading, str] = {}
-        self._readings = Counter[Reading]()
 
-    def take(self, problem: Problem) -> None:
-        """Count one problem."""
-        question = plain("\n".join([*(said for _, said in problem.earlier), problem.question]))
-        self._counts["all"] += 1
-        self._counts["repeated"] += question in self._golds
-        self._counts["contradicted"] += self._golds.setdefault(question, problem.gold) != problem.gold
-        if self._judges_golds and problem.code != "tests" and (kind := _kind(problem.gold)):
-            self._readings[kind] += 1
-            self._examples.setdefault(kind, problem.gold)
-
-    def lines(self, published: int | None, asked: str, unasked: Collection[str]) -> list[str]:
-        """Return a warning per doubt.
-
-        Args:
-            published: the number of problems that the source is known to have.
-            asked: the column of the question.
-            unasked: columns of the rows that no problem takes.
-        """
-        counts, found = self._counts, []
-        for kind, count in self._readings.items():
-            found.append(
-                f"{count} of {counts['all']} gold answers {_KINDS[kind]}, for example {shown(self._examples[kind])}: "
-                f'an answer hardly equals one; set answer_reading = "{kind}", or "as_it_is" where they are meant so'
-            )
-        if published is not None and counts["all"] != published:
-            found.append(f"{counts['all']} problems, {published} are published: other files, or bad rows?")
-        if counts["repeated"]:
-            found.append(
-                f"{counts['repeated']} problems repeat a question, {counts['contradicted']} of them with another gold "
-                f"answer"
-            )
-        before, behind = ([name for name in unasked if name.lower() in known] for known in (CONTEXTS, OPTIONS))
-        if before or behind:
-            places = "\\n".join(f"{{{name}}}" for name in [*before, asked, *behind])
-            found.append(
-                f"columns that are not asked: {', '.join(before + behind)}; where they belong to the question, set "
-                f'question_template, such as "{places}"'
-            )
-        return found
+def _about_golds(golds: list[str]) -> list[str]:
+    kinds: dict[Reading, list[str]] = {}
+    for gold in golds:
+        if kind := _kind(gold):
+            kinds.setdefault(kind, []).append(gold)
+    return [
+        f"{len(these)} of {len(golds)} gold answers {_KINDS[kind]}, for example {shown(these[0])}: an answer hardly "
+        f'equals one; set answer_reading = "{kind}", or "as_it_is" where they are meant so'
+        for kind, these in kinds.items()
+    ]
 
 
 def _kind(gold: str) -> Reading | None:

@@ -20,10 +20,8 @@ from prefixrl.common.config.data import HUB
 from prefixrl.common.errors import DataError
 from prefixrl.common.host.hub import dataset_folder
 
-COLUMNAR = (".parquet", ".arrow")
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *COLUMNAR)
-PACKED = (".gz", ".zst")
-PACKED_TEXT = "all but .parquet and .arrow also packed as .gz or .zst"
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+_FORM = re.compile(r"(?:(\.(?:jsonl|ndjson|json|csv|tsv))(?:\.gz|\.zst)?|(\.(?:parquet|arrow)))$", re.IGNORECASE)
 SPLITS = ("train", "test", "validation", "valid", "val", "dev")
 """Names of splits, with which names of files and folders begin."""
 NO_DATA = frozenset({"state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "package.json"})
@@ -135,23 +133,19 @@ def _words(path: Path, root: Path) -> set[str]:
 
 def _kind_of(path: Path) -> str | None:
     """Return the suffix that names the form of a file, in small letters; None where there is none that is read."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in PACKED:
-        suffixes.pop()
-        return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES and suffixes[-1] not in COLUMNAR else None
-    return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else None
+    found = _FORM.search(path.name)
+    return (found[1] or found[2]).lower() if found else None
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file, unpack it if it is packed."""
-    suffix = path.suffix.lower()
+    packing = path.suffix.lower()
     with path.open("rb") as file:
-        if suffix == ".gz":
+        if packing == ".gz":
             yield cast(BinaryIO, gzip.GzipFile(fileobj=file))
-        elif suffix == ".zst":
-            with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as stream:
-                yield cast(BinaryIO, io.BufferedReader(stream))
+        elif packing == ".zst":
+            yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
         else:
             yield file
 
@@ -172,8 +166,8 @@ def rows(root: Path, files: list[Path], columns: frozenset[str]) -> Iterator[Fil
         try:
             kind = _kind_of(path)
             if kind is None:
-                raise DataError(f"{path} is a file of no known kind; known: {', '.join(SUFFIXES)}, {PACKED_TEXT}")
-            if kind in COLUMNAR:
+                raise DataError(f"{path} is a file of no known kind; known: {', '.join(SUFFIXES)}; .jsonl.gz, …")
+            if kind in (".parquet", ".arrow"):
                 yield from _columnar(path, name, columns)
             else:
                 yield from {".json": _json, ".csv": _csv, ".tsv": _csv}.get(kind, _lines)(path, name)
@@ -208,7 +202,7 @@ def _json(path: Path, name: str) -> Iterator[FileRow]:
             content = file.read().removeprefix(codecs.BOM_UTF8)
         document = msgspec.json.decode(content)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-        if _is_object(content.lstrip().partition(b"\n")[0]):
+        if next(_lines(path, name), FileRow(name, 1, None)).values is not None:
             yield from _lines(path, name)  # JSONL under another suffix
             return
         yield FileRow(name, 1, None, str(error))
@@ -221,13 +215,6 @@ def _json(path: Path, name: str) -> Iterator[FileRow]:
         for number, each in enumerate(document, start=1):
             reason = "" if isinstance(each, dict) else f"expected an object, got {each!r:.60}"
             yield FileRow(name, number, None if reason else each, reason)
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(line), dict)
-    except (ValueError, RecursionError, msgspec.MsgspecError):
-        return False
 
 
 def _csv(path: Path, name: str) -> Iterator[FileRow]:

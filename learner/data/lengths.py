@@ -19,7 +19,7 @@ def too_long(problems: Sequence[Problem], config: RunConfig) -> dict[str, str]:
     for role, limit, asked in _renderings(config):
         # A token is at least a byte of the text around a question, too.
         around = TEMPLATE_TOKENS + sum(len((text or "").encode()) for text in (asked.system, asked.prompt_template))
-        suspects = [each for each in problems if len(text_of(each).encode()) + around > limit]
+        suspects = [each for each in problems if len(text_of(each).encode()) + 16 * len(each.earlier) + around > limit]
         if suspects:
             # Late: few runs have long questions.
             from prefixrl.common.prompts.rendering import renderer_of

@@ -19,7 +19,7 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.run import json_lines
 from prefixrl.learner.data import files
 from prefixrl.learner.data.columns import MissingColumn, is_blank
-from prefixrl.learner.data.doubts import Doubts, plain
+from prefixrl.learner.data.doubts import doubts, plain
 from prefixrl.learner.data.lengths import too_long
 from prefixrl.learner.data.order import Mixture
 from prefixrl.learner.data.rows import Layout, is_wanted, layout, problem, settled
@@ -69,8 +69,7 @@ class SourceReport:
     bad: list[BadRow] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     layout: Layout | None = None
-    """Columns and readings, from the first row on."""
-    columns: Sequence[str] = ()
+    columns: list[str] = field(default_factory=list)
     """Names of the columns of its first row that say something."""
 
     def __str__(self) -> str:
@@ -109,7 +108,6 @@ def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
         report = SourceReport(label, source.path or "")
         loaded.sources.append(report)
         is_marked = len(sources) > 1 or source.name is not None
-        doubts = Doubts((source.answer_reading or data.answer_reading) != "as_it_is")
         for found in rows_of(source, data, report):
             row, each = found.origin, found.problem
             if each is None:
@@ -124,13 +122,12 @@ def read(sources: Sequence[Source], data: DataConfig) -> Loaded:
             loaded.origins[each.prompt_id] = row
             loaded.problems.append(each)
             report.kept += 1
-            doubts.take(each)
         _check(report, data)
-        if source.keep_system and not any(each.system for each in loaded.problems[-report.kept :]):
+        own = loaded.problems[-report.kept :]
+        if source.keep_system and not any(each.system for each in own):
             raise DataError(f"keep_system has no effect: no row of {report.path} has a system turn; leave it out")
-        if shape := report.layout:
-            unasked = [name for name in report.columns if name not in shape.columns]
-            report.warnings = doubts.lines(source.published, shape.question[0][0], unasked)
+        assert report.layout, "a source with a problem has been read"
+        report.warnings = doubts(own, source, report.layout, report.columns)
     return loaded
 
 
@@ -150,16 +147,14 @@ def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: b
     """
     excluded = _questions(source.without, data, report)
     shape = layout(source, data)
-    if not needs_all:
-        shape = replace(shape, must_have_answer=False, must_have_id=False, must_have_family=False)
+    shape = shape if needs_all else replace(shape, needed=frozenset())
     root, found = _files(source)
     rows = files.rows(root, found, shape.columns)
     first = list(islice(rows, GUESSED_ROWS))
     report.layout = shape = settled(shape, [row.values for row in first if row.values is not None])
     for row in chain(first, rows):
-        if row.values is not None and not report.columns:
-            known = row.values
-            report.columns = [name for name in row.columns or known if name not in known or not is_blank(known[name])]
+        known = row.values or {}
+        report.columns = report.columns or [name for name in row.columns or known if not is_blank(known.get(name, 0))]
         report.rows += 1
         origin = BadRow(report.label, row.file, row.number, row.error)
         if row.values is None:
@@ -171,10 +166,8 @@ def rows_of(source: Source, data: DataConfig, report: SourceReport, needs_all: b
             each = problem(row.values, shape, row_id, report.label) if is_wanted(row.values, shape) else None
         except (ValueError, RecursionError) as error:
             there = ", ".join(sorted(row.columns or row.values))
-            if isinstance(error, MissingColumn):
-                keys = "; question_column and answer_column name others" if shape.is_plain else ""
-                error = MissingColumn(f"{error}; the row has {there}{keys}")
-            reason = str(error)
+            keys = "; question_column and answer_column name others" if shape.is_plain else ""
+            reason = f"{error}; the row has {there}{keys}" if isinstance(error, MissingColumn) else str(error)
             yield ReadRow(msgspec.structs.replace(origin, reason=reason), None, row.values)
             continue
         if each is None or (excluded and plain(each.question.removesuffix(shape.ending(each.code))) in excluded):
@@ -247,6 +240,13 @@ def shared(train: Sequence[Problem], held: Sequence[Problem]) -> int:
     return sum(plain(each.question) in known for each in held)
 
 
+def shared_lines(train: Loaded, held: Loaded) -> list[str]:
+    """Return a warning where held-out questions are trained too."""
+    both = shared(train.problems, held.problems)
+    told = f"{both} of {len(held.problems)} questions of data.eval are in data.train too, so that its accuracy is"
+    return [f"{told} partly that of training; take another split, or leave them out with `without`"] if both else []
+
+
 def _fitting(loaded: Loaded, config: RunConfig) -> Loaded:
     reasons = too_long(loaded.problems, config)
     if not reasons:
@@ -269,9 +269,8 @@ def keep(directory: Path, train: Loaded, held: Loaded) -> list[Problem]:
         json_lines.write(directory / TRAIN_FILE, train.problems)
     json_lines.write(directory / EVAL_FILE, held.problems)
     _report(directory, train, held)
-    if both := shared(train.problems, held.problems):
-        text = "%d of %d questions of data.eval are in data.train too; take another split, or leave them out: `without`"
-        log.warning(text, both, len(held.problems))
+    for warning in shared_lines(train, held):
+        log.warning("%s", warning)
     return _read(directory / TRAIN_FILE)
 
 

@@ -10,22 +10,16 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from prefixrl.common.config.data import (
-    ANSWERS,
-    ASKED_COLUMN,
-    QUESTIONS,
-    TASK_SUFFIXES,
-    Column,
-    DataConfig,
-    ProblemSet,
-    Reading,
-    Source,
-)
+from prefixrl.common.config.data import ASKED_COLUMN, TASK_SUFFIXES, Column, DataConfig, ProblemSet, Reading, Source
 from prefixrl.common.wire.messages.groups import CodeMode, Prompt, Turn
 from prefixrl.learner.data.columns import MissingColumn, Values, asked, found, is_blank, listed, read, text, turns
 
 MOST_FAMILIES = 16
 """Families of a source up to which each has figures of its own."""
+QUESTIONS = "question problem prompt query messages conversations instruction input Question Problem"
+ANSWERS = "answer gold gold_answer final_answer target ground_truth reward_model.ground_truth label correct Answer"
+ANSWERS += " solution output completion response"
+"""Names that columns of plain files have; of those that a file has the first is taken."""
 GUESSED_SHARE = 0.9
 MARKS: dict[Reading, re.Pattern[str]] = {
     "after_hashes": re.compile("####"),
@@ -85,9 +79,7 @@ class Layout:
     answer: tuple[Column, ...]
     context: str
     id: tuple[str, ...]
-    must_have_id: bool
     family: str
-    must_have_family: bool
     suffix: str
     code: CodeMode
     tests_where: tuple[str, str] | None
@@ -98,7 +90,8 @@ class Layout:
     is_plain: bool
     """False for a problem set, whose columns are known."""
     has_system: bool
-    must_have_answer: bool = True
+    needed: frozenset[str]
+    """Columns of ids and families without which a row is bad, and "answer"."""
     task_suffixes: tuple[str, str] = ("", "")
     """Texts behind `suffix`: of mathematics, and of tasks that tests judge."""
 
@@ -119,36 +112,30 @@ class Layout:
         return f"{names} = {answer!r}" + ("" if reading == "as_it_is" else f" ({reading})")
 
 
+def _columns(given: str | None, usual: str) -> tuple[Column, ...]:
+    return tuple((name, "as_it_is") for name in ([given] if given else usual.split()))
+
+
 def layout(source: Source, data: DataConfig) -> Layout:
     """Return the layout by the keys of a source, else of its problem set, else of `[data]`."""
     known, is_plain = source.problem_set, source.problem_set is None
     if known is None:
-        questions = QUESTIONS if data.question_column is None else (data.question_column,)
-        answers = ANSWERS if data.answer_column is None else (data.answer_column,)
-        known = ProblemSet(
-            hub="",
-            problems=0,
-            question=tuple((name, "as_it_is") for name in questions),
-            answer=tuple((name, "as_it_is") for name in answers),
-            id=(data.id_column or "id",),
-            family=data.family_column or "",
-            suffix="",
-        )
+        question, answer = _columns(data.question_column, QUESTIONS), _columns(data.answer_column, ANSWERS)
+        known = ProblemSet("", 0, question, answer, id=("id",), suffix="")
     given_id = source.id_column or (data.id_column if is_plain else None)
     given_family = source.family_column or (data.family_column if is_plain else None)
     inherits = is_plain and not source.question_column
     template = source.question_template or (data.question_template if inherits else None)
     reading = source.answer_reading or (data.answer_reading if is_plain else None)
-    question = ASKED_COLUMN.findall(template) if template else [source.question_column or ""]
-    answer: tuple[Column, ...] = ((source.answer_column, "as_it_is"),) if source.answer_column else known.answer
+    question = _columns(source.question_column, "") or known.question
+    answer = _columns(source.answer_column, "") or known.answer
     return Layout(
-        question=tuple((name, "as_it_is") for name in question) if question[0] else known.question,
+        question=_columns(None, " ".join(ASKED_COLUMN.findall(template))) if template else question,
         answer=tuple((name, reading) for name, _ in answer) if reading else answer,
         context="" if template else known.context,
         id=(given_id,) if given_id else known.id,
-        must_have_id=given_id is not None,
         family=given_family or known.family,
-        must_have_family=given_family is not None,
+        needed=frozenset(filter(None, ("answer", given_id, given_family))),
         suffix=known.suffix if source.suffix is None else source.suffix,
         code=source.code or ("none" if known.tests_where else data.code),
         tests_where=None if source.code else known.tests_where,
@@ -215,8 +202,8 @@ def problem(values: Values, layout: Layout, default_id: str, source: str) -> Pro
     earlier, question = _question(values, layout)
     has_system = bool(earlier) and earlier[0][0] == "system"
     code, family = _code(values, layout), layout.family
-    names = [name for name in layout.id if layout.must_have_id or not is_blank(found(values, name))]
-    has_family = family and (layout.must_have_family or found(values, family) is not None)
+    names = [name for name in layout.id if name in layout.needed or not is_blank(found(values, name))]
+    has_family = family and (family in layout.needed or found(values, family) is not None)
     return Problem(
         prompt_id=text(values, names[0], "as_it_is") if names else default_id,
         question=question + layout.ending(code),
@@ -242,7 +229,7 @@ def _question(values: Values, layout: Layout) -> tuple[list[Turn], str]:
 
 def _gold(values: Values, layout: Layout) -> str:
     """Return the gold answer; "" where the row has none and needs none."""
-    if all(is_blank(found(values, name)) for name, _ in layout.answer) and not layout.must_have_answer:
+    if all(is_blank(found(values, name)) for name, _ in layout.answer) and "answer" not in layout.needed:
         return ""
     answer = _answer(values, layout.answer)
     if layout.reading != "as_it_is" and layout.code != "tests" and answer.strip().lower() in MISSING_WORDS:

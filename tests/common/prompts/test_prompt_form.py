@@ -107,7 +107,7 @@ def test_without_a_chat_template_the_prompt_is_the_prompt_template_with_the_ques
     base: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "shots.txt"
-    file.write_text("sum 1 1 so \\boxed{2} {problem} so\n", encoding="utf-8")
+    file.write_text("sum 1 1 so \\boxed{2} {question} so\n", encoding="utf-8")
     config = run_of(f"target.model={base}", "target.chat_template=false", f"target.prompt_template={file}")
     renderer = renderer_of(config, "scorer")
     assert renderer.prompt(QUESTION).tolist() == renderer.encode(f"sum 1 1 so \\boxed{{2}} {QUESTION} so").tolist()

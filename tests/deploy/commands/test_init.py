@@ -9,6 +9,7 @@ from prefixrl.common.config.load import load
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.commands.init import RECIPES, Size
 from prefixrl.learner.__main__ import main as check
+from prefixrl.learner.data.problems import read
 from support.paths import ROOT
 from support.runs.run_helper import finish, launched
 
@@ -67,26 +68,22 @@ def test_hub_names_and_problem_sets_stay_names() -> None:
     assert 'model = "Qwen/Qwen2.5-1.5B"' in text and 'train = "math_filtered"' in text and 'eval = "math500"' in text
 
 
-def test_columns_of_other_names_are_found(tmp_path: Path) -> None:
+def test_families_are_found_and_columns_of_other_names_are_read_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"problem": "1+1", "solution": "2", "family": "sums"}\n')
-    config = load(written(tmp_path, *MODELS, "--data", str(tmp_path / "mine.jsonl")))
-    assert (config.data.question_column, config.data.answer_column) == ("problem", "solution")
-    assert config.data.family_column == "family" and config.data.eval == ()
+    data = load(written(tmp_path, *MODELS, "--data", str(tmp_path / "mine.jsonl"))).data
+    assert data.family_column == "family" and data.eval == ()
+    (problem,) = read(data.train, data).problems
+    assert (problem.question, problem.gold, problem.family) == ("1+1", "2", "sums")
 
 
 def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    rows, bare = tmp_path / "rows.jsonl", tmp_path / "bare.jsonl"
-    rows.write_text('{"a": 1, "b": 2}\n')
-    bare.write_bytes('{"question": "é"}\n'.encode("latin-1"))
     for arguments, said in (
         (("--adapter", "/no/such", *MODELS[2:], *DATA), "--adapter /no/such: there is no such folder"),
         (("--adapter", str(empty), *MODELS[2:], *DATA), "holds no model (no config.json)"),
         ((*MODELS[:2], "--target", "./no", *DATA), "--target ./no: there is no such folder"),
         ((*MODELS, "--data", "no.jsonl"), "--data no.jsonl: there is no such file or folder"),
-        ((*MODELS, "--data", str(rows)), "has the columns a, b, none of which is a question"),
-        ((*MODELS, "--data", str(bare)), "is it JSONL in UTF-8?"),
         ((*MODELS, *DATA[:2], "--eval", "gone.jsonl"), "--eval gone.jsonl"),
         (("--adapter", "a/hub", *MODELS[2:], *DATA), "give --size"),
     ):
