@@ -17,11 +17,10 @@ from pydantic import BaseModel, ValidationError
 from prefixrl.common.config import catalogue, user_function
 from prefixrl.common.config.catalogue import SYNONYMS
 from prefixrl.common.config.data import resolve
-from prefixrl.common.config.prompting import AnyModel, checkpoint_of, with_texts
+from prefixrl.common.config.prompting import GGUF, AnyModel, checkpoint_of, with_texts
 from prefixrl.common.config.run import RewardConfig, RunConfig
 from prefixrl.common.config.section import FROM_RUN_FILE
 from prefixrl.common.errors import ConfigError
-from prefixrl.common.host.hub import GGUF
 
 CONFIG_FILE = "config.json"
 """File of a run directory with the resolved config of its run."""

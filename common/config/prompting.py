@@ -14,6 +14,8 @@ from prefixrl.common.errors import ConfigError
 
 PROBLEM = "{problem}"
 """The question's place in a prompt template; `{question}` is taken for it."""
+GGUF = "; a GGUF file must be converted: transformers reads it with gguf_file=…, and save_pretrained writes a folder"
+"""Remedy behind a message about a model that is no folder with a config.json."""
 _BRACE = "{"
 """In the text of every template, and not in the name of a file."""
 RESERVED = frozenset(

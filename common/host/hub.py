@@ -10,8 +10,6 @@ FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Weights as safetensors only: nothing that must be unpickled is fetched."""
 TOKENIZER_FILES = tuple(pattern for pattern in FILES if pattern != "*.safetensors")
 DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.tsv", "*.arrow", "*.gz", "*.zst")
-GGUF = "; a GGUF file must be converted: transformers reads it with gguf_file=…, and save_pretrained writes a folder"
-"""Remedy behind a message about a model that is no folder with a config.json."""
 
 
 def model_folder(model: str, needs_weights: bool = True) -> str:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import click
 
 from prefixrl.common.config.data import HUB, PROBLEM_SETS
+from prefixrl.common.config.prompting import GGUF
 from prefixrl.common.errors import ConfigError, DataError
-from prefixrl.common.host.hub import GGUF
 from prefixrl.common.host.placement import gpus_here
 from prefixrl.common.host.template import rendered
 

@@ -101,7 +101,7 @@ def read(given: str, name: str, reading: Reading) -> str:
 
 
 def turns(value: object) -> list[Turn] | None:
-    """Return the turns of a conversation as role and text, None for another value; raise ValueError for a strange one.
+    """Return the turns of a conversation as role and text, None for another value; raise ValueError.
 
     Roles stand under `role` or `from`, texts under `content` or `value`, also in parts.
     """

@@ -24,6 +24,7 @@ from support.paths import EXAMPLES, ROOT
 SHIPPED = EXAMPLES / "letters"
 MODELS = ("adapter", "target")
 OF_THE_TASK = (
+    ("data", "answer_reading"),  # follows from the reward function
     ("reward", "function"),
     ("rollout", "prefix_tokens"),
     ("scorer", "max_new_tokens"),
