@@ -107,7 +107,7 @@ def test_bad_rows_failed_ones_and_rows_without_gold_have_lines_of_their_own(tmp_
         {"id": "a", "question": "two"},
         {"question": "please fail", "answer": "3"},
         {"question": "three", "answer": " "},
-        {"question": "four", "answer": ["no text"]},
+        {"question": "four", "answer": ["no", "text"]},
     ]
     first, malformed, without, again, failed, blank, strange = answered(config_of(tmp_path, rows), AnsweringClient())
     assert (first.status, first.gold, first.columns) == ("ok", "0", {"mine": {"deep": [1]}})
