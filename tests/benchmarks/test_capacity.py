@@ -1,5 +1,6 @@
 """The model of a running system: cases counted by hand, a slow twin around the real ledger, and what always holds."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -69,19 +70,27 @@ def test_a_publication_and_its_way_are_parts_of_a_synchronous_iteration() -> Non
     assert found.iteration_s == pytest.approx(6.0 + 0.125 + 0.5 + 4.0 + 0.25 + 5 * GATHER_S)
 
 
-def test_a_slow_learner_sets_the_pace() -> None:
-    found = run(system(learner_s=5.0))
-    assert found.iteration_s == pytest.approx(5.0 + GATHER_S)
-    assert found.busy["learner"] == pytest.approx(1.0, abs=0.01)
-    assert limit_of(system(learner_s=5.0)) == "learner"
+PACES: dict[str, tuple[System, Callable[[Foreseen], float], float]] = {
+    "learner": (system(learner_s=5.0), lambda found: 1 / found.iteration_s, 1 / (5.0 + GATHER_S)),
+    "scorer": (system(64, 2, scorers=workers(4, 8, 1.0)), lambda found: found.groups_per_s, 4 * 8 / (2 * 1.0)),
+    # While a version is on its way, rollouts begin what the one before allows; a pull brings what was newest at its
+    # start. So two pulls advance the run by S + 1 iterations.
+    "weights": (
+        replace(system(staleness=1), weights=WeightsPath(pulled_bytes=100.0, server_bytes_per_s=1.0)),
+        lambda found: 1 / found.iteration_s,
+        1 / 100.0,
+    ),
+    "broker": (system(64, broker=BrokerCosts(group_s=0.1, turn_s=0.0)), lambda found: found.groups_per_s, 10.0),
+}
 
 
-def test_busy_scorers_set_the_pace() -> None:
-    slow = system(64, 2, scorers=workers(4, 8, 1.0))
+@pytest.mark.parametrize("part", PACES)
+def test_the_part_that_is_always_busy_sets_the_pace(part: str) -> None:
+    slow, rate, expected = PACES[part]
     found = run(slow)
-    assert found.groups_per_s == pytest.approx(4 * 8 / (2 * 1.0), rel=0.01)
-    assert found.busy["scorer"] == pytest.approx(1.0, abs=0.01)
-    assert limit_of(slow) == "scorer"
+    assert rate(found) == pytest.approx(expected, rel=0.02)
+    assert found.busy[part] == pytest.approx(1.0, abs=0.02)
+    assert limit_of(slow) == part
 
 
 def test_busy_rollouts_set_the_pace() -> None:
@@ -90,24 +99,6 @@ def test_busy_rollouts_set_the_pace() -> None:
     # They also finish what they have before each installation.
     assert 0.85 * 4.0 < found.groups_per_s <= 4.0
     assert limit_of(slow) == "rollout"
-
-
-def test_a_slow_link_lets_rollouts_begin_one_window_per_pull() -> None:
-    # While a version is on its way, rollouts begin what the one before allows; a pull brings what was newest at its
-    # start. So two pulls advance the run by S + 1 iterations.
-    slow = replace(system(staleness=1), weights=WeightsPath(pulled_bytes=100.0, server_bytes_per_s=1.0))
-    found = run(slow)
-    assert found.iteration_s == pytest.approx(100.0, rel=0.02)
-    assert found.busy["weights"] == pytest.approx(1.0, abs=0.02)
-    assert limit_of(slow) == "weights"
-
-
-def test_a_slow_broker_sets_the_pace() -> None:
-    slow = system(64, broker=BrokerCosts(group_s=0.1, turn_s=0.0))
-    found = run(slow)
-    assert found.groups_per_s == pytest.approx(10.0, rel=0.02)
-    assert found.busy["broker"] == pytest.approx(1.0, abs=0.02)
-    assert limit_of(slow) == "broker"
 
 
 # --- the slow twin --------------------------------------------------------------------------------------------------

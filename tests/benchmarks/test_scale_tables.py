@@ -5,19 +5,7 @@ import json
 import pytest
 
 from benchmarks.capacity.system import BrokerCosts
-from benchmarks.scale_tables import (
-    AS_MEASURED,
-    BEGIN,
-    CHECKED,
-    END,
-    PAGE,
-    TARGETS,
-    broker_costs,
-    checked,
-    row_of,
-    system,
-    table,
-)
+from benchmarks.scale_tables import BEGIN, CHECKED, END, PAGE, TARGETS, broker_costs, checked, row_of, table
 from prefixrl.learner.broker.server import GATHER_S, MESSAGES
 from support.paths import ROOT
 
@@ -38,12 +26,6 @@ def test_both_measured_loads_follow_from_the_costs(workers: str, offered_ms: flo
 def test_the_usual_costs_are_those_with_few_workers() -> None:
     few, usual = broker_costs("3"), BrokerCosts()
     assert (usual.group_s, usual.turn_s) == pytest.approx((few.group_s, few.turn_s), rel=0.01)
-
-
-def test_engines_write_as_many_tokens_per_second_as_is_assumed() -> None:
-    for target in TARGETS:
-        scorers = system(target, 8, AS_MEASURED, 512, 2).scorers
-        assert scorers.seats / scorers.look_s == pytest.approx(target.tokens_per_s)
 
 
 @pytest.mark.nightly

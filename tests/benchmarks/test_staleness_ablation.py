@@ -1,10 +1,8 @@
 """The ablation's driver: ages are exact and true, and arms differ in what they name only."""
 
-import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +15,7 @@ from benchmarks.kept import KeptRuns, program_digest
 from benchmarks.results import Report
 from benchmarks.snapshots import snapshot_of
 from benchmarks.staleness_ablation import arms_of, draw, figures_of, markdown, run_all
-from benchmarks.staleness_arms import FORMS, SAME_WHEN_FRESH, Arm, Run, Size, ages_of, config_of, run_arm
+from benchmarks.staleness_arms import Arm, Run, Size, ages_of, config_of, run_arm
 from prefixrl.common.engines.embedded.continuous import TransformersEngine
 from prefixrl.learner.models.batch import IterationData
 from support.models.tiny_model import DEEPSPEED_WARNINGS
@@ -79,72 +77,6 @@ def test_every_sample_has_the_age_asked_for_and_the_logprobs_of_the_version_it_n
     )
     assert run.ledger.outstanding == 0
     assert ages_of(arm(age), iterations[age:]) == {age: rows * (SIZE.iterations - age)}
-
-
-def test_an_age_that_is_not_the_arms_is_noticed(target: Target) -> None:
-    iterations, _ = trained(AgedRun(config_of(arm(1), SIZE), target))
-    with pytest.raises(AssertionError, match="ages"):
-        ages_of(arm(2), iterations)
-
-
-@pytest.mark.nightly
-def test_forms_train_the_same_samples_until_they_act(target: Target) -> None:
-    runs = [trained(AgedRun(config_of(arm(2, form), SIZE), target)) for form in COMPARED]
-    (first, weights), *others = runs
-    # Version 1 was trained on samples of its own version, where the corrections agree; version 2 is the first that was
-    # not.
-    differ_from = 2 + 2
-    for iterations, other_weights in others:
-        for number, (mine, theirs) in enumerate(zip(first, iterations, strict=True)):
-            prompts = [
-                [sample.prompt_tokens.tobytes() for sample in each.data.samples.values()] for each in (mine, theirs)
-            ]
-            assert prompts[0] == prompts[1]
-            assert is_same(mine.data, theirs.data) == (number < differ_from)
-        assert furthest(weights[-1], other_weights[-1]) > 1e-4
-
-
-def test_a_run_names_every_key_that_makes_a_form() -> None:
-    """A default that changes must change no arm: but for the keys of its form, two arms have one config."""
-    dumps: list[dict[str, Any]] = [config_of(arm(2, form), SIZE).model_dump() for form in FORMS]
-    for dump, keys in zip(dumps, FORMS.values(), strict=True):
-        for key in ("clip", "dual_clip", "correction", "ratio", "bound_ratio"):
-            if key in ("correction", "ratio", "bound_ratio"):
-                assert any(each.startswith(f"{key}=") for each in keys)
-            dump["algorithm"].pop(key)
-    assert all(dump == dumps[0] for dump in dumps)
-
-
-@pytest.mark.nightly
-def test_forms_that_are_one_run_at_age_0_agree_there_to_rounding(target: Target) -> None:
-    same = [form for form in FORMS if SAME_WHEN_FRESH.get(form, form) == "none"]
-    assert {arm(0, form).made_as for form in same} == {arm(0, "none")}
-    assert arm(2, "decoupled").made_as == arm(2, "decoupled")
-    runs = [trained(AgedRun(config_of(arm(0, each), SIZE), target)) for each in same]
-    (first, weights), *others = runs
-    for iterations, other_weights in others:
-        # Adam makes a step of a gradient that is rounding alone: single weights differ, the whole does not.
-        assert distance(weights[-1], other_weights[-1]) < 0.01 * distance(weights[-1], weights[0])
-        for mine, theirs in zip(first, iterations, strict=True):
-            assert mine.data.rewards == theirs.data.rewards
-            for name in ("clip_fraction", "approx_kl", "importance_ess_fraction"):
-                assert mine.metrics.means[name] == pytest.approx(theirs.metrics.means[name], abs=1e-4)
-
-
-def is_same(a: IterationData, b: IterationData) -> bool:
-    rows = zip(a.samples.values(), b.samples.values(), strict=True)
-    return a.rewards == b.rewards and all(
-        np.array_equal(mine.tokens, theirs.tokens) and np.allclose(mine.logprobs, theirs.logprobs, atol=1e-5)
-        for mine, theirs in rows
-    )
-
-
-def furthest(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    return max(float((tensor - b[name]).abs().max()) for name, tensor in a.items())
-
-
-def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    return math.sqrt(sum(float((tensor - b[name]).square().sum()) for name, tensor in a.items()))
 
 
 def test_a_run_says_what_it_trained_and_cells_become_figures_table_and_picture(target: Target, tmp_path: Path) -> None:

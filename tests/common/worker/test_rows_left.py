@@ -2,6 +2,8 @@
 
 from typing import cast
 
+import pytest
+
 from prefixrl.common.wire.messages.worker import RowsLeft
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.open_tasks import REPORT_EVERY_S, RowsLeftReport
@@ -37,43 +39,27 @@ class World:
         return [dict(message.tasks) for message in self.link.messages]
 
 
-def test_room_is_told_with_the_row_that_makes_it() -> None:
-    world = World()
-    world.report(a=8, b=8)
-    for left in (7, 6, 5):
-        world.report(a=left, b=8)
-    assert world.told == [{"a": 6}], "a quarter of the seats; with 13 rows left there is no room"
-    world.report(a=3, b=8)
-    assert world.told[1:] == [{"a": 3}], "room for one"
+CASES: dict[str, tuple[World, list[dict[str, int]], list[dict[str, int]]]] = {
+    "a quarter of the seats, without room for another row": (
+        World(), [{"a": 8, "b": 8}, {"a": 7, "b": 8}, {"a": 6, "b": 8}, {"a": 5, "b": 8}], [{"a": 6}],
+    ),
+    "the row that makes room": (
+        World(seats=16, room=15), [{"a": 8, "b": 8}, {"a": 8, "b": 7}, {"a": 7, "b": 7}], [{"a": 7, "b": 7}],
+    ),
+    "a new task alone is no news": (World(), [{"a": 8}, {"a": 8, "b": 8}], []),
+    "rows that ended before the first report": (World(), [{"a": 3}], [{"a": 3}]),
+    "rows that come back": (World(), [{"a": 1}, {"a": 8, "b": 8}], [{"a": 1}, {"a": 8}]),
+    "a task that takes all seats": (World(takes_runs=True), [{"a": 8}, {"a": 1}], []),
+}  # fmt: skip
 
 
-def test_a_single_row_is_told_where_it_makes_room() -> None:
-    world = World(seats=16, room=15)
-    world.report(a=8, b=8)
-    world.report(a=8, b=7)
-    assert world.told == []
-    world.report(a=7, b=7)
-    assert world.told == [{"a": 7, "b": 7}]
-
-
-def test_a_new_task_alone_is_no_news() -> None:
-    world = World()
-    world.report(a=8)
-    world.report(a=8, b=8)
-    assert world.told == []
-
-
-def test_rows_that_ended_before_the_first_report_of_their_task_are_told() -> None:
-    world = World()
-    world.report(a=3)
-    assert world.told == [{"a": 3}]
-
-
-def test_rows_that_come_back_are_told() -> None:
-    world = World()
-    world.report(a=1)
-    world.report(a=8, b=8)
-    assert world.told == [{"a": 1}, {"a": 8}]
+@pytest.mark.parametrize(("world", "reports", "told"), CASES.values(), ids=CASES)
+def test_the_broker_is_told_of_room_and_of_many_rows(
+    world: World, reports: list[dict[str, int]], told: list[dict[str, int]]
+) -> None:
+    for left in reports:
+        world.report(**left)
+    assert world.told == told
 
 
 def test_a_task_that_came_right_behind_a_report_is_told_with_the_rows_it_has_lost() -> None:
@@ -84,13 +70,6 @@ def test_a_task_that_came_right_behind_a_report_is_told_with_the_rows_it_has_los
     world._begun.add("b")
     world.report(a=3, b=4)
     assert world.told == [{"a": 3}, {"b": 4}]
-
-
-def test_where_a_task_takes_all_seats_nothing_is_told() -> None:
-    world = World(takes_runs=True)
-    world.report(a=8)
-    world.report(a=1)
-    assert world.told == []
 
 
 def test_reports_keep_their_distance() -> None:

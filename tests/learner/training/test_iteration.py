@@ -92,12 +92,13 @@ def fresh_critic(config: RunConfig) -> TrainedModel:
     return Models.load(config, 0, 1, config.adapter.model).critic
 
 
-def test_weights_that_are_not_finite_end_the_run_with_their_iteration(adapter: Path) -> None:
+@pytest.mark.parametrize(("part", "what"), [("actor", "logprobs"), ("critic", "advantages")])
+def test_weights_that_are_not_finite_end_the_run_with_their_iteration(part: str, what: str, adapter: Path) -> None:
     config = run_config(adapter)
     models = Models.load(config, 0, 1, config.adapter.model)
     with torch.no_grad():
-        next(iter(models.critic.masters().values())).fill_(math.nan)
-    with pytest.raises(TrainingFault, match="iteration 1: advantages are not finite"):
+        next(iter(getattr(models, part).masters().values())).fill_(math.nan)
+    with pytest.raises(TrainingFault, match=f"iteration 1: {what} are not finite"):
         train_iteration(models, random_iteration(1), config, 20)
 
 

@@ -154,15 +154,6 @@ def test_a_reward_that_is_no_number_ends_the_run(adapter: Path, name: str) -> No
         trained(run_config(adapter, algorithm={"name": name}), data)
 
 
-def test_a_policy_that_is_no_number_ends_the_run(adapter: Path) -> None:
-    config = run_config(adapter, algorithm={"name": "rloo"} | STILL)
-    models = Models.load(config, 0, 1, config.adapter.model)
-    with torch.no_grad():
-        next(iter(models.actor.masters().values())).fill_(math.nan)
-    with pytest.raises(TrainingFault, match="iteration 1: logprobs are not finite"):
-        train_iteration(models, random_iteration(1), config, 20)
-
-
 @pytest.mark.parametrize("name", ["rloo", "appo"])
 def test_a_loss_that_is_not_finite_drops_the_step_of_any_objective(adapter: Path, name: str) -> None:
     config = run_config(adapter, algorithm={"name": name, "minibatches": 1})
