@@ -145,7 +145,7 @@ class Source(Section):
     """One source of problems; columns are named here, else by the problem set, else by `[data]`."""
 
     name: str | None = None
-    """A published problem set (`problem_sets.py`); absent: the columns are named here or in `[data]`."""
+    """A published problem set (`PROBLEM_SETS`); absent: the columns are named here or in `[data]`."""
     path: str | None = None
     """A JSONL, JSON, CSV or Parquet file, a folder of them or hf:OWNER/NAME[@REVISION]; absent: the set's hub copy."""
     subset: str | None = None

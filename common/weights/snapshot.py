@@ -136,15 +136,6 @@ class Verifier:
             self._hash.reset()
 
 
-def rebuild(manifest: Manifest, data: Buffer) -> "dict[str, torch.Tensor]":
-    """Return tensors that share writable `data`; BadSnapshot with the first that is damaged."""
-    view = memoryview(data)
-    if len(view) != manifest.size_bytes:
-        raise BadSnapshot(f"{len(view)} bytes for a snapshot of {manifest.size_bytes}")
-    Verifier(manifest, view).advance(manifest.size_bytes)
-    return view_tensors(manifest, view)
-
-
 def view_tensors(manifest: Manifest, view: memoryview) -> "dict[str, torch.Tensor]":
     """Return tensors that share verified bytes."""
     import torch

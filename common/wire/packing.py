@@ -192,12 +192,6 @@ def digests(groups: Iterable[GroupPrefixes]) -> set[tuple[int, str]]:
     return {(span.version, span.weights_digest) for group in groups for row in group.rows for span in row.spans}
 
 
-def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1, kind: TaskKind = "train") -> None:
-    """Raise ValueError naming the group when a received scored group is malformed."""
-    check_prefixes(group.prefixes, rows_per_group, is_by_adapter=group.version >= 0)
-    check_verdicts(group, continuations, kind)
-
-
 def check_verdicts(
     group: ScoredGroup,
     continuations: int = 1,

@@ -120,7 +120,7 @@ def join(
     config = from_json(welcome.config_json)
     if role == "scorer":
         check(config, overrides.allowed)
-    link.use_heartbeat(config.broker.heartbeat_s)
+    link.heartbeat_s = config.broker.heartbeat_s
     section = config.rollout if role == "rollout" else config.scorer
     changed = {key: value for key, value in (("engine", overrides.engine), ("device", overrides.device)) if value}
     config = config.model_copy(update={role: section.model_copy(update=changed)})

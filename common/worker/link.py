@@ -99,7 +99,8 @@ class Link:
         self._outgoing: queue.SimpleQueue[ToBroker] = queue.SimpleQueue()
         self._unacknowledged: dict[str, tuple[Result, float]] = {}
         self._welcome: queue.SimpleQueue[Welcome | Reject | Done] = queue.SimpleQueue()
-        self._heartbeat_s = heartbeat_s
+        self.heartbeat_s = heartbeat_s
+        """The run's interval, once it is known."""
         self._known = False
         self._run_id = ""
         self._greeted = False
@@ -156,10 +157,6 @@ class Link:
             with contextlib.suppress(queue.Empty):
                 return self._welcome.get(timeout=min(left_s, TICK_S))
 
-    def use_heartbeat(self, heartbeat_s: float) -> None:
-        """Use the run's heartbeat interval."""
-        self._heartbeat_s = heartbeat_s
-
     def send(self, message: ToBroker) -> None:
         """Send a message; results are sent again until the broker acknowledges them."""
         self._outgoing.put(message)
@@ -196,7 +193,7 @@ class Link:
                 now_s = self._turn()
                 if now_s >= next_beat_s:
                     self._beat(now_s)
-                    next_beat_s = now_s + self._heartbeat_s
+                    next_beat_s = now_s + self.heartbeat_s
                 self._send_waiting(now_s)
                 self._receive(max(0.0, min(next_beat_s - time.monotonic(), 0.2)))
         except BaseException as error:

@@ -84,6 +84,8 @@ def _tail(path: Path, count: int) -> list[str]:
 
 def _since(path: Path, offset: int) -> tuple[list[str], int]:
     """Return the whole lines behind an offset and the offset after them; a shorter file is new."""
+    if not path.exists():
+        return [], 0  # the run was thrown away, and may begin again
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(offset if offset <= size else 0)

@@ -14,7 +14,7 @@ from prefixrl.common.journal.history import history
 from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, SegmentStart
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_format
-from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
+from prefixrl.common.run.documents import ADVANTAGES_FILE, END_FILE, METRICS_FILE, AdvantageLine, MetricsLine, RunEnd
 from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
 from prefixrl.deploy.runs.checkpoints import config_of
@@ -95,8 +95,11 @@ def checked(directory: Path) -> str:
         f"{len(found.state)} groups: {counts}; {len(found.batches)} iterations, {found.rows} rows trained, the oldest "
         f"sample {max(found.ages, default=0)} versions old (window {found.most_staleness})"
     )
-    if found.faults:
-        raise DataError("\n".join([f"the history in {path} has faults; {told}", *found.faults]))
+    end = json_lines.document(directory / END_FILE, RunEnd)
+    # Only a run that is finished has nothing under way.
+    faults = found.finished_faults() if end and end.exit_code == 0 else found.faults
+    if faults:
+        raise DataError("\n".join([f"the history in {path} has faults; {told}", *faults]))
     return f"{told}; no fault"
 
 

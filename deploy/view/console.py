@@ -124,7 +124,8 @@ def status_line(document: StatusDocument, progress: Progress) -> str:
     if not document.total_iterations:
         busy = ", ".join(f"{role} {percent(share)}" for role, share in document.busy_fraction.items())
         return "; ".join([judged(document), *([f"busy: {busy}"] if busy else []), *_remarks(document)])
-    parts = [f"it {document.iteration}/{document.total_iterations} {_done(document)}"]
+    done = percent(min(1.0, document.iteration / document.total_iterations))
+    parts = [f"it {document.iteration}/{document.total_iterations} {done}"]
     if newest := progress.newest:
         tokens_per_s = sum(newest.tokens_per_s.get(role, 0.0) for role in ("rollout", "scorer"))
         parts += [*_figures(newest), f"{compact(tokens_per_s)} tok/s"]
@@ -136,10 +137,6 @@ def status_line(document: StatusDocument, progress: Progress) -> str:
     phase = learner_phase(document, progress)
     told = [phase] if phase.startswith(("loading", "waiting ", "judging")) else []
     return "; ".join([" ".join(parts), *told, *_remarks(document)])
-
-
-def _done(document: StatusDocument) -> str:
-    return percent(min(1.0, document.iteration / document.total_iterations))
 
 
 def _figures(line: MetricsLine) -> Iterator[str]:

@@ -3,7 +3,6 @@
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from prefixrl.learner.broker.groups.states import LedgerLimits
 from prefixrl.learner.broker.groups.window import Window
 from prefixrl.learner.broker.server import LINGER_S, Broker
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
-from prefixrl.learner.broker.workers.identity import IdentityCheck, RunState
+from prefixrl.learner.broker.workers.identity import IdentityCheck, RunState, Start
 from prefixrl.learner.broker.workers.task_names import TaskNames
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.order import PromptOrder
@@ -126,20 +125,6 @@ def prompt_order(config: RunConfig, loaded: Sequence[problems.Problem]) -> Promp
     return PromptOrder(prompts(loaded), config.seed, config.data.epochs, problems.mixture(config, loaded))
 
 
-@dataclass(frozen=True)
-class Start:
-    """Options of a broker's start."""
-
-    iteration: int
-    """Number of iterations the learner has completed."""
-    weights_endpoint: str
-    local_weights_endpoint: str = ""
-    """Endpoint of the same server for workers on this host."""
-    ranks: int = 1
-    is_restart: bool = False
-    trains: bool = True
-
-
 def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBroker, FromBroker]) -> Broker:
     """Return a broker for a run directory, its journal replayed."""
     loaded = problems.training(config)
@@ -152,10 +137,7 @@ def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBro
     if header is None:
         header = RunHeader(secrets.token_hex(6), PROTOCOL, secrets.token_bytes(32))
         journal.append([header])
-    resumed_at = start.iteration if start.is_restart else -1
-    state = RunState(
-        header, start.weights_endpoint, start.local_weights_endpoint, len(loaded), identity, start.ranks, resumed_at
-    )
+    state = RunState(header, start, len(loaded), identity)
     names = TaskNames(secrets.token_hex(3), header.task_key)
     broker = Broker(config, state, Dispatcher(config, ledger, order, names), journal, server)
     # Only a broker that died alone announces the newest version again. A learner that resumed publishes it again.

@@ -42,6 +42,7 @@ from prefixrl.learner.broker.groups.filtering import PassRate, Starved
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
+from prefixrl.learner.broker.workers.identity import Start
 from prefixrl.learner.run.fractions import batch_fractions
 
 NAMED_GROUPS = 2
@@ -136,16 +137,14 @@ Answer = tuple[FromBroker, list[Payload]]
 class BatchAnswers:
     """The ranks that wait for a batch, and their answers: one each `NOT_YET_EVERY_S` at least, as a sign of life."""
 
-    def __init__(
-        self, config: RunConfig, dispatcher: Dispatcher, problems: int, ranks: int = 1, resumed_at: int = -1
-    ) -> None:
-        """Serve `ranks` ranks. They may have begun iteration `resumed_at` with an earlier broker (-1: none)."""
+    def __init__(self, config: RunConfig, dispatcher: Dispatcher, problems: int, start: Start) -> None:
         self._config = config
-        self._ranks = ranks
+        self._ranks = start.ranks
         self._dispatcher = dispatcher
         self.total_iterations = config.iterations_in_all(problems)
         self._waiting: dict[bytes, tuple[GetBatch, float]] = {}
-        self._resumed_at = resumed_at
+        self._resumed_at = start.iteration if start.is_restart else -1
+        """Iteration that ranks may have begun with an earlier broker; -1: none."""
         self._looked_s = 0.0
         self._waited_s: dict[str, float] = {}
         self._done_s: float | None = None

@@ -157,7 +157,7 @@ class Broker:
         self.config, self.run, self.journal = config, run, journal
         self.dispatcher, self.ledger = dispatcher, dispatcher.ledger
         self.versions = Versions(config, run.identity, dispatcher.evaluations)
-        self.batches = BatchAnswers(config, dispatcher, run.problems, run.ranks, run.resumed_at)
+        self.batches = BatchAnswers(config, dispatcher, run.problems, run.start)
         self.usage_file = UsageFile(Path(config.directory), config.scorer.openai)
         self._server = server
         self._status = StatusSources(

@@ -90,12 +90,6 @@ def gather_over_ranks(values: Tensor) -> Tensor:
     return sum_over_ranks(whole)
 
 
-def barrier() -> None:
-    """Wait until every rank is here."""
-    if dist.get_world_size() > 1:
-        dist.barrier()
-
-
 def _meet(backend: str, rank: int, world_size: int, timeout: timedelta) -> None:
     address = os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     # Gloo would listen on the address of the host's name, which may be public, a loopback one, or not resolve at all.

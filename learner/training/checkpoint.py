@@ -77,10 +77,6 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return msgspec.structs.replace(self, digest=xxhash.xxh3_128_hexdigest(msgspec.json.encode(bare)))
 
 
-class _Written(msgspec.Struct, frozen=True):
-    format: int
-
-
 def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
     """Write the manifest of a checkpoint, with its digest."""
     (folder / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest.sealed())))
@@ -94,29 +90,20 @@ def read_manifest(folder: Path) -> CheckpointManifest:
         ConfigError: another release wrote it.
     """
     try:
-        body = (folder / "manifest.json").read_bytes()
-        written = msgspec.json.decode(body, type=_Written).format
-        manifest = msgspec.json.decode(body, type=CheckpointManifest) if written == FORMAT else None
+        fields = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=dict[str, object])
+        digest, written = fields.get("digest"), fields["format"]
+        # First: damage is no sign of another release.
+        if digest and digest != xxhash.xxh3_128_hexdigest(msgspec.json.encode({**fields, "digest": ""})):
+            raise DataError(f"{folder} has a manifest with another digest than when it was written")
+        if written == FORMAT:
+            return msgspec.convert(fields, CheckpointManifest)
     # Damaged bytes may be no text (UnicodeDecodeError, a ValueError) or nest too deeply.
-    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+    except (OSError, KeyError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise DataError(f"{folder} has no readable manifest: {error}") from error
-    if manifest is None and not _has_its_digest(body):
-        raise DataError(f"{folder} has a manifest with another digest than when it was written")
-    if manifest is None:
-        raise ConfigError(
-            f"{folder} has checkpoint format {written}, this release reads {FORMAT}; continue with the release that "
-            f"wrote it, or start a run in another directory"
-        )
-    if manifest.digest and manifest != manifest.sealed():
-        raise DataError(f"{folder} has a manifest with another digest than when it was written")
-    return manifest
-
-
-def _has_its_digest(body: bytes) -> bool:
-    """Return False if a manifest is damaged, which is no sign of another release."""
-    fields = msgspec.json.decode(body)
-    digest, bare = fields.get("digest", ""), {**fields, "digest": ""}
-    return not digest or digest == xxhash.xxh3_128_hexdigest(msgspec.json.encode(bare))
+    raise ConfigError(
+        f"{folder} has checkpoint format {written}, this release reads {FORMAT}; continue with the release that "
+        f"wrote it, or start a run in another directory"
+    )
 
 
 def damage(folder: Path) -> str:

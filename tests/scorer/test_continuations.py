@@ -19,12 +19,13 @@ from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, TaskKind, TextVerdict, Verdict
 from prefixrl.common.wire.messages.learner import FromBroker
 from prefixrl.common.wire.messages.worker import Done, ModelDigests, Refused, Revoke, Scores, ScoreTask
-from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_tokens
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.data import problems
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.broker.scoring_world import OneByOne, OneTask, WritingEngine
+from support.broker.scoring_world import OneByOne, OneTask, WritingEngine, check_scores
 from support.fakes import run_on_disk
+from support.messages import score_task
 from support.runs.run_helper import RUN_FILE
 
 M, LIMIT = 3, 20
@@ -44,15 +45,7 @@ def task_of(rows: int, kind: TaskKind = "train", question: str = "?", seeds: Any
         )
         for seq, seed in enumerate(seeds)
     )
-    return ScoreTask(
-        task="t",
-        kind=kind,
-        version=0,
-        weights_digest="d",
-        groups=groups,
-        sampling=Sampling(temperature=0.7, max_new_tokens=LIMIT),
-        sampled_s=0.1,
-    )
+    return score_task(*groups, kind=kind, sampling=Sampling(temperature=0.7, max_new_tokens=LIMIT))
 
 
 def run(scorer: Scorer, pool: VerifierPool) -> None:
@@ -196,15 +189,7 @@ def real_task(config: RunConfig, renderer: Renderer, name: str, which: range) ->
         GroupPrefixes(seq=seq, prompt=known[seq].prompt(), seed=100 + seq, prompt_tokens=pack_tokens([1]), rows=rows)
         for seq in which
     )
-    return ScoreTask(
-        task=name,
-        kind="train",
-        version=0,
-        weights_digest="d",
-        groups=groups,
-        sampling=config.scorer_sampling(),
-        sampled_s=0.1,
-    )
+    return score_task(*groups, task=name, sampling=config.scorer_sampling())
 
 
 def really_score(config: RunConfig, renderer: Renderer, *tasks: ScoreTask) -> list[list[Verdict]]:

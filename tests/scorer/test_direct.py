@@ -14,14 +14,16 @@ from transformers import AutoTokenizer
 from prefixrl.common.config.load import load
 from prefixrl.common.errors import DataError
 from prefixrl.common.run.digests import model_digests, scorer_digests
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, TaskKind, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, TaskKind, VersionSpan
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.messages.worker import Done, Ready, Scores, ScoreTask
-from prefixrl.common.wire.packing import check_scores, pack_logprobs, pack_tokens
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Vitals
 from prefixrl.scorer.direct import BusySeats, Decoder, DirectScorer
 from prefixrl.scorer.verifier.pool import VerifierPool
+from support.broker.scoring_world import check_scores
 from support.fakes import run_on_disk, serving
+from support.messages import score_task
 from support.paths import EXAMPLES
 
 EXAMPLE = EXAMPLES / "arithmetic_direct"
@@ -64,15 +66,7 @@ def task(name: str, kind: TaskKind, *groups: tuple[Row, ...]) -> ScoreTask:
         GroupPrefixes(seq=seq, prompt=prompt, seed=7, prompt_tokens=pack_tokens([1, 2]), rows=rows)
         for seq, rows in enumerate(groups)
     )
-    return ScoreTask(
-        task=name,
-        kind=kind,
-        version=3,
-        weights_digest="d3",
-        groups=made,
-        sampling=Sampling(temperature=0.0, max_new_tokens=1),
-        sampled_s=0.5,
-    )
+    return score_task(*made, task=name, kind=kind, version=3, weights_digest="d3", sampled_s=0.5)
 
 
 def scores_of(*tasks: ScoreTask) -> list[Scores]:

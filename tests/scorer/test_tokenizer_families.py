@@ -8,13 +8,14 @@ import pytest
 
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.wire.messages.groups import Finish, GroupPrefixes, Prompt, Row, Sampling
-from prefixrl.common.wire.messages.worker import ModelDigests, ScoreTask
+from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Vitals
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.scoring_world import OneTask, WritingEngine
 from support.fakes import run_on_disk
+from support.messages import score_task
 from support.models.chat_tokenizers import llama, qwen
 
 OTHER = ["None of these words is in the other one's lines: zebra quartz, zebra quartz."]
@@ -43,17 +44,7 @@ def completed(folder: Path, target: Renderer, *rows: Row) -> tuple[list[str], li
     config = run_on_disk(folder)
     prompt = Prompt("p", "What?", "1")
     group = GroupPrefixes(seq=0, prompt=prompt, seed=7, prompt_tokens=pack_tokens([1]), rows=rows)
-    link = OneTask(
-        ScoreTask(
-            task="t",
-            kind="train",
-            version=0,
-            weights_digest="d",
-            groups=(group,),
-            sampling=Sampling(temperature=0.0, max_new_tokens=30),
-            sampled_s=0.1,
-        )
-    )
+    link = OneTask(score_task(group, sampling=Sampling(temperature=0.0, max_new_tokens=30)))
     assert isinstance(link.vitals, Vitals)
     rendered = target.prompt(prompt.question)
     engine, pool = Echo([], rendered.size), VerifierPool(1, 5)

@@ -14,12 +14,11 @@ from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages.groups import Sampling, TaskKind
 from prefixrl.common.wire.messages.learner import Batch, GetBatch
 from prefixrl.common.wire.messages.worker import Ack, ModelDigests, PrefixTask, Scores, ScoreTask
-from prefixrl.common.wire.packing import check_scores
 from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.dispatch_desk import Desk
-from support.broker.scoring_world import OneTask, WritingEngine
+from support.broker.scoring_world import OneTask, WritingEngine, check_scores
 from support.fakes import endpoint_of, learner, peers, ready, run_on_disk, sampled, serving, status
 
 EARLY = r"It is \boxed{1}, let me check that once more."

@@ -32,18 +32,9 @@ from prefixrl.common.wire.messages.learner import (
     ToBroker,
 )
 from prefixrl.common.wire.messages.weights import FromWeights, GetManifest, Manifest, ToWeights
-from prefixrl.common.wire.messages.worker import (
-    Goodbye,
-    Hello,
-    Prefixes,
-    PrefixTask,
-    Reject,
-    Scores,
-    ScoreTask,
-    Unknown,
-)
+from prefixrl.common.wire.messages.worker import Goodbye, Hello, PrefixTask, Reject, Unknown
 from prefixrl.common.wire.transport import MAX_FRAME_BYTES, Client
-from support.fakes import NOTE, Peer, judged, offer, peers, sampled, wait_until
+from support.fakes import NOTE, Peer, offer, peers, wait_until
 from support.keys import key
 from support.runs.real_run import MIB, RealRun, real_run
 
@@ -166,61 +157,6 @@ def test_a_key_that_was_removed_is_refused_by_both_servers_which_live_on(run: Re
     run.goes_on()
 
 
-# --- with a worker's key ---
-
-
-def test_a_number_of_ranks_that_is_not_the_runs_is_refused(run: RealRun) -> None:
-    with peers(run.endpoint, "r") as (peer,):
-        peer.join("rank")
-        peer.say(GetBatch(run.iteration, 0, 2**40))
-        is_told(peer, f"rank 0 of {2**40} asks for a batch, this run has 1")
-    run.goes_on()
-
-
-def test_scores_of_one_who_never_held_the_task_do_not_count(run: RealRun) -> None:
-    with peers(run.endpoint, "holder", "thief") as (holder, thief):
-        run.train(lambda: join_as_worker(holder, run, "scorer", slots=64))
-        task = holder.hear(ScoreTask)
-        forged = Scores(task.task, task.kind, tuple(judged(group, task) for group in task.groups))
-        for result in (forged, replace(forged, task="another")):
-            join_as_worker(thief, run, "scorer")
-            thief.say(result)
-            is_told(thief, "this worker was given no such task")
-        holder.say(Goodbye("its tasks go to others"))
-    run.goes_on()
-
-
-def test_a_group_said_twice_is_refused(run: RealRun) -> None:
-    with peers(run.endpoint, "twice") as (peer,):
-        task, once = hoard(peer, run, slots=64)
-        peer.say(replace(once, groups=once.groups * 2))
-        is_told(peer, f"result of task {task.task} holds groups")
-    run.goes_on()
-
-
-def hoard(peer: Peer, run: RealRun, slots: int) -> tuple[PrefixTask, Prefixes]:
-    """Become a rollout that holds tasks; the last of them, and an answer to it."""
-
-    def join() -> None:
-        before = run.log.count(" is ready: ")
-        join_as_worker(peer, run, "rollout", slots)
-        # The end of the iteration comes over another connection: handled first, it gives all work to the honest.
-        wait_until(lambda: run.log.count(" is ready: ") > before, "its Ready")
-
-    run.train(join)
-    task = peer.hear(PrefixTask)
-    return task, sampled(task, run.publisher.digests[task.version])
-
-
-def test_a_worker_with_endless_slots_is_refused(run: RealRun) -> None:
-    with peers(run.endpoint, "greedy") as (peer,):
-        join_as_worker(peer, run, "rollout", 2**31)
-        is_told(
-            peer, f"a worker with 1 seats and room for {2**31} rows cannot work here; its engine must offer from 1 to"
-        )
-    run.goes_on()
-
-
 # --- floods ---
 
 
@@ -290,7 +226,15 @@ def test_more_half_open_connections_than_allowed_are_cut(run: RealRun) -> None:
 
 def test_a_worker_that_keeps_all_tasks_is_given_up(run: RealRun, record_property: Callable[[str, str], None]) -> None:
     with peers(run.endpoint, "hoarder") as (peer,):
-        hoard(peer, run, slots=4096)
+        before = run.log.count(" is ready: ")
+
+        def join() -> None:
+            join_as_worker(peer, run, "rollout", slots=4096)
+            # The end of the iteration comes over another connection: handled first, it gives all work to the honest.
+            wait_until(lambda: run.log.count(" is ready: ") > before, "its Ready")
+
+        run.train(join)
+        peer.hear(PrefixTask)
         run.logs("no progress for", timeout_s=30.0)
     run.goes_on()
     record_property("figure", f"attacks: the broker held {run.broker_mib:.0f} MiB at most")

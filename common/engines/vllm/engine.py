@@ -2,7 +2,7 @@
 
     worker's loop ── submit ──▶ `row_jobs.py` ── rows ──▶ engine core, a process of vLLM's own, with its queue ──┐
           ▲ step() ◀── queue of finished jobs ◀── tokens ────────────────────────────────────────────────────────┘
-    install: staged snapshot ──▶ every process of vLLM with a model maps and loads it (`vllm_plugin.py`)
+    install: staged snapshot ──▶ every process of vLLM with a model maps and loads it (`plugin.py`)
              meanwhile running requests are paused; they go on with the new weights, their keys and values recomputed
 
 Rows of all running jobs are decoded together, so a row's logits depend on its company in the last bits: nothing here is

@@ -2,7 +2,7 @@
 
 vLLM finds `register` by the entry point `vllm.general_plugins` (pyproject.toml) and calls it in every process it
 starts. An update names the memory in which a rollout staged a snapshot and verified it, and the snapshot's manifest;
-nothing is unpickled. `vllm.py` is the other end.
+nothing is unpickled. `engine.py` is the other end.
 """
 
 import logging

@@ -135,7 +135,7 @@ class TextVerdict(Part, frozen=True, kw_only=True):
     completion: str = ""
     """The whole text judged, in evaluations and with `scorer.keep_completions`; else empty."""
     fault: Fault = ""
-    """TaskKind of failure where the status is `error`."""
+    """Kind of failure where the status is `error`."""
     was_text: bool = False
     """True if the prefix reached the target as text: its tokenizer is of another family than the adapter's."""
     was_cached: bool = False

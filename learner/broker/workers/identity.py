@@ -121,18 +121,29 @@ class IdentityCheck:
 
 
 @dataclass(frozen=True)
+class Start:
+    """Options of a broker's start."""
+
+    iteration: int
+    """Number of iterations the learner has completed."""
+    weights_endpoint: str
+    local_weights_endpoint: str = ""
+    """Endpoint of the same server for workers on this host."""
+    ranks: int = 1
+    """Number of learner ranks."""
+    is_restart: bool = False
+    """True where an earlier broker of the present ranks died."""
+    trains: bool = True
+
+
+@dataclass(frozen=True)
 class RunState:
     """Facts about the run besides the ledger."""
 
     header: RunHeader
-    weights_endpoint: str
-    local_weights_endpoint: str
+    start: Start
     problems: int
     identity: IdentityCheck
-    ranks: int = 1
-    """Number of learner ranks."""
-    resumed_at: int = -1
-    """Iteration at which an earlier broker of the present ranks died; -1 where ranks begin with this one."""
 
     def welcome(self, worker: str, config: RunConfig, beat_s: float | None = None) -> Welcome:
         """Return the answer to a Hello; `beat_s`: time between heartbeats, None for the config's."""
@@ -143,6 +154,6 @@ class RunState:
             run_id=self.header.run_id,
             worker=worker,
             config_json=config.model_dump_json(),
-            weights_endpoint=self.weights_endpoint,
-            local_weights_endpoint=self.local_weights_endpoint,
+            weights_endpoint=self.start.weights_endpoint,
+            local_weights_endpoint=self.start.local_weights_endpoint,
         )

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from prefixrl.common.wire.messages.groups import ScoredGroup, TextVerdict, Verdict, VerdictStatus
 from prefixrl.common.wire.messages.worker import Scores, ScoreTask
-from prefixrl.common.wire.packing import check_scores
 from prefixrl.common.wire.verdicts import row_verdict
 from prefixrl.learner.broker.batches import _batch_group
 from prefixrl.learner.run.fractions import batch_fractions, statuses
 from support.broker.dispatch_desk import Desk
+from support.broker.scoring_world import check_scores
 from support.fakes import run_on_disk
 
 M = 3

@@ -13,7 +13,6 @@ from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sco
 from prefixrl.common.wire.packing import (
     GroupLimits,
     check_prefixes,
-    check_scores,
     check_spans,
     digests,
     logprobs,
@@ -22,6 +21,7 @@ from prefixrl.common.wire.packing import (
     token_ids,
     token_versions,
 )
+from support.broker.scoring_world import check_scores
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 LOGPROBS = st.lists(st.floats(max_value=0.0, allow_nan=False, allow_infinity=False, width=32), max_size=40)

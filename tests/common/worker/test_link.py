@@ -16,7 +16,6 @@ from prefixrl.common.errors import PeerLost, Refusal, RunIsOver
 from prefixrl.common.host.process import exit_codes
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.fields import PROTOCOL
-from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.messages.worker import (
     Ack,
@@ -31,7 +30,6 @@ from prefixrl.common.wire.messages.worker import (
     Refused,
     Reject,
     Scores,
-    ScoreTask,
     Unknown,
     Welcome,
 )
@@ -40,6 +38,7 @@ from prefixrl.common.worker import link as links
 from prefixrl.common.worker.link import Link
 from support.fakes import offer, wait_until
 from support.keys import address, give_keys, keys
+from support.messages import score_task
 
 WELCOME = Welcome(
     protocol=PROTOCOL, run_id="run", worker="scorer-0", config_json="{}", weights_endpoint="tcp://127.0.0.1:9"
@@ -187,17 +186,7 @@ def test_a_task_counts_as_held_from_its_arrival_to_its_result(broker: FakeBroker
 
     broker.welcome()
     for name in ("e-1", "e-2", "e-3"):
-        broker.say(
-            ScoreTask(
-                task=name,
-                kind="train",
-                version=0,
-                weights_digest="d0",
-                groups=(),
-                sampling=Sampling(temperature=0.0, max_new_tokens=4),
-                sampled_s=0.0,
-            )
-        )
+        broker.say(score_task(task=name))
     hears(lambda: set(held()) == {"e-1", "e-2", "e-3"}, "all three, unread")
     assert link.receive(5.0) is not None
     link.vitals.leases = ("e-1",)

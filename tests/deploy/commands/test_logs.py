@@ -39,16 +39,18 @@ def test_a_name_without_a_log_is_refused_with_the_names_there_are(run: Path, tmp
     assert refused.exit_code == 2 and "holds no log" in refused.output
 
 
-def test_a_log_is_followed_line_by_line_also_when_it_begins_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_followed_line_by_line_also_when_it_is_gone_and_begins_anew(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logs, "POLL_S", 0.0)
     path = run / "logs/learner.log"
-    steps = iter(["half a", " line\n", "more\n", None])
+    steps = iter(["half a", " line\n", "more\n", None, "a new file\n"])
     seen: list[str] = []
 
     def stopped() -> bool:
         step = next(steps, "end")
         if step is None:
-            path.write_text("a new file\n")
+            path.unlink()
         elif step != "end":
             with path.open("a") as file:
                 file.write(step)

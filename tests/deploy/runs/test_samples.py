@@ -13,10 +13,11 @@ from prefixrl.common.journal.records import BatchFormed, GroupScored, JournalRec
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, AdvantageLine
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.runs.samples import SampleText, lines_of
+from support.messages import verdict
 from support.models.tiny_model import with_tokenizer
 
 ITERATIONS = 16
@@ -31,12 +32,8 @@ def group(seq: int, iteration: int, tokens: tuple[int, ...]) -> ScoredGroup:
         for each in (tokens, (5, 10 + seq))
     )
     verdicts = tuple(
-        Verdict(
-            reward=reward, status="ok", extracted=f"{reward:g}", finish="eos", completion_tokens=1, elapsed_ms=1,
-            completion=f"so it is {reward:g}{HOSTILE}",
-        )
-        for reward in (1.0, 0.0)
-    )  # fmt: skip
+        verdict(reward, extracted=f"{reward:g}", completion=f"so it is {reward:g}{HOSTILE}") for reward in (1.0, 0.0)
+    )
     prompt = Prompt(f"p{seq}", f"what is {seq}?", str(seq))
     prefixes = GroupPrefixes(seq=seq, prompt=prompt, seed=1, prompt_tokens=pack_tokens([1]), rows=rows)
     return ScoredGroup(prefixes=prefixes, version=iteration, weights_digest="d", verdicts=verdicts, scorer="s")

@@ -15,16 +15,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.keys import Listed
 from prefixrl.common.wire.messages.fields import MOST_ROWS, PROTOCOL
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Sampling, ScoredGroup
-from prefixrl.common.wire.messages.learner import (
-    Evaluate,
-    FromBroker,
-    GetBatch,
-    GetEvaluation,
-    GetStatus,
-    Status,
-    ToBroker,
-)
+from prefixrl.common.wire.messages.groups import GroupPrefixes, ScoredGroup
+from prefixrl.common.wire.messages.learner import FromBroker, GetBatch, GetEvaluation, GetStatus, Status, ToBroker
 from prefixrl.common.wire.messages.worker import (
     Ack,
     Heartbeat,
@@ -62,6 +54,7 @@ from support.fakes import (
     wait_until,
 )
 from support.keys import keys
+from support.messages import evaluate
 
 replace = msgspec.structs.replace
 VOCABULARY = 100
@@ -188,16 +181,7 @@ def test_every_string_and_number_that_a_worker_sends_has_a_limit() -> None:
 
 
 def test_an_evaluation_too_large_for_a_message_is_refused_with_its_size(config: RunConfig) -> None:
-    sampling = Sampling(temperature=0.0, max_new_tokens=4)
-    huge = Evaluate(
-        name="huge",
-        version=-1,
-        prefix_tokens=pack_tokens([1] * 4096),
-        prompts=(Prompt("h", "?", "1"),),
-        prefix_sampling=sampling,
-        completion_sampling=sampling,
-        samples=2**16,
-    )
+    huge = evaluate("huge", -1, prefix_tokens=pack_tokens([1] * 4096), samples=2**16)
     with serving(config) as broker, peers(endpoint_of(config), "rank") as (rank,):
         learner(rank)
         rank.say(huge)

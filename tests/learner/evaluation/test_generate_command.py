@@ -15,13 +15,14 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import DataError, PeerLost
 from prefixrl.common.evaluation.plans import GREEDY, PLAN_FILE, SAMPLED, AnswerLine, OfflinePlan
 from prefixrl.common.prompts.rendering import ByteRenderer
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup
 from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.commands.generate_command import AnswerGeneration, given_rows
 from prefixrl.learner.commands.plan_runner import read_plan
 from support.fakes import run_on_disk
+from support.messages import verdict
 
 LOST = "lost with its worker 3 times"
 
@@ -52,18 +53,16 @@ class AnsweringClient:
     def _scored(self, prompt: Prompt) -> ScoredGroup:
         prefix = ByteRenderer().encode("so ")
         row = Row(tokens=pack_tokens(prefix), logprobs=pack_logprobs([0.0] * len(prefix)), finish="length", spans=())
-        verdict = Verdict(
-            reward=float(bool(prompt.gold)),
+        judged = verdict(
+            float(bool(prompt.gold)),
             status="ok" if prompt.gold else "no_gold",
             extracted=prompt.gold or "?",
-            finish="eos",
             completion_tokens=5,
-            elapsed_ms=0,
             completion=f"so {prompt.question}",
         )
         prefixes = GroupPrefixes(seq=0, prompt=prompt, seed=0, prompt_tokens=b"", rows=(row,) * self._samples)
         return ScoredGroup(
-            prefixes=prefixes, version=0, weights_digest="digest", verdicts=(verdict,) * self._samples, scorer="s"
+            prefixes=prefixes, version=0, weights_digest="digest", verdicts=(judged,) * self._samples, scorer="s"
         )
 
     def forget(self, name: str) -> None:

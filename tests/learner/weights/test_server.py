@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from prefixrl.common.weights.folders import prune
-from prefixrl.common.weights.snapshot import describe, rebuild, write_snapshot
+from prefixrl.common.weights.snapshot import describe, write_snapshot
 from prefixrl.common.wire.keys import add_client, read_client_key, remove_client
 from prefixrl.common.wire.messages.weights import Chunk, FromWeights, GetChunk, GetManifest, Gone, Manifest, ToWeights
 from prefixrl.common.wire.transport import Client
@@ -15,6 +15,7 @@ from prefixrl.learner.weights.server import OPEN_SNAPSHOTS, Snapshots, answer
 from support import keys
 from support.fakes import publish, weight_server
 from support.keys import key
+from support.models.versioned import rebuild
 
 
 @pytest.fixture

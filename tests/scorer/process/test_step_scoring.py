@@ -12,14 +12,13 @@ from prefixrl.common.wire.messages.groups import (
     GroupPrefixes,
     Prompt,
     Row,
-    Sampling,
     ScoredGroup,
     TaskKind,
     TextVerdict,
     VersionSpan,
 )
-from prefixrl.common.wire.messages.worker import Scores, ScoreTask
-from prefixrl.common.wire.packing import check_scores, check_verdicts, pack_logprobs, pack_tokens, token_ids
+from prefixrl.common.wire.messages.worker import Scores
+from prefixrl.common.wire.packing import check_verdicts, pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.batches import _batch_group
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, objection
 from prefixrl.learner.broker.workers.identity import IdentityCheck
@@ -28,7 +27,8 @@ from prefixrl.scorer.direct import Decoder, DirectScorer
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
 from prefixrl.scorer.process.steps import split
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.broker.scoring_world import OneTask
+from support.broker.scoring_world import OneTask, check_scores
+from support.messages import score_task
 from support.models.process_models import SEPARATOR, STEP_TAG, loaded, marked, settings_of
 from support.paths import EXAMPLES
 
@@ -52,10 +52,7 @@ def scored(folder: Path, *texts: Row, kind: TaskKind = "train", gold: str = GOLD
     config = load(RUN_FILE)
     settings = settings_of(folder, **STEP_TAG | keys)
     group = GroupPrefixes(seq=0, prompt=Prompt("p", QUESTION, gold), seed=7, prompt_tokens=pack_tokens([1]), rows=texts)
-    task = ScoreTask(
-        task="t", kind=kind, version=3, weights_digest="d3", groups=(group,),
-        sampling=Sampling(temperature=0.0, max_new_tokens=1), sampled_s=0.5,
-    )  # fmt: skip
+    task = score_task(group, kind=kind, version=3, weights_digest="d3", sampled_s=0.5)
     link, pool = OneTask(task), VerifierPool(1, 5)
     scoring = StepScoring(settings, *loaded(folder, "step_tag"))
     digests = scorer_digests(config, str(POLICY), str(folder))

@@ -10,11 +10,10 @@ from prefixrl.common.engines.interface.base import Continuation, JobResult
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.messages.worker import ModelDigests, Scores, ScoreTask, Usage
-from prefixrl.common.wire.packing import check_scores
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.dispatch_desk import Desk
-from support.broker.scoring_world import OneTask, WritingEngine
+from support.broker.scoring_world import OneTask, WritingEngine, check_scores
 from support.fakes import run_on_disk
 
 USAGE = Usage(requests=4, prompt_tokens=40, completion_tokens=20, retries=1, limited_s=0.0)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.fields import PROTOCOL, Role
 from prefixrl.common.wire.messages.groups import Prompt, Sampling
-from prefixrl.common.wire.messages.learner import Evaluate, FromBroker
+from prefixrl.common.wire.messages.learner import FromBroker
 from prefixrl.common.wire.messages.worker import Hello, PrefixTask
 from prefixrl.learner.broker.__main__ import make_ledger
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
@@ -14,6 +14,7 @@ from prefixrl.learner.broker.workers.task_names import TaskNames
 from prefixrl.learner.broker.workers.workers import Worker
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.order import PromptOrder
+from support import messages
 from support.fakes import sampled
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
@@ -81,15 +82,7 @@ class Desk:
 
 
 def evaluate(desk: Desk, version: int, prompts: list[Prompt], name: str = "e") -> None:
-    request = Evaluate(
-        name=name,
-        version=version,
-        prefix_tokens=b"",
-        prompts=tuple(prompts),
-        prefix_sampling=SAMPLING,
-        completion_sampling=SAMPLING,
-    )
-    desk.dispatcher.evaluations.add(request)
+    desk.dispatcher.evaluations.add(messages.evaluate(name, version, prompts))
 
 
 def held_out(count: int) -> list[Prompt]:

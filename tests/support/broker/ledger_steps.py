@@ -1,9 +1,10 @@
 """Moves a ledger by hand: sample what the window allows, deliver verdicts for a group."""
 
-from prefixrl.common.wire.messages.groups import Fault, GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import Fault, GroupPrefixes, Row, ScoredGroup, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.groups.ledger import Ledger
 from support.broker.ledger_world import Places
+from support.messages import verdict
 
 ROW = Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=(VersionSpan(0, "d", 1),))
 
@@ -41,18 +42,9 @@ def score(
     prompt = Places(None).prompt(place)
     rows = len(rewards) + errors + cut
     group = GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=(ROW,) * rows)
-    verdicts = [
-        Verdict(reward=reward, status="ok", extracted="", finish="eos", completion_tokens=1, elapsed_ms=0)
-        for reward in rewards
-    ]
-    verdicts += [
-        Verdict(
-            reward=0.0, status="error", extracted="why", finish="eos", completion_tokens=1, elapsed_ms=0, fault=fault
-        )
-    ] * errors
-    verdicts += [
-        Verdict(reward=0.0, status="truncated", extracted="", finish="length", completion_tokens=1, elapsed_ms=0)
-    ] * cut
+    verdicts = [verdict(reward) for reward in rewards]
+    verdicts += [verdict(0.0, status="error", extracted="why", fault=fault)] * errors
+    verdicts += [verdict(0.0, status="truncated", finish="length")] * cut
     return bool(
         ledger.take_scores(
             [ScoredGroup(prefixes=group, version=version, weights_digest="d", verdicts=tuple(verdicts), scorer="s")]

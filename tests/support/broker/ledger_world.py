@@ -8,19 +8,19 @@ judged: ages and pairings are read from the data, never from the ledger's own bo
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
 
 import msgspec
 
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.common.journal.records import LedgerState, Record
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, Starved
 from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits, SampleItem, ScoreItem
 from prefixrl.learner.broker.groups.window import Choice, NotYetChosen, Window
+from support.messages import verdict
 
 
 class Places:
@@ -187,8 +187,8 @@ class World:
             assert passes or shape.fills, "trained although the filter objects"
             left = is_new and self.ledger.states().get("scored")
             assert passes or not left, "a spare took the place of a group that passed"
-            for row, verdict in zip(group.prefixes.rows, group.verdicts, strict=True):
-                assert verdict.extracted == str(token_ids(row.tokens)[1]), "a verdict on other prefixes"
+            for row, said in zip(group.prefixes.rows, group.verdicts, strict=True):
+                assert said.extracted == str(token_ids(row.tokens)[1]), "a verdict on other prefixes"
         if shape.max_staleness == 0:
             assert list(choice.seqs) == sorted(choice.seqs)
         elsewhere = {seq for other, seqs in self.trained.items() if other != iteration for seq in seqs}
@@ -329,17 +329,9 @@ def draw_of(group: GroupPrefixes) -> int:
 
 def judged(group: GroupPrefixes, error: bool = False, is_right: bool = True, scoring_s: float = 0.0) -> ScoredGroup:
     """A verdict per row that names the draw it judged."""
-    status: Literal["ok", "error"] = "error" if error else "ok"
+    status = "error" if error else "ok"
     verdicts = tuple(
-        Verdict(
-            reward=float(is_right),
-            status=status,
-            extracted=str(token_ids(row.tokens)[1]),
-            finish="eos",
-            completion_tokens=1,
-            elapsed_ms=0,
-        )
-        for row in group.rows
+        verdict(float(is_right), status=status, extracted=str(token_ids(row.tokens)[1])) for row in group.rows
     )
     return ScoredGroup(
         prefixes=group,

@@ -6,11 +6,18 @@ import numpy as np
 
 from prefixrl.common.engines.interface.base import Continuation, Job, JobResult
 from prefixrl.common.prompts.rendering import ByteRenderer
+from prefixrl.common.wire.messages.groups import ScoredGroup, TaskKind
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
 from prefixrl.common.wire.messages.worker import Done, RowsLeft, ScoreTask
+from prefixrl.common.wire.packing import check_prefixes, check_verdicts
 from prefixrl.common.worker.link import Vitals
 
 STOP = 0
+
+
+def check_scores(group: ScoredGroup, rows_per_group: int, continuations: int = 1, kind: TaskKind = "train") -> None:
+    check_prefixes(group.prefixes, rows_per_group, is_by_adapter=group.version >= 0)
+    check_verdicts(group, continuations, kind)
 
 
 class WritingEngine:

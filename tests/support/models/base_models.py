@@ -17,6 +17,7 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.scoring_world import OneTask
+from support.messages import score_task
 from support.paths import EXAMPLE
 
 CLOSER, EOS = 1, 0
@@ -64,10 +65,7 @@ def task(config: RunConfig, renderer: Renderer, opening: str, problems: int = 6)
         rows = (Row(tokens=pack_tokens(ids), logprobs=pack_logprobs(np.zeros(ids.size)), finish="length", spans=()),)
         prompt = Prompt(str(seq), row["question"], str(row["answer"]))
         groups.append(GroupPrefixes(seq=seq, prompt=prompt, seed=seq, prompt_tokens=pack_tokens([1]), rows=rows))
-    sampling, whole = config.scorer_sampling(), tuple(groups)
-    return ScoreTask(
-        task="t", kind="train", version=0, weights_digest="d", groups=whole, sampling=sampling, sampled_s=0.1
-    )
+    return score_task(*groups, sampling=config.scorer_sampling())
 
 
 def judged(config: RunConfig, engine: Engine, opening: str = OPENING) -> list[Verdict]:

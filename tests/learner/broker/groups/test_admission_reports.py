@@ -9,6 +9,7 @@ from prefixrl.common.wire.messages.learner import Batch, GetBatch, IterationDone
 from prefixrl.common.wire.messages.worker import PrefixTask, ScoreTask
 from prefixrl.learner.broker.batches import BatchAnswers
 from prefixrl.learner.broker.groups.admission import Supply
+from prefixrl.learner.broker.workers.identity import Start
 from prefixrl.learner.broker.workers.workers import Worker
 from support.broker.dispatch_desk import Desk
 from support.fakes import run_on_disk, sampled, scored
@@ -22,7 +23,7 @@ class Run:
     def __init__(self, folder: Path, staleness: int = 2) -> None:
         keys = {"admission": "just_in_time", "max_staleness": staleness}
         self.desk = Desk(run_on_disk(folder, algorithm=keys))
-        self.batches = BatchAnswers(self.desk.config, self.desk.dispatcher, 40)
+        self.batches = BatchAnswers(self.desk.config, self.desk.dispatcher, 40, Start(0, "tcp://127.0.0.1:9"))
         self.admission = self.desk.ledger.admission
         self.rollout, self.scorer = self.desk.worker("rollout", slots=2), self.desk.worker("scorer", slots=2)
         self.scores: list[ScoreTask] = []

@@ -9,20 +9,14 @@ from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens, token_ids
 from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM, STRANDED_S, EvaluationQueue, EvaluationRun
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
+from support.messages import evaluate
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 
 
 def request(name: str = "v3", version: int = 3, count: int = 70, prefix: bytes = b"") -> Evaluate:
     prompts = tuple(Prompt(f"h{i}", f"{i}?", str(i)) for i in range(count))
-    return Evaluate(
-        name=name,
-        version=version,
-        prefix_tokens=prefix,
-        prompts=prompts,
-        prefix_sampling=SAMPLING,
-        completion_sampling=SAMPLING,
-    )
+    return evaluate(name, version, prompts, prefix_tokens=prefix)
 
 
 def with_request(*requests: Evaluate) -> EvaluationQueue:

@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 
 from prefixrl.common.config.algorithm import AdmissionRule
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
+from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, ScoredGroup, VersionSpan
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.broker.groups.admission import Admission
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter
@@ -21,6 +21,7 @@ from prefixrl.learner.broker.groups.ledger import Ledger
 from prefixrl.learner.broker.groups.states import LedgerLimits, SampleItem, ScoreItem
 from prefixrl.learner.broker.groups.window import Choice, Window
 from support.broker.ledger_world import Places
+from support.messages import verdict
 from support.tiers import mostly_nightly
 
 ROW = Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=(VersionSpan(0, "d", 1),))
@@ -85,15 +86,7 @@ class Tiny:
         self.ledger.take_scores(
             [
                 ScoredGroup(
-                    prefixes=group,
-                    version=item.version,
-                    weights_digest="d",
-                    verdicts=(
-                        Verdict(
-                            reward=reward, status="ok", extracted="", finish="eos", completion_tokens=1, elapsed_ms=0
-                        ),
-                    ),
-                    scorer="s",
+                    prefixes=group, version=item.version, weights_digest="d", verdicts=(verdict(reward),), scorer="s"
                 )
                 for group, reward in zip(item.groups, rewards, strict=True)
             ]

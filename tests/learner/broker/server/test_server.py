@@ -76,7 +76,7 @@ def test_the_welcome_carries_the_run_its_config_and_the_weight_server(config: Ru
         welcome = one.join("rollout")
     assert RunConfig.model_validate_json(welcome.config_json) == config
     assert (welcome.protocol, welcome.run_id) == (PROTOCOL, broker.run.header.run_id)
-    assert welcome.weights_endpoint == broker.run.weights_endpoint
+    assert welcome.weights_endpoint == broker.run.start.weights_endpoint
 
 
 @pytest.mark.parametrize("part", ["model", "tokenizer", "chat_template"])
@@ -238,13 +238,6 @@ def test_a_new_worker_takes_over_the_identity_and_gets_the_task_again(config: Ru
             second.ready(config, "rollout")
             assert second.hear(PrefixTask).groups == task.groups
             assert first.hears_nothing_of(PrefixTask)
-
-
-def test_a_worker_without_slots_is_refused(config: RunConfig, broker: Broker) -> None:
-    with peers(endpoint_of(config), "none") as (none,):
-        none.join("scorer")
-        none.say(ready(config, "scorer", slots=0))
-        none.hear(Reject, timeout_s=1.0)
 
 
 # --- results ---

@@ -11,11 +11,10 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.journal import journal
 from prefixrl.common.journal.history import history
 from prefixrl.common.journal.records import SegmentStart
-from prefixrl.common.wire.messages.groups import Prompt, Sampling
+from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.messages.learner import (
     Accepted,
     Batch,
-    Evaluate,
     GetBatch,
     GetStatus,
     Halt,
@@ -43,6 +42,7 @@ from support.fakes import (
     train,
     wait_until,
 )
+from support.messages import evaluate
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
@@ -180,17 +180,7 @@ def test_what_was_under_way_when_the_broker_was_killed_is_delivered_or_sampled_a
 
 @pytest.mark.parametrize(
     "message",
-    [
-        IterationDone(0, 1),
-        Evaluate(
-            name="x",
-            version=-1,
-            prefix_tokens=b"abc",
-            prompts=(Prompt("h", "?", "1"),),
-            prefix_sampling=SAMPLING,
-            completion_sampling=SAMPLING,
-        ),
-    ],
+    [IterationDone(0, 1), evaluate("x", -1, prefix_tokens=b"abc")],
     ids=["an iteration nobody was given", "ragged token ids"],
 )
 def test_a_report_that_cannot_be_true_does_not_end_the_broker(message: Any, config: RunConfig, start: Start) -> None:

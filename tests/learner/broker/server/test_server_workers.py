@@ -12,8 +12,8 @@ import pytest
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.wire.messages.fields import UNPROVED
-from prefixrl.common.wire.messages.groups import Prompt, Sampling
-from prefixrl.common.wire.messages.learner import Accepted, Evaluate, EvaluationProgress, GetEvaluation, Published
+from prefixrl.common.wire.messages.groups import Sampling
+from prefixrl.common.wire.messages.learner import Accepted, EvaluationProgress, GetEvaluation, Published
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import (
     Ack,
@@ -50,6 +50,7 @@ from support.fakes import (
     serving,
     wait_until,
 )
+from support.messages import HELD_OUT, evaluate
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
@@ -331,14 +332,6 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
 ) -> None:
     """The learner was killed, went back and came to version 1 again, with other weights."""
     anew, v2 = (msgspec.structs.replace(V1, version=version, digest=f"{version} anew") for version in (1, 2))
-    asked = Evaluate(
-        name="v1",
-        version=1,
-        prefix_tokens=b"",
-        prompts=(Prompt("h", "?", "1"),),
-        prefix_sampling=SAMPLING,
-        completion_sampling=SAMPLING,
-    )
     with peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         swapping(config, rank, rollout)
         rollout.say(Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD))
@@ -347,7 +340,7 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
             rank.say(Published(note))
             rank.hear(Accepted)
             if note == anew:
-                rank.say(asked)
+                rank.say(evaluate("v1", 1))
                 rank.hear(Accepted)
         while not rollout.hears_nothing_of(Beat):
             pass  # as they were announced
@@ -366,19 +359,11 @@ def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_need
 
 
 def test_an_evaluation_holds_a_rollout_at_its_version(config: RunConfig, broker: Broker) -> None:
-    asked = Evaluate(
-        name="v0",
-        version=0,
-        prefix_tokens=b"",
-        prompts=(Prompt("h", "?", "1"),) * 3,
-        prefix_sampling=SAMPLING,
-        completion_sampling=SAMPLING,
-    )
     with peers(endpoint_of(config), "rank", "r", "s") as (rank, rollout, scorer):
         learner(rank)
         rollout.ready(config, "rollout")
         task = rollout.hear(PrefixTask)
-        rank.say(asked)
+        rank.say(evaluate("v0", 0, [HELD_OUT] * 3))
         rank.hear(Accepted)
         rollout.say(Staged(1))
         rollout.say(sampled(task))

@@ -11,6 +11,7 @@ from prefixrl.common.wire.messages.worker import Prefixes, PrefixTask, Scores, S
 from prefixrl.learner.broker.workers.workers import Worker
 from support.broker.dispatch_desk import Desk, evaluate, held_out
 from support.fakes import ROWS, run_on_disk, sampled, scored
+from support.messages import score_task
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 
@@ -76,15 +77,7 @@ def test_scores_without_a_version_never_count_as_training(desk: Desk) -> None:
     desk.dispatcher.take_prefixes(rollout, sampled(task), now_s=1.0)
     desk.dispatch()
     (score,) = desk.tasks(scorer, ScoreTask)
-    unversioned = ScoreTask(
-        task=score.task,
-        kind="train",
-        version=-1,
-        weights_digest="",
-        groups=score.groups,
-        sampling=SAMPLING,
-        sampled_s=0.0,
-    )
+    unversioned = score_task(*score.groups, task=score.task, version=-1, weights_digest="")
     with pytest.raises(ValueError, match=r"another prefixes, version or weights in groups \[0, 1\]"):
         desk.dispatcher.take_scores(scorer, scored(unversioned), now_s=1.0)
     assert "scored" not in desk.ledger.states()

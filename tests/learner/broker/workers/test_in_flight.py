@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from prefixrl.common.wire.messages.groups import Prompt, Row, Sampling, VersionSpan
-from prefixrl.common.wire.messages.learner import Accepted, Evaluate, IterationDone, Published
+from prefixrl.common.wire.messages.groups import Row, VersionSpan
+from prefixrl.common.wire.messages.learner import Accepted, IterationDone, Published
 from prefixrl.common.wire.messages.weights import WeightsNote
 from prefixrl.common.wire.messages.worker import (
     Ack,
@@ -43,6 +43,7 @@ from support.fakes import (
     status,
     train,
 )
+from support.messages import evaluate
 
 V1 = WeightsNote(1, "d1", NOTE.probe_tokens, NOTE.probe_logprobs)
 PROOF = Installed(1, "d1", NOTE.probe_logprobs, checksum=HELD)
@@ -128,19 +129,9 @@ def test_crossed_answers_are_refused_where_rollouts_drain(tmp_path: Path) -> Non
 
 def test_an_evaluation_is_of_one_version_and_holds_the_swap_up(tmp_path: Path) -> None:
     config = run_on_disk(tmp_path, rollout={"groups_per_task": 4, "swap": "in_flight"})
-    sampling = Sampling(temperature=0.0, max_new_tokens=4)
     with serving(config), peers(endpoint_of(config), "rank", "rollout") as (rank, rollout):
         learner(rank)
-        rank.say(
-            Evaluate(
-                name="e",
-                version=0,
-                prefix_tokens=b"",
-                prompts=(Prompt("h", "?", "1"),),
-                prefix_sampling=sampling,
-                completion_sampling=sampling,
-            )
-        )
+        rank.say(evaluate("e"))
         rank.hear(Accepted)
         rollout.ready(config, "rollout")
         task = rollout.hear(PrefixTask)

@@ -82,9 +82,9 @@ def penalties(rows: Rows, i: int) -> list[float]:
 # --- advantages -----------------------------------------------------------------------------------------------------
 
 
-@given(seeds, st.sampled_from(["gae", "tppo"]))
-def test_gae_and_its_alias_estimate_with_a_value_per_token(seed: int, name: str) -> None:
-    rows, objective = random_rows(seed), objective_of(name, gae_lambda=0.9)
+@given(seeds)
+def test_gae_estimates_with_a_value_per_token(seed: int) -> None:
+    rows, objective = random_rows(seed), objective_of("gae", gae_lambda=0.9)
     found = estimated(objective, rows)
     for i, size in enumerate(rows.sizes):
         v = [*rows.piece.old_values[i, :size].tolist(), 0.0]
@@ -97,18 +97,8 @@ def test_gae_and_its_alias_estimate_with_a_value_per_token(seed: int, name: str)
     assert torch.equal(value_mask(objective, rows.piece.batch.mask), rows.piece.batch.mask)
 
 
-@given(seeds)
-def test_tppo_is_gae(seed: int) -> None:
+def test_tppo_is_gae() -> None:
     assert objective_of("tppo") == objective_of("gae")
-    rows = random_rows(seed)
-    for mine, theirs in zip(
-        *(
-            (each.advantages, each.returns)
-            for each in (estimated(objective_of(name), rows) for name in ("tppo", "gae"))
-        ),
-        strict=True,
-    ):
-        assert torch.equal(mine, theirs)
 
 
 @given(seeds)

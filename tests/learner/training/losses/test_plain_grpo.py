@@ -15,6 +15,7 @@ from prefixrl.common.wire.messages.groups import Prompt, Verdict
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.deploy.examples.letters.build import build
 from prefixrl.learner.models.batch import IterationData
+from support.messages import verdict
 from support.models.tiny_model import DEEPSPEED_WARNINGS
 
 pytestmark = DEEPSPEED_WARNINGS
@@ -36,17 +37,7 @@ class FirstToken(Target):
     """Rewards that follow from a prefix's first token: a target that was not taught would give none."""
 
     def verdicts(self, asked: Sequence[tuple[Prompt, bytes]]) -> list[Verdict]:
-        return [
-            Verdict(
-                reward=int(token_ids(tokens)[0]) % 4 / 4,
-                status="ok",
-                extracted="",
-                finish="eos",
-                completion_tokens=0,
-                elapsed_ms=0,
-            )
-            for _, tokens in asked
-        ]
+        return [verdict(int(token_ids(tokens)[0]) % 4 / 4) for _, tokens in asked]
 
 
 def by_first_token(questions: object, prefixes: list[list[int]]) -> list[float]:
