@@ -17,13 +17,12 @@ from prefixrl.common.engines.make import make_engine
 from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, TaskKind, TextVerdict, Verdict
-from prefixrl.common.wire.messages.learner import FromBroker
-from prefixrl.common.wire.messages.worker import Done, ModelDigests, Refused, Revoke, Scores, ScoreTask
+from prefixrl.common.wire.messages.worker import ModelDigests, Refused, Revoke, Scores, ScoreTask
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.learner.data import problems
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.broker.scoring_world import OneByOne, OneTask, WritingEngine, check_scores
+from support.broker.scoring_world import Tasks, WritingEngine, check_scores
 from support.fakes import run_on_disk
 from support.messages import score_task
 from support.runs.run_helper import RUN_FILE
@@ -57,7 +56,7 @@ def run(scorer: Scorer, pool: VerifierPool) -> None:
 
 def score(config: RunConfig, task: ScoreTask, texts: list[str]) -> tuple[list[Verdict], list[Job]]:
     """Verdicts of a scorer whose target writes these texts, and what the target was asked for."""
-    engine, pool, link = WritingEngine(texts, prompt_bytes=1), VerifierPool(1, 5), OneTask(task)
+    engine, pool, link = WritingEngine(texts, prompt_bytes=1), VerifierPool(1, 5), Tasks(task)
     digests = ModelDigests("", "", "")
     run(Scorer(config, link, engine, ByteRenderer(), pool, digests), pool)  # type: ignore[arg-type]
     (scores,) = link.sent
@@ -196,7 +195,7 @@ def really_score(config: RunConfig, renderer: Renderer, *tasks: ScoreTask) -> li
     """One scorer with the real target and verifier, the tasks one after the other."""
     assert config.target is not None
     engine = make_engine("transformers", config.target.model, "scorer", config)
-    link, pool = OneByOne(*tasks), VerifierPool(1, 5)
+    link, pool = Tasks(*tasks, one_by_one=True), VerifierPool(1, 5)
     run(Scorer(config, link, engine, renderer, pool, ModelDigests("", "", "")), pool)  # type: ignore[arg-type]
     found = [each for each in link.sent if isinstance(each, Scores)]
     assert [each.task for each in found] == [each.task for each in tasks]
@@ -254,23 +253,11 @@ class Revocable(WritingEngine):
         return len(self._open) < before
 
 
-class RevokedFirst(OneTask):
-    """A link with a task that is taken back at once and then comes again under another name."""
-
-    def __init__(self, task: ScoreTask) -> None:
-        super().__init__(task)
-        again = msgspec.structs.replace(task, task="u")
-        self._messages = iter([task, Revoke("t"), again])
-
-    def receive(self, timeout_s: float) -> FromBroker | None:
-        last = Done("over") if len(self.sent) == 2 else None
-        return next(self._messages, last)
-
-
 def test_a_task_that_was_taken_back_leaves_nothing_and_can_be_done_again(tmp_path: Path) -> None:
     config = run_config(tmp_path, continuations=1, cache_bytes=2**20)
     greedy = msgspec.structs.replace(task_of(1, seeds=(7,)), sampling=Sampling(temperature=0.0, max_new_tokens=LIMIT))
-    engine, pool, link = (Revocable([RIGHT], prompt_bytes=1), VerifierPool(1, 5), RevokedFirst(greedy))
+    link = Tasks(greedy, Revoke("t"), msgspec.structs.replace(greedy, task="u"))
+    engine, pool = Revocable([RIGHT], prompt_bytes=1), VerifierPool(1, 5)
     digests = ModelDigests("", "", "")
     scorer = Scorer(config, link, engine, ByteRenderer(), pool, digests)  # type: ignore[arg-type]
     run(scorer, pool)

@@ -15,13 +15,11 @@ from prefixrl.common.config.load import load
 from prefixrl.common.errors import DataError
 from prefixrl.common.run.digests import model_digests, scorer_digests
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, TaskKind, VersionSpan
-from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
-from prefixrl.common.wire.messages.worker import Done, Ready, Scores, ScoreTask
+from prefixrl.common.wire.messages.worker import Ready, Scores, ScoreTask
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
-from prefixrl.common.worker.link import Vitals
 from prefixrl.scorer.direct import BusySeats, Decoder, DirectScorer
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.broker.scoring_world import check_scores
+from support.broker.scoring_world import Tasks, check_scores
 from support.fakes import run_on_disk, serving
 from support.messages import score_task
 from support.paths import EXAMPLES
@@ -30,27 +28,6 @@ EXAMPLE = EXAMPLES / "arithmetic_direct"
 CONFIG = load(EXAMPLE / "run.toml")
 TOKENIZER = AutoTokenizer.from_pretrained(EXAMPLE / "policy")
 RIGHT = r"Let us add them up: 3 4 so \boxed{4}"
-
-
-class FakeLink:
-    """Hands out messages, and Done once everything asked for is answered."""
-
-    name = "scorer-0"
-
-    def __init__(self, *messages: FromBroker) -> None:
-        self.vitals = Vitals()
-        self.sent: list[ToBroker] = []
-        self._messages = list(messages)
-        self._due = sum(isinstance(message, ScoreTask) for message in messages)
-
-    def send(self, message: ToBroker) -> None:
-        self.sent.append(message)
-
-    def receive(self, timeout_s: float) -> FromBroker | None:
-        if self._messages:
-            return self._messages.pop(0)
-        answered = sum(isinstance(message, Scores) for message in self.sent)
-        return Done("the run is over") if answered == self._due else None
 
 
 def row(text: str, finish: str) -> Row:
@@ -70,7 +47,7 @@ def task(name: str, kind: TaskKind, *groups: tuple[Row, ...]) -> ScoreTask:
 
 
 def scores_of(*tasks: ScoreTask) -> list[Scores]:
-    link, pool = FakeLink(*tasks), VerifierPool(1, 5)
+    link, pool = Tasks(*tasks), VerifierPool(1, 5)
     digests = scorer_digests(CONFIG, CONFIG.model_of("scorer"))
     scorer = DirectScorer(CONFIG, link, Decoder(CONFIG.model_of("scorer")), pool, digests)  # type: ignore[arg-type]
     try:
@@ -142,7 +119,7 @@ def test_it_says_the_tokenizer_of_the_adapter_and_no_model() -> None:
 
 
 def test_its_slots_are_its_verifier_children() -> None:
-    link, pool = FakeLink(), VerifierPool(1, 5)
+    link, pool = Tasks(), VerifierPool(1, 5)
     config = load(EXAMPLE / "run.toml", ("scorer.verifier_children=3",))
     digests = scorer_digests(config, config.model_of("scorer"))
     scorer = DirectScorer(config, link, Decoder(config.model_of("scorer")), pool, digests)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.worker.link import Vitals
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.broker.scoring_world import OneTask, WritingEngine
+from support.broker.scoring_world import Tasks, WritingEngine
 from support.fakes import run_on_disk
 from support.messages import score_task
 from support.models.chat_tokenizers import llama, qwen
@@ -44,7 +44,7 @@ def completed(folder: Path, target: Renderer, *rows: Row) -> tuple[list[str], li
     config = run_on_disk(folder)
     prompt = Prompt("p", "What?", "1")
     group = GroupPrefixes(seq=0, prompt=prompt, seed=7, prompt_tokens=pack_tokens([1]), rows=rows)
-    link = OneTask(score_task(group, sampling=Sampling(temperature=0.0, max_new_tokens=30)))
+    link = Tasks(score_task(group, sampling=Sampling(temperature=0.0, max_new_tokens=30)))
     assert isinstance(link.vitals, Vitals)
     rendered = target.prompt(prompt.question)
     engine, pool = Echo([], rendered.size), VerifierPool(1, 5)

@@ -18,7 +18,7 @@ from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.dispatch_desk import Desk
-from support.broker.scoring_world import OneTask, WritingEngine, check_scores
+from support.broker.scoring_world import Tasks, WritingEngine, check_scores
 from support.fakes import endpoint_of, learner, peers, ready, run_on_disk, sampled, serving, status
 
 EARLY = r"It is \boxed{1}, let me check that once more."
@@ -55,7 +55,7 @@ def score(
 ) -> tuple[Scores, WritingEngine]:
     """Return a scorer's verdicts on a task when its target writes these texts."""
     engine, pool = engine_type(texts, prompt_bytes=1), VerifierPool(1, 5)
-    link = OneTask(msgspec.structs.replace(without_prefixes(task, gold), kind=kind))
+    link = Tasks(msgspec.structs.replace(without_prefixes(task, gold), kind=kind))
     scorer = Scorer(config, link, engine, ByteRenderer(), pool, ModelDigests("", "", ""))  # type: ignore[arg-type]
     try:
         scorer.run(lambda: False)

@@ -27,7 +27,7 @@ from prefixrl.scorer.direct import Decoder, DirectScorer
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
 from prefixrl.scorer.process.steps import split
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.broker.scoring_world import OneTask, check_scores
+from support.broker.scoring_world import Tasks, check_scores
 from support.messages import score_task
 from support.models.process_models import SEPARATOR, STEP_TAG, loaded, marked, settings_of
 from support.paths import EXAMPLES
@@ -53,7 +53,7 @@ def scored(folder: Path, *texts: Row, kind: TaskKind = "train", gold: str = GOLD
     settings = settings_of(folder, **STEP_TAG | keys)
     group = GroupPrefixes(seq=0, prompt=Prompt("p", QUESTION, gold), seed=7, prompt_tokens=pack_tokens([1]), rows=texts)
     task = score_task(group, kind=kind, version=3, weights_digest="d3", sampled_s=0.5)
-    link, pool = OneTask(task), VerifierPool(1, 5)
+    link, pool = Tasks(task), VerifierPool(1, 5)
     scoring = StepScoring(settings, *loaded(folder, "step_tag"))
     digests = scorer_digests(config, str(POLICY), str(folder))
     scorer = DirectScorer(config, link, Decoder(str(POLICY)), pool, digests, scoring)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from prefixrl.common.wire.messages.worker import ModelDigests, Scores, ScoreTask
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.broker.dispatch_desk import Desk
-from support.broker.scoring_world import OneTask, WritingEngine, check_scores
+from support.broker.scoring_world import Tasks, WritingEngine, check_scores
 from support.fakes import run_on_disk
 
 USAGE = Usage(requests=4, prompt_tokens=40, completion_tokens=20, retries=1, limited_s=0.0)
@@ -42,7 +42,7 @@ class ServedEngine(WritingEngine):
         return [good, lost] * (len(job.rows) // 2)
 
 
-class WatchedTask(OneTask):
+class WatchedTask(Tasks):
     """A link that notes the figures of the work loop."""
 
     states: list[tuple[str, str]]

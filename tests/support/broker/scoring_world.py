@@ -8,7 +8,7 @@ from prefixrl.common.engines.interface.base import Continuation, Job, JobResult
 from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages.groups import ScoredGroup, TaskKind
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
-from prefixrl.common.wire.messages.worker import Done, RowsLeft, ScoreTask
+from prefixrl.common.wire.messages.worker import Done, Refused, RowsLeft, Scores, ScoreTask
 from prefixrl.common.wire.packing import check_prefixes, check_verdicts
 from prefixrl.common.worker.link import Vitals
 
@@ -59,35 +59,23 @@ class WritingEngine:
         return made
 
 
-class OneTask:
-    """A link with one task on it."""
+class Tasks:
+    """A link with messages on it, and Done once every task is answered."""
 
     name = "scorer-0"
 
-    def __init__(self, task: ScoreTask) -> None:
-        self.vitals, self.sent, self._task = Vitals(), [], [task]
-        self.sent: list[ToBroker]
+    def __init__(self, *messages: FromBroker, one_by_one: bool = False) -> None:
+        self.vitals, self._messages, self._one_by_one = Vitals(), list(messages), one_by_one
+        self.sent: list[ToBroker] = []
+        self._due = 0
 
     def send(self, message: ToBroker) -> None:
         if not isinstance(message, RowsLeft):  # said on the way to a result
             self.sent.append(message)
 
     def receive(self, timeout_s: float) -> FromBroker | None:
-        if self._task:
-            return self._task.pop()
-        return Done("over") if self.sent else None
-
-
-class OneByOne(OneTask):
-    """A link with several tasks, each of which comes when the one before is done."""
-
-    def __init__(self, *tasks: ScoreTask) -> None:
-        super().__init__(tasks[0])
-        self._waiting, self._given = list(tasks[1:]), 1
-
-    def receive(self, timeout_s: float) -> FromBroker | None:
-        if self._waiting and len(self.sent) == self._given:
-            self._given += 1
-            self._task.append(self._waiting.pop(0))
-        is_over = len(self.sent) == self._given and not self._waiting
-        return super().receive(timeout_s) if self._task or is_over else None
+        answered = sum(isinstance(message, Scores | Refused) for message in self.sent)
+        if self._messages and (answered == self._due or not self._one_by_one):
+            self._due += isinstance(self._messages[0], ScoreTask)
+            return self._messages.pop(0)
+        return Done("the run is over") if answered == self._due else None

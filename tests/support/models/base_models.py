@@ -16,7 +16,7 @@ from prefixrl.common.wire.messages.worker import ModelDigests, Scores, ScoreTask
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
-from support.broker.scoring_world import OneTask
+from support.broker.scoring_world import Tasks
 from support.messages import score_task
 from support.paths import EXAMPLE
 
@@ -76,7 +76,7 @@ def judged(config: RunConfig, engine: Engine, opening: str = OPENING) -> list[Ve
 def scored(config: RunConfig, engine: Engine, opening: str) -> tuple[ScoredGroup, ...]:
     """Groups of a row each, as a real scorer sends them."""
     renderer, pool = renderer_of(config, "scorer"), VerifierPool(1, 5)
-    link = OneTask(task(config, renderer, opening))
+    link = Tasks(task(config, renderer, opening))
     try:
         Scorer(config, link, engine, renderer, pool, ModelDigests("", "", "")).run(lambda: False)  # type: ignore[arg-type]
     finally:
