@@ -10,6 +10,7 @@ from prefixrl.common.engines.make import make_engine
 from prefixrl.common.prompts.rendering import renderer_of
 from prefixrl.scorer.judging import Answered, up_to
 from prefixrl.scorer.served.engine import OpenAIEngine
+from support import messages
 from support.completions_server import Reply, Request, serving, written
 from support.models.base_models import AS_DECLARED, CLOSER, EOS, base_model, check_ends, judged, run_of
 from support.paths import EXAMPLE
@@ -84,9 +85,7 @@ def test_the_closer_is_among_the_four_stops_that_the_api_takes(target: Path) -> 
 
 def test_a_prefix_ended_by_a_stop_of_the_adapter_alone_does_not_close_the_targets_turn(target: Path) -> None:
     """The target is asked without its template: to it the closer is a token like any other."""
-    from prefixrl.common.wire.messages.groups import Row
     from prefixrl.common.wire.messages.worker import ModelDigests
-    from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
     from prefixrl.scorer.loop import Scorer
     from prefixrl.scorer.verifier.pool import VerifierPool
 
@@ -94,13 +93,7 @@ def test_a_prefix_ended_by_a_stop_of_the_adapter_alone_does_not_close_the_target
     renderer, pool = renderer_of(config, "scorer"), VerifierPool(1, 5)
     assert CLOSER not in renderer.stop_tokens
     ids = renderer.encode("so 3").tolist()
-    row = Row(
-        tokens=pack_tokens([*ids, CLOSER]),
-        logprobs=pack_logprobs([-1.0] * (len(ids) + 1)),
-        finish="eos",
-        spans=(),
-        text="so 3",
-    )
+    row = messages.row([*ids, CLOSER], "eos", None, text="so 3")
     scorer = Scorer(config, None, embedded(config, target), renderer, pool, ModelDigests("", "", ""))  # type: ignore[arg-type]
     pool.close()
     prefix, was_text = scorer._prefix(row)

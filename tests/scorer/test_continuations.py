@@ -18,13 +18,13 @@ from prefixrl.common.prompts.rendering import ByteRenderer, Renderer
 from prefixrl.common.seeds import row_uniforms
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, TaskKind, TextVerdict, Verdict
 from prefixrl.common.wire.messages.worker import ModelDigests, Refused, Revoke, Scores, ScoreTask
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.data import problems
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
+from support import messages
 from support.broker.scoring_world import Tasks, WritingEngine, check_scores
 from support.fakes import run_on_disk
-from support.messages import score_task
 from support.runs.run_helper import RUN_FILE
 
 M, LIMIT = 3, 20
@@ -44,7 +44,7 @@ def task_of(rows: int, kind: TaskKind = "train", question: str = "?", seeds: Any
         )
         for seq, seed in enumerate(seeds)
     )
-    return score_task(*groups, kind=kind, sampling=Sampling(temperature=0.7, max_new_tokens=LIMIT))
+    return messages.score_task(*groups, kind=kind, sampling=Sampling(temperature=0.7, max_new_tokens=LIMIT))
 
 
 def run(scorer: Scorer, pool: VerifierPool) -> None:
@@ -74,7 +74,7 @@ def check_verdicts(config: RunConfig, task: ScoreTask, group: Any) -> None:
     check_scores(whole, len(group.verdicts), config.scorer.texts_per_row(task.kind))
 
 
-LONGER = Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=())
+LONGER = messages.row([1], version=None)
 RIGHT, WRONG, NONE = r"\boxed{1}", r"\boxed{2}", "I say no"
 LONG = r"Long thoughts: it is \boxed{1}"
 """Right, but for the limit."""
@@ -179,16 +179,13 @@ def real_task(config: RunConfig, renderer: Renderer, name: str, which: range) ->
     """Groups of problems of the example, four rows each, of three openings one twice."""
     texts = [OPENINGS[0], *OPENINGS]
     prefixes = [renderer.encode(text) for text in texts]
-    rows = tuple(
-        Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * ids.size), finish="length", spans=())
-        for ids in prefixes
-    )
+    rows = tuple(messages.row(ids, version=None) for ids in prefixes)
     known = problems.load(config.data.train, config.data)
     groups = tuple(
         GroupPrefixes(seq=seq, prompt=known[seq].prompt(), seed=100 + seq, prompt_tokens=pack_tokens([1]), rows=rows)
         for seq in which
     )
-    return score_task(*groups, task=name, sampling=config.scorer_sampling())
+    return messages.score_task(*groups, task=name, sampling=config.scorer_sampling())
 
 
 def really_score(config: RunConfig, renderer: Renderer, *tasks: ScoreTask) -> list[list[Verdict]]:

@@ -9,13 +9,13 @@ import pytest
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.wire.messages.groups import Finish, GroupPrefixes, Prompt, Row, Sampling
 from prefixrl.common.wire.messages.worker import ModelDigests
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.common.worker.link import Vitals
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
+from support import messages
 from support.broker.scoring_world import Tasks, WritingEngine
 from support.fakes import run_on_disk
-from support.messages import score_task
 from support.models.chat_tokenizers import llama, qwen
 
 OTHER = ["None of these words is in the other one's lines: zebra quartz, zebra quartz."]
@@ -36,7 +36,7 @@ def row(renderer: Renderer, text: str, stop: bool = False) -> Row:
         ids = np.append(ids, min(renderer.stop_tokens)).astype(np.int32)
     finish: Finish = "eos" if stop else "length"
     said = renderer.decode_with_special(renderer.without_stop(ids))
-    return Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * ids.size), finish=finish, spans=(), text=said)
+    return messages.row(ids, finish, None, text=said)
 
 
 def completed(folder: Path, target: Renderer, *rows: Row) -> tuple[list[str], list[bool]]:
@@ -44,7 +44,7 @@ def completed(folder: Path, target: Renderer, *rows: Row) -> tuple[list[str], li
     config = run_on_disk(folder)
     prompt = Prompt("p", "What?", "1")
     group = GroupPrefixes(seq=0, prompt=prompt, seed=7, prompt_tokens=pack_tokens([1]), rows=rows)
-    link = Tasks(score_task(group, sampling=Sampling(temperature=0.0, max_new_tokens=30)))
+    link = Tasks(messages.score_task(group, sampling=Sampling(temperature=0.0, max_new_tokens=30)))
     assert isinstance(link.vitals, Vitals)
     rendered = target.prompt(prompt.question)
     engine, pool = Echo([], rendered.size), VerifierPool(1, 5)
@@ -93,13 +93,7 @@ def test_a_character_cut_in_the_middle_is_left_to_the_target(
 ) -> None:
     adapter, target = renderers
     ids = adapter.encode("ab é")[:-1]
-    cut = Row(
-        tokens=pack_tokens(ids),
-        logprobs=pack_logprobs([-1.0] * ids.size),
-        finish="length",
-        spans=(),
-        text=adapter.decode_with_special(ids),
-    )
+    cut = messages.row(ids, version=None, text=adapter.decode_with_special(ids))
     assert cut.text is not None and cut.text.endswith("\ufffd")
     assert completed(tmp_path / "own", adapter, cut)[1] == [False]
     assert completed(tmp_path / "other", target, cut) == (["ab "], [True])
@@ -116,5 +110,5 @@ def test_text_that_looks_like_the_end_of_a_turn_ends_none(tmp_path: Path, render
 def test_rows_without_a_text_go_by_ids(tmp_path: Path, renderers: tuple[Renderer, Renderer]) -> None:
     _, target = renderers
     ids = target.encode(TEXT)
-    bare = Row(tokens=pack_tokens(ids), logprobs=pack_logprobs([-1.0] * ids.size), finish="length", spans=())
+    bare = messages.row(ids, version=None)
     assert completed(tmp_path, target, bare) == ([TEXT], [False])

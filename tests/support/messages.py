@@ -1,11 +1,22 @@
-"""Messages with usual fields; a test names those that matter to it."""
+"""Messages and records with usual fields; a test names those that matter to it."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Sampling, Verdict
+from prefixrl.common.evaluation.accuracy import EvaluatedRow
+from prefixrl.common.wire.messages.groups import (
+    Finish,
+    GroupPrefixes,
+    Prompt,
+    Row,
+    Sampling,
+    ScoredGroup,
+    Verdict,
+    VersionSpan,
+)
 from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.messages.worker import ScoreTask
+from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=4)
 HELD_OUT = Prompt("h", "?", "1")
@@ -24,3 +35,25 @@ def score_task(*groups: GroupPrefixes, **fields: Any) -> ScoreTask:
 def verdict(reward: float = 1.0, **fields: Any) -> Verdict:
     usual = {"status": "ok", "extracted": "", "finish": "eos", "completion_tokens": 1, "elapsed_ms": 0}
     return Verdict(reward=reward, **usual | fields)
+
+
+def evaluated(prompt_id: str, reward: float, extracted: str = "", **fields: Any) -> EvaluatedRow:
+    usual = {"family": "", "version": 0, "prefix": "", "completion": "", "status": "ok"}
+    return EvaluatedRow(prompt_id=prompt_id, reward=reward, extracted=extracted, **usual | fields)
+
+
+def row(ids: Sequence[int], finish: Finish = "length", version: int | None = 0, **fields: Any) -> Row:
+    """A row of tokens of logprob -1, all written by one version, or by nobody says which (None)."""
+    spans = () if version is None else (VersionSpan(version, f"d{version}", len(ids)),)
+    usual = {"logprobs": pack_logprobs([-1.0] * len(ids)), "spans": spans}
+    return Row(tokens=pack_tokens(ids), finish=finish, **usual | fields)
+
+
+def group(seq: int, *rows: Row, **fields: Any) -> GroupPrefixes:
+    usual = {"prompt": Prompt(f"p{seq}", "1 + 1 =", "2"), "seed": 9, "prompt_tokens": pack_tokens([1])}
+    return GroupPrefixes(seq=seq, rows=rows, **usual | fields)
+
+
+def scored_group(prefixes: GroupPrefixes, *verdicts: Verdict, **fields: Any) -> ScoredGroup:
+    usual = {"version": 0, "weights_digest": "d0", "scorer": "scorer-0"}
+    return ScoredGroup(prefixes=prefixes, verdicts=verdicts, **usual | fields)

@@ -19,32 +19,15 @@ from prefixrl.common.evaluation.accuracy import (
     pass_at,
     wilson,
 )
+from support.messages import evaluated
 
 
 def rows(rewards: Sequence[float]) -> list[EvaluatedRow]:
-    return [
-        EvaluatedRow(
-            prompt_id=str(i), family="", version=0, prefix="", completion="", extracted="", reward=each, status="ok"
-        )
-        for i, each in enumerate(rewards)
-    ]
+    return [evaluated(str(i), each) for i, each in enumerate(rewards)]
 
 
 def answers(problem: str, *given: tuple[str, float]) -> list[EvaluatedRow]:
-    return [
-        EvaluatedRow(
-            prompt_id=problem,
-            family="",
-            version=0,
-            prefix="",
-            completion="",
-            extracted=extracted,
-            reward=reward,
-            status="ok",
-            sample=sample,
-        )
-        for sample, (extracted, reward) in enumerate(given)
-    ]
+    return [evaluated(problem, reward, text, sample=sample) for sample, (text, reward) in enumerate(given)]
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=40))
@@ -129,17 +112,7 @@ def test_several_answers_to_a_problem_count_as_one_problem() -> None:
 
 
 def test_pass_at_k_is_told_only_for_k_answers_that_every_problem_has() -> None:
-    failed = EvaluatedRow(
-        prompt_id="p",
-        family="",
-        version=0,
-        prefix="",
-        completion="",
-        extracted="",
-        reward=0.0,
-        status="error",
-        sample=3,
-    )
+    failed = evaluated("p", 0.0, status="error", sample=3)
     found = accuracy([*answers("p", *[("1", 1.0)] * 3), failed, *answers("q", *[("1", 0.0)] * 4)])
     assert found is not None and found.pass_at == {"1": 0.5, "2": 0.5, "3": 0.5}
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixrl.common.evaluation.accuracy import CHOICES, EvaluatedRow, accuracy, chosen_rewards, majority_reward
+from support.messages import evaluated
 
 SCORES = st.none() | st.lists(st.sampled_from([0.125, 0.25, 0.5, 0.75, 1.0]), max_size=3).map(tuple)
 
@@ -16,10 +17,7 @@ SCORES = st.none() | st.lists(st.sampled_from([0.125, 0.25, 0.5, 0.75, 1.0]), ma
 def row(
     extracted: str, reward: float, scores: tuple[float, ...] | None, problem: str = "p", vote: str = ""
 ) -> EvaluatedRow:
-    return EvaluatedRow(
-        prompt_id=problem, family="", version=0, prefix="", completion="", extracted=extracted, reward=reward,
-        status="ok", vote=vote, scores=scores,
-    )  # fmt: skip
+    return evaluated(problem, reward, extracted, vote=vote, scores=scores)
 
 
 def slow_score(scores: tuple[float, ...] | None, how: str) -> float:

@@ -6,22 +6,14 @@ import pytest
 
 from prefixrl.common.journal.history import History, history
 from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, JournalRecord
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from support.messages import group, row, scored_group, verdict
 
 Records = list[JournalRecord]
 
 
 def scored(seq: int, version: int = 0) -> GroupScored:
     """A result of one row."""
-    span = VersionSpan(version, "d", 1)
-    row = Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="eos", spans=(span,))
-    prompt = Prompt(f"p{seq}", "1 + 1 =", "2")
-    prefixes = GroupPrefixes(seq=seq, prompt=prompt, seed=9, prompt_tokens=pack_tokens([1]), rows=(row,))
-    verdict = Verdict(reward=1.0, status="ok", extracted="2", finish="eos", completion_tokens=4, elapsed_ms=5)
-    return GroupScored(
-        ScoredGroup(prefixes=prefixes, version=version, weights_digest="d", verdicts=(verdict,), scorer="scorer-0")
-    )
+    return GroupScored(scored_group(group(seq, row([1], "eos", version)), verdict(), version=version))
 
 
 def right() -> Records:

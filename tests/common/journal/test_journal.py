@@ -24,31 +24,11 @@ from prefixrl.common.journal.records import (
     SegmentStart,
     VersionPublished,
 )
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.messages.weights import WeightsNote
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from support.messages import group, row, scored_group, verdict
 from support.runs.small_disk import small_disk
 
-GROUP = ScoredGroup(
-    prefixes=GroupPrefixes(
-        seq=0,
-        prompt=Prompt("p0", "1 + 1 =", "2"),
-        seed=9,
-        prompt_tokens=pack_tokens([1]),
-        rows=(
-            Row(
-                tokens=pack_tokens([1, 2]),
-                logprobs=pack_logprobs([-1.0, -2.0]),
-                finish="eos",
-                spans=(VersionSpan(0, "d0", 2),),
-            ),
-        ),
-    ),
-    version=0,
-    weights_digest="d0",
-    verdicts=(Verdict(reward=1.0, status="ok", extracted="2", finish="eos", completion_tokens=4, elapsed_ms=5),),
-    scorer="scorer-0",
-)
+GROUP = scored_group(group(0, row([1, 2], "eos")), verdict(extracted="2"))
 TASK_KEY = b"k" * 32
 RECORDS: list[JournalRecord] = [
     RunHeader("run", 1, TASK_KEY),

@@ -7,21 +7,17 @@ from click.testing import CliRunner
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupIssued, GroupScored, RunHeader
 from prefixrl.common.run.directory_format import write_format
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, Verdict, VersionSpan
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.messages.groups import Prompt
 from prefixrl.deploy.__main__ import main
 from support.fakes import run_on_disk
+from support.messages import group, row, scored_group, verdict
 
 OWNED = "\x1b]0;owned\x07"
 
 
 def test_what_peers_wrote_cannot_move_a_terminal(tmp_path: Path) -> None:
-    row = Row(tokens=pack_tokens([1]), logprobs=pack_logprobs([-1.0]), finish="length", spans=(VersionSpan(0, "d", 1),))
-    verdict = Verdict(reward=1.0, status="ok", extracted=OWNED, finish="eos", completion_tokens=1, elapsed_ms=1)
-    prefixes = GroupPrefixes(
-        seq=0, prompt=Prompt(f"p{OWNED}", "?", "1"), seed=1, prompt_tokens=pack_tokens([1]), rows=(row,)
-    )
-    scored = ScoredGroup(prefixes=prefixes, version=0, weights_digest="d", verdicts=(verdict,), scorer="s")
+    prefixes = group(0, row([1]), prompt=Prompt(f"p{OWNED}", "?", "1"))
+    scored = scored_group(prefixes, verdict(extracted=OWNED))
     write_format(tmp_path)
     journal = Journal(tmp_path / "journal")
     ended = GroupEnded(seq=1, state="failed", cause=OWNED)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy
+from prefixrl.common.evaluation.accuracy import accuracy
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, note_start, write_format
 from prefixrl.common.run.documents import AlarmSpan, MetricsLine, columns
@@ -18,6 +18,7 @@ from prefixrl.deploy.runs.samples import Common, SampleText
 from prefixrl.learner.run import summary
 from prefixrl.learner.run.summary import EvaluationOutcome
 from support.fakes import document
+from support.messages import evaluated
 from support.runs.metrics_lines import metrics_line, write_metrics
 
 HOSTILE = "</td></script><script>alert(1)</script>\x1b[2J\u202egnp.\u200fexe\x07<img src=x onerror=alert(2)>"
@@ -192,13 +193,7 @@ def test_the_page_compares_the_arms_of_the_run_problem_by_problem_under_the_name
     (tmp_path / "evaluations").mkdir()
     arms = {}
     for arm, right in (("no_prefix", 4), ("untrained_adapter", 4), ("trained_adapter", 14)):
-        rows = [
-            EvaluatedRow(
-                prompt_id=str(n), family="", version=0, prefix="", completion="", extracted="",
-                reward=float(n < right), status="ok",
-            )
-            for n in range(20)
-        ]  # fmt: skip
+        rows = [evaluated(str(n), float(n < right)) for n in range(20)]
         json_lines.write(tmp_path / f"evaluations/{arm}.greedy.jsonl", rows)
         found = accuracy(rows)
         assert found

@@ -13,11 +13,10 @@ from prefixrl.common.journal.records import BatchFormed, GroupScored, JournalRec
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import write_format
 from prefixrl.common.run.documents import ADVANTAGES_FILE, AdvantageLine
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup, VersionSpan
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
+from prefixrl.common.wire.messages.groups import Prompt, ScoredGroup
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.runs.samples import SampleText, lines_of
-from support.messages import verdict
+from support import messages
 from support.models.tiny_model import with_tokenizer
 
 ITERATIONS = 16
@@ -26,17 +25,13 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\u202e\u200f\niteration 15, group 99, p99: r
 
 def group(seq: int, iteration: int, tokens: tuple[int, ...]) -> ScoredGroup:
     """Two rows: the first with these tokens and reward 1, the second with a text of its own and reward 0."""
-    span = (VersionSpan(iteration, "d", len(tokens)),)
-    rows = tuple(
-        Row(tokens=pack_tokens(list(each)), logprobs=pack_logprobs([-1.0] * len(each)), finish="length", spans=span)
-        for each in (tokens, (5, 10 + seq))
+    rows = [messages.row(each, version=iteration) for each in (tokens, (5, 10 + seq))]
+    verdicts = (
+        messages.verdict(reward, extracted=f"{reward:g}", completion=f"so it is {reward:g}{HOSTILE}")
+        for reward in (1.0, 0.0)
     )
-    verdicts = tuple(
-        verdict(reward, extracted=f"{reward:g}", completion=f"so it is {reward:g}{HOSTILE}") for reward in (1.0, 0.0)
-    )
-    prompt = Prompt(f"p{seq}", f"what is {seq}?", str(seq))
-    prefixes = GroupPrefixes(seq=seq, prompt=prompt, seed=1, prompt_tokens=pack_tokens([1]), rows=rows)
-    return ScoredGroup(prefixes=prefixes, version=iteration, weights_digest="d", verdicts=verdicts, scorer="s")
+    prefixes = messages.group(seq, *rows, prompt=Prompt(f"p{seq}", f"what is {seq}?", str(seq)))
+    return messages.scored_group(prefixes, *verdicts, version=iteration)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from prefixrl.common.run.documents import Summary
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, ScoredGroup
+from prefixrl.common.wire.messages.groups import Prompt, ScoredGroup
 from prefixrl.common.wire.messages.learner import Evaluate, EvaluationProgress
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.deploy.runs.report import print_table
@@ -16,8 +16,8 @@ from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation import requests as evaluations
 from prefixrl.learner.evaluation.arms import Arms
 from prefixrl.learner.run import summary
+from support import messages
 from support.fakes import SteppedClock, document, run_on_disk
-from support.messages import verdict
 
 Judge = Callable[[str, int], float | None]
 """(evaluation, problem) -> reward, None for an error."""
@@ -42,11 +42,9 @@ class JudgingClient:
 
 
 def scored(prompt: Prompt, version: int, reward: float | None) -> ScoredGroup:
-    judged = verdict(reward or 0.0, status="error" if reward is None else "ok")
-    prefixes = GroupPrefixes(
-        seq=0, prompt=prompt, seed=0, prompt_tokens=b"", rows=(Row(tokens=b"", logprobs=b"", finish="stop", spans=()),)
-    )
-    return ScoredGroup(prefixes=prefixes, version=version, weights_digest="", verdicts=(judged,), scorer="s")
+    judged = messages.verdict(reward or 0.0, status="error" if reward is None else "ok")
+    prefixes = messages.group(0, messages.row([], version=None), prompt=prompt)
+    return messages.scored_group(prefixes, judged, version=version, weights_digest="")
 
 
 def evaluated(folder: Path, judge: "Judge | JudgingClient", **changes: object) -> Arms:

@@ -5,16 +5,11 @@ import pytest
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy
 from prefixrl.learner.evaluation import majority
 from prefixrl.learner.evaluation.majority import with_votes
+from support.messages import evaluated
 
 
 def rows(problem: str, *given: tuple[str, float]) -> list[EvaluatedRow]:
-    return [
-        EvaluatedRow(
-            prompt_id=problem, family="", version=0, prefix="", completion="", extracted=text, reward=reward,
-            status="ok", sample=sample,
-        )
-        for sample, (text, reward) in enumerate(given)
-    ]  # fmt: skip
+    return [evaluated(problem, reward, text, sample=sample) for sample, (text, reward) in enumerate(given)]
 
 
 GIVEN = [

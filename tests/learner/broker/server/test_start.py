@@ -10,13 +10,12 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.journal.journal import Journal
 from prefixrl.common.journal.records import BatchFormed, GroupIssued, GroupScored, RunHeader, VersionPublished
 from prefixrl.common.wire.messages.fields import PROTOCOL
-from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, ScoredGroup, Verdict, VersionSpan
 from prefixrl.common.wire.messages.learner import FromBroker, ToBroker
-from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Server
 from prefixrl.learner.broker import __main__ as module
 from prefixrl.learner.broker.__main__ import Start, bind, build, prompt_order
 from prefixrl.learner.data import problems
+from support import messages
 from support.fakes import NOTE, run_on_disk
 from support.keys import keys
 
@@ -53,23 +52,13 @@ def write_journal(config: RunConfig) -> Path:
     """Iterations of four long groups each, and one group more that waits for its batch."""
     loaded = problems.training(config)
     order = prompt_order(config, loaded)
-    row = Row(
-        tokens=pack_tokens(range(TOKENS)),
-        logprobs=pack_logprobs([-1.0] * TOKENS),
-        finish="length",
-        spans=(VersionSpan(0, "d0", TOKENS),),
-    )
-    verdicts = (Verdict(reward=1.0, status="ok", extracted="1", finish="eos", completion_tokens=3, elapsed_ms=5),) * 2
+    row, verdict = messages.row(range(TOKENS)), messages.verdict()
     folder = Path(config.directory) / "journal"
     journal = Journal(folder)
     journal.append([RunHeader("known", PROTOCOL, b"key"), VersionPublished(NOTE)])
     for seq in range(4 * ITERATIONS + 1):
-        prefixes = GroupPrefixes(
-            seq=seq, prompt=order.prompt(seq), seed=1, prompt_tokens=pack_tokens([1]), rows=(row, row)
-        )
-        group = ScoredGroup(
-            prefixes=prefixes, version=seq // 4, weights_digest="d0", verdicts=verdicts, scorer="scorer-0"
-        )
+        prefixes = messages.group(seq, row, row, prompt=order.prompt(seq))
+        group = messages.scored_group(prefixes, verdict, verdict, version=seq // 4)
         journal.append([GroupIssued(seq, seq, 0), GroupScored(group)])
         if seq % 4 == 3:
             journal.append([BatchFormed(seq // 4, tuple(range(seq - 3, seq + 1)))])
