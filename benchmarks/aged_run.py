@@ -35,7 +35,7 @@ from prefixrl.learner.training.figures import IterationMetrics
 from prefixrl.learner.training.iteration import train_iteration
 from prefixrl.rollout.loop import make_job, pack_row
 from prefixrl.scorer.verifier.exchange import ChildQuestion
-from prefixrl.scorer.verifier.rules.verify import UnparsableAnswerError, judge_exactly, verify_with_sympy
+from prefixrl.scorer.verifier.rules.verify import Judgement, UnparsableAnswerError, judge_exactly, verify_with_sympy
 from prefixrl.scorer.verifier.scoring import Scoring
 
 
@@ -212,7 +212,7 @@ class AgedRun:
 def verdict(gold: str, text: str) -> Verdict:
     """Return the verifier's verdict on a whole answer."""
     extracted = extract_answer(text)
-    judged = judge_exactly(gold, extracted)
+    judged = judge_exactly(gold, extracted) if extracted else Judgement(0.0, "no_answer", None)
     if judged is not None:
         return Verdict(
             reward=judged.reward,

@@ -43,8 +43,8 @@ from prefixrl.scorer.verifier.exchange import (
     deadline_s,
     frame,
 )
+from prefixrl.scorer.verifier.rules.arithmetic import read_rational
 from prefixrl.scorer.verifier.rules.looks import normalise
-from prefixrl.scorer.verifier.rules.rationals import read_rational
 from prefixrl.scorer.verifier.rules.verify import (
     GoldError,
     UnparsableAnswerError,

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS, extract_answer
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.programs import MAX_PROGRAM_CHARS, find_program
 from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
 from prefixrl.scorer.verifier.exchange import ChildQuestion, frame
 from prefixrl.scorer.verifier.rules.boxes import joined_answer
+from prefixrl.scorer.verifier.rules.question import beside_question
 from prefixrl.scorer.verifier.rules.verify import Judgement, judge_exactly
 
 MAX_GOLD_CHARS = 8_192
@@ -29,7 +32,7 @@ def ask_function(text: str, gold: str, question: str, _code: CodeMode, timeout_s
 
 
 def ask_verifier(
-    text: str, gold: str, _question: str, code: CodeMode, timeout_s: int, joins_boxes: bool = False
+    text: str, gold: str, question: str, code: CodeMode, timeout_s: int, joins_boxes: bool = False
 ) -> Judgement | ForChild:
     """Route a completion to an exact verdict, to sympy, or to the sandbox if it holds a program."""
     program = find_program(text, code) if code != "none" else None
@@ -40,12 +43,17 @@ def ask_verifier(
     if code == "tests":
         return Judgement(0.0, "no_answer", None)
     extracted = joined_answer(text, gold) if joins_boxes else extract_answer(text)
-    if (verdict := judge_exactly(gold, extracted)) is not None:
-        return verdict
-    assert extracted is not None, "judge_exactly returns a verdict where there is no answer"
+    if extracted is None:
+        return Judgement(0.0, "no_answer", None)
+    shown = extracted[:MAX_ANSWER_CHARS]
+    answer = beside_question(question, gold, extracted)
+    if answer is None:
+        return Judgement(0.0, "ok", shown)
+    if (verdict := judge_exactly(gold, answer)) is not None:
+        return msgspec.structs.replace(verdict, extracted=shown)
     if len(gold) > MAX_GOLD_CHARS:
         return _too_long(f"a gold answer of more than {MAX_GOLD_CHARS} characters")
-    return ForChild(ChildQuestion(gold, extracted, timeout_s), extracted[:MAX_ANSWER_CHARS])
+    return ForChild(ChildQuestion(gold, answer, timeout_s), shown)
 
 
 def _fitting(question: ChildQuestion, extracted: str) -> Judgement | ForChild:

@@ -10,7 +10,7 @@ from prefixrl.common.prompts.extract import THINK_CLOSE, extract_answer
 _BETWEEN = re.compile(r"(?:[\s$,;]|\\[()\[\]]|\\q?quad(?![a-zA-Z])|\\?text\{|\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z]))*")
 _JOINS = re.compile(r"[,;]|and|or")
 _GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACE = re.compile(r"\\\\|\\[{}]|\\(?:boxed|fbox)\s*\{|[{}]")
 _AND = re.compile(r"\\text\{\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])")
 
 
@@ -20,18 +20,13 @@ def joined_answer(text: str, gold: str) -> str | None:
     if last is None or not is_list(gold):
         return last
     tail = text.rpartition(THINK_CLOSE)[2]
-    found: list[str] = []
-    end = len(tail)
-    for start in reversed([each.start() for each in _BOX.finditer(tail)]):
-        answer = extract_answer(tail[start:end])
-        after = _end_of_box(tail, start)
-        if answer is None or after is None or after > end:
-            break
-        between = tail[after:end]
+    found, after = list[str](), len(tail)
+    for start, end in reversed(_boxes(tail)):
+        between = tail[end:after]
         if found and not (_BETWEEN.fullmatch(between) and _JOINS.search(between)):
             break
-        found.insert(0, answer)
-        end = start
+        found.insert(0, extract_answer(tail[start:end]) or "")
+        after = start
     return ",".join(found) if len(found) > 1 else last
 
 
@@ -48,11 +43,14 @@ def is_list(gold: str) -> bool:
     return False
 
 
-def _end_of_box(text: str, start: int) -> int | None:
-    """Return the index behind the brace that closes the box; escaped braces are none."""
-    depth = 0
-    for each in re.finditer(r"\\\\|\\[{}]|[{}]", text[start:]):
-        depth += {"{": 1, "}": -1}.get(each[0], 0)
-        if each[0] == "}" and depth == 0:
-            return start + each.end()
-    return None
+def _boxes(text: str) -> list[tuple[int, int]]:
+    """Return where the closed boxes begin and end that are in no other."""
+    found, opened = list[tuple[int, int]](), list[int]()
+    for each in _BRACE.finditer(text):
+        if each[0].endswith("{") and each[0] != r"\{":
+            opened.append(each.start())
+        elif each[0] == "}" and opened and text[start := opened.pop()] == "\\":
+            while found and found[-1][0] > start:
+                found.pop()
+            found.append((start, each.end()))
+    return found

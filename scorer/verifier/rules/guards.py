@@ -1,19 +1,40 @@
 r"""Answers that math-verify accepts wrongly, found from the text alone. Pure.
 
+free_letters      the variables of a text: a gold answer without any is met by an answer without any
 leaves_undone     `\int_0^1 2x dx` or `\sqrt{100}` where the gold answer is a number: the question repeated
 drops_a_part      `3\ldots` and `3_7` are not 3
 has_numbers_side_by_side   `7 5` or `7 {5}`, which is added up
 differs_in_kind   (1,2) is an ordered pair or an interval, {1,2} and 1,2 are not
-is_close          six digits must agree; math-verify compares six decimals
 """
 
 import re
-from typing import Literal
+
+GREEK = (
+    r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|(?:var)?phi"
+    r"|chi|psi|omega|ell|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega)(?![a-zA-Z])"
+)
+_VARIABLE = re.compile(rf"{GREEK}|(?<![\\a-zA-Z])[a-zA-Z]+|\\[a-zA-Z]+")
+_NAMED = re.compile(
+    r"\\(?:begin\{array\}|begin|end|text[a-z]*|mathrm|mbox|operatorname|mathbb|mathcal|phantom)\s*\{[^{}]*\}|\\mathbb\s*[A-Z]"
+)
+_BOUND = re.compile(
+    r"_\{?\s*([a-zA-Z])\s*(?:=|\\(?:to|in|rightarrow)(?![a-zA-Z]))|(?<=[^a-zA-Z])d\s*([a-z])(?![a-zA-Z])"
+)
+
+
+def free_letters(text: str) -> set[str]:
+    """Return the letters that are no constant and bound by no sum, limit or integral."""
+    text = _NAMED.sub("", text)
+    found = {each for word in _VARIABLE.findall(text) for each in ([word] if word[0] == "\\" else word)}
+    if any(_OPERATORS.fullmatch(each[1:]) for each in found):
+        found -= {letter for pair in _BOUND.findall(text) for letter in pair} | {"d"}
+    return {each for each in found if each[0] != "\\" or re.fullmatch(GREEK, each)} - {"e", "i"}
+
 
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _OPERATORS = re.compile(r"i*int|lim|prod|sum")
 _FUNCTIONS = re.compile(
-    r"(?:arc)?(?:sin|cos|tan)h?|cot|csc|sec|[dt]?binom|det|exp|gcd|lcm|lceil|lfloor|lg|ln|log|max|min|p?mod|sqrt"
+    r"(?:arc)?(?:sin|cos|tan)h?|cot|csc|sec|[dt]?binom|det|exp|gcd|lcm|lceil|lfloor|lg|ln|log|max|min|p?mod|sqrt|infty"
 )
 
 
@@ -21,13 +42,12 @@ def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
     """Return True if the answer is an unevaluated expression where the gold answer is its value.
 
     Unevaluated is a sum, product, limit or integral that the gold answer does not have. If the gold answer is a number,
-    any function name or prime mark counts too.
+    any function name counts too; a prime mark, which is a derivative, always does.
     """
-    last = sides_of(answer)[-1]
-    left = set(_COMMAND.findall(last)) - set(_COMMAND.findall(gold))
-    if any(_OPERATORS.fullmatch(command) for command in left):
+    left = set(_COMMAND.findall(answer)) - set(_COMMAND.findall(gold))
+    if any(_OPERATORS.fullmatch(command) for command in left) or ("'" in answer and "'" not in gold):
         return True
-    return gold_is_number and ("'" in last or any(_FUNCTIONS.fullmatch(command) for command in left))
+    return gold_is_number and any(_FUNCTIONS.fullmatch(command) for command in left)
 
 
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -60,7 +80,7 @@ def differs_in_kind(gold: str, answer: str, gold_is_number: bool) -> bool:
     return want != got and "tuple" in (want, got) and "" not in (want, got)
 
 
-_DROPPED = re.compile(r"\\(?:[lcd]?dots[cbm]?|h?phantom|vphantom)(?![a-zA-Z])|\d_")
+_DROPPED = re.compile(r"\\(?:[lcd]?dots[cbm]?|h?phantom|vphantom|equiv)(?![a-zA-Z])|\d_")
 
 
 def drops_a_part(gold: str, answer: str) -> bool:
@@ -73,7 +93,7 @@ def sides_of(text: str) -> list[str]:
     return split_at(text, "=")
 
 
-def _kind(text: str) -> Literal["tuple", "set", "list", ""]:
+def _kind(text: str) -> str:
     if text.startswith(r"\{") and text.endswith(r"\}"):
         return "set"
     if len(split_at(text, ",")) > 1:
@@ -101,15 +121,3 @@ def split_at(text: str, mark: str) -> list[str]:
         else:
             parts[-1] += char
     return parts
-
-
-_RELATIVE = 1e-6
-_ZERO = 1e-100
-
-
-def is_close(want: complex, got: complex) -> bool:
-    """Return True unless they differ in their first six digits."""
-    largest = max(abs(want), abs(got))
-    if largest < _ZERO:
-        return True
-    return abs(want - got) <= _RELATIVE * largest

@@ -6,14 +6,13 @@ normalise   an answer for comparison as a string: without spaces and wrappers to
 
 import functools
 import re
+import unicodedata
 
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _REWRITES = (
-    (r"\\(?:left|right)(?![a-zA-Z])|\\[!,;:]|\\displaystyle(?![a-zA-Z])|\\\$", ""),
+    (r"\\\$", ""),
     (r"\^(?:\\circ|\{\\circ\})", ""),
     (r"\{,\}", ","),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-    (r"\\(?:boxed|fbox)\s*", ""),
     (r"~|\\ ", " "),
     # Two kinds of spaces have a meaning and are kept, as "~": "3 4" is not 34, "1, 200" is not 1,200.
     (r"(?<=\d)\s+(?=\d)|(?<=\d,)\s+(?=\d{3}(?!\d))", "~"),
@@ -32,11 +31,19 @@ _SHAPE = re.compile(
 
 
 _FORMS = (
-    (r"\\!", ""),
+    (r"\\!|[\u200b-\u200d\u2060\ufeff]", ""),
+    (r"[½-¾⅐-⅞！-～]", lambda found: unicodedata.normalize("NFKC", found[0]).replace("⁄", "/")),
+    (r"[⁰¹²³⁴-⁹]+", lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}"),
+    (r"√\s*(?=[({])", r"\\sqrt"), (r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
+    (r"(\\\\)\s*\[[\d.]+\s*[a-z]{2}\]", r"\1"),
+    (r"^\s*(?:\\approx(?![a-zA-Z])|≈)", ""),
+    (r"^\*\*([^*]+)\*\*$", r"\1"),
+    (r"(?<=\d)(?:\\[ ,;]|\s|~)*\\Omega\s*$", r"\\text{Ω}"),
+    (r"(?:°|\\degree|\^\s*\{?\s*\\circ\s*\}?)\s*(?:\\(?:text|mathrm)\s*\{\s*)?[CF]\}?\s*$|[℃℉]", "°"),
     (r"\\(?:textcolor|color)\s*\{[a-zA-Z]\w*\}", ""),
     (r"°|\\degree(?![a-zA-Z])", r"^\\circ "),
     (r"\s*\^\s*(?=\{?\s*\\circ(?![a-zA-Z]))", "^"),
-    (r"(?<=[\d}])(?:\s|\\[ ,])*\\(?:text|mathrm|mbox)\{\s*per\s?cent\s*\}", r"\\%"),
+    (r"(?<=[\d}])(?:\s|\\[ ,])*(?:\\(?:text|mathrm|mbox)\{\s*per\s?cent\s*\}|per\s?cent(?![a-zA-Z]))", r"\\%"),
     (r"\\(?:mathrm|operatorname|text)\{\s*([ei])\s*\}", r"\1"),
     (r"\\langle(?![a-zA-Z])", "("),
     (r"\\rangle(?![a-zA-Z])", ")"),
@@ -114,14 +121,5 @@ def normalise(answer: str) -> str:
 
 
 def bare(gold: str) -> str:
-    """Remove delimiting dollars from a gold answer, stray ones included."""
-    return re.sub(r"(?<!\\)\$", "", _undelimited(gold))
-
-
-def _undelimited(text: str) -> str:
-    text = text.strip()
-    for opening, closing in _DELIMITERS:
-        inner = text[len(opening) : -len(closing)]
-        if text == f"{opening}{inner}{closing}" and "$" not in inner:
-            return inner.strip()
-    return text
+    r"""Remove `$`, stray ones included, and `\(` or `\[` around the whole text."""
+    return re.sub(r"(?<!\\)\$|^\s*\\[(\[]|(?<!\\)\\[)\]]\s*$", "", gold.strip()).strip()

@@ -5,11 +5,14 @@ are_equal   math-verify's comparison of two readings, and what it rounds away
 """
 
 import logging
+from fractions import Fraction
 from math import isfinite
 
-from prefixrl.scorer.verifier.rules.guards import is_close
-
 log = logging.getLogger(__name__)
+
+_RELATIVE = 1e-6
+"""Six digits must agree; math-verify compares six decimals."""
+_ZERO = 1e-100
 
 
 def read(text: str) -> tuple[object, ...]:
@@ -36,18 +39,20 @@ def read(text: str) -> tuple[object, ...]:
         return (plain,)
 
 
-def are_equal(want: object, got: object) -> bool:
-    """Compare two readings."""
+def are_equal(want: object, got: object, margin: Fraction = Fraction(0)) -> bool:
+    """Compare two readings; numbers may differ by a margin."""
     from math_verify import verify
-    from sympy import Symbol
+    from sympy import Expr, Symbol
 
+    if margin and isinstance(want, Expr) and isinstance(got, Expr) and want.is_number and got.is_number:
+        return abs(complex(want.evalf()) - complex(got.evalf())) <= float(margin) * (1 + 1e-9)
     if _has_matrix(want) or _has_matrix(got):
         return want == got
     if isinstance(want, Symbol) and isinstance(got, Symbol):
         return str(want) == str(got)
+    want, got = _as_meant(want, got)
     try:
-        # Intervals and inequalities are equivalent; by default math-verify accepts that for a gold inequality only.
-        is_equal = verify(want, got, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
+        is_equal = verify(want, got, timeout_seconds=None, raise_on_error=True)
         return bool(is_equal) and _is_close(want, got)
     except MemoryError:
         raise
@@ -55,6 +60,20 @@ def are_equal(want: object, got: object) -> bool:
         # Sympy raises any error on pairs that it cannot compare: they are not equal.
         log.debug("a pair could not be compared", exc_info=True)
         return False
+
+
+def _as_meant(want: object, got: object) -> tuple[object, object]:
+    """Read `i` as the imaginary unit if both hold it, and take letters below an even root as positive."""
+    # math-verify does the first for some forms alone, and finds the root of x^3 unequal to x^{3/2}.
+    from sympy import Expr, I, Pow, Rational, Symbol
+
+    if not (isinstance(want, Expr) and isinstance(got, Expr)):
+        return want, got
+    units = [{each for each in side.free_symbols if each.name == "i"} for side in (want, got)]
+    found = dict.fromkeys(units[0] | units[1], I) if all(units) else {}
+    roots = {power.base for power in want.atoms(Pow) if isinstance(power.exp, Rational) and power.exp.q % 2 == 0}
+    found |= {each: Symbol(each.name, positive=True) for each in roots & want.free_symbols}
+    return want.subs(found), got.subs(found)
 
 
 def _has_matrix(reading: object) -> bool:
@@ -69,30 +88,24 @@ def _has_matrix(reading: object) -> bool:
 
 def _is_close(want: object, got: object) -> bool:
     """Compare numbers, alone or as elements, more strictly than math-verify does."""
-    from sympy import Expr, FiniteSet, MatrixBase, Tuple
+    from sympy import Expr, FiniteSet, MatrixBase, Tuple, UnevaluatedExpr
 
     kinds = (FiniteSet, Tuple, MatrixBase)
     if isinstance(want, kinds) and isinstance(got, kinds):
         wanted, given = list(want), list(got)
-        is_ordered = not (isinstance(want, FiniteSet) or isinstance(got, FiniteSet))
-        if is_ordered:
+        if not (isinstance(want, FiniteSet) or isinstance(got, FiniteSet)):
             return len(wanted) == len(given) and all(map(_is_element, wanted, given))
         return all(any(_is_element(one, other) for one in wanted) for other in given)
     if not (isinstance(want, Expr) and isinstance(got, Expr) and want.is_number and got.is_number):
         return True
     try:
-        if not (isfinite(abs(complex(want))) and isfinite(abs(complex(got)))):
+        numbers = complex(want), complex(got)
+        largest = max(map(abs, numbers))
+        if not isfinite(largest) or largest < _ZERO or abs(numbers[0] - numbers[1]) <= _RELATIVE * largest:
             return True
-        return is_close(complex(want), complex(got)) or _is_percent(want, got)
+        return bool(want.has(UnevaluatedExpr) or got.has(UnevaluatedExpr))  # a percent sign, which may be left out
     except (TypeError, OverflowError):  # too large for a float
         return True
-
-
-def _is_percent(want: object, got: object) -> bool:
-    """Return True where one holds a percent sign, which math-verify may leave out."""
-    from sympy import Expr, UnevaluatedExpr
-
-    return any(isinstance(each, Expr) and each.has(UnevaluatedExpr) for each in (want, got))
 
 
 def _is_element(want: object, got: object) -> bool:

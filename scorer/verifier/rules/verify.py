@@ -1,40 +1,35 @@
 r"""Comparison of an answer with the gold answer: exact where possible, else by math-verify.
 
-    settle_exactly      pure and bounded: strings and rational numbers; None where it cannot decide
-    verify_with_sympy   anything else; may cost seconds or gigabytes: for child processes only
-
-Some answers that math-verify accepts are wrong here: numbers that agree only because both are tiny (1/2004! and
-1/2006!, which it rounds to zero), the question repeated as the answer (`2+2` for 4), a set for a tuple (`guards.py`).
+settle_exactly      pure and bounded: strings and rational numbers; None where it cannot decide
+verify_with_sympy   anything else; may cost seconds or gigabytes: for child processes only
 """
 
 import re
 import time
+from collections.abc import Iterable
+from fractions import Fraction
+from functools import lru_cache
 
 import msgspec
 
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages.groups import Fault, VerdictStatus
 from prefixrl.scorer.verifier.rules import symbols
+from prefixrl.scorer.verifier.rules.arithmetic import Rational, are_equal, read_rational
 from prefixrl.scorer.verifier.rules.equations import Claim, claims
 from prefixrl.scorer.verifier.rules.guards import (
     differs_in_kind,
     drops_a_part,
+    free_letters,
     has_numbers_side_by_side,
     leaves_undone,
     tuple_elements,
 )
 from prefixrl.scorer.verifier.rules.looks import normalise, tidied
-from prefixrl.scorer.verifier.rules.rationals import Rational, read_rational
-from prefixrl.scorer.verifier.rules.residues import are_equal
+from prefixrl.scorer.verifier.rules.relations import as_sets
 from prefixrl.scorer.verifier.rules.time_limit import time_limit
-from prefixrl.scorer.verifier.rules.words import (
-    choice_of,
-    is_choice,
-    is_same_moment,
-    loose_text,
-    without_unit,
-    words_of,
-)
+from prefixrl.scorer.verifier.rules.units import without_unit
+from prefixrl.scorer.verifier.rules.words import choice_of, is_choice, is_same_moment, loose_text, words_of
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -59,10 +54,8 @@ class GoldError(ValueError):
     """The gold answer is not a mathematical expression that math-verify reads."""
 
 
-def judge_exactly(gold: str, extracted: str | None) -> Judgement | None:
+def judge_exactly(gold: str, extracted: str) -> Judgement | None:
     """Return the verdict if it needs no sympy, else None."""
-    if extracted is None:
-        return Judgement(0.0, "no_answer", None)
     is_right = settle_exactly(gold, extracted)
     if is_right is None:
         return None
@@ -76,6 +69,7 @@ _ROUNDED = re.compile(r"-?\d*\.\d{6,}")
 _NUMBERS = re.compile(r"[-\d.,()\[\]{}\\/]+")
 """Nothing but numbers: one, or a tuple, set or list of them."""
 _IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
+_NEVER = Claim("0", "1")
 
 
 def settle_exactly(gold: str, answer: str) -> bool | None:
@@ -94,12 +88,25 @@ def settle_exactly(gold: str, answer: str) -> bool | None:
     plain = _settle_plainly(tidied(gold), tidied(answer))
     if plain is not None:
         return plain
-    parts = claims(tidied(gold), tidied(answer))
-    if parts is None:
-        return False
+    parts = _claims(gold, answer)
     if parts != [Claim(tidied(gold), tidied(answer))]:
-        return _settle_all(parts)
-    return _settle_values(without_unit(tidied(gold), is_gold=True), without_unit(tidied(answer)))
+        return _all(map(_settle, parts))
+    return _settle_values(_value(gold, gold), _value(answer, gold))
+
+
+def _claims(gold: str, answer: str) -> list[Claim]:
+    """Return all that must hold if the answer is right; for a wrong form, what never does."""
+    both = as_sets(tidied(gold), tidied(answer))
+    return (claims(*both) if both else None) or [_NEVER]
+
+
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    known = list(verdicts)
+    return False if False in known else None if None in known else True
+
+
+def _value(text: str, gold: str) -> str:
+    return without_unit(tidied(text), gold, is_gold=text == gold)
 
 
 def _settle_plainly(gold: str, answer: str) -> bool | None:
@@ -118,7 +125,7 @@ def _settle_values(gold: str, answer: str) -> bool | None:
     want, got = normalise(gold), normalise(answer)
     if want == got:
         return bool(got)
-    if loose_text(gold, answer) or drops_a_part(want, got):
+    if loose_text(gold, answer) or drops_a_part(want, got) or (free_letters(answer) and not free_letters(gold)):
         return False
     want_number = read_rational(want)
     is_number = want_number is not None and want_number.is_evaluated
@@ -131,28 +138,29 @@ def _settle_values(gold: str, answer: str) -> bool | None:
         return False
     if want_number is not None:
         return _is_number(want_number, got)
-    elements = tuple_elements(want), tuple_elements(got)
-    if elements[0] and elements[1]:
-        return _are_tuples(want, got, *elements)
-    return are_equal(want, got)
-
-
-def _settle_all(parts: list[Claim]) -> bool | None:
-    verdicts = [_settle(part) for part in parts]
-    if all(verdicts):
-        return True
-    return False if False in verdicts else None
+    wanted, given = tuple_elements(want), tuple_elements(got)
+    if not wanted or not given:
+        return are_equal(want, got)
+    if len(wanted) != len(given) or (want[0], want[-1]) != (got[0], got[-1]):
+        return False
+    return _all(map(settle_exactly, wanted, given))
 
 
 def _settle(claim: Claim) -> bool | None:
     """Settle one claim; sides that must only be equal need not be evaluated."""
-    if claim.role == "answer":
+    if not claim.is_side:
         return settle_exactly(claim.want, claim.got)
-    want, got = normalise(claim.want), normalise(without_unit(claim.got))
+    want, got = normalise(_value(claim.want, claim.got)), normalise(_value(claim.got, claim.want))
     wanted, given = read_rational(want), read_rational(got)
     if wanted is not None and given is not None and not wanted.is_grouped and not given.is_grouped:
-        return wanted.value == given.value
+        return abs(wanted.value - given.value) <= _half_digit(want)
     return True if want == got else are_equal(want, got)
+
+
+def _half_digit(number: str) -> Fraction:
+    """Return half of the last decimal place that a number gives."""
+    _, point, places = number.partition(".")
+    return Fraction(1, 2 * 10 ** len(places)) if point and places.isdigit() else Fraction(0)
 
 
 def _is_number(want: Rational, answer: str) -> bool | None:
@@ -165,16 +173,6 @@ def _is_number(want: Rational, answer: str) -> bool | None:
     if got.value == want.value:
         return True
     return None if want.is_grouped or got.is_grouped else False
-
-
-def _are_tuples(want: str, got: str, wanted: list[str], given: list[str]) -> bool | None:
-    """Compare element by element; round and square brackets differ."""
-    if len(wanted) != len(given) or (want[0], want[-1]) != (got[0], got[-1]):
-        return False
-    pairs = [settle_exactly(*pair) for pair in zip(wanted, given, strict=True)]
-    if all(pairs):
-        return True
-    return False if False in pairs else None
 
 
 def is_settled_without_sympy(gold: str) -> bool:
@@ -219,14 +217,9 @@ def verify_with_sympy(gold: str, answer: str, timeout_s: float) -> bool:
     TimeoutError, GoldError, or UnparsableAnswerError where nothing matched and the answer is not an expression.
     """
     deadline = time.monotonic() + timeout_s
-    gold_readings(gold, timeout_s)
-    for claim in claims(tidied(gold), tidied(answer)) or ():
-        is_right = _settle(claim)
-        if is_right is None:
-            is_right = _is_equal(claim, deadline)
-        if not is_right:
-            return False
-    return True
+    _read_in_time(gold, timeout_s)
+    with time_limit(deadline - time.monotonic()):
+        return all(_is_equal(part) if (known := _settle(part)) is None else known for part in _claims(gold, answer))
 
 
 def is_readable(gold: str, timeout_s: float) -> bool:
@@ -235,52 +228,46 @@ def is_readable(gold: str, timeout_s: float) -> bool:
     Raises as `verify_with_sympy` does.
     """
     deadline = time.monotonic() + timeout_s
-    parts = claims(tidied(gold), tidied(gold)) or (Claim(tidied(gold), tidied(gold)),)
-    return all(_is_word_or_time(part.want) or _is_itself(part.want, deadline) for part in parts)
-
-
-def _is_word_or_time(gold: str) -> bool:
+    parts = [part.want for part in _claims(gold, gold)]
     # "3:00" may be a ratio too, so that by itself it is not settled as a time.
-    return bool(_settle_plainly(gold, gold)) or is_same_moment(gold, f"{gold} am") is True
+    asked = [want for want in parts if not _settle_plainly(want, want) and not is_same_moment(want, f"{want} am")]
+    for want in asked:
+        _read_in_time(want, deadline - time.monotonic())
+    with time_limit(deadline - time.monotonic()):
+        return all(map(_is_itself, asked))
 
 
-def _is_itself(gold: str, deadline: float) -> bool:
+def _is_itself(gold: str) -> bool:
     # A text is equal to itself always: only an expression shows that the gold answer was read.
-    expressions = [each for each in gold_readings(gold, deadline - time.monotonic()) if not isinstance(each, str)]
+    expressions = [each for each in _read_gold(gold) if not isinstance(each, str)]
     if not expressions:
         raise UnparsableAnswerError(gold)
-    with time_limit(deadline - time.monotonic()):
-        return any(symbols.are_equal(each, each) for each in expressions)
+    return any(symbols.are_equal(each, each) for each in expressions)
 
 
-def _is_equal(claim: Claim, deadline: float) -> bool:
-    golds = gold_readings(claim.want, deadline - time.monotonic())
-    with time_limit(deadline - time.monotonic()):
-        answers = symbols.read(without_unit(claim.got))
-        if any(symbols.are_equal(want, got) for want in golds for got in answers):
-            return True
-        if all(isinstance(got, str) for got in answers):
-            raise UnparsableAnswerError(claim.got)
-        return False
+def _is_equal(claim: Claim) -> bool:
+    golds, answers = _read_gold(claim.want), symbols.read(_value(claim.got, claim.want))
+    margin = _half_digit(claim.want) if claim.is_side else Fraction(0)
+    if any(symbols.are_equal(want, got, margin) for want in golds for got in answers):
+        return True
+    if all(isinstance(got, str) for got in answers):
+        raise UnparsableAnswerError(claim.got)
+    return False
 
 
-_MAX_READINGS = 1024
-_readings: dict[str, tuple[object, ...]] = {}
-
-
-def gold_readings(gold: str, timeout_s: float) -> tuple[object, ...]:
-    """Parse a gold answer, once: at most an expression and its text; raises GoldError."""
-    if gold not in _readings:
-        while len(_readings) >= _MAX_READINGS:
-            del _readings[next(iter(_readings))]
-        _readings[gold] = _read_gold(gold, timeout_s)
-    return _readings[gold]
-
-
-def _read_gold(gold: str, timeout_s: float) -> tuple[object, ...]:
+def _read_in_time(gold: str, timeout_s: float) -> None:
     try:
         with time_limit(timeout_s):
-            readings = symbols.read(without_unit(tidied(gold), is_gold=True))
+            _read_gold(gold)
+    except TimeoutError as error:
+        raise GoldError(f"gold answer {gold!r:.200} cannot be parsed: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def _read_gold(gold: str) -> tuple[object, ...]:
+    """Parse a gold answer, once: at most an expression and its text; raises GoldError."""
+    try:
+        readings = symbols.read(_value(gold, gold))
     except Exception as error:
         raise GoldError(f"gold answer {gold!r:.200} cannot be parsed: {error}") from error
     if not readings:

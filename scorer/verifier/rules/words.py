@@ -1,22 +1,24 @@
-r"""Answers that are words, choices, dates, and the words beside a value. Pure.
+r"""Answers that are words, choices and dates. Pure.
 
 words_of      `\text{Even}` is "even"; None for an expression
 is_choice     (B), B. and `\textbf{(B)}\ 12` name the choice B, unless a second one is named
-without_unit  `5\text{ cm}` is 5; `3\text{ or 4}` stays what it is
+loose_text    `7\text{ or so}` holds text that is no unit
 """
 
 import itertools
 import re
 
+from prefixrl.scorer.verifier.rules.units import without_unit
+
 _GROUP = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox)~?\s*\{([^{}]*)\}"
 _TEXT = re.compile(_GROUP)
-_UPRIGHT = r"\\(?:text|textrm|textnormal|mathrm|mbox)~?\s*\{([^{}]*)\}"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z\s,.'-]*")
 _WORD = re.compile(r"[A-Za-z]+")
 _FUNCTIONS = frozenset((
     "arccos", "arcsin", "arctan", "binom", "cos", "cosh", "cot", "csc", "det", "exp", "gcd", "inf", "infinity",
     "infty", "lcm", "lim", "log", "max", "min", "mod", "sec", "sin", "sinh", "sqrt", "tan", "tanh", "and",
 ))  # fmt: skip
+_ARTICLE = re.compile(r"^(?:an?|the)\s+")
 _JOINED = re.compile(r",|\band\b")
 
 
@@ -31,13 +33,14 @@ def words_of(text: str) -> str | None:
     A product of letters is none: it has fewer than three, or no vowel, or is a run of the alphabet.
     """
     plain = unwrapped(text).removesuffix(".")
-    if not _PLAIN.fullmatch(plain) or not any(map(_is_word, _WORD.findall(plain))):
+    if not _PLAIN.fullmatch(plain) or not any(map(is_word, _WORD.findall(plain))):
         return None
-    parts = ("".join(part.casefold().split()) for part in _JOINED.split(plain))
+    parts = ("".join(_ARTICLE.sub("", part.strip().casefold()).split()) for part in _JOINED.split(plain))
     return ",".join(sorted(parts))
 
 
-def _is_word(letters: str) -> bool:
+def is_word(letters: str) -> bool:
+    """Return True if letters are a word rather than a product."""
     low = letters.casefold()
     if low in _FUNCTIONS:
         return False
@@ -48,17 +51,29 @@ def _is_word(letters: str) -> bool:
 # --- choices --------------------------------------------------------------------------------------
 
 _CHOICE = re.compile(r"(?:(?:option|choice|answer)\b[\s:]*)?\(?([A-J])(?:\s*[).:]\s*(.*))?", re.DOTALL | re.IGNORECASE)
-_SECOND = re.compile(r"\(\s*[A-J]\s*\)|(?:^|\b(?:or|and)\s*|[\s,;.:)])\(?[A-J]\s*(?:[).:,;]|$|or\b|and\b)")
+_SECOND = re.compile(
+    r"\(\s*[A-J]\s*\)|(?:^|\b(?:or|and)\s*|[\s,;.:)|\\])\(?[A-J]\s*(?:[).:,;|]|$|or\b|and\b)|[|\\]\s*[A-J]\b"
+)
 _SMALL = frozenset("abcd")
+_SAID = re.compile(r"(?<![\\a-zA-Z])[A-Za-z]{2,}")
+_REPLIES = frozenset(("yes", "no", "true", "false"))
 
 
-def choice_of(text: str) -> str | None:
-    """Return the letter of a choice, "" if a second choice is named too, None if it is none."""
+def choice_of(text: str, known: str = "") -> str | None:
+    """Return the letter of a choice, None if it is none; "" if a second one is named, or it says more than is known.
+
+    Behind the letter may stand a formula, a unit or a phrase of `known`: the question or the gold answer.
+    """
     plain = unwrapped(text)
     found = _CHOICE.fullmatch(plain)
-    if found is None or (found.group(1).islower() and plain.strip("().:") not in _SMALL):
+    if found is None or (found[1].islower() and plain.strip("().:") not in _SMALL):
         return None
-    return "" if _SECOND.search(found.group(2) or "") else found.group(1).upper()
+    rest = found[2] or ""
+    if _bare(rest) and _bare(rest) in _bare(known):
+        return found[1].upper()
+    said = {word.casefold() for word in _SAID.findall(rest)}
+    is_more = not said <= _REPLIES and without_unit(f"1 {' '.join(sorted(said))}", "") != "1"
+    return "" if is_more or _SECOND.search(rest) else found[1].upper()
 
 
 def is_choice(gold: str) -> bool:
@@ -75,60 +90,12 @@ _TIME = re.compile(r"(\d{1,2}:\d\d(?::\d\d)?)([ap]m)?")
 def is_same_moment(gold: str, answer: str) -> bool | None:
     """Compare a date or a time as written; None if the gold answer is neither."""
     if _DATE.fullmatch(gold.strip()):
-        return [int(part) for part in re.findall(r"\d+", gold)] == _date(answer)
-    both = [_TIME.fullmatch(re.sub(r"[\s.{}]", "", unwrapped(text)).casefold()) for text in (gold, answer)]
-    if both[0] is None or both[1] is None or not (both[0].group(2) or both[1].group(2)):
+        numbers = [[int(part) for part in re.findall(r"\d+", text)] for text in (gold, answer)]
+        return numbers[0] == numbers[1] and _DATE.fullmatch(answer.strip()) is not None
+    want, got = (_TIME.fullmatch(re.sub(r"[\s.{}]", "", unwrapped(text)).casefold()) for text in (gold, answer))
+    if want is None or got is None or not (want[2] or got[2]):
         return None
-    if both[0].group(1) != both[1].group(1):
-        return False
-    return both[0].group(2) == both[1].group(2) or None in (both[0].group(2), both[1].group(2))
-
-
-def _date(text: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", text)] if _DATE.fullmatch(text.strip()) else []
-
-
-# --- units ----------------------------------------------------------------------------------------
-
-_NO_UNIT = frozenset((
-    "or", "and", "not", "if", "maybe", "perhaps", "possibly", "is", "are", "was", "for", "when", "where", "unless",
-    "else", "otherwise", "but", "either", "neither", "than", "then", "to", "except", "without", "with", "no",
-))  # fmt: skip
-_MULTIPLES = frozenset((
-    "hundred", "thousand", "million", "billion", "trillion", "dozen", "percent", "percentage", "pct",
-))  # fmt: skip
-_SHORT = frozenset((
-    "cm", "mm", "km", "dm", "kg", "mg", "ml", "mL", "ft", "in", "yd", "mi", "lb", "oz", "hr", "hrs", "sec", "min",
-    "mph", "am", "pm", "sq", "cu", "kmh", "rad", "deg", "mol", "Hz", "kHz", "Pa", "kPa", "eV", "keV", "MeV", "kJ",
-    "kW", "ms", "ns",
-))  # fmt: skip
-_RAISED = r"(?:\^\{?-?\d\}?)?"
-_GROUPS = re.compile(rf"(?P<value>.*[\w)\]}}%!|'°])(?:\s|~|\\ |\\cdot|/)*{_UPRIGHT}{_RAISED}\s*\.?", re.DOTALL)
-_BARE = re.compile(r"(.*[\d)}°])\s+([A-Za-z]+(?:(?:\s+|/)[A-Za-z]+)*)(?:\^\{?\d\}?)?\.?", re.DOTALL)
-_CLOSE = re.compile(r"([-+]?\$?[\d.,]*\d)\s*([A-Za-z]{1,3})(?:\^\{?\d\}?)?\.?")
-_LONE = frozenset("mgshLlVJWNKC")
-
-
-def without_unit(text: str, *, is_gold: bool = False) -> str:
-    """Return the value without the unit behind it; `million` is a unit in a gold answer only."""
-    while (found := _GROUPS.fullmatch(text)) is not None and _is_unit(found.group(2), is_gold):
-        text = found.group("value")
-    found = _BARE.fullmatch(text)
-    if found is not None:
-        words = _WORD.findall(found.group(2))
-        if _is_unit(found.group(2), is_gold) and all(word in _SHORT or _is_word(word) for word in words):
-            return found.group(1)
-    found = _CLOSE.fullmatch(text)
-    if found is not None and (found.group(2) in _SHORT or (not is_gold and found.group(2) in _LONE)):
-        return found.group(1)
-    return text
-
-
-def _is_unit(text: str, is_gold: bool) -> bool:
-    words = {word.casefold() for word in _WORD.findall(text)}
-    if not words or not re.fullmatch(r"[A-Za-z\s~./^°()'-]*", re.sub(r"\^\{?-?\d\}?", "", text)):
-        return False
-    return not words & _NO_UNIT and not (not is_gold and words & _MULTIPLES)
+    return want[1] == got[1] and (want[2] == got[2] or None in (want[2], got[2]))
 
 
 def loose_text(gold: str, answer: str) -> bool:

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefixrl.scorer.verifier.routing import ask_verifier
+from prefixrl.scorer.verifier.rules.arithmetic import read_rational
 from prefixrl.scorer.verifier.rules.guards import has_numbers_side_by_side
 from prefixrl.scorer.verifier.rules.looks import normalise
-from prefixrl.scorer.verifier.rules.rationals import read_rational
 from prefixrl.scorer.verifier.rules.verify import (
+    Judgement,
     UnparsableAnswerError,
     judge_exactly,
     refusal,
@@ -263,8 +265,8 @@ def test_a_refused_answer_is_right_when_it_is_literally_the_gold_answer() -> Non
 
 
 def test_no_answer_is_its_own_status() -> None:
-    verdict = judge_exactly("7", None)
-    assert verdict is not None
+    verdict = ask_verifier("seven", "7", "", "none", 5)
+    assert isinstance(verdict, Judgement)
     assert (verdict.reward, verdict.status, verdict.extracted) == (0.0, "no_answer", None)
 
 
@@ -290,7 +292,7 @@ def test_sympy_decides_the_rest(gold: str, answer: str, expected: bool) -> None:
 
 def test_an_answer_that_is_no_expression_is_named_unparsable() -> None:
     with pytest.raises(UnparsableAnswerError):
-        verify_with_sympy("7", "garbage ### {", 30)
+        verify_with_sympy("7", "8 ### {", 30)
 
 
 # The alarm may ring inside a destructor or a garbage collector's callback, which report it and go on.

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixrl.scorer.verifier.rules.residues import _SMALL, PRIME, _root, are_equal
+from prefixrl.scorer.verifier.rules.arithmetic import _SMALL, PRIME, _root, are_equal
 
 PLACES = (0.7310585, 1.8923117, -2.3321901)
 TREES = st.recursive(
@@ -62,7 +62,6 @@ def test_what_may_be_a_constant_a_word_or_too_large_is_not_read() -> None:
         r"\sqrt{x}",
         "x^{999}",
         "x^x",
-        "1" * 16,
         r"\sqrt[3]{2}",
         "(" * 30 + "x" + ")" * 30,
     ):

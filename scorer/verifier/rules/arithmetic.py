@@ -1,0 +1,241 @@
+r"""Values of LaTeX arithmetic, exact or modulo a prime: pure, bounded, microseconds.
+
+read_rational   `3\frac12`, `1,200`, `5!`: an exact value, and if it is written as one
+are_equal       `2\sqrt{3}`, `\frac{3\pi}{4}`, `x^2+2x+1`: equality of algebraic expressions without sympy
+
+Equality is decided in the field of a large prime, with a random number for every variable and for \pi, and a root for
+\sqrt{n}. Equal expressions have equal values (it is a homomorphism), so that a difference proves them unequal; unequal
+ones agree by chance with probability degree / PRIME (Schwartz 1980, Zippel 1979).
+"""
+
+import random
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from math import factorial
+
+PRIME = 60_765_662_588_513_235_425_022_835_652_976_245_831
+"""7 modulo 8, and such modulo every odd prime below 100 that each of these, and 2, is a square (by reciprocity)."""
+_SMALL = tuple(q for q in range(2, 100) if all(q % d for d in range(2, q)))
+_MAX_BITS = 2**15
+_MAX_TOKENS = 128
+_MAX_CHARS = 512
+_MAX_DEPTH = 20
+_MAX_EXPONENT = 200
+_MAX_DIGITS = 15
+_TOKEN = re.compile(
+    r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+\.?\d*|\.\d+|\\(?:times|cdot|div|frac|sqrt|pi)(?![a-zA-Z])|[a-zA-Z]|[-+*/^!(){}]",
+    re.ASCII,
+)
+_SCIENTIFIC = re.compile(r"[+-]?\d+(?:\.\d+)?(?:\\times|\\cdot|\*)10\^(?:\{[+-]?\d+\}|\d)")
+_TIMES = ("*", r"\times", r"\cdot")
+_OVER = ("/", r"\div")
+_CONSTANTS = frozenset("eiEI")
+"""Letters that may be numbers; texts with them are not read."""
+_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4}")
+"""A product of four letters is more likely a word, whose letters have an order."""
+_STARTS = re.compile(r"[\da-zA-Z.({\\]")
+
+
+@dataclass(frozen=True)
+class Rational:
+    """A value and the way it was written."""
+
+    value: Fraction
+    is_evaluated: bool
+    """False for `2+2` or `(3)(4)`; true for a fraction of two integers and scientific notation."""
+    is_grouped: bool
+    """True if a comma was read as a thousands separator; `1,200` may also be a list."""
+
+
+def read_rational(text: str) -> Rational | None:
+    """Return the exact value of a text without spaces, None if not arithmetic or too large."""
+    try:
+        reader = _Reader(text)
+        value = reader.value()
+    except (ValueError, ZeroDivisionError):
+        return None
+    is_grouped = "," in text
+    # "(1,200)" is an interval or a pair, not a number. A factorial alone is a value, 9!/8! is not.
+    if is_grouped and "(" in text:
+        return None
+    is_plain = reader.operations == 0 and ("!" not in text or "/" not in text)
+    return Rational(value, is_plain or _SCIENTIFIC.fullmatch(text) is not None, is_grouped)
+
+
+def are_equal(gold: str, answer: str) -> bool | None:
+    """Return True if two texts without spaces are equal, None if this cannot be decided.
+
+    It cannot where one is not read, their letters differ, or unequal texts hold a decimal: it may be rounded.
+    """
+    if _letters(gold) != _letters(answer) or _WORD.search(gold) or "," in gold + answer:
+        return None
+    values: dict[str, int] = {}
+    try:
+        is_equal = _Reader(gold, values).value() == _Reader(answer, values).value()
+    except (ValueError, ZeroDivisionError):
+        return None
+    return True if is_equal else (None if "." in gold + answer else False)
+
+
+def _letters(text: str) -> set[str]:
+    r"""Return the variables and commands of a text, \pi among them, without commands of layout."""
+    return set(re.findall(r"\\[a-zA-Z]+|[a-zA-Z]", text)) - {r"\frac", r"\sqrt", r"\cdot", r"\times"}
+
+
+@cache
+def _root(number: int) -> int:
+    """Return a square root modulo PRIME, which is 3 modulo 4."""
+    return pow(number, (PRIME + 1) // 4, PRIME)
+
+
+class _Reader:
+    """Recursive descent; every result is bounded, and modulo PRIME if there are `values` for variables.
+
+    Raises ValueError where a text is not read or a bound is reached.
+    """
+
+    def __init__(self, text: str, values: dict[str, int] | None = None) -> None:
+        self._tokens: list[str] = _TOKEN.findall(text) if len(text) <= _MAX_CHARS else []
+        if not text or "".join(self._tokens) != text or len(self._tokens) > _MAX_TOKENS:
+            raise ValueError
+        self._values = values
+        self._at = 0
+        self.operations = 0
+        """Sums and products, apart from fractions of two integers."""
+
+    def value(self) -> Fraction:
+        value = self._sum(0)
+        if self._at < len(self._tokens):
+            raise ValueError
+        return self._kept(value)
+
+    def _kept(self, value: Fraction) -> Fraction:
+        if self._values is not None:
+            return Fraction(value.numerator * pow(value.denominator, -1, PRIME) % PRIME)
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
+            raise ValueError
+        return value
+
+    def _sum(self, depth: int) -> Fraction:
+        if depth > _MAX_DEPTH:
+            raise ValueError
+        total = self._product(depth)
+        while (sign := self._next()) in ("+", "-"):
+            self._take()
+            self.operations += 1
+            term = self._product(depth)
+            total = self._kept(total + term if sign == "+" else total - term)
+        return total
+
+    def _product(self, depth: int) -> Fraction:
+        before = self.operations
+        total = self._signed(depth)
+        while (token := self._next()) in _TIMES or token in _OVER or self._starts_factor(token):
+            is_written = token in _TIMES or token in _OVER
+            if is_written:
+                self._take()
+            factor = self._signed(depth) if is_written else self._power(depth)
+            is_fraction = token == "/" and total.denominator == factor.denominator == 1
+            if not is_fraction or self.operations > before:
+                self.operations += 1
+            total = self._kept(total / factor if token in _OVER else total * factor)
+        return total
+
+    def _starts_factor(self, token: str) -> bool:
+        if self._values is None or not _STARTS.match(token):
+            return token == "("
+        if token[0] in "0123456789." and self._tokens[self._at - 1][-1] in "0123456789.":
+            raise ValueError
+        return True
+
+    def _signed(self, depth: int) -> Fraction:
+        sign = 1
+        while self._next() in ("+", "-"):
+            sign = -sign if self._take() == "-" else sign
+        return sign * self._power(depth)
+
+    def _power(self, depth: int) -> Fraction:
+        base = self._atom(depth)
+        if self._next() == "^":
+            self._take()
+            exponent = self._integer()
+            bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+            if abs(exponent) > (_MAX_BITS // max(bits, 1) if self._values is None else _MAX_EXPONENT):
+                raise ValueError
+            base = base**exponent if self._values is None else Fraction(pow(int(base), exponent, PRIME))
+        if self._next() == "!" and self._values is None:
+            self._take()
+            if base.denominator != 1 or not 0 <= base <= 3000:
+                raise ValueError
+            base = Fraction(factorial(int(base)))
+        return base
+
+    def _integer(self) -> int:
+        """Read one digit, or an integer in braces: LaTeX takes the first digit alone, while people mean the number."""
+        token = self._take()
+        sign = 1
+        if is_braced := token == "{":
+            while (token := self._take()) in ("+", "-"):
+                sign = -sign if token == "-" else sign
+            self._expect("}")
+        if not token.isdigit() or (len(token) > 1 and not is_braced) or len(token) > _MAX_DIGITS:
+            raise ValueError
+        return sign * int(token)
+
+    def _atom(self, depth: int) -> Fraction:
+        token = self._take()
+        if token in ("(", "{"):
+            value = self._sum(depth + 1)
+            self._expect(")" if token == "(" else "}")
+            return value
+        if token == r"\frac":
+            return self._fraction(depth)
+        if token[0] in "0123456789.":
+            return self._number(token, depth)
+        if self._values is None:
+            raise ValueError
+        if token == r"\sqrt":
+            return self._square_root()
+        if token == r"\pi" or (token.isalpha() and token not in _CONSTANTS):
+            return Fraction(self._values.setdefault(token, random.SystemRandom().randrange(2, PRIME)))
+        raise ValueError
+
+    def _number(self, token: str, depth: int) -> Fraction:
+        number = self._kept(Fraction(token.replace(",", "")))
+        if self._next() == r"\frac" and token.isdigit() and self._values is None:  # a mixed number
+            self._take()
+            return self._kept(number + self._fraction(depth))
+        return number
+
+    def _fraction(self, depth: int) -> Fraction:
+        parts = []
+        for _ in range(2):
+            self._expect("{")
+            parts.append(self._sum(depth + 1))
+            self._expect("}")
+        return self._kept(parts[0] / parts[1])
+
+    def _square_root(self) -> Fraction:
+        """Read a positive integer whose primes are small or occur squared; return its root."""
+        left, root = self._integer(), 1
+        for q in _SMALL:
+            while left > 0 and left % q == 0:
+                left, root = left // q, root * _root(q) % PRIME
+        if left != 1:
+            raise ValueError
+        return Fraction(root)
+
+    def _next(self) -> str:
+        return self._tokens[self._at] if self._at < len(self._tokens) else ""
+
+    def _take(self) -> str:
+        if self._at == len(self._tokens):
+            raise ValueError
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def _expect(self, token: str) -> None:
+        if self._take() != token:
+            raise ValueError

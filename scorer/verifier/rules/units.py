@@ -1,0 +1,65 @@
+r"""Words behind a value that do not change it: units and counted things. Pure.
+
+`5\text{ cm}` is 5; `3\text{ or 4}`, `3\text{ halves}` and `3\text{ x}` stay what they are. A word is dropped if it is
+listed here, or stands in the question or the gold answer and does not join, deny or calculate.
+"""
+
+import re
+from pathlib import Path
+
+_LISTED, _REFUSED = Path(__file__).with_name("units.txt").read_text(encoding="utf-8").split("\n---\n")
+_UNITS = frozenset(_LISTED.split())
+_PREFIXED = re.compile(r"(?:[kKMGTcdmnpfhμµ]|da)?(?:m|g|s|L|l|J|W|Wh|N|Hz|Pa|V|A|C|K|F|T|eV|mol|cd|Ω|Ohm|B|Wb|Bq|Sv)")
+_HAN = re.compile(
+    r"(?:平方|立方)?(?:[厘毫分千]?米|公里|[千毫]?克|公斤|吨|毫?升|美?元|角|[分秒时天日周月年岁度]|分钟|小时|星期"
+    r"|[个人名只本页张条块种次件位棵辆支組组個円枚冊匹台回時歳]|[単单]位|時間|通り|(?:センチ|ミリ|キロ)?メートル"
+    r"|(?:キロ)?グラム|リットル)"
+)
+_CALCULATES = frozenset(_REFUSED.split())
+"""Words that join, deny or calculate: no unit in an answer, wherever else they stand."""
+_MULTIPLES = frozenset(("hundred", "thousand", "million", "billion", "trillion", "dozen"))
+_LONE = frozenset("mgshLlVJWNC")
+_GROUP = r"\\(?:text|textrm|textnormal|textbf|mathrm|mbox)~?\s*\{((?:[^{}]|\^\{[^{}]*\})*)\}"
+_RAISED = r"(?:\^\{?-?\d\}?)?"
+_LETTERS = r"(?:(?!\d|_)\w)"
+_GROUPS = re.compile(rf"(?P<value>.*[\w)\]}}%!|'°])(?:\s|~|\\[ ,;:]|\\cdot|/)*{_GROUP}{_RAISED}\s*\.?", re.DOTALL)
+_BARE = re.compile(rf"(.*[\d)}}°])\s+({_LETTERS}{{2,}}(?:(?:\s+|/){_LETTERS}+)*){_RAISED}\.?", re.DOTALL)
+_CLOSE = re.compile(rf"([-+]?\$?[\d.,]*\d)\s*({_LETTERS}{{1,3}}){_RAISED}\.?")
+_BETWEEN = re.compile(r"\\[ ,;:!]|\\(?:cdot|times)(?![a-zA-Z])|\^\{?[-+]?\d\}?|[\s~./()'°²³·-]")
+
+
+def without_unit(text: str, known: str, *, is_gold: bool = False) -> str:
+    """Return the value without the words behind it; a gold answer's are dropped unless they join, deny or calculate.
+
+    `known` is the question or the gold answer, whose words may stand behind a value too.
+    """
+    while (found := _GROUPS.fullmatch(text)) is not None and _are_units(found[2], known, is_gold):
+        text = found["value"]
+    if (found := _BARE.fullmatch(text)) is not None and _are_units(found[2], known, is_gold):
+        return found[1]
+    found = _CLOSE.fullmatch(text)
+    if found is not None and ((not is_gold and found[2] in _LONE) or (len(found[2]) > 1 and _is_unit(found[2], ""))):
+        return found[1]
+    return text
+
+
+def _are_units(text: str, known: str, is_gold: bool) -> bool:
+    plain = text.replace(r"\Omega", "Ω").replace(r"\mu", "μ")
+    words = _BETWEEN.sub(" ", plain).split()
+    if is_gold:
+        return bool(words) and all(word.isalpha() and word.casefold() not in _CALCULATES - _MULTIPLES for word in words)
+    return bool(words) and all(_is_unit(word, known) for word in words)
+
+
+def _is_unit(word: str, known: str) -> bool:
+    low = word.casefold()
+    forms = (low, low.removesuffix("s"), low.removesuffix("es"))
+    if word in _UNITS or _PREFIXED.fullmatch(word) or _HAN.fullmatch(word) or not _UNITS.isdisjoint(forms):
+        return True
+    is_word = (len(word) > 2 and word.isalpha()) or not word.isascii()
+    return is_word and low not in _CALCULATES and any(_stands_in(each, known) for each in forms if len(each) > 2)
+
+
+def _stands_in(word: str, text: str) -> bool:
+    edges = (r"(?<![^\W\d_])", r"(?:e?s)?(?![^\W\d_])") if word.isascii() else ("", "")
+    return re.search(edges[0] + re.escape(word) + edges[1], text, re.IGNORECASE) is not None
