@@ -12,7 +12,7 @@ import pytest
 
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rules.looks import bare
-from prefixrl.scorer.verifier.rules.verify import Judgement
+from prefixrl.scorer.verifier.rules.verify import Judgement, settle_exactly
 
 PATIENCE_S = 250
 TIMEOUT_S = 30
@@ -24,6 +24,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     right: bool
     answer: str = ""
     text: str = ""
+    exact: bool = False
+    """True if the verdict needs no sympy."""
 
     @property
     def written(self) -> str:
@@ -36,7 +38,8 @@ GOLDS = list(dict.fromkeys(case.gold for case in CASES))
 SAME = {(r"\frac13", r"0.\overline{3}"), ("east", r"\text{east}"), ("1e-05", "10^{-5}")}
 """Neighbours that are equal."""
 PITFALLS = {
-    "base", "case", "choice", "complex", "date", "derivative", "echo", "equation", "extraction", "fraction",
+    "base", "case", "choice", "complex", "date", "derivative", "echo", "equation", "exact path",
+    "extraction", "fraction",
     "gold wrapping", "hedge", "integer", "interval", "junk", "line break", "matrix", "matrix equation",
     "model's form", "no expression", "polynomial", "published form", "relative tolerance", "scientific",
     "second choice", "set", "subscript", "surd", "text", "text after", "tiny numbers", "tuple", "unit",
@@ -79,6 +82,12 @@ def test_every_answer_of_the_corpus_is_judged_as_expected() -> None:
         if (verdict.reward, verdict.status in ("timeout", "error")) != (float(case.right), False)
     ]
     assert wrong == []
+
+
+def test_what_strings_and_numbers_decide_needs_no_sympy() -> None:
+    exact = [case for case in CASES if case.exact]
+    assert len(exact) >= 70
+    assert [case for case in exact if settle_exactly(case.gold, case.answer) is not case.right] == []
 
 
 @pytest.mark.timeout(300)

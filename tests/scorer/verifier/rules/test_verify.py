@@ -24,99 +24,6 @@ FRACTIONS = st.fractions(min_value=-(10**6), max_value=10**6, max_denominator=10
 
 
 @pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        ("7", "7."),
-        ("7", " $7$ "),
-        (r"\frac{1}{2}", r"\dfrac12"),
-        (r"\frac{1}{2}", "0.5"),
-        ("0.5", ".50"),
-        ("0.5", "(1/2)"),
-        ("-3", "-3.0"),
-        ("1000", "1,000"),
-        ("1000", r"1{,}000"),
-        ("1500", r"1.5 \times 10^{3}"),
-        ("3.5", r"3\frac{1}{2}"),
-        ("-3.5", r"-3\frac{1}{2}"),
-        ("1024", "2^{10}"),
-        ("120", "5!"),
-        ("90", r"90^\circ"),
-        ("5", r"\$5"),
-        ("even", r"\text{even}"),
-        ("B", r"\text{(B)}"),
-        ("B", "B) 12"),
-        ("2516_8", "2516_{8}"),
-        (r"\left(1, 2\right)", "(1,2)"),
-        ("x^2 + 1", "x^2+1"),
-        ("x+1", "1+x"),
-        ("7", "x=7"),
-        ("4", "2+2=4"),
-        ("5", r"5\text{ cm}"),
-        ("(x+1)^2", "x^2+2x+1"),
-        (r"\frac{6}{\sqrt{3}}", r"2\sqrt3"),
-        (r"\frac{3\pi}{4}", r"0.75\pi"),
-        ("(1,0.5)", r"(1, \frac{1}{2})"),
-    ],
-)
-def test_equal_answers_are_right_without_sympy(gold: str, answer: str) -> None:
-    assert settle_exactly(gold, answer) is True
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        ("7", "9"),
-        ("0.5", "0.5000001"),
-        (r"\frac{1}{3}", "0.333333"),
-        ("B", "C"),
-        ("B", "C. 5"),
-        # math-verify calls all of the following right:
-        (r"\frac{1}{2004!}", r"\frac{1}{2006!}"),
-        ("2^{-99}", "2^{-98}"),
-        ("2516_8", "2516_7"),
-        ("2516_8", "2516"),
-        ("4", "2+2"),
-        ("4", "2 + 2"),
-        ("4", "x = 2+2"),
-        ("12", r"3 \times 4"),
-        ("12", "(3)(4)"),
-        ("12", r"24 \div 2"),
-        ("12", "7 5"),  # as their sum
-        ("12", "+7 5"),
-        ("12", "(7 5)"),
-        ("12", "[7 5]"),
-        ("12", "{7} 5"),
-        ("12", "7 {5}"),
-        ("12", r"7\quad 5"),
-        ("12", r"7\thinspace5"),
-        ("12", r"7 \text{ } 5"),
-        ("12", "{7}{5}"),
-        ("12", "{7} {5}"),
-        ("12", "{{7}} 5"),
-        ("12", "(7) 5"),
-        ("12", "[7]5"),
-        ("12", "x = 7 5"),
-        ("1,12", "1,7 5"),
-        ("(1,12)", "(1,7 5)"),
-        ("0", "5 0"),
-        ("6", "9 9"),
-        ("1.5", r"-2\ 3.5 1"),
-        ("(1,2)", "(1,2]"),
-        ("(1,2)", "1,2"),
-        ("7", "8=7"),
-        (r"2\sqrt{3}", "2"),
-        (r"2\sqrt{3}", r"3\sqrt{2}"),
-        (r"\pi", r"\frac{22}{7}\pi"),
-        ("x+1", "x+2"),
-        ("even", "neve"),
-        ("B", "B) or C)"),
-    ],
-)
-def test_unequal_numbers_and_echoed_questions_are_wrong_without_sympy(gold: str, answer: str) -> None:
-    assert settle_exactly(gold, answer) is False
-
-
-@pytest.mark.parametrize(
     "answer", [r"\frac 1 2", r"\frac1 2", r"\dfrac 1 2", r"\frac 12", r"\frac{1} 2", r"\frac 1{2}"]
 )
 def test_a_fraction_needs_no_braces(answer: str) -> None:
@@ -268,26 +175,6 @@ def test_no_answer_is_its_own_status() -> None:
     verdict = ask_verifier("seven", "7", "", "none", 5)
     assert isinstance(verdict, Judgement)
     assert (verdict.reward, verdict.status, verdict.extracted) == (0.0, "no_answer", None)
-
-
-@pytest.mark.parametrize(
-    ("gold", "answer", "expected"),
-    [
-        (r"2\sqrt{3}", "2", False),
-        (r"2\sqrt{3}", r"\sqrt{12}", True),
-        (r"$2\sqrt{3}$", r"2\sqrt{3}", True),
-        (r"\(x+1\)", "1+x", True),
-        ("[0,1)", "[0,1]", False),
-        ("[0,1)", "[0,1)", True),
-        ("3,7", "7,3", True),
-        ("y=5", "x=5", False),
-        ("10", r"10\%", True),
-        (r"\frac{x^2-1}{x-1}", "x+1", True),
-        ("5", r"5\text{ cm}", True),
-    ],
-)
-def test_sympy_decides_the_rest(gold: str, answer: str, expected: bool) -> None:
-    assert verify_with_sympy(gold, answer, 30) is expected
 
 
 def test_an_answer_that_is_no_expression_is_named_unparsable() -> None:
