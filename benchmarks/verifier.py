@@ -1,4 +1,4 @@
-"""The speed of judging answers, and the longest delay of a verdict.
+"""The speed of judging answers, how often the verdict is right, and the longest delay of a verdict.
 
 The pool with two children against math-verify called in one process.
 
@@ -8,10 +8,13 @@ Three kinds of answers, each measured in turns with math-verify, chunk by chunk,
 `model` (`model_answers.py`: as models give them to MATH problems, in the forms that they use), `short` (three in four
 golds are numbers, four in ten answers are wrong, no pair occurs twice), and `hard`, of which every one needs sympy. All
 stand at the end of whole texts. A second pass submits the same answers again and finds them in the cache. Ratios are
-medians over the chunks. Last come hostile answers (`hostile_answers.py`), on the machine as it is and beside two
-processes that do nothing but compute: seconds from submitting to the slowest verdict.
+medians over the chunks. The shipped pairs (`tests/scorer/verifier/rules/answers.jsonl`) say what is right: they give
+agreement, false positives and false negatives of both, with each gold answer boxed for itself. Last come hostile answers
+(`hostile_answers.py`), on the machine as it is and beside two processes that do nothing but compute: seconds from
+submitting to the slowest verdict.
 """
 
+import json
 import random
 import statistics
 import time
@@ -24,7 +27,10 @@ from benchmarks.hostile_answers import TIMEOUT_S as HOSTILE_TIMEOUT_S
 from benchmarks.model_answers import completion, like_models
 from benchmarks.results import Figure, Report, commit, mean_figure, options
 from prefixrl.scorer.verifier.pool import VerifierPool
+from prefixrl.scorer.verifier.rules.looks import bare
 from prefixrl.scorer.verifier.rules.verify import judge_exactly
+
+CORPUS = Path(__file__).parent.parent / "tests" / "scorer" / "verifier" / "rules" / "answers.jsonl"
 
 ANSWERS = 4_000
 QUICK_ANSWERS = 1_000
@@ -132,7 +138,7 @@ def texts_of(asked: list[Case]) -> list[Case]:
     return [(gold, completion(answer, random.Random(f"{gold} {answer}"))) for gold, answer in asked]
 
 
-def judged_by_pool(pool: VerifierPool, asked: list[Case]) -> tuple[list[bool], float]:
+def judged_by_pool(pool: VerifierPool, asked: list[Case], may_time_out: bool = False) -> tuple[list[bool], float]:
     """Verdicts on texts, and answers per second."""
     began_s = time.perf_counter()
     for key, (gold, text) in enumerate(asked):
@@ -143,7 +149,7 @@ def judged_by_pool(pool: VerifierPool, asked: list[Case]) -> tuple[list[bool], f
             raise click.ClickException(f"{pool.pending} answers are still pending")
         pool.wait(0.01)
         for key, verdict in pool.poll():
-            if verdict.status in ("error", "timeout"):
+            if verdict.status in ("error", "timeout") and not may_time_out:
                 raise click.ClickException(f"{asked[key]}: {verdict}")
             found[key] = bool(verdict.reward)
     return [found[key] for key in range(len(asked))], len(asked) / (time.perf_counter() - began_s)
@@ -165,6 +171,45 @@ def judged_directly(asked: list[Case]) -> tuple[list[bool], float]:
 
 Measured = dict[str, list[float]]
 """Answers per second of each chunk: `direct`, `uncached`, `cached`."""
+
+
+def pairs() -> list[tuple[str, str, bool]]:
+    """The shipped pairs: gold answers, texts, and what is right; then each gold answer boxed for itself."""
+    found = []
+    for line in CORPUS.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        text = row.get("text") or (rf"\boxed{{{row['answer']}}}" if row.get("answer") else "")
+        found.append((row["gold"], text, bool(row["right"])))
+    return found + [(gold, rf"\boxed{{{bare(gold)}}}", True) for gold in dict.fromkeys(each[0] for each in found)]
+
+
+def compared(pool: VerifierPool) -> tuple[list[Figure], dict[str, object]]:
+    """Agreement with the shipped pairs and pairs per second, beside math-verify's."""
+    asked = pairs()
+    cases = [each[:2] for each in asked]
+    found: dict[str, tuple[list[bool], float]] = {
+        "math_verify": judged_directly(cases), "pool": judged_by_pool(pool, cases, may_time_out=True)
+    }  # fmt: skip
+    counts: dict[str, dict[str, int]] = {}
+    for name, (verdicts, _) in found.items():
+        right = [(verdict, each[2]) for verdict, each in zip(verdicts, asked, strict=True)]
+        counts[name] = {
+            "agreement": sum(a == b for a, b in right),
+            "false_positives": sum(a and not b for a, b in right),
+            "false_negatives": sum(b and not a for a, b in right),
+        }
+    values: dict[str, tuple[float, float]] = {
+        f"pairs_{each}": (counts["pool"][each], counts["math_verify"][each]) for each in counts["pool"]
+    }
+    values["pairs_rate"] = found["pool"][1], found["math_verify"][1]
+    units = dict.fromkeys(values, "pairs") | {"pairs_rate": "pairs/s"}
+    figures = [
+        Figure(
+            name, units[name], ours, len(asked), (ours, ours), theirs, BASELINE, ours / max(1, theirs), "count", "none"
+        )
+        for name, (ours, theirs) in values.items()
+    ]
+    return figures, {"pairs": len(asked), **counts}
 
 
 def slow_cases(count: int) -> list[Case]:
@@ -261,10 +306,12 @@ def main(path: Path, quick: bool) -> None:
         model_found, model_differences = in_turns(pool, model)
         found, differences = in_turns(pool, asked)
         slow_found, slow_differences = in_turns(pool, slow)
+        pair_figures, pair_counts = compared(pool)
     finally:
         pool.close()
     hostile = list(HOSTILE)[:: len(HOSTILE) // QUICK_HOSTILE] if quick else list(HOSTILE)
     figures = [*rates(model_found, "model_"), *rates(found, "short_"), *rates(slow_found, "hard_")]
+    figures += pair_figures
     figures += hostile_figures(hostile)
     settings = {
         "model_answers": len(model),
@@ -284,6 +331,7 @@ def main(path: Path, quick: bool) -> None:
     differences += slow_differences
     details = {
         "share_judged_by_children": by_children,
+        "shipped_pairs": pair_counts,
         "different_verdicts": len(differences),
         "differences": differences[:20],
         "different_model_verdicts": len(model_differences),
