@@ -9,9 +9,9 @@ Three kinds of answers, each measured in turns with math-verify, chunk by chunk,
 golds are numbers, four in ten answers are wrong, no pair occurs twice), and `hard`, of which every one needs sympy. All
 stand at the end of whole texts. A second pass submits the same answers again and finds them in the cache. Ratios are
 medians over the chunks. The shipped pairs (`tests/scorer/verifier/rules/answers.jsonl`) say what is right: they give
-agreement, false positives and false negatives of both, with each gold answer boxed for itself. Last come hostile answers
-(`hostile_answers.py`), on the machine as it is and beside two processes that do nothing but compute: seconds from
-submitting to the slowest verdict.
+agreement, false positives and false negatives of both, with each gold answer boxed for itself. Last come hostile
+answers (`hostile_answers.py`), on the machine as it is and beside two processes that do nothing but compute: seconds
+from submitting to the slowest verdict.
 """
 
 import json
