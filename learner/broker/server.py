@@ -70,7 +70,7 @@ from prefixrl.learner.broker.peers import Peers, why_not
 from prefixrl.learner.broker.status import StatusSources, UsageFile, document
 from prefixrl.learner.broker.workers.dispatch import Dispatcher
 from prefixrl.learner.broker.workers.identity import RunState
-from prefixrl.learner.broker.workers.versions import Versions
+from prefixrl.learner.broker.workers.versions import Versions, probe_of
 from prefixrl.learner.broker.workers.workers import Worker, check_offer
 
 TELL_EVERY_S = 10.0
@@ -481,6 +481,7 @@ class Broker:
         """Announce a version once the journal names it; False while the journal's disk is full."""
         if self.versions.latest == note:
             return True
+        probe_of(note)  # what is malformed is refused before anything is written
         if not self._write_down(now_s, VersionPublished(note)):
             return False
         self.versions.publish(note)

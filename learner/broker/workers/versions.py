@@ -21,7 +21,6 @@ rollout repeats Staged and Installed, so a lost answer is sent again; one that i
 """
 
 import logging
-from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
@@ -45,15 +44,6 @@ PROBES_KEPT = 256
 """Versions whose probe is kept for workers that proved them, and install a later one."""
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """The learner's probe of one version."""
-
-    digest: str
-    tokens: bytes
-    logprobs: Logprobs
-
-
 class Versions:
     """Announced versions and the steps by which workers swap to them; see the module's picture."""
 
@@ -64,17 +54,14 @@ class Versions:
         self._identity = identity
         self._evaluations = evaluations
         self._notes: dict[int, WeightsNote] = {}
-        self._scored: dict[int, _Scored] = {}
+        self._probes: dict[int, WeightsNote] = {}
         self._checksums = Checksums()
 
     def announce(self, note: WeightsNote) -> None:
         """Make a published version the one that workers are to install."""
-        self.latest = note
-        self._notes[note.version] = note
-        learner = logprobs(note.probe_logprobs, probe_positions(note))
-        self._scored[note.version] = _Scored(note.digest, note.probe_tokens, learner)
-        for old in sorted(self._scored)[:-PROBES_KEPT]:
-            del self._scored[old]
+        self.latest = self._notes[note.version] = self._probes[note.version] = note
+        for old in sorted(self._probes)[:-PROBES_KEPT]:
+            del self._probes[old]
         self._evaluations.published(note.version, note.digest)
 
     def publish(self, note: WeightsNote) -> None:
@@ -172,12 +159,12 @@ class Versions:
 
     def _judge(self, note: WeightsNote, report: Installed) -> ProbeVerdict:
         """Return what the logprobs say; ValueError where their number is not the probe's."""
-        learner = logprobs(note.probe_logprobs, probe_positions(note))
+        learner = probe_of(note)
         engine, before = _as_array(report.probe_logprobs, learner.size), None
         if report.before is not None:
-            known = self._scored.get(report.before.version)
-            if known and (known.digest, known.tokens) == (report.before.digest, note.probe_tokens):
-                before = _as_array(report.before.probe_logprobs, learner.size), known.logprobs
+            known = self._probes.get(report.before.version)
+            if known and (known.digest, known.probe_tokens) == (report.before.digest, note.probe_tokens):
+                before = _as_array(report.before.probe_logprobs, learner.size), probe_of(known)
         return judge(engine, learner, before, self._tolerance)
 
     def _admit(self, worker: Worker, note: WeightsNote, by: Proof) -> Probed:
@@ -212,6 +199,11 @@ class Versions:
                     f"task {result.task} has tokens of version {version}, weights {digest}, which it did not prove to "
                     f"hold"
                 )
+
+
+def probe_of(note: WeightsNote) -> Logprobs:
+    """Return the learner's logprobs of a version; ValueError where they are malformed."""
+    return logprobs(note.probe_logprobs, probe_positions(note))
 
 
 def _as_array(packed: bytes, size: int) -> Logprobs:

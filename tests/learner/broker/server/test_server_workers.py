@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from prefixrl.common.config.run import RunConfig
+from prefixrl.common.journal import journal
+from prefixrl.common.journal.records import VersionPublished
 from prefixrl.common.wire.messages.fields import UNPROVED
 from prefixrl.common.wire.messages.groups import Sampling
 from prefixrl.common.wire.messages.learner import Accepted, EvaluationProgress, GetEvaluation, Published
@@ -325,6 +327,19 @@ def test_a_probe_of_the_wrong_length_ends_the_rollout(config: RunConfig, broker:
         swapping(config, rank, rollout)
         rollout.say(Installed(1, "d1", pack_logprobs([-1.0]), checksum=HELD))
         assert "1 probe logprobs for 2" in rollout.hear(Reject).reason
+
+
+def test_a_version_whose_probe_is_no_number_is_refused_each_time_and_not_written_down(
+    config: RunConfig, broker: Broker
+) -> None:
+    with peers(endpoint_of(config), "rank") as (rank,):
+        learner(rank)
+        for _ in range(2):
+            rank.say(Published(msgspec.structs.replace(V1, probe_logprobs=pack_logprobs([-1.0, float("nan")]))))
+            assert "logprobs must be finite" in rank.hear(Reject).reason
+            rank.join("rank")
+        found = journal.read(Path(config.directory) / journal.FOLDER)
+        assert [each.note for each in found if isinstance(each, VersionPublished)] == [NOTE]
 
 
 def test_a_rollout_with_older_weights_of_a_version_gets_those_an_evaluation_needs(
