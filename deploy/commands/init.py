@@ -14,24 +14,29 @@ from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.placement import gpus_here
 from prefixrl.common.host.template import rendered
 
-Size = Literal["tiny", "1b", "7b"]
-MOST_TINY_BYTES, MOST_1B_BYTES = 2**29, 2**33
-"""Largest weights on disk of each size: a quarter of a billion, and four billion parameters in bfloat16."""
+Size = Literal["tiny", "small", "1b", "7b"]
+MOST_BYTES: dict[Size, int] = {"tiny": 2**26, "small": 600_000_000, "1b": 2**33}
+"""Largest weights on disk of each size, in bfloat16: 0.03, 0.3 and four billion parameters."""
 HELD_OUT = {"math_filtered": "math500", "math": "math500", "gsm8k": "gsm8k"}
 """Problem sets to judge on, by the one that is trained."""
 REMARK_COLUMN = 28
 _1B = {
-    "meant_for": "0.25 to 4 billion parameters: the values of the published recipe (deploy/examples/math_qwen2.5)",
+    "meant_for": "0.3 to 4 billion parameters: the values of the published recipe (deploy/examples/math_qwen2.5)",
     "prefix_tokens": 32, "rollout_temperature": 0.7, "max_new_tokens": 2048, "groups": 512, "iterations": 175,
     "minibatches": 8, "entropy": 1e-3, "kl": 1e-3, "actor_lr": 5e-7, "critic_lr": 9e-6, "dtype": "bfloat16",
     "micro_batch_tokens": 4096, "checkpoint_every": 10, "lora": False,
 }  # fmt: skip
 RECIPES: dict[Size, dict[str, Any]] = {
     "tiny": {
-        "meant_for": "below 0.25 billion parameters, on a CPU: the values of deploy/examples/letters",
+        "meant_for": "below 0.03 billion parameters, on a CPU: the values of deploy/examples/letters",
         "prefix_tokens": 8, "rollout_temperature": 1.0, "max_new_tokens": 64, "groups": 32, "iterations": 300,
         "minibatches": 1, "entropy": 0.03, "kl": 0.01, "actor_lr": 2.5e-4, "critic_lr": 1e-3, "dtype": "float32",
         "micro_batch_tokens": 4096, "checkpoint_every": 20, "lora": False,
+    },
+    "small": _1B | {
+        "meant_for": "0.03 to 0.3 billion parameters: a rate that moves such a model within 100 iterations",
+        "prefix_tokens": 16, "max_new_tokens": 512, "groups": 32, "iterations": 100, "minibatches": 1,
+        "actor_lr": 3e-5, "critic_lr": 1e-4, "checkpoint_every": 20,
     },
     "1b": _1B,
     "7b": _1B | {
@@ -119,16 +124,16 @@ def _size_of(adapter: str) -> Size:
             f"give --size, one of {', '.join(RECIPES)}: it follows from the weights of the adapter, and {adapter} is "
             f"no folder on this host that has them"
         )
-    return "tiny" if weights <= MOST_TINY_BYTES else "1b" if weights <= MOST_1B_BYTES else "7b"
+    return next((size for size, most in MOST_BYTES.items() if weights <= most), "7b")
 
 
-SIZE = "By the adapter's parameters: below 0.25, 4, or above 4 billion.  [default: by its files]"
+SIZE = "By the adapter's parameters: below 0.03, 0.3, 4, or above 4 billion.  [default: by its files]"
 MODEL = "A Hugging Face folder or hub name."
 DATA = "A problem set, file, folder or hf:OWNER/NAME."
 
 
 @click.command("init")
-@click.option("--size", type=click.Choice(["tiny", "1b", "7b"]), help=SIZE)
+@click.option("--size", type=click.Choice(["tiny", "small", "1b", "7b"]), help=SIZE)
 @click.option("--adapter", required=True, metavar="MODEL", help=MODEL)
 @click.option("--target", required=True, metavar="MODEL", help=MODEL)
 @click.option("--data", required=True, metavar="SET", help=DATA)

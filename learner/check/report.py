@@ -16,9 +16,9 @@ from prefixrl.learner.data.rows import Problem, text_of
 if TYPE_CHECKING:
     from prefixrl.common.prompts.rendering import Renderer
 
-SMALL_PARAMETERS, SMALL_REACH, EXAMPLE_REACH = 250_000_000, 1e-3, 1.4e-2
-"""Models whose weights must move further than the published recipe moves those of 1.5 billion parameters, and how far.
-The last one is the sum of the arithmetic example, which trains."""
+LEAST_REACH = {30_000_000: (1e-3, "tiny"), 300_000_000: (2e-4, "small")}
+"""Distance that weights must be able to move in models of up to so many parameters, which move further than the 1.5
+billion parameters of the published recipe; and the size of `prefixrl init` for them."""
 RENDERED = 128
 """Most questions that are rendered for the mean length of a prompt."""
 TOKEN_CHARS, TEMPLATE_TOKENS = 3, 48
@@ -47,6 +47,7 @@ def forecast(config: RunConfig) -> Forecast:
         *(f"warning: {each}" for each in problems.shared_lines(train, held_out)),
         *asking_lines(config, renderers, train.problems[0].question),
         *_arithmetic(config, len(train.problems)),
+        *_evaluations(config, len(train.problems), len(held_out.problems)),
         *_reach(config, len(train.problems)),
         f"prompts of about {prompt_tokens} tokens, {origin}",
         *_memory(config, prompt_tokens),
@@ -71,9 +72,6 @@ def _arithmetic(config: RunConfig, count: int) -> list[str]:
         f"under way at once: at most {cap} groups = {cap * samples} {texts} of up to {config.max_sampled_tokens} "
         f"tokens (window of {algorithm.max_staleness} versions{over_sampled})",
     ]
-
-
-# --- data -----------------------------------------------------------------------------------------------------------
 
 
 def _data(kind: str, loaded: problems.Loaded) -> list[str]:
@@ -120,9 +118,6 @@ def _rendered_tokens(renderer: "Renderer", problem: Problem) -> int | None:
         return None
 
 
-# --- training and memory --------------------------------------------------------------------------------------------
-
-
 def summed_rate(peak: float, steps: int, warmup_ratio: float, min_ratio: float) -> float:
     """Return the sum of the learning rate over a run's steps: warm-up, then the cosine.
 
@@ -135,6 +130,18 @@ def summed_rate(peak: float, steps: int, warmup_ratio: float, min_ratio: float) 
     return peak * ((warmup + 1) / 2 * (warmup > 0) + falling * mean)
 
 
+def _evaluations(config: RunConfig, trained: int, held_out: int) -> list[str]:
+    """Return the work of the evaluations before and after training."""
+    settings, arms = config.evaluation, 1 if config.mode == "direct" else 2
+    rows = config.algorithm.groups_per_iteration * config.algorithm.samples_per_prompt
+    candidates = 1 + len(settings.fixed_prefixes) + settings.sampled_candidates
+    choice = (arms - 1) * candidates * min(settings.selection_problems, trained)
+    judged = arms * 2 * min(held_out, settings.problems or held_out)  # greedy and sampled
+    chosen = f" ({choice} of them to choose a fixed prefix: evaluation.selection_problems)" if choice else ""
+    told = f"evaluation beside the first iterations: {judged + choice} answers{chosen}, as many as in"
+    return [f"{told} {(judged + choice) / rows:.1f} iterations; {judged} after training"]
+
+
 def _reach(config: RunConfig, count: int) -> list[str]:
     """Return how far the learning rate can move a weight, and a warning where that is nothing."""
     section, steps, known = config.learner, config.steps_in_all(count), parameters(config.adapter.model)
@@ -143,10 +150,11 @@ def _reach(config: RunConfig, count: int) -> list[str]:
         f"learner.actor_lr = {section.actor_lr:g} over {steps} optimiser steps: no weight moves by more than about "
         f"{reach:.1e} in the whole run"
     ]
-    if known and known[0] < SMALL_PARAMETERS and reach < SMALL_REACH:
+    least, size = next((each for most, each in LEAST_REACH.items() if known and known[0] < most), (0.0, ""))
+    if known and reach < least:
         lines.append(
-            f"warning: that hardly moves a model of {known[0] / 1e6:,.1f} M parameters (the arithmetic example's: "
-            f"{EXAMPLE_REACH:.1e}); raise learner.actor_lr, or begin with the values of `prefixrl init --size tiny`"
+            f"warning: that hardly moves a model of {known[0] / 1e6:,.1f} M parameters; raise learner.actor_lr (to at "
+            f"least {least:.0e} in all), or begin with the values of `prefixrl init --size {size}`"
         )
     return lines
 

@@ -97,9 +97,6 @@ def read(given: str, name: str, reading: Reading) -> str:
     return given
 
 
-# --- conversations and options --------------------------------------------------------------------------------------
-
-
 def turns(value: object) -> list[Turn] | None:
     """Return the turns of a conversation as role and text, None for another value; raise ValueError.
 

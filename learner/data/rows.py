@@ -148,9 +148,6 @@ def layout(source: Source, data: DataConfig) -> Layout:
     )
 
 
-# --- columns and readings that no key names -------------------------------------------------------------------------
-
-
 def settled(layout: Layout, rows: Sequence[Values]) -> Layout:
     """Return the layout with the columns and the reading that the first rows have, where no key names them."""
     if not layout.is_plain or not rows:
@@ -178,9 +175,6 @@ def _guess(rows: Sequence[Values], answer: tuple[Column, ...]) -> Reading:
         if texts and sum(mark.search(each) is not None for each in texts) >= GUESSED_SHARE * len(texts):
             return reading
     return "as_it_is"
-
-
-# --- rows -----------------------------------------------------------------------------------------------------------
 
 
 def is_wanted(values: Mapping[str, object], layout: Layout) -> bool:

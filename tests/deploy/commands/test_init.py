@@ -42,7 +42,7 @@ def test_the_size_is_that_of_the_adapters_files(tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "config.json").write_text("{}")
-    for size_bytes, named in ((2**20, "tiny"), (3 * 2**30, "1b"), (15 * 2**30, "7b")):
+    for size_bytes, named in ((2**20, "tiny"), (269_000_000, "small"), (3 * 2**30, "1b"), (15 * 2**30, "7b")):
         with (adapter / "model.safetensors").open("wb") as file:
             file.truncate(size_bytes)  # takes no place on the disk
         assert f"--size {named}`" in init("--adapter", str(adapter), *MODELS[2:], *DATA).output

@@ -227,6 +227,8 @@ def test_a_rate_that_moves_no_small_model_is_named_and_the_examples_is_not() -> 
     said = forecast(load(example)).text
     assert "over 100 optimiser steps: no weight moves by more than about 1.4e-02" in said
     assert "hardly moves" not in said
+    assert "first iterations: 3200 answers (1152 of them to choose a fixed prefix: " in said
+    assert "as many as in 12.5 iterations; 2048 after training" in said
     small = forecast(load(example, ("learner.actor_lr=5e-7",))).text
     assert "warning: that hardly moves a model of 0.1 M parameters" in small and "--size tiny" in small
 
