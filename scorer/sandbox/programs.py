@@ -8,9 +8,8 @@ Expected outputs never enter the sandbox. A fault of the program is a wrong answ
 
 import json
 import re
-from typing import Any
-
-import msgspec
+from textwrap import dedent
+from typing import Any, NamedTuple
 
 from prefixrl.common.prompts.extract import THINK_CLOSE
 from prefixrl.common.wire.messages.groups import CodeMode
@@ -21,43 +20,72 @@ MAX_TESTS = 10
 MAX_PROGRAM_CHARS = 65_536
 
 _BLOCK = re.compile(r"<llm-code>(.*?)</llm-code>", re.DOTALL)
-_FENCE = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(
+    r"^(?:[ \t>]*|.*(?=`{3}py))(?P<fence>`{3,}|~{3,})[ \t]*(?P<label>[\w+#.-]*)[^`\n]*\n(?P<code>(?s:.*?))"
+    r"(?:(?P=fence)[`~]*[ \t]*$|\Z)",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""As CommonMark has them, indented or of tildes; one may end behind the code, and begin behind words for Python."""
+_PYTHON = ("python", "py", "python3", "py3")
 _FUNCTION = re.compile(r"^def +\w+ *\(", re.MULTILINE)
 
 
-class Tests(msgspec.Struct, frozen=True):
-    """The gold answer of a coding task."""
+class Test(NamedTuple):
+    """One run of a program."""
 
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    fn_name: str | None = None
-    """Function to call; without it a program reads inputs from stdin, and its stdout is compared."""
-
-    def __post_init__(self) -> None:
-        if not self.inputs or len(self.inputs) != len(self.outputs):
-            raise ValueError(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs")
-        texts = self.inputs if self.fn_name else (*self.inputs, *self.outputs)
-        kinds = (str, list) if self.fn_name else (str, list, int, float)
-        if strange := [each for each in texts if not isinstance(each, kinds)]:
-            what = "arguments as a list, or as lines of JSON" if self.fn_name else "text, a list of lines or a number"
-            raise ValueError(f"{strange[0]!r:.40} where there should be {what}")
+    given: Any
+    """Text or lines for stdin; for a function its arguments: a list, an object of named ones, or lines of JSON."""
+    expected: Any
+    function: str | None
+    """Function or `Class.method` to call; without it stdout is compared."""
 
 
-def read_tests(gold: str) -> Tests:
+def read_tests(gold: str) -> list[Test]:
     """Read the tests in a gold answer; raises ValueError when there are none."""
     try:
-        return msgspec.json.decode(gold, type=Tests)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ValueError(f"the gold answer holds no tests ({error}); expected JSON with inputs and outputs") from None
+        if found := _tests(json.loads(gold)):
+            return found
+        raise ValueError("0 of them")
+    except (ValueError, RecursionError) as error:
+        shapes = "JSON with inputs and outputs, or a list of objects with input and output"
+        raise ValueError(f"the gold answer holds no tests ({error}); expected {shapes}") from None
+
+
+def _tests(found: Any) -> list[Test]:
+    if isinstance(found, str):
+        return _tests(json.loads(found))
+    if isinstance(found, list):
+        return [test for each in found for test in _tests(each)]
+    keys = found.keys() if isinstance(found, dict) else set()
+    if not ({"inputs", "outputs"} <= keys or {"input", "output"} <= keys):
+        raise ValueError(f"{found!r:.60} where there should be an object of them")
+    name, is_plural = found.get("fn_name") or None, "inputs" in found
+    if name is None and found.get("testtype") == "functional":
+        raise ValueError("a function to call without its fn_name")
+    inputs, outputs = (found[each] for each in (("inputs", "outputs") if is_plural else ("input", "output")))
+    if not is_plural and (name or not (isinstance(inputs, list) and isinstance(outputs, list))):
+        inputs, outputs = [inputs], [outputs]
+    kinds = (str, list, dict) if name else (str, list, int, float)
+    if strange := [each for each in (inputs if name else [*inputs, *outputs]) if not isinstance(each, kinds)]:
+        what = "arguments as a list, an object or lines of JSON" if name else "text, a list of lines or a number"
+        raise ValueError(f"{strange[0]!r:.40} where there should be {what}")
+    return [Test(*each, name) for each in zip(inputs, outputs, strict=True)]
 
 
 def find_program(text: str, mode: CodeMode) -> str | None:
-    """Return the last `<llm-code>` block or fence, else a text that defines a function, or None."""
-    tail = text.rpartition(THINK_CLOSE)[2]
-    blocks = _BLOCK.findall(tail) or (_FENCE.findall(tail) if mode == "tests" else [])
-    if blocks:
+    """Return the last `<llm-code>` block or fenced program, else a text that defines a function, or None.
+
+    Of fences the last labelled as Python counts, without one the last that has no label.
+    """
+    tail = text.rpartition(THINK_CLOSE)[2].replace("\r\n", "\n")
+    if blocks := _BLOCK.findall(tail):
         return str(blocks[-1])
-    found = _FUNCTION.search(tail)
+    fences = list(_FENCE.finditer(tail)) if mode == "tests" else []
+    labels = {each["label"].casefold() in _PYTHON for each in fences if each["label"].casefold() in (*_PYTHON, "")}
+    for each in reversed(fences):
+        if labels and (each["label"].casefold() in _PYTHON if True in labels else not each["label"]):
+            return dedent(each["code"]).rstrip(" \t")
+    found = None if fences else _FUNCTION.search(tail)
     return tail[found.start() :].partition("\n```")[0] if found else None
 
 
@@ -86,20 +114,30 @@ exec(USUAL, space)
 known = dict(space)
 exec(compile(PROGRAM, "program.py", "exec"), space)
 own = {name: value for name, value in space.items() if known.get(name) is not value}
-function = getattr(own["Solution"](), NAME) if "Solution" in own else own[NAME]
-result.write(json.dumps(function(*json.loads(ARGUMENTS))))
+owner, _, name = NAME.rpartition(".")
+owner = owner if owner in own else "Solution" if "Solution" in own else ""
+function = getattr(own[owner](), name) if owner else own[name]
+given = json.loads(ARGUMENTS)
+result.write(json.dumps(function(**given) if isinstance(given, dict) else function(*given)))
 result.close()
 """
 
 USUAL = """
 from typing import *
-import bisect, collections, functools, heapq, itertools, math, operator, random, re, string
+import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from functools import cache, cmp_to_key, lru_cache, reduce
+from math import ceil, floor, gcd, inf, log, pi, sqrt
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, chain, combinations, permutations, product
 """
-"""Names that a function to be called may use without an import, as where such tasks come from."""
+"""Names that a program may use without an import, as where such tasks come from."""
+_MAIN = """
+space = {"__name__": "__main__"}
+exec(USUAL, space)
+exec(compile(PROGRAM, "program.py", "exec"), space)
+"""
+_NAMED = re.compile(r"\b(?!from|import|typing)\w{2,}")
 
 
 def value_of(program: str, limits: ProgramLimits) -> tuple[ProgramRun, str | None]:
@@ -110,27 +148,29 @@ def value_of(program: str, limits: ProgramLimits) -> tuple[ProgramRun, str | Non
     return finished, lines[-1].strip() if is_done and lines else None
 
 
-def share_passed(program: str, tests: Tests, limits: ProgramLimits) -> tuple[float, bool]:
+def share_passed(program: str, tests: list[Test], limits: ProgramLimits) -> tuple[float, bool]:
     """Return the share of the first MAX_TESTS tests passed, and True if one ran out of time.
 
     The tests after that one count as failed.
     """
-    inputs, outputs = tests.inputs[:MAX_TESTS], tests.outputs[:MAX_TESTS]
-    passed = 0
-    for given, expected in zip(inputs, outputs, strict=True):
-        finished = _ask(program, given, tests.fn_name, limits)
+    tests, passed = tests[:MAX_TESTS], 0
+    for test in tests:
+        finished = _ask(program, test.given, test.function, limits)
         if finished.status == "timeout":
-            return passed / len(inputs), True
+            return passed / len(tests), True
         if finished.status == "exited" and finished.code == 0:
             stdout = finished.stdout.decode(errors="replace")
-            passed += is_returned(stdout, expected) if tests.fn_name else is_printed(stdout, expected)
-    return passed / len(inputs), False
+            passed += is_returned(stdout, test.expected) if test.function else is_printed(stdout, test.expected)
+    return passed / len(tests), False
 
 
 def _ask(program: str, given: Any, function: str | None, limits: ProgramLimits) -> ProgramRun:
     if function is None:
         lines = "\n".join(map(str, given)) if isinstance(given, list) else str(given)
-        return run(program, lines.encode(), limits)
+        used = set(_NAMED.findall(program))
+        usual = [line for line in USUAL.splitlines() if "typing" in line or used.intersection(_NAMED.findall(line))]
+        source = f"PROGRAM, USUAL = {program!r}, {chr(10).join(usual)!r}\n{_MAIN}"
+        return run(source, lines.encode(), limits)
     arguments = [json.loads(line) for line in given.splitlines()] if isinstance(given, str) else given
     head = f"PROGRAM, NAME, ARGUMENTS, USUAL = {program!r}, {function!r}, {json.dumps(arguments)!r}, {USUAL!r}\n"
     return run(head + _CALL, limits=limits)

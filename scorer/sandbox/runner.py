@@ -102,9 +102,10 @@ def probe() -> str | None:
 
 # The source comes first on stdin, its length before it: no file is needed, and none is left.
 _BOOT = (
-    "import os,sys\ndef _read(n):\n    data=b''\n    while len(data)<n:\n        data+=os.read(0,n-len(data))\n    "
+    "import builtins,os,sys\nbuiltins.exit=builtins.quit=sys.exit\n"
+    "def _read(n):\n    data=b''\n    while len(data)<n:\n        data+=os.read(0,n-len(data))\n    "
     "return data\n_source=_read(int(_read(12))).decode()\ndel "
-    "_read,os,sys\nexec(compile(_source,'program.py','exec'),{'__name__':'__main__'})\n"
+    "_read,builtins,os,sys\nexec(compile(_source,'program.py','exec'),{'__name__':'__main__'})\n"
 )
 
 

@@ -67,7 +67,7 @@ _WHOLE = re.compile(r"\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|mbo
 
 
 _COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement in _FORMS)
-_PLAIN = re.compile(r"[^\\_~]*", re.ASCII)
+_PLAIN = re.compile(r"[^\\_~*]*", re.ASCII)
 """Without a command, an index or a tie there is nothing to replace."""
 _CACHED = 4096
 

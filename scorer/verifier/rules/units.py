@@ -38,7 +38,8 @@ def without_unit(text: str, known: str, *, is_gold: bool = False) -> str:
     if (found := _BARE.fullmatch(text)) is not None and _are_units(found[2], known, is_gold):
         return found[1]
     found = _CLOSE.fullmatch(text)
-    if found is not None and ((not is_gold and found[2] in _LONE) or (len(found[2]) > 1 and _is_unit(found[2], ""))):
+    is_long = found is not None and (len(found[2]) > 1 or not found[2].isascii())
+    if found is not None and ((not is_gold and found[2] in _LONE) or (is_long and _is_unit(found[2], ""))):
         return found[1]
     return text
 

@@ -5,19 +5,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.comparison import is_returned
-from prefixrl.scorer.sandbox.programs import find_program, read_tests
+from prefixrl.scorer.sandbox.programs import find_program
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 PATIENCE_S = 200
 ADD = json.dumps({"inputs": ["1 2\n", "10 -3\n", "0 0\n"], "outputs": ["3\n", "7\n", "0\n"]})
 CALL = json.dumps({"inputs": [[1, 2], [10, -3]], "outputs": [[3], [7]], "fn_name": "add"})
-LINES = json.dumps({"inputs": ["[1,2]\n3"], "outputs": ["[1, 2, 3]"], "fn_name": "add"})
 READS = "a, b = map(int, input().split())\nprint(a + b)"
 
 
@@ -56,32 +56,35 @@ def judged(code: CodeMode, *asked: tuple[str, str], timeout_s: int = 5) -> list[
     return [found[key] for key in range(len(asked))]
 
 
-def test_the_last_block_or_fence_after_the_thinking_is_the_program() -> None:
+def test_answers_are_found_in_tagged_blocks_alone_where_their_value_counts() -> None:
     assert find_program(block("1") + block("2"), "answers") == "\n2\n"
-    assert find_program(fenced("1") + "\n" + fenced("2"), "tests") == "2\n"
-    assert find_program("<think>" + fenced("1") + "</think> none", "tests") is None
     assert find_program(fenced("1"), "answers") is None
-    assert find_program("f is defined as\ndef f():\n    return 3", "answers") == "def f():\n    return 3"
 
 
 def test_a_word_that_begins_with_def_is_no_program() -> None:
     assert find_program("the sequence defined by (a) is\ndefinitely 7", "answers") is None
 
 
-NO_TESTS = (
-    "7",
-    '{"inputs": [], "outputs": []}',
-    '{"inputs": ["1"], "outputs": []}',
-    '{"inputs": ["1"], "outputs": [null]}',
-    '{"inputs": [{"a": 1}], "outputs": ["1"]}',
-    '{"inputs": [3], "outputs": [3], "fn_name": "f"}',
-)
+ROWS = [json.loads(line) for line in (Path(__file__).parent / "answers.jsonl").read_text().splitlines()]
+"""Texts with the program that is found in them, or with tests and the verdict."""
 
 
-@pytest.mark.parametrize("gold", NO_TESTS)
-def test_a_gold_answer_without_tests_is_told(gold: str) -> None:
-    with pytest.raises(ValueError, match="holds no tests"):
-        read_tests(gold)
+def test_every_text_of_the_corpus_holds_the_program_that_it_should() -> None:
+    texts = [row for row in ROWS if "program" in row]
+    found = [(row["text"], find_program(row["text"], "tests")) for row in texts]
+    assert len(ROWS) >= 80 and found == [(row["text"], row["program"]) for row in texts]
+
+
+def test_every_shape_of_tests_is_run_or_told_and_never_a_silent_zero() -> None:
+    rows = [row for row in ROWS if "reward" in row]
+    found = judged("tests", *((row["text"], row["gold"]) for row in rows))
+    wrong = [
+        (row, each)
+        for row, each in zip(rows, found, strict=True)
+        if (each.reward, each.status) != (row["reward"], row["status"])
+    ]
+    assert wrong == []
+    assert all("holds no tests" in (each.extracted or "") for each in found if each.status == "error")
 
 
 def test_the_value_of_a_program_is_the_answer() -> None:
@@ -121,45 +124,18 @@ def test_a_program_without_a_value_is_no_answer_of_any_kind() -> None:
     assert (endless.reward, endless.status) == (0.0, "timeout")
 
 
-def test_the_share_of_tests_passed_is_the_reward() -> None:
+def test_noise_and_endless_programs_pass_no_tests() -> None:
     found = judged(
         "tests",
-        (fenced(READS), ADD),
-        (fenced("print(3)"), ADD),
-        (fenced("a, b = map(int, input().split())\nprint(float(a + b))"), ADD),
-        (fenced("raise SystemExit(1)"), ADD),
         (fenced("print('PASS')\nprint('3\\n7\\n0')"), ADD),
         (fenced("def add(a, b):\n    print('noise')\n    return a + b"), CALL),
-        (fenced("class Solution:\n    def add(self, a, b):\n        return [*a, b]"), LINES),
-        (fenced("def add(a, b):\n    return 3"), CALL),
         ("I do not know", ADD),
         (fenced("while True: pass"), ADD),
         timeout_s=2,
     )
     assert [(each.reward, each.status) for each in found] == [
-        (1.0, "ok"), (pytest.approx(1 / 3), "ok"), (1.0, "ok"), (0.0, "ok"), (0.0, "ok"), (1.0, "ok"), (1.0, "ok"),
-        (0.5, "ok"), (0.0, "no_answer"), (0.0, "timeout"),
+        (0.0, "ok"), (1.0, "ok"), (0.0, "no_answer"), (0.0, "timeout"),
     ]  # fmt: skip
-
-
-def called(given: object, expected: object) -> str:
-    return json.dumps({"inputs": [given], "outputs": [expected], "fn_name": "f"})
-
-
-def test_a_function_is_called_as_its_tests_are_written() -> None:
-    method = "class Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n        return Counter(x)[1]"
-    numbers = json.dumps({"inputs": [3], "outputs": [4]})
-    found = judged(
-        "tests",
-        (fenced(method), called([[1, 2, 1]], 2)),
-        (fenced("print(int(input()) + 1)"), numbers),
-        (fenced("def f(x):\n    return x"), called('""', "")),
-        (fenced("def f(x):\n    return x"), called('"[abc"', "[abc")),
-        (fenced("def f(x):\n    return x"), called("true", "true")),
-        (fenced("def g(x):\n    return x"), called([1], 1)),
-        (fenced("pass"), json.dumps({"inputs": [[[2, 3]]], "outputs": [[2, 3]], "fn_name": "List"})),
-    )
-    assert [(each.reward, each.status) for each in found] == [(1.0, "ok")] * 5 + [(0.0, "ok")] * 2
 
 
 def test_only_ten_tests_are_run() -> None:
@@ -175,12 +151,6 @@ def test_a_program_cannot_see_what_is_expected() -> None:
     gold = json.dumps({"inputs": ["1"], "outputs": ["secret"]})
     (found,) = judged("tests", (fenced(looks), gold))
     assert found.reward == 0.0
-
-
-def test_a_gold_answer_without_tests_is_an_error_and_never_a_wrong_answer() -> None:
-    (found,) = judged("tests", (fenced(READS), "18"))
-    assert found.status == "error"
-    assert found.extracted is not None and "holds no tests" in found.extracted
 
 
 def test_nothing_is_run_where_the_data_does_not_ask_for_it() -> None:
