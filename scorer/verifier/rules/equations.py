@@ -40,6 +40,7 @@ _ATOM = re.compile(
     )
 )  # fmt: skip
 """A name with marks or brackets: what a value may be the value of."""
+_DENIES = re.compile(r"(?<![a-z])(?:not|wrong|false|never)(?![a-z])", re.IGNORECASE)
 _SUM = re.compile(r"(?:[a-wA-W]|[A-Z]{2})(?:[-+](?:[a-wA-W]|[A-Z]{2}))+")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _GAP = re.compile(r"\\(?:q?quad(?![a-zA-Z])| )")
@@ -83,8 +84,8 @@ def is_name(side: str, gold: str) -> bool:
     """Return True if a side only says what the value is of: f(2) does, f(x) for a gold answer with letters alone."""
     text = compact(side)
     if re.fullmatch(r"[A-Za-z]{3,}", text):
-        return text.isupper() or is_word(text)
-    if _ATOM.fullmatch(text) is None:
+        return text.isupper() or (is_word(text) and not _DENIES.search(text))
+    if _ATOM.fullmatch(text) is None or _DENIES.search(text):
         return False
     applied = re.fullmatch(_APPLIED, text)
     unknown = {each for each in free_letters(applied[1]) if each.islower()} - set("fgh") if applied else set()

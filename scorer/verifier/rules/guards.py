@@ -80,7 +80,7 @@ def differs_in_kind(gold: str, answer: str, gold_is_number: bool) -> bool:
     return want != got and "tuple" in (want, got) and "" not in (want, got)
 
 
-_DROPPED = re.compile(r"\\(?:[lcd]?dots[cbm]?|h?phantom|vphantom|equiv)(?![a-zA-Z])|\d_")
+_DROPPED = re.compile(r"\\(?:[lcd]?dots[cbm]?|h?phantom|vphantom|equiv)(?![a-zA-Z])|\d_|\\pm\\infty")
 
 
 def drops_a_part(gold: str, answer: str) -> bool:

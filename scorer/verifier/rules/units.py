@@ -22,9 +22,9 @@ _LONE = frozenset("mgshLlVJWNC")
 _GROUP = r"\\(?:text|textrm|textnormal|textbf|mathrm|mbox)~?\s*\{((?:[^{}]|\^\{[^{}]*\})*)\}"
 _RAISED = r"(?:\^\{?-?\d\}?)?"
 _LETTERS = r"(?:(?!\d|_)\w)"
-_GROUPS = re.compile(rf"(?P<value>.*[\w)\]}}%!|'°])(?:\s|~|\\[ ,;:]|\\cdot|/)*{_GROUP}{_RAISED}\s*\.?", re.DOTALL)
+_GROUPS = re.compile(rf"(?s)(?P<value>.*[\w)\]}}%!|'°])(?<!\\cdot)(?:\s|~|\\[ ,;:]|\\cdot|/)*{_GROUP}{_RAISED}\s*\.?")
 _BARE = re.compile(rf"(.*[\d)}}°])\s+({_LETTERS}{{2,}}(?:(?:\s+|/){_LETTERS}+)*){_RAISED}\.?", re.DOTALL)
-_CLOSE = re.compile(rf"([-+]?\$?[\d.,]*\d)\s*({_LETTERS}{{1,3}}){_RAISED}\.?")
+_CLOSE = re.compile(rf"([-+]?\$?[\d.,]*\d)\s*({_LETTERS}{{1,3}}|[^\x00-\x7f\s]+){_RAISED}\.?")
 _BETWEEN = re.compile(r"\\[ ,;:!]|\\(?:cdot|times)(?![a-zA-Z])|\^\{?[-+]?\d\}?|[\s~./()'°²³·-]")
 
 
@@ -37,11 +37,10 @@ def without_unit(text: str, known: str, *, is_gold: bool = False) -> str:
         text = found["value"]
     if (found := _BARE.fullmatch(text)) is not None and _are_units(found[2], known, is_gold):
         return found[1]
-    found = _CLOSE.fullmatch(text)
-    is_long = found is not None and (len(found[2]) > 1 or not found[2].isascii())
-    if found is not None and ((not is_gold and found[2] in _LONE) or (is_long and _is_unit(found[2], ""))):
-        return found[1]
-    return text
+    if (found := _CLOSE.fullmatch(text)) is None:
+        return text
+    is_unit = _is_unit(found[2], "") if len(found[2].encode()) > 1 else found[2] in _LONE and not is_gold
+    return found[1] if is_unit else text
 
 
 def _are_units(text: str, known: str, is_gold: bool) -> bool:

@@ -43,7 +43,7 @@ PITFALLS = {
     "gold wrapping", "hedge", "integer", "interval", "junk", "line break", "matrix", "matrix equation",
     "model's form", "no expression", "polynomial", "published form", "relative tolerance", "scientific",
     "second choice", "set", "subscript", "surd", "text", "text after", "tiny numbers", "tuple", "unit",
-    "unsolved equation", "word",
+    "unsolved equation", "value", "word",
 }  # fmt: skip
 
 
