@@ -27,6 +27,7 @@ from prefixrl.scorer.cache import Completion, Completions
 from prefixrl.scorer.judging import IDLE_S, Answered, Judging, ProcessReward, ScorerLoop, failure
 from prefixrl.scorer.process.step_scoring import StepScoring
 from prefixrl.scorer.verifier.pool import VerifierPool
+from prefixrl.scorer.verifier.pool_thread import PoolThread
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Scorer(ScorerLoop):
         link: Link,
         engine: Engine,
         renderer: Renderer | ByteRenderer,
-        verifier: VerifierPool,
+        verifier: VerifierPool | PoolThread,
         digests: ModelDigests,
         scoring: StepScoring | None = None,
     ) -> None:

@@ -14,6 +14,7 @@ from prefixrl.common.worker.join import WorkerSession
 from prefixrl.scorer.process.step_scoring import StepScoring, load_scoring
 from prefixrl.scorer.sandbox import runner as sandbox
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+from prefixrl.scorer.verifier.pool_thread import PoolThread
 
 if TYPE_CHECKING:
     from prefixrl.scorer.direct import DirectScorer
@@ -40,7 +41,7 @@ def _process_folder(model: str) -> str:
 
 
 def _direct(
-    session: WorkerSession, verifier: VerifierPool, digests: ModelDigests, scoring: StepScoring | None = None
+    session: WorkerSession, verifier: PoolThread, digests: ModelDigests, scoring: StepScoring | None = None
 ) -> "DirectScorer":
     from prefixrl.scorer.direct import Decoder, DirectScorer
 
@@ -48,7 +49,7 @@ def _direct(
 
 
 def _with_target(
-    session: WorkerSession, verifier: VerifierPool, digests: ModelDigests, scoring: StepScoring | None
+    session: WorkerSession, verifier: PoolThread, digests: ModelDigests, scoring: StepScoring | None
 ) -> "Scorer":
     from prefixrl.common.engines.interface.base import Engine
     from prefixrl.common.engines.make import make_engine
@@ -74,7 +75,7 @@ def _with_target(
     return Scorer(config, session.link, engine, renderer, verifier, digests, scoring)
 
 
-def _verifier(session: WorkerSession, digests: ModelDigests) -> VerifierPool:
+def _verifier(session: WorkerSession, digests: ModelDigests) -> PoolThread:
     section, function_ref = session.config.scorer, session.config.reward.function
     function = None
     if function_ref is not None:
@@ -90,6 +91,5 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> VerifierPool:
             f"scorers on hosts with user namespaces (docs/verification.md), or leave out data.code and such problems"
         )
     joins_boxes = section.boxes == "sentence"
-    return VerifierPool(
-        section.verifier_children, section.verify_timeout_s, function, runs_programs, joins_boxes=joins_boxes
-    )
+    children, timeout_s = section.verifier_children, section.verify_timeout_s
+    return PoolThread(lambda: VerifierPool(children, timeout_s, function, runs_programs, joins_boxes=joins_boxes))

@@ -2,6 +2,7 @@
 
 routing.py        the way of a completion: a verdict at once, or a question to a child
 pool.py           `VerifierPool`: verdicts without waiting, from children that can be killed
+pool_thread.py    `PoolThread`: the pool of a scorer, which an engine's steps do not hold up
 child_process.py  a child as the pool sees it, and the template from which it is forked
 exchange.py       the messages between pool and children
 child.py          the child itself: sympy and programs

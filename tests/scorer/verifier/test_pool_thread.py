@@ -1,0 +1,80 @@
+"""A pool in a thread of its own judges on while an engine takes its steps."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from prefixrl.common.errors import PeerLost
+from prefixrl.common.run.digests import function_digest
+from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
+from prefixrl.scorer.verifier.pool_thread import PoolThread
+from prefixrl.scorer.verifier.rules.verify import Judgement
+from support.fakes import wait_until
+
+FUNCTION = """
+import time
+def score(question, answer, gold):
+    time.sleep(float(question))
+    return float(answer == gold)
+"""
+ROWS = 64
+
+
+def started(folder: Path) -> tuple[PoolThread, list[VerifierPool]]:
+    """A pool with one child of `FUNCTION`, which has judged an answer."""
+    file = folder / "reward.py"
+    file.write_text(FUNCTION)
+    made: list[VerifierPool] = []
+
+    def make() -> VerifierPool:
+        made.append(VerifierPool(1, 5, RewardFunction(f"{file}:score", function_digest(f"{file}:score"))))
+        return made[0]
+
+    thread = PoolThread(make)
+    thread.submit(-1, "7", "7", "0")
+    assert verdicts(thread, 1)[-1].reward == 1.0
+    return thread, made
+
+
+def verdicts(thread: PoolThread, count: int) -> dict[int, Judgement]:
+    found: dict[int, Judgement] = {}
+
+    def are_all_there() -> bool:
+        found.update(thread.poll())
+        return len(found) == count
+
+    wait_until(are_all_there, 60.0)
+    return found
+
+
+def test_all_answers_are_judged_within_one_step_of_an_engine(tmp_path: Path) -> None:
+    thread, _ = started(tmp_path)
+    for row in range(ROWS):
+        thread.submit(row, str(row), "7", "0.001")
+    # The step of an engine, in which nothing of the pool is called.
+    time.sleep(5.0)
+    found = dict(thread.poll())
+    assert {row: judged.reward for row, judged in found.items()} == {row: float(row == 7) for row in range(ROWS)}
+
+
+def test_a_function_that_is_quick_is_no_trouble_and_one_that_hangs_is(tmp_path: Path) -> None:
+    thread, _ = started(tmp_path)
+    for row in range(ROWS):
+        thread.submit(row, str(row), "7", "0")
+    verdicts(thread, ROWS)
+    assert thread.trouble == ""
+    thread.submit(ROWS, "7", "7", "600")
+    wait_until(lambda: bool(thread.trouble), 60.0)
+    assert "reward.py:score" in thread.trouble
+    judged = verdicts(thread, 1)[ROWS]
+    assert (judged.status, judged.fault) == ("error", "function overran")
+
+
+def test_what_ends_the_thread_is_raised_where_verdicts_are_taken() -> None:
+    def make() -> VerifierPool:
+        raise PeerLost("no child starts")
+
+    thread = PoolThread(make)
+    with pytest.raises(PeerLost, match="no child starts"):
+        wait_until(lambda: bool(thread.poll()), 60.0)
