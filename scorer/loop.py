@@ -26,8 +26,7 @@ from prefixrl.common.worker.link import Link
 from prefixrl.scorer.cache import Completion, Completions
 from prefixrl.scorer.judging import IDLE_S, Answered, Judging, ProcessReward, ScorerLoop, failure
 from prefixrl.scorer.process.step_scoring import StepScoring
-from prefixrl.scorer.verifier.pool import VerifierPool
-from prefixrl.scorer.verifier.pool_thread import PoolThread
+from prefixrl.scorer.verifier.pool_thread import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ class Scorer(ScorerLoop):
         link: Link,
         engine: Engine,
         renderer: Renderer | ByteRenderer,
-        verifier: VerifierPool | PoolThread,
+        verifier: Verifier,
         digests: ModelDigests,
         scoring: StepScoring | None = None,
     ) -> None:

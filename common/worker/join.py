@@ -77,7 +77,7 @@ def find_broker(
     """
     if directory is None:
         return given(endpoint or "", key_file or Path())
-    _wait_for_endpoint(directory, stopping, ORPHAN_S if old_ns is None else math.inf, old_ns)
+    _wait_for_endpoint(directory, stopping, old_ns)
     if (directory / END_FILE).exists():
         log.warning(
             "the run in %s has ended (`prefixrl list` tells how): waiting for a learner to go on with it", directory
@@ -85,11 +85,10 @@ def find_broker(
     return partial(address_in, directory, "worker")
 
 
-def _wait_for_endpoint(
-    directory: Path, stopping: Callable[[], bool], patience_s: float = ORPHAN_S, old_ns: int | None = None
-) -> None:
-    """Wait until a broker has started; PeerLost after `patience_s`, RunIsOver on a stop."""
+def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], old_ns: int | None) -> None:
+    """Wait until a broker has started; PeerLost in the end where no launch watches the learner, RunIsOver on a stop."""
     check_format(directory)
+    patience_s = ORPHAN_S if old_ns is None else math.inf
     from_s, wait = time.monotonic(), WaitLog(f"a learner to start its broker in {directory}")
     if not directory.exists():
         log.warning(

@@ -43,7 +43,6 @@ from prefixrl.deploy.view.live_view import View
 from prefixrl.deploy.view.run_state import fetch, nothing_left
 from prefixrl.deploy.view.stalls import Watchdog
 
-ROLES = ("rollout", "scorer")
 LEARNER_RESTARTS = 3
 STOPPED_BY_BROKER_S = 20.0
 """If the learner ends within this time, its broker had stopped a worker that ended without a fault."""
@@ -241,36 +240,23 @@ class Launcher:
                 worker.start()
 
     def _add_workers(self, old_ns: int) -> None:
-        """Prepare the workers; start those ahead whose engine takes as long to import as the learner needs to start.
-
-        Args:
-            old_ns: Time of an endpoint file that an earlier broker wrote, 0 without one.
-        """
+        """Prepare the workers; start those ahead that import an engine; `old_ns`: time of an old endpoint file."""
         # They are stopped after the learner: nothing would take what they finish then.
         arguments = ["--run", str(self._directory), "--grace-s", "0"]
-        for role in ROLES:
+        engines = {"rollout": self._config.rollout.engine, "scorer": self._config.scorer.engine}
+        counts = {"rollout": self._config.launch.rollouts, "scorer": self._config.launch.scorers}
+        for role, engine in engines.items():
             allowed = allowances(self._config) if role == "scorer" else []
-            for index in range(self._workers_of(role)):
+            has_model = role == "rollout" or self._config.mode == "prefix"
+            for index in range(counts[role]):
                 number = ["--number", str(index)]
                 worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed])
                 self.workers.append(worker)
-                if self._is_embedded(role):
+                if has_model and engine in ("auto", "transformers"):
                     worker.environment[AHEAD_VARIABLE] = str(old_ns)
                     worker.start()
         if self._placed:
             self._view.announce(described(self._placed))
-
-    def _workers_of(self, role: str) -> int:
-        return self._config.launch.rollouts if role == "rollout" else self._config.launch.scorers
-
-    def _is_embedded(self, role: str) -> bool:
-        """Return True if workers of a role surely hold a model of transformers in their own process."""
-        config = self._config
-        if role == "scorer" and config.mode == "direct":
-            return False
-        section = config.rollout if role == "rollout" else config.scorer
-        is_without_vllm = not self._gpus or section.device == "cpu" or config.bitwise
-        return section.engine == "transformers" or (section.engine == "auto" and is_without_vllm)
 
     def _worker_ended(self, worker: Child, code: int) -> None:
         now_s = time.monotonic()

@@ -60,8 +60,5 @@ def saved_state(state: dict[str, Any]) -> dict[str, Tensor]:
 
 def restored(name: str, saved: Tensor, optimizer: torch.optim.Optimizer, device: torch.device) -> Tensor | int:
     """Return one part of a parameter's state as this optimiser wants it."""
-    if name != "step":
-        return saved.to(device)
-    if not isinstance(optimizer, torch.optim.AdamW):
-        return int(saved.item())
-    return saved.to(device)
+    is_number = name == "step" and not isinstance(optimizer, torch.optim.AdamW)
+    return int(saved.item()) if is_number else saved.to(device)

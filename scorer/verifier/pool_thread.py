@@ -1,4 +1,4 @@
-"""A verifier pool in a thread of its own: its children get the next answer at once, however long an engine's step is.
+"""A verifier pool in a thread of its own, which feeds its children while the engine takes a step.
 
 loop ── submit ──▶ queue ──▶ thread: VerifierPool ──▶ verdicts ──▶ poll
 └─ a byte wakes it ─▶┘
@@ -17,7 +17,6 @@ from prefixrl.scorer.verifier.rules.verify import Judgement
 
 LONGEST_WAIT_S = 0.5
 """Time after which `trouble` is told anew though nothing happens."""
-_WOKEN_BYTES = 4096
 
 
 class PoolThread:
@@ -26,7 +25,6 @@ class PoolThread:
     def __init__(self, make: Callable[[], VerifierPool]) -> None:
         """Start the thread, which ends with the process."""
         self.trouble = ""
-        """A function that hangs, or failed in the last minute, in words; else ""."""
         self._make = make
         self._submitted: deque[tuple[int, str, str, str, CodeMode]] = deque()
         self._verdicts: deque[tuple[int, Judgement]] = deque()
@@ -59,8 +57,12 @@ class PoolThread:
         limit_s = LONGEST_WAIT_S if due_s is None else min(due_s, LONGEST_WAIT_S)
         woken, _, _ = select.select([pool.descriptor, self._woken], [], [], limit_s)
         if self._woken in woken:
-            os.read(self._woken, _WOKEN_BYTES)
+            os.read(self._woken, select.PIPE_BUF)
         for _ in range(len(self._submitted)):
             pool.submit(*self._submitted.popleft())
         self._verdicts.extend(pool.poll())
         self.trouble = pool.trouble
+
+
+Verifier = VerifierPool | PoolThread
+"""A judge of a scorer."""
