@@ -111,6 +111,8 @@ def tuple_elements(text: str) -> list[str]:
 
 def split_at(text: str, mark: str) -> list[str]:
     """Cut at every mark outside of brackets; not at all if brackets are not balanced."""
+    if mark not in text:
+        return [text]
     parts, depth = [""], 0
     for char in text:
         depth += (char in "([{") - (char in ")]}")

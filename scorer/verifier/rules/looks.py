@@ -69,10 +69,9 @@ _WHOLE = re.compile(r"\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|mbo
 _COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement in _FORMS)
 _PLAIN = re.compile(r"[^\\_~*]*", re.ASCII)
 """Without a command, an index or a tie there is nothing to replace."""
-_CACHED = 4096
 
 
-@functools.lru_cache(maxsize=_CACHED)
+@functools.lru_cache(maxsize=4096)
 def tidied(answer: str) -> str:
     """Remove all that a parser need not see; spaces stay."""
     # Of a box within the box, the command alone: a parser would take the inner one for the whole.
@@ -111,7 +110,7 @@ def _inner(text: str) -> str | None:
     return text[opening + 1 : -1] if depth == 0 else None
 
 
-@functools.lru_cache(maxsize=_CACHED)
+@functools.lru_cache(maxsize=4096)
 def normalise(answer: str) -> str:
     """Remove what only changes the looks of an answer: delimiters, spacing, wrappers, styles."""
     text = tidied(answer).removesuffix(".")

@@ -1,7 +1,4 @@
-r"""An answer beside the question, whose formulas are no answers. Pure.
-
-`\sqrt{98}` is wrong for `7\sqrt2` where the question holds $\sqrt{98}$, whole or as a part.
-"""
+"""An answer beside the question, whose formulas are no answers. Pure."""
 
 import functools
 import re

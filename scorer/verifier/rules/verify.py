@@ -67,7 +67,6 @@ def judge_exactly(gold: str, extracted: str) -> Judgement | None:
 
 _ROUNDED = re.compile(r"-?\d*\.\d{6,}")
 _NUMBERS = re.compile(r"[-\d.,()\[\]{}\\/]+")
-"""Nothing but numbers: one, or a tuple, set or list of them."""
 _IN_BASE = re.compile(r"\(?(?=[0-9A-F.]*\d)[0-9A-F.]+\)?_\w+")
 _NEVER = Claim("0", "1")
 
