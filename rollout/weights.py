@@ -74,10 +74,10 @@ class WeightsSource:
     def of(cls, welcome: Welcome, broker: Address) -> "WeightsSource":
         """Choose the local endpoint where it is this user's, on this host; else the encrypted way."""
         # Without encryption the bytes come nearly three times as fast (benchmarks/weight_transfer.py).
-        door = Path(welcome.local_weights_endpoint.removeprefix("ipc://"))
+        local = Path(welcome.local_weights_endpoint.removeprefix("ipc://"))
         with contextlib.suppress(OSError):  # another user's folder, or none of this host
-            if welcome.local_weights_endpoint and door.is_socket() and door.stat().st_uid == os.geteuid():
-                log.info("weights come through the local endpoint %s", door)
+            if welcome.local_weights_endpoint and local.is_socket() and local.stat().st_uid == os.geteuid():
+                log.info("weights come through the local endpoint %s", local)
                 return cls(welcome.local_weights_endpoint, None)
         endpoint = beside(welcome.weights_endpoint, broker.endpoint)
         log.info("weights come encrypted from %s", endpoint)

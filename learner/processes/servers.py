@@ -32,8 +32,8 @@ RESTARTS_ALLOWED = 5
 CLOSE_S = 15.0
 """More than a broker takes to stop all workers."""
 WATCH_EVERY_S = 0.1
-MOST_DOOR_BYTES = 107 if sys.platform == "linux" else 103
-NO_DOOR = "workers on this host fetch the weights over TCP, encrypted, which takes longer"
+MOST_LOCAL_ENDPOINT_BYTES = 107 if sys.platform == "linux" else 103
+NO_LOCAL_ENDPOINT = "workers on this host fetch the weights over TCP, encrypted, which takes longer"
 
 
 class Servers:
@@ -64,7 +64,7 @@ class Servers:
         (directory / "weights").mkdir(exist_ok=True)
         make_keys(directory)
         self._folder = _private_folder(directory)
-        self._local_endpoint = _door_in(self._folder)
+        self._local_endpoint = _local_endpoint_in(self._folder)
         self._weights_file, endpoint_file = directory / "weights_endpoint", directory / "endpoint"
         self._weights_file.unlink(missing_ok=True)
         before = _written(endpoint_file)
@@ -198,18 +198,18 @@ def _private_folder(directory: Path) -> Path | None:
             return folder
         return Path(tempfile.mkdtemp(prefix="prefixrl-"))  # another user made a folder of that name
     except OSError as error:
-        log.warning("no folder for a local endpoint can be made (%s): %s", error, NO_DOOR)
+        log.warning("no folder for a local endpoint can be made (%s): %s", error, NO_LOCAL_ENDPOINT)
         return None
 
 
-def _door_in(folder: Path | None) -> str:
-    """Return the endpoint of the local endpoint in a folder, "" where there can be none."""
+def _local_endpoint_in(folder: Path | None) -> str:
+    """Return the local endpoint in a folder, "" where there can be none."""
     if folder is None:
         return ""
-    if (size := len(os.fsencode(folder / "weights"))) > MOST_DOOR_BYTES:
+    if (size := len(os.fsencode(folder / "weights"))) > MOST_LOCAL_ENDPOINT_BYTES:
         log.warning(
             "the path of the local endpoint in %s has %d bytes, a socket's at most %d; %s; a shorter TMPDIR avoids it",
-            folder, size, MOST_DOOR_BYTES, NO_DOOR,
+            folder, size, MOST_LOCAL_ENDPOINT_BYTES, NO_LOCAL_ENDPOINT,
         )  # fmt: skip
         return ""
     return f"ipc://{folder}/weights"
