@@ -295,7 +295,7 @@ def _paths(options: GenerateOptions, directory: Path) -> list[str]:
     sets = options.sets or (STDIN,)
     if sets.count(STDIN) > 1:
         raise ConfigError("--data -: stdin can be read once only")
-    kept = directory / "stdin"
+    kept = directory / "stdin.jsonl"
     if STDIN in sets:
         if sys.stdin.isatty():
             click.echo("reading problems from the terminal, a JSON object per line", err=True)
