@@ -142,7 +142,7 @@ def test_generated_answers_are_those_of_an_evaluation_row_by_row(run: Path) -> N
     given.insert(10, "{no JSON")
     finished = prefixrl("generate", run, "--checkpoint", "4", stdin="\n".join(given))
     assert finished.returncode == 6, finished.stderr
-    assert "stdin row 11: bad row: JSON is malformed" in finished.stderr
+    assert "stdin.jsonl row 11: bad row: JSON is malformed" in finished.stderr
     found = lines_of(finished.stdout)
     assert [line["row"] for line in found] == list(range(1, 66))
     bad = found.pop(10)
