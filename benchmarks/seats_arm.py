@@ -36,6 +36,7 @@ from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.processes.servers import Servers
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
+from prefixrl.scorer.verifier.pool_thread import PoolThread
 
 MEDIAN, SIGMA, LIMIT = 351.84, 1.07088, 2048
 """Tokens of a row: mean 550, one row in twenty is cut."""
@@ -240,7 +241,7 @@ def main(path: Path, kind: str, seconds: float) -> None:
             link = Link(partial(address_in, directory / "run", "worker"), "scorer")
             link.name = link.welcome().worker
             digests = scorer_digests(config, config.model_of("scorer"))
-            verifier = VerifierPool(1, 5)
+            verifier = PoolThread(lambda: VerifierPool(1, 5))
             scorer = Scorer(config, link, engine, ByteRenderer(), verifier, digests)
             scorer.say_ready()
             worker = threading.Thread(target=scorer.run, args=(lambda: 2 * is_over.is_set(),), daemon=True)
@@ -248,7 +249,6 @@ def main(path: Path, kind: str, seconds: float) -> None:
             found = measured(client, engine, meter, kind, seconds)
             is_over.set()
             worker.join(10.0)
-            verifier.close()
             link.close("done")
     finally:
         servers.close()

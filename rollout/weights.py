@@ -146,7 +146,7 @@ class Fetcher:
                 if client is None or client.endpoint != self._source.endpoint:
                     if client is not None:
                         client.close()
-                    client = _connected(self._source)
+                    client = Client(self._source.endpoint, FromWeights, secrets.token_hex(8).encode(), self._source.key)
                 wanted = self._wanted
                 is_missing = wanted not in (self._have, self._served) and wanted[0] >= self._have[0]
                 if is_missing and not self._fetch(client, wanted):
@@ -262,7 +262,3 @@ class Fetcher:
                         raise PeerLost(f"version {version} is not there (newest: {latest})")
                     version = latest
                     client.send(GetManifest(version), timeout_s=ANSWER_S)
-
-
-def _connected(source: WeightsSource) -> Client[FromWeights, ToWeights]:
-    return Client(source.endpoint, FromWeights, secrets.token_hex(8).encode(), source.key)

@@ -39,7 +39,7 @@ from prefixrl.common.wire.verdicts import row_verdict
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.open_tasks import Drain, RowsLeftReport, handed_back
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
-from prefixrl.scorer.verifier.pool_thread import Verifier
+from prefixrl.scorer.verifier.pool_thread import PoolThread
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 IDLE_S = 0.05
@@ -112,7 +112,7 @@ class Judging:
     def __init__(
         self,
         link: Link,
-        verifier: Verifier,
+        verifier: PoolThread,
         section: ScorerConfig,
         default_cut: Cut,
         process: ProcessReward | None = None,

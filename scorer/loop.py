@@ -26,7 +26,7 @@ from prefixrl.common.worker.link import Link
 from prefixrl.scorer.cache import Completion, Completions
 from prefixrl.scorer.judging import IDLE_S, Answered, Judging, ProcessReward, ScorerLoop, failure
 from prefixrl.scorer.process.step_scoring import StepScoring
-from prefixrl.scorer.verifier.pool_thread import Verifier
+from prefixrl.scorer.verifier.pool_thread import PoolThread
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Scorer(ScorerLoop):
         link: Link,
         engine: Engine,
         renderer: Renderer | ByteRenderer,
-        verifier: Verifier,
+        verifier: PoolThread,
         digests: ModelDigests,
         scoring: StepScoring | None = None,
     ) -> None:
@@ -200,15 +200,13 @@ class Scorer(ScorerLoop):
             elif done.finish == "length" and may_extend:
                 cut.append(whole)
             elif done.text is None:
-                self._judge_text(task, whole, self._ended(whole, done), done.finish)
+                # A stop may be no special token.
+                answer = self._renderer.without_stop(whole.answer) if done.finish == "eos" else whole.answer
+                self._judge_text(task, whole, answer, done.finish)
             else:
                 self._judge_text(task, whole, self._renderer.text(begun.answer) + done.text, done.finish)
         if cut:
             self._extend(task, cut)
-
-    def _ended(self, whole: _Decoding, done: Completion) -> TokenIds:
-        """Return the tokens of an answer without its stop, which may be no special token."""
-        return self._renderer.without_stop(whole.answer) if done.finish == "eos" else whole.answer
 
     def _judge_text(self, task: str, done: _Decoding, answer: TokenIds | str, finish: Finish) -> None:
         """Have an answer judged; it is a text where its tokens are not known."""

@@ -17,7 +17,7 @@ import pytest
 from support.paths import ROOT
 
 ROOTS = ("common", "deploy", "learner", "rollout", "scorer")
-PRODUCT_LINES = 41_900
+PRODUCT_LINES = 41_800
 """Most lines of the product, examples apart. Raising this needs a record in docs/decisions/."""
 TEST_LINES_PER_LINE = 1.15
 ENTRIES = 14

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -55,9 +56,12 @@ def address_in(directory: Path, role: KeyRole) -> Address:
     return Address(endpoint, read_client_key(client_key_file(directory, role)))
 
 
-def written_ns(endpoint_file: Path) -> int:
-    """Return when a broker wrote its endpoint, 0 before it did."""
-    return endpoint_file.stat().st_mtime_ns if endpoint_file.exists() else 0
+def mark_of(endpoint_file: Path) -> str:
+    """Return a mark that differs after each write of a file, whatever the clock says; "" without a file."""
+    with suppress(FileNotFoundError):
+        found = endpoint_file.stat()
+        return f"{found.st_ino}-{found.st_mtime_ns}"
+    return ""
 
 
 def bindable(listen: str) -> str:

@@ -21,8 +21,7 @@ MOST_NUMBER = 999_999
 GRACE_S = 20.0
 """Usual grace time; batch systems and service managers kill after 30 s."""
 AHEAD_VARIABLE = "PREFIXRL_AHEAD_OF"
-"""Variable by which a launch starts a worker while the learner starts; its value is the time (ns) of an endpoint file
-that an earlier broker wrote, 0 without one."""
+"""Variable by which a launch starts a worker beside the learner: the mark of an earlier broker's endpoint file."""
 ALLOW_FUNCTION = "Let the run's reward.function be executed here if it is this one; may be repeated."
 SECRET = "Let the run send this environment variable to its endpoint, as its key; may be repeated."
 settings_option = click.option(
@@ -112,18 +111,17 @@ def _scorer_option(role: str, *names: str, metavar: str, help: str) -> Callable[
     return lambda command: command
 
 
-def _import_ahead(stop: StopSignals) -> int | None:
-    """Import what an embedded engine needs if a launch asks for it; return its endpoint's time; RunIsOver on a stop."""
-    old_ns = os.environ.pop(AHEAD_VARIABLE, None)
-    if old_ns is None:
+def _import_ahead(stop: StopSignals) -> str | None:
+    """Import an embedded engine if a launch asks for it; return the mark of an old endpoint; RunIsOver on a stop."""
+    old = os.environ.pop(AHEAD_VARIABLE, None)
+    if old is None:
         return None
     try:
         with stop.ending_at_once(), without_gc():
             from prefixrl.common.engines.embedded import continuous, fixed_rows  # noqa: F401
-            from prefixrl.common.engines.vllm import setup  # noqa: F401
     except AskedToStop:
         raise RunIsOver("asked to stop before a run had begun") from None
-    return int(old_ns)
+    return old
 
 
 def _absolute(function_ref: str) -> str:

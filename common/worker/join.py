@@ -17,7 +17,7 @@ from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import AskedToStop
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import END_FILE
-from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given, written_ns
+from prefixrl.common.wire.address import ENDPOINT_FILE, Find, address_in, given, mark_of
 from prefixrl.common.wire.messages.worker import Done, Welcome
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.common.worker.allowed import NOTHING_ALLOWED, Allowed, check
@@ -65,19 +65,15 @@ class EndedEarly(Exception):
 
 
 def find_broker(
-    directory: Path | None,
-    endpoint: str | None,
-    key_file: Path | None,
-    stopping: Callable[[], bool],
-    old_ns: int | None = None,
+    directory: Path | None, endpoint: str | None, key_file: Path | None, stopping: Callable[[], bool], old: str | None
 ) -> Find:
     """Return the finder of a given endpoint, or of the broker that a run directory names.
 
-    `old_ns`: time of an endpoint file that an earlier broker wrote, from a launch that watches the learner itself.
+    `old`: the mark of an earlier broker's endpoint file, from a launch that watches the learner itself.
     """
     if directory is None:
         return given(endpoint or "", key_file or Path())
-    _wait_for_endpoint(directory, stopping, old_ns)
+    _wait_for_endpoint(directory, stopping, old)
     if (directory / END_FILE).exists():
         log.warning(
             "the run in %s has ended (`prefixrl list` tells how): waiting for a learner to go on with it", directory
@@ -85,17 +81,17 @@ def find_broker(
     return partial(address_in, directory, "worker")
 
 
-def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], old_ns: int | None) -> None:
+def _wait_for_endpoint(directory: Path, stopping: Callable[[], bool], old: str | None) -> None:
     """Wait until a broker has started; PeerLost in the end where no launch watches the learner, RunIsOver on a stop."""
     check_format(directory)
-    patience_s = ORPHAN_S if old_ns is None else math.inf
+    patience_s = ORPHAN_S if old is None else math.inf
     from_s, wait = time.monotonic(), WaitLog(f"a learner to start its broker in {directory}")
     if not directory.exists():
         log.warning(
             "there is no run directory %s (yet): waiting %g s for a learner to make it; is the path right?",
             directory.absolute(), patience_s,
         )  # fmt: skip
-    while written_ns(directory / ENDPOINT_FILE) in (0, old_ns):
+    while mark_of(directory / ENDPOINT_FILE) in ("", old):
         if stopping():
             raise RunIsOver("asked to stop before a run had begun")
         waited_s = time.monotonic() - from_s

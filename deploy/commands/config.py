@@ -44,7 +44,9 @@ def explained(key: str | None) -> Iterator[str]:
     known = settings()
     if key is None:
         yield "prefixrl config KEY explains a key or a section; --markdown and --json-schema print all.\n"
-        yield from _short([each for each in known if "." not in each.key])
+        sections = [each for each in known if "." not in each.key]
+        width = max(len(each.key) for each in sections)
+        yield from (f"{each.key:{width}}  {each.sentence}" for each in sections)
         return
     found = [each for each in known if each.key == key or each.key.startswith(f"{key}.")]
     if not found:
@@ -58,11 +60,6 @@ def explained(key: str | None) -> Iterator[str]:
         yield from _long(setting)
 
 
-def _short(found: list[Setting]) -> Iterator[str]:
-    width = max(len(each.key) for each in found)
-    yield from (f"{each.key:{width}}  {each.sentence}" for each in found)
-
-
 def _long(setting: Setting) -> Iterator[str]:
     if setting.is_section:
         yield f"[{setting.key}]  {setting.sentence}"
@@ -71,10 +68,6 @@ def _long(setting: Setting) -> Iterator[str]:
     default = "  (required)" if is_required else f"  (default: {setting.default})" if setting.default else ""
     yield f"{setting.key} = {setting.values}{default}"
     yield from textwrap.wrap(setting.sentence, WIDTH, initial_indent="    ", subsequent_indent="    ")
-
-
-def _shown(default: str) -> str:
-    return f"`{default}`" if default not in ("", "required") else default
 
 
 def page() -> str:
@@ -93,5 +86,6 @@ def _table(known: tuple[Setting, ...], prefix: str) -> Iterator[str]:
     for each in known:
         name = each.key.removeprefix(prefix)
         if each.key.startswith(prefix) and "." not in name and not each.is_section:
-            cells = (f"`{name}`", each.values, _shown(each.default), each.sentence)
+            default = f"`{each.default}`" if each.default not in ("", "required") else each.default
+            cells = (f"`{name}`", each.values, default, each.sentence)
             yield f"| {' | '.join(cell.replace('|', BAR) for cell in cells)} |"

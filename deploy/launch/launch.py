@@ -32,7 +32,7 @@ from prefixrl.common.host.process import PARENT_VARIABLE, end_children, own, sto
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
 from prefixrl.common.run.disk import held_bytes
 from prefixrl.common.run.status import StatusDocument
-from prefixrl.common.wire.address import ENDPOINT_FILE, written_ns
+from prefixrl.common.wire.address import ENDPOINT_FILE, mark_of
 from prefixrl.common.wire.keys import KEYS_FOLDER
 from prefixrl.common.worker.allowed import flags as allowances
 from prefixrl.common.worker.command import AHEAD_VARIABLE, set_flags
@@ -199,7 +199,7 @@ class Launcher:
 
     def _run(self, stopped: Callable[[], bool]) -> int:
         """Watch until the learner ends for good or a stop is asked for."""
-        known = written_ns(self._endpoint_file)
+        known = mark_of(self._endpoint_file)
         self.learner.start()
         with self._view:
             if not self.workers:
@@ -211,7 +211,7 @@ class Launcher:
                     if not is_worth_it or not self.learner.budget.take(time.monotonic()):
                         return code
                     self._restart(self.learner, code)
-                if (written := written_ns(self._endpoint_file)) != known:
+                if (written := mark_of(self._endpoint_file)) != known:
                     known = written
                     self._start_workers()
                 for worker in self.workers:
@@ -239,21 +239,21 @@ class Launcher:
             if not worker.is_drained and (worker.process is None or worker.code is not None):
                 worker.start()
 
-    def _add_workers(self, old_ns: int) -> None:
-        """Prepare the workers; start those ahead that import an engine; `old_ns`: time of an old endpoint file."""
+    def _add_workers(self, old: str) -> None:
+        """Prepare the workers; start those ahead that import an engine; `old`: mark of an old endpoint file."""
         # They are stopped after the learner: nothing would take what they finish then.
         arguments = ["--run", str(self._directory), "--grace-s", "0"]
-        engines = {"rollout": self._config.rollout.engine, "scorer": self._config.scorer.engine}
-        counts = {"rollout": self._config.launch.rollouts, "scorer": self._config.launch.scorers}
-        for role, engine in engines.items():
+        rollouts = "rollout", self._config.rollout.engine, self._config.launch.rollouts
+        scorers = "scorer", self._config.scorer.engine, self._config.launch.scorers
+        for role, engine, count in (rollouts, scorers):
             allowed = allowances(self._config) if role == "scorer" else []
             has_model = role == "rollout" or self._config.mode == "prefix"
-            for index in range(counts[role]):
+            for index in range(count):
                 number = ["--number", str(index)]
                 worker = self._child(f"{role}-{index}", f"prefixrl.{role}", [*arguments, *number, *allowed])
                 self.workers.append(worker)
                 if has_model and engine in ("auto", "transformers"):
-                    worker.environment[AHEAD_VARIABLE] = str(old_ns)
+                    worker.environment[AHEAD_VARIABLE] = old
                     worker.start()
         if self._placed:
             self._view.announce(described(self._placed))

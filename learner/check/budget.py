@@ -145,7 +145,8 @@ def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
         "buckets": found.buckets,
         "optimiser's temporaries (not at the same time)": found.optimizer,
     }
-    sum_text = f"most at a time (buckets fill while activations go), with the device's own context, of {_of(limit)}"
+    device = f"{limit / GIB:.1f} GiB" if limit else "a device that is not here (learner.device_memory_gib)"
+    sum_text = f"most at a time (buckets fill while activations go), with the device's own context, of {device}"
     head = f"learner, per rank of {plan.ranks}, ZeRO stage {plan.stage}:"
     rows = [f"  {size / GIB:8.2f} GiB  {text}" for text, size in [*parts.items(), (sum_text, found.peak)]]
     copies = SETS * plan.parameters * plan.dtype_bytes
@@ -153,10 +154,6 @@ def learner_lines(plan: RankPlan, limit: int | None) -> list[str]:
     # torch rounds each pinned buffer up to a power of two.
     host = f"  {(found.host + copies) / GIB:8.2f} GiB  of rank 0's host memory: {offloaded}two versions on their way to"
     return [head, *rows, f"{host} the disk (pinned, so up to twice their bytes)"]
-
-
-def _of(limit: int | None) -> str:
-    return f"{limit / GIB:.1f} GiB" if limit else "a device that is not here (learner.device_memory_gib)"
 
 
 def learner_fault(plan: RankPlan, limit: int) -> str:

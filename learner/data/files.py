@@ -65,7 +65,7 @@ def data_files(root: Path, subset: str | None, split: str | None, others: tuple[
     """Return a source's files in a fixed order; raise DataError for no file or an unclear split.
 
     A file belongs to the split that its name or a folder above it begins with; where no file names a split, all belong.
-    Files with one of `others` in their names are left out where there are other files.
+    Files with one of `others` as a word of their path are left out where there are other files.
     """
     if root.is_file():
         return [root]
@@ -79,8 +79,7 @@ def data_files(root: Path, subset: str | None, split: str | None, others: tuple[
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     )
     found = _without_caches(found)
-    kept = [path for path in found if not _words(path, root) & set(others)]
-    found = kept or found
+    found = [each for each in found if not {*re.split(r"[-_./]", str(each.relative_to(root)))} & {*others}] or found
     if subset is not None and any(_is_below(path, root, subset) for path in found):
         found = [path for path in found if _is_below(path, root, subset)]
     splits = {_split_of(path, root) for path in found} - {""}
@@ -124,11 +123,6 @@ def _without_caches(found: list[Path]) -> list[Path]:
 
 def _is_below(path: Path, root: Path, subset: str) -> bool:
     return subset in path.relative_to(root).parts or path.name.partition(".")[0] == subset
-
-
-def _words(path: Path, root: Path) -> set[str]:
-    """Return the words of a file's name and of the folders above it."""
-    return {word for part in path.relative_to(root).parts for word in re.split(r"[-_.]", part)}
 
 
 def _kind_of(path: Path) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores
+from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.common.wire.packing import logprobs, token_ids, token_versions
 
@@ -238,10 +238,8 @@ def _samples(scored: ScoredGroup, group: int) -> list[Sample]:
         tokens = token_ids(row.tokens)
         behaviour = logprobs(row.logprobs, tokens.size)
         versions = token_versions(row)
-        samples.append(Sample(prompt, tokens, behaviour, verdict.reward, group, versions, _steps(verdict.process)))
+        # Without ends no score has a token; scorers refuse such a text where one must have.
+        found = verdict.process
+        steps = tuple(zip(found.ends, found.scores, strict=True)) if found and found.ends else ()
+        samples.append(Sample(prompt, tokens, behaviour, verdict.reward, group, versions, steps))
     return samples
-
-
-def _steps(process: StepScores | None) -> tuple[tuple[int, float], ...]:
-    # Without ends no score has a token; scorers refuse such a text where one must have.
-    return tuple(zip(process.ends, process.scores, strict=True)) if process and process.ends else ()

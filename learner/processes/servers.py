@@ -20,7 +20,7 @@ from pathlib import Path
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.host.process import END_SIGNAL, RestartBudget, end_children, ignoring_signals
-from prefixrl.common.wire.address import Address, address_in, bindable, weights_listen
+from prefixrl.common.wire.address import ENDPOINT_FILE, Address, address_in, bindable, mark_of, weights_listen
 from prefixrl.common.wire.keys import make_keys
 from prefixrl.common.wire.requester import WaitLog
 from prefixrl.learner.broker.client import REPLAY_S
@@ -65,12 +65,12 @@ class Servers:
         make_keys(directory)
         self._folder = _private_folder(directory)
         self._local_endpoint = _local_endpoint_in(self._folder)
-        self._weights_file, endpoint_file = directory / "weights_endpoint", directory / "endpoint"
+        self._weights_file, endpoint_file = directory / "weights_endpoint", directory / ENDPOINT_FILE
         self._weights_file.unlink(missing_ok=True)
-        before = _written(endpoint_file)
+        before = mark_of(endpoint_file)
         try:
             self._start_weight_server()
-            self.weights_endpoint = self._wait_for_file(self._weights_file, WEIGHT_SERVER, None)
+            self.weights_endpoint = self._wait_for_file(self._weights_file, WEIGHT_SERVER, "")
             self._start_broker()
             self.endpoint = self._wait_for_file(endpoint_file, BROKER, before)
         except BaseException:
@@ -105,10 +105,10 @@ class Servers:
         with ignoring_signals():
             self._processes[name] = subprocess.Popen(command, start_new_session=True)
 
-    def _wait_for_file(self, path: Path, name: str, before: tuple[int, int] | None) -> str:
+    def _wait_for_file(self, path: Path, name: str, before: str) -> str:
         process = self._processes[name]
         wait = WaitLog(f"the {name} (pid {process.pid}) to open its socket")
-        while _written(path) in (None, before):
+        while mark_of(path) in ("", before):
             self._raise_if_stopped()
             code = process.poll()
             if code is not None:
@@ -172,15 +172,6 @@ class Servers:
         end_children(list(self._processes.values()), patience_s, number=END_SIGNAL)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _written(path: Path) -> tuple[int, int] | None:
-    """Return a mark that differs after each write of a file, whatever the clock says."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _private_folder(directory: Path) -> Path | None:

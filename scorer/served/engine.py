@@ -13,7 +13,7 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import wait
 
 import msgspec
@@ -151,7 +151,8 @@ class OpenAIEngine(RowJobs):
         if written.prompt is not None and written.prompt != row.tolist():
             self._compare(written.prompt, row)
         if written.tokens is None:
-            text: str | None = _before(written.text, map(self._piece, stops))
+            places = [place for stop in stops if (place := written.text.find(self._piece(stop))) >= 0]
+            text: str | None = written.text[: min(places, default=len(written.text))]
             tokens = self._renderer.encode(text or "")
             is_ended = text != written.text
         else:
@@ -188,11 +189,6 @@ def _through(tokens: TokenIds, stops: frozenset[int]) -> TokenIds:
     """Return tokens up to the first stop, the stop included."""
     at = np.flatnonzero(np.isin(tokens, list(stops)))
     return tokens[: at[0] + 1] if at.size else tokens
-
-
-def _before(text: str, stops: Iterable[str]) -> str:
-    """Return a text up to the first of the stops."""
-    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 def _without(reason: str) -> Continuation:

@@ -25,12 +25,11 @@ class PoolThread:
     def __init__(self, make: Callable[[], VerifierPool]) -> None:
         """Start the thread, which ends with the process."""
         self.trouble = ""
-        self._make = make
         self._submitted: deque[tuple[int, str, str, str, CodeMode]] = deque()
         self._verdicts: deque[tuple[int, Judgement]] = deque()
         self._failure: Exception | None = None
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        threading.Thread(target=self._run, name="verifier", daemon=True).start()
+        threading.Thread(target=self._run, args=(make,), name="verifier", daemon=True).start()
 
     def submit(self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none") -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
@@ -44,9 +43,9 @@ class PoolThread:
             raise self._failure
         return [self._verdicts.popleft() for _ in range(len(self._verdicts))]
 
-    def _run(self) -> None:
+    def _run(self, make: Callable[[], VerifierPool]) -> None:
         try:
-            pool = self._make()
+            pool = make()
             while True:
                 self._turn(pool)
         except Exception as error:  # noqa: BLE001 -- `poll` raises it in the thread of the loop
@@ -62,7 +61,3 @@ class PoolThread:
             pool.submit(*self._submitted.popleft())
         self._verdicts.extend(pool.poll())
         self.trouble = pool.trouble
-
-
-Verifier = VerifierPool | PoolThread
-"""A judge of a scorer."""

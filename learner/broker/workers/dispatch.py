@@ -218,7 +218,8 @@ class Dispatcher:
         return lease
 
     def _check_prefixes(self, lease: Lease | None, result: Prefixes) -> None:
-        asked, may_cross = version_of(result.task), self._may_cross(result.kind)
+        # One answer may be of several versions; one of an evaluation never is.
+        asked, may_cross = version_of(result.task), result.kind == "train" and self._config.rollout.swap == "in_flight"
         if result.version != asked and not (may_cross and result.version > asked):
             raise ValueError(f"prefixes of version {result.version} for a task at version {asked}")
         rows, limits = self._config.algorithm.samples_per_prompt, self._limits.prefixes(None)
@@ -240,10 +241,6 @@ class Dispatcher:
         has_step_rewards = prm is not None and prm.placement == "step"
         for group in result.groups:
             check_verdicts(group, texts, result.kind, most, has_step_rewards)
-
-    def _may_cross(self, kind: TaskKind) -> bool:
-        """Return True if one answer may be of several versions; an evaluation is always of one."""
-        return kind == "train" and self._config.rollout.swap == "in_flight"
 
     def take_refusal(self, worker: Worker, refusal: Refused) -> None:
         """Return a lease that its worker did not work on to its queue."""
