@@ -134,9 +134,13 @@ def test_a_killed_broker_comes_back_with_its_books_and_the_run_goes_on(tmp_path:
     with launched(directory, *SMALL, *TWO_SCORERS, "algorithm.iterations=40") as process:
         wait_for(lambda: trained_iterations(directory) >= 3, "the third iteration")
         before = pids_by_name(directory)
+        # A learner that is stopped meanwhile: the run must not be over before the successor has started.
+        learner = wait_for(lambda: child(process, "prefixrl-learner"), "the learner")
+        learner.suspend()
         psutil.Process(before["scorer-0"]).kill()
         wait_for(lambda: pids_by_name(directory).get("scorer-0") not in (None, before["scorer-0"]), "its successor")
         known = pids_by_name(directory)
+        learner.resume()
         assert known.keys() == {"rollout-0", "scorer-0", "scorer-1"}
         wait_for(lambda: child(process, "prefixrl-broker"), "the broker").kill()
         # Launch, its logs and every broker know a worker by one name.

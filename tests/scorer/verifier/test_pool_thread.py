@@ -1,6 +1,7 @@
 """A pool in a thread of its own judges on while an engine takes its steps."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,20 +22,36 @@ def score(question, answer, gold):
 ROWS = 64
 
 
-def started(folder: Path) -> tuple[PoolThread, list[VerifierPool]]:
+class EndingPool(VerifierPool):
+    """A pool that can be told to close itself in its own thread, so that a test leaves no child to the next one."""
+
+    is_over = False
+
+    def poll(self) -> list[tuple[int, Judgement]]:
+        if self.is_over:
+            self.close()
+            raise PeerLost("closed")
+        return super().poll()
+
+
+@pytest.fixture
+def thread(tmp_path: Path) -> Iterator[PoolThread]:
     """A pool with one child of `FUNCTION`, which has judged an answer."""
-    file = folder / "reward.py"
+    file = tmp_path / "reward.py"
     file.write_text(FUNCTION)
-    made: list[VerifierPool] = []
+    made: list[EndingPool] = []
 
     def make() -> VerifierPool:
-        made.append(VerifierPool(1, 5, RewardFunction(f"{file}:score", function_digest(f"{file}:score"))))
+        made.append(EndingPool(1, 5, RewardFunction(f"{file}:score", function_digest(f"{file}:score"))))
         return made[0]
 
     thread = PoolThread(make)
     thread.submit(-1, "7", "7", "0")
     assert verdicts(thread, 1)[-1].reward == 1.0
-    return thread, made
+    yield thread
+    made[0].is_over = True
+    with pytest.raises(PeerLost, match="closed"):
+        wait_until(lambda: bool(thread.poll()), 60.0)
 
 
 def verdicts(thread: PoolThread, count: int) -> dict[int, Judgement]:
@@ -48,8 +65,7 @@ def verdicts(thread: PoolThread, count: int) -> dict[int, Judgement]:
     return found
 
 
-def test_all_answers_are_judged_within_one_step_of_an_engine(tmp_path: Path) -> None:
-    thread, _ = started(tmp_path)
+def test_all_answers_are_judged_within_one_step_of_an_engine(thread: PoolThread) -> None:
     for row in range(ROWS):
         thread.submit(row, str(row), "7", "0.001")
     # The step of an engine, in which nothing of the pool is called.
@@ -58,8 +74,7 @@ def test_all_answers_are_judged_within_one_step_of_an_engine(tmp_path: Path) -> 
     assert {row: judged.reward for row, judged in found.items()} == {row: float(row == 7) for row in range(ROWS)}
 
 
-def test_a_function_that_is_quick_is_no_trouble_and_one_that_hangs_is(tmp_path: Path) -> None:
-    thread, _ = started(tmp_path)
+def test_a_function_that_is_quick_is_no_trouble_and_one_that_hangs_is(thread: PoolThread) -> None:
     for row in range(ROWS):
         thread.submit(row, str(row), "7", "0")
     verdicts(thread, ROWS)
