@@ -106,7 +106,7 @@ def _forward(
         position_ids=positions,
         past_key_values=cache,
         use_cache=True,
-        # An index, which copies the last states. A slice of them is not contiguous: its product with the output layer is
+        # An index, which copies the last states. Their slice is not contiguous: its product with the output layer is
         # a batched one, which is slower, and on CPUs with units for bfloat16 copies that layer once per row.
         logits_to_keep=torch.tensor([-1], device=ids.device),
     )
