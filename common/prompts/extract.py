@@ -4,31 +4,47 @@ r"""The part of a completion that is the answer: pure, no grading.
 """
 
 import re
+from typing import NamedTuple
 
 MAX_ANSWER_CHARS = 512
 """A longer answer is not parsed: `verify.refusal` names it, the verdict is `parse_fail`."""
 
 THINK_CLOSE = "</think>"
-_TOKEN = re.compile(r"\\\\|\\[{}]|\\(?:boxed|fbox)\s*\{|[{}]")
+_TOKEN = re.compile(r"\\\\|\\[{}]|\\(?:boxed|fbox)\s*(?:\{|([-+]?\d+(?:\.\d+)?)(?![\w\\^/!]|[.,]\d))|[{}]")
+"""A box needs no braces around a number."""
+
+
+class Box(NamedTuple):
+    """A closed box: its content, and where the command begins and the box ends in its text."""
+
+    content: str
+    start: int
+    end: int
+
+
+def boxes_in(text: str) -> list[Box]:
+    r"""Return the closed `\boxed{}` and `\fbox{}` that are in no other.
+
+    One pass: a text made of nothing but `\boxed{` costs no more than any other.
+    """
+    found, opened = list[Box](), list[re.Match[str]]()
+    for token in _TOKEN.finditer(text):
+        kind = token.group()
+        if token[1]:
+            found.append(Box(token[1], token.start(), token.end()))
+        elif kind.endswith("{") and kind != r"\{":
+            opened.append(token)
+        elif kind == "}" and opened and (box := opened.pop()).group() != "{":
+            while found and found[-1].start > box.start():
+                found.pop()
+            found.append(Box(text[box.end() : token.start()].strip(), box.start(), token.end()))
+    return found
 
 
 def extract_answer(text: str) -> str | None:
-    r"""Return the stripped content of the last closed `\boxed{}` or `\fbox{}` after `</think>`.
+    """Return the content of the last closed box after `</think>`.
 
-    Of boxes within boxes the outermost counts. None where no box is closed or the last one is blank: an answer that was
-    cut off is no answer. One pass: a text made of nothing but `\boxed{` costs no more than any other.
+    None where no box is closed or the last one is blank: an answer that was cut off is no answer.
     """
-    tail = text.rpartition(THINK_CLOSE)[2]
-    opened: list[int] = []  # where each open brace's content begins; negative unless the brace belongs to a box
-    answer: str | None = None
-    for token in _TOKEN.finditer(tail):
-        kind = token.group()
-        if kind == "}":
-            start = opened.pop() if opened else -1
-            if start >= 0:
-                answer = tail[start : token.start()]
-        elif kind == "{":
-            opened.append(-1)
-        elif kind.endswith("{") and kind != r"\{":
-            opened.append(token.end())
-    return (answer or "").strip() or None
+    found = boxes_in(text.rpartition(THINK_CLOSE)[2])
+    return (found[-1].content if found else "") or None

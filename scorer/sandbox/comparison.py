@@ -70,6 +70,10 @@ def is_returned(stdout: str, expected: Any) -> bool:
 def _is_equal(got: Any, want: Any) -> bool:
     if isinstance(got, list) and isinstance(want, list):
         return len(got) == len(want) and all(map(_is_equal, got, want))
+    if isinstance(got, dict) and isinstance(want, dict):
+        return got.keys() == want.keys() and all(_is_equal(got[key], want[key]) for key in want)
+    if isinstance(got, bool) is not isinstance(want, bool):
+        return False  # True is no 1, though Python finds them equal
     floats = [each for each in (got, want) if isinstance(each, float)]
     if floats and all(map(math.isfinite, floats)) and isinstance(got, int | float) and isinstance(want, int | float):
         return _is_near(Fraction(got), Fraction(want))

@@ -10,43 +10,33 @@ import re
 from typing import NamedTuple
 
 from prefixrl.scorer.verifier.rules.arithmetic import read_rational
-from prefixrl.scorer.verifier.rules.guards import GREEK, free_letters, sides_of, split_at, tuple_elements
+from prefixrl.scorer.verifier.rules.guards import GREEK, free_letters, listed, sides_of, tuple_elements
 from prefixrl.scorer.verifier.rules.words import is_word
 
-_STYLE = (
-    r"\\(?:vec|mathbf|boldsymbol|bm|hat|widehat|bar|overline|overrightarrow|tilde|mathcal|mathbb|mathrm|mathit|d?dot)"
-)
 _MARKS = r"(?:_\{[^{}=]*\}|_\\?[A-Za-z0-9]+|\^\{-1\}|\^\{?(?:T|\*|\\prime|\\circ)\}?|')*"
-_LETTER = rf"(?:[A-Za-z]|{GREEK}|{_STYLE}(?:\{{[^{{}}]*\}}|\\?[A-Za-z]+))"
-_FIGURE = (
-    r"(?:[A-Z]{2,}|\|[A-Z]{2,}\||\[[A-Z]{3,}\]|m?\\(?:angle|triangle|square|measuredangle)~?(?:[A-Z]+|\d|\\?[a-z]+))"
+_STYLE = re.compile(
+    r"\\(?:vec|mathbf|boldsymbol|bm|hat|widehat|bar|overline|overrightarrow|tilde|mathcal|mathbb|mathrm|mathit|d?dot)"
+    r"(?:\{([^{}]*)\}|(\\?[a-zA-Z]+))"
 )
-_TEXT = r"(?:\\(?:text|textbf|textit|textrm|mathrm|mathit|mbox|operatorname)\{[^{}\d=]*\}~?)"
+_TEXT = re.compile(r"(?:\\(?:text|textbf|textit|textrm|mathrm|mathit|mbox|operatorname)\{[^{}\d=]*\}~?)+[A-Za-z]*")
+_BARS = re.compile(r"\\?\|(.*[^xy|\\].*?)\\?\||\[([A-Z]{3,})\]")
+_COMPOSED = re.compile(r"\([f-h](?:\\circ~?|[-+*])[f-h]\)(?=\()")
 _GIVEN = r"(?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\]|\{[^{}]*\})"
-_OPERATOR = r"\\(?:det|dim|deg|gcd|operatorname\{\w+\}|lcm|min|max|arg|ker|Pr|Re|Im)"
-_TRIGONOMETRIC = rf"\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{{?\d\}}?)?~?[({{]*(?:[A-Z]+|{GREEK}|\d+|{_FIGURE})[)}}]*"
-_TUPLE = rf"\({_LETTER}(?:_\w)?(?:,{_LETTER}(?:_\w)?)+\)"
-_APPLIED = rf"{_LETTER}{_MARKS}({_GIVEN})"
-SYMBOL = re.compile(rf"{_LETTER}{_MARKS}")
-_ATOM = re.compile(
-    "|".join(
-        rf"(?:{form})"
-        for form in (
-            rf"{_LETTER}{_MARKS}{_GIVEN}?", rf"{_FIGURE}(?:\^\{{?\d\}}?)?", rf"{_TEXT}+{_MARKS}(?:{_GIVEN}|[A-Za-z]*)",
-            rf"{_OPERATOR}{_MARKS}~?(?:{_GIVEN}|{_LETTER}{_GIVEN}?)", rf"\\?\|{_LETTER}(?<![xy]){_MARKS}\\?\|",
-            _TRIGONOMETRIC, _TUPLE,
-            r"\\frac\{d\\?[a-zA-Z]\}\{d\\?[a-zA-Z]\}", r"\([f-h](?:\\circ~?|[-+*])[f-h]\)\([^()]*\)",
-        )
-    )
-)  # fmt: skip
-"""A name with marks or brackets: what a value may be the value of."""
+_TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)"
+_FUNCTION = (
+    rf"(?:{_TRIGONOMETRIC}|\\(?:det|dim|deg|gcd|lcm|min|max|arg|ker|Pr|Re|Im)"
+    r"|m?\\(?:angle|triangle|square|measuredangle))"
+)
+SYMBOL = re.compile(rf"(?:[A-Za-z]|{GREEK}){_MARKS}")
+_NAME = re.compile(
+    rf"(?P<functions>(?:{_FUNCTION}(?:{_MARKS}|\^\{{?\d\}}?)~?)*)(?P<head>[A-Za-z]+|{GREEK}|\d+|){_MARKS}"
+    rf"(?P<power>(?:\^\{{?\d\}}?)?)(?P<given>{_GIVEN}?)"
+)
+"""A name with marks, of one thing: what a value may be the value of."""
 _DENIES = re.compile(r"(?<![a-z])(?:not|wrong|false|never)(?![a-z])", re.IGNORECASE)
 _SUM = re.compile(r"(?:[a-wA-W]|[A-Z]{2})(?:[-+](?:[a-wA-W]|[A-Z]{2}))+")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _GAP = re.compile(r"\\(?:q?quad(?![a-zA-Z])| )")
-_WRAPPED = r"\\(?:text|mbox|textrm|mathrm)\{{[~ ]*{0}[~ ]*\}}|(?<![a-zA-Z\\]){0}(?![a-zA-Z])"
-OR = re.compile(_WRAPPED.format("or"))
-_AND = re.compile(_WRAPPED.format("and") + r"|\\(?:wedge|land)(?![a-zA-Z])")
 _APPROXIMATELY = re.compile(r"\\(?:approx|approxeq|simeq|doteq)(?![a-zA-Z])|≈")
 
 
@@ -72,24 +62,30 @@ def claims(want: str, got: str) -> list[Claim] | None:
         return _of_equation(want, wanted, got, given)
     if len(given) > 1:
         return _of_chain(want, given, got)
-    listed = [_sides(each) for each in split_at(OR.sub(",", _AND.sub(",", got)), ",")]
-    if len(listed) > 1 and "=" not in want and "=" in got and not tuple_elements(compact(got)):
-        if not all(is_name(side, want) for sides in listed for side in sides[:-1]):
+    parts = [_sides(each) for each in listed(got)]
+    if len(parts) > 1 and "=" not in want and "=" in got and not tuple_elements(compact(got)):
+        if not all(is_name(side, want) for sides in parts for side in sides[:-1]):
             return None
-        return [Claim(want, ",".join(sides[-1] for sides in listed))]
+        return [Claim(want, ",".join(sides[-1] for sides in parts))]
     return [Claim(want, got)]
 
 
 def is_name(side: str, gold: str) -> bool:
     """Return True if a side only says what the value is of: f(2) does, f(x) for a gold answer with letters alone."""
-    text = compact(side)
-    if re.fullmatch(r"[A-Za-z]{3,}", text):
-        return text.isupper() or (is_word(text) and not _DENIES.search(text))
-    if _ATOM.fullmatch(text) is None or _DENIES.search(text):
+    text = _BARS.sub(r"\1\2", _COMPOSED.sub("f", _called(_TEXT.sub("TEXT", compact(side)))))
+    if elements := tuple_elements(text):
+        return all(map(SYMBOL.fullmatch, elements))
+    found = _NAME.fullmatch(text)
+    if found is None or _DENIES.search(side):
         return False
-    applied = re.fullmatch(_APPLIED, text)
-    unknown = {each for each in free_letters(applied[1]) if each.islower()} - set("fgh") if applied else set()
-    return text[0] not in unknown and unknown <= free_letters(gold)
+    functions, head, power, given = found.groups()
+    if functions:
+        is_unknown = re.match(_TRIGONOMETRIC, text) and re.search(r"(?<![\\a-z])[a-z]", head + given)
+        return bool(head or given) and not is_unknown
+    is_one = len(head) == 1 or head[:1] == "\\" or head.isupper() or (len(head) > 2 and is_word(head))
+    if not is_one or head.isdigit() or (power and not head[1:].isupper()):
+        return False
+    return {each for each in free_letters(given) if each.islower()} - set("fgh") <= free_letters(gold) - {head}
 
 
 def _is_quantity(side: str, want: str) -> bool:
@@ -103,8 +99,7 @@ def _is_quantity(side: str, want: str) -> bool:
 
 def _sides(text: str) -> list[str]:
     """Return the sides of one equation; lists have only themselves."""
-    joined = OR.sub(",", _AND.sub(",", _THOUSANDS.sub("", text)))
-    is_list = len(split_at(joined, ",")) > 1 and not re.match(rf"{_TUPLE}=", compact(text))
+    is_list = len(listed(_THOUSANDS.sub("", text))) > 1 and not re.match(r"\([a-zA-Z\\,_\d]*\)=", compact(text))
     return [text] if is_list else sides_of(_APPROXIMATELY.sub("=", text))
 
 
@@ -143,16 +138,14 @@ def _named(sides: list[str]) -> tuple[str | None, str]:
 def _called(side: str) -> str:
     r"""Return a name as compared: `\frac{dy}{dx}` is `y'`, styles of letters do not count."""
     name = re.sub(r"\\frac\{d(\\?[a-zA-Z]+)\}\{d[a-zA-Z]\}", r"\1'", compact(side))
-    name = re.sub(r"\^\{?\\prime\}?", "'", name)
-    return re.sub(rf"{_STYLE}(?:\{{([^{{}}]*)\}}|(\\?[a-zA-Z]+))", lambda m: m.group(1) or m.group(2), name)
+    return _STYLE.sub(r"\1\2", re.sub(r"\^\{?\\prime\}?", "'", name))
 
 
 def _tuple_of(text: str) -> tuple[list[str], str] | None:
     """Return `y=2, x=1` as names and values by the alphabet: x, y and (1,2); a tuple has no names."""
     if tuple_elements(compact(text)):
         return [], text
-    parts = [part.strip() for part in split_at(_AND.sub(",", _GAP.sub("", text)), ",")]
-    pairs = [sides_of(part) for part in parts if part]
+    pairs = [sides_of(part.strip()) for part in listed(_GAP.sub("", text))]
     if len(pairs) < 2 or any(len(pair) != 2 or not SYMBOL.fullmatch(compact(pair[0])) for pair in pairs):
         return None
     values = {compact(name): value for name, value in pairs}

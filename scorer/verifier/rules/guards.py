@@ -1,8 +1,7 @@
 r"""Answers that math-verify accepts wrongly, found from the text alone. Pure.
 
 free_letters      the variables of a text: a gold answer without any is met by an answer without any
-leaves_undone     `\int_0^1 2x dx` or `\sqrt{100}` where the gold answer is a number: the question repeated
-drops_a_part      `3\ldots` and `3_7` are not 3
+leaves_undone     `\int_0^1 2x dx`, `3\ldots`, `3_7`, and for a number `\sqrt{100}`: the question repeated
 has_numbers_side_by_side   `7 5` or `7 {5}`, which is added up
 differs_in_kind   (1,2) is an ordered pair or an interval, {1,2} and 1,2 are not
 """
@@ -26,28 +25,27 @@ def free_letters(text: str) -> set[str]:
     """Return the letters that are no constant and bound by no sum, limit or integral."""
     text = _NAMED.sub("", text)
     found = {each for word in _VARIABLE.findall(text) for each in ([word] if word[0] == "\\" else word)}
-    if any(_OPERATORS.fullmatch(each[1:]) for each in found):
+    if any(map(_OPERATORS.fullmatch, found)):
         found -= {letter for pair in _BOUND.findall(text) for letter in pair} | {"d"}
     return {each for each in found if each[0] != "\\" or re.fullmatch(GREEK, each)} - {"e", "i"}
 
 
-_COMMAND = re.compile(r"\\([a-zA-Z]+)")
-_OPERATORS = re.compile(r"i*int|lim|prod|sum")
+_OPERATORS = re.compile(r"\\(?:i*int|lim|prod|sum)(?![a-zA-Z])")
+_UNDONE = re.compile(r"\\(?:i*int|lim|prod|sum|dots|[hv]?phantom|equiv)(?![a-zA-Z])|(?<=\d)_|\\pm\\infty|'")
+"""A sum not carried out, a part that is not seen, a base, a derivative."""
 _FUNCTIONS = re.compile(
-    r"(?:arc)?(?:sin|cos|tan)h?|cot|csc|sec|[dt]?binom|det|exp|gcd|lcm|lceil|lfloor|lg|ln|log|max|min|p?mod|sqrt|infty"
+    r"\\(?:(?:arc)?(?:sin|cos|tan)h?|cot|csc|sec|[dt]?binom|det|exp|gcd|lcm|lceil|lfloor|lg|ln|log|max|min|p?mod|sqrt"
+    r"|infty|cup|cap|setminus)(?![a-zA-Z])"
 )
 
 
 def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
-    """Return True if the answer is an unevaluated expression where the gold answer is its value.
+    r"""Return True if the answer has work or parts that the gold answer lacks: `\int_0^1 2x dx`, `3\ldots`, `3_7`.
 
-    Unevaluated is a sum, product, limit or integral that the gold answer does not have. If the gold answer is a number,
-    any function name counts too; a prime mark, which is a derivative, always does.
+    If the gold answer is a number, any function name counts too: `\sqrt{100}` repeats the question.
     """
-    left = set(_COMMAND.findall(answer)) - set(_COMMAND.findall(gold))
-    if any(_OPERATORS.fullmatch(command) for command in left) or ("'" in answer and "'" not in gold):
-        return True
-    return gold_is_number and any(_FUNCTIONS.fullmatch(command) for command in left)
+    patterns = (_UNDONE, _FUNCTIONS) if gold_is_number else (_UNDONE,)
+    return any(set(pattern.findall(answer)) - set(pattern.findall(gold)) for pattern in patterns)
 
 
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -80,12 +78,10 @@ def differs_in_kind(gold: str, answer: str, gold_is_number: bool) -> bool:
     return want != got and "tuple" in (want, got) and "" not in (want, got)
 
 
-_DROPPED = re.compile(r"\\(?:[lcd]?dots[cbm]?|h?phantom|vphantom|equiv)(?![a-zA-Z])|\d_|\\pm\\infty")
-
-
-def drops_a_part(gold: str, answer: str) -> bool:
-    """Return True for dots, a base or an invisible part that the gold answer lacks."""
-    return _DROPPED.search(answer) is not None and _DROPPED.search(gold) is None
+def lists_more(gold: str, answer: str) -> bool:
+    r"""Return True if the answer lists more values than the gold answer, equal ones or not: `12,12` is not 12."""
+    want, got = (len(listed(re.sub(r"^\\\{(.*)\\\}$", r"\1", text))) for text in (gold, answer))
+    return got > want and r"\pm" not in gold
 
 
 def sides_of(text: str) -> list[str]:
@@ -107,6 +103,16 @@ def tuple_elements(text: str) -> list[str]:
         return []
     elements = split_at(text[1:-1], ",")
     return elements if len(elements) > 1 else []
+
+
+_WRAPPED = r"\\(?:text|mbox|textrm|mathrm)\{{[~ ]*{0}[~ ]*\}}|(?<![a-zA-Z\\]){0}(?![a-zA-Z])"
+OR = re.compile(_WRAPPED.format("or"))
+_AND = re.compile(_WRAPPED.format("and") + r"|\\(?:wedge|land)(?![a-zA-Z])|;")
+
+
+def listed(text: str) -> list[str]:
+    """Return the values that commas, semicolons, "and" or "or" divide outside of brackets."""
+    return [part for part in split_at(OR.sub(",", _AND.sub(",", text)), ",") if part.strip()]
 
 
 def split_at(text: str, mark: str) -> list[str]:

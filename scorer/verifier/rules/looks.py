@@ -23,6 +23,7 @@ _REWRITES = (
     (r"_\{(\w+)\}", r"_\1"),
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
     (r"\{:\}", ":"),
+    (r"\\[lcd]dots(?![a-zA-Z])|\\dots[cbm](?![a-zA-Z])", r"\\dots"),
 )
 _REWRITTEN = tuple((re.compile(pattern), replacement) for pattern, replacement in _REWRITES)
 _SHAPE = re.compile(

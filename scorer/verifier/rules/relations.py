@@ -7,15 +7,14 @@ x^2<4, 0<1, x<x+1     no set: not solved, or true for every x
 
 import re
 
-from prefixrl.scorer.verifier.rules.equations import OR, SYMBOL
-from prefixrl.scorer.verifier.rules.guards import split_at
+from prefixrl.scorer.verifier.rules.equations import SYMBOL
+from prefixrl.scorer.verifier.rules.guards import OR, split_at
 
 _SIGNS = (
     (r"\\(?:leq?|leqslant)(?![a-zA-Z])|<=", "≤"), (r"\\(?:geq?|geqslant)(?![a-zA-Z])|>=", "≥"),
     (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\neq?(?![a-zA-Z])|(?<![\d)}])!=", "≠"),
     (r"\\in(?![a-zA-Z])", "∈"),
 )  # fmt: skip
-_SIGN = re.compile("([<>≤≥≠∈])")
 _TURNED = str.maketrans(">≥", "<≤")
 
 
@@ -58,11 +57,5 @@ def _sides(text: str) -> list[str]:
     """Return the sides of a relation and the signs between them."""
     for pattern, sign in _SIGNS:
         text = re.sub(pattern, sign, text)
-    parts, depth = [""], 0
-    for piece in _SIGN.split(text):
-        if _SIGN.fullmatch(piece) and depth == 0:
-            parts += [piece, ""]
-        else:
-            parts[-1] += piece
-            depth += sum(map(piece.count, "([{")) - sum(map(piece.count, ")]}"))
-    return [part.strip() for part in parts]
+    parts = split_at(re.sub("[<>≤≥≠∈]", "\0\\g<0>\0", text), "\0")
+    return [part.replace("\0", "").strip() for part in parts]

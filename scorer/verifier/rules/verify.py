@@ -19,10 +19,10 @@ from prefixrl.scorer.verifier.rules.arithmetic import Rational, are_equal, read_
 from prefixrl.scorer.verifier.rules.equations import Claim, claims
 from prefixrl.scorer.verifier.rules.guards import (
     differs_in_kind,
-    drops_a_part,
     free_letters,
     has_numbers_side_by_side,
     leaves_undone,
+    lists_more,
     tuple_elements,
 )
 from prefixrl.scorer.verifier.rules.looks import normalise, tidied
@@ -124,13 +124,15 @@ def _settle_values(gold: str, answer: str) -> bool | None:
     want, got = normalise(gold), normalise(answer)
     if want == got:
         return bool(got)
-    if loose_text(gold, answer) or drops_a_part(want, got) or (free_letters(answer) and not free_letters(gold)):
+    if loose_text(gold, answer) or (free_letters(answer) and not free_letters(gold)):
         return False
     want_number = read_rational(want)
     is_number = want_number is not None and want_number.is_evaluated
     # A decimal of many places stands for an exact value, which may be given instead.
     is_rounded = _ROUNDED.fullmatch(want) is not None
     if leaves_undone(want, got, is_number and not is_rounded) or differs_in_kind(want, got, is_number):
+        return False
+    if read_rational(got) is None and lists_more(want, got):
         return False
     is_exact = (is_number or _NUMBERS.fullmatch(want) is not None) and not _ROUNDED.search(want)
     if is_exact and "~" not in answer and has_numbers_side_by_side(got):

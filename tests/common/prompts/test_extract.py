@@ -35,7 +35,13 @@ def test_no_box_or_a_blank_box_is_no_answer() -> None:
     assert extract_answer("the answer is 7") is None
     assert extract_answer("") is None
     assert extract_answer(r"\boxed{ }") is None
-    assert extract_answer(r"\boxed 7") is None
+
+
+def test_a_number_needs_no_braces_but_stands_alone() -> None:
+    assert extract_answer(r"so $\boxed 7$.") == extract_answer(r"\boxed7") == extract_answer(r"\fbox 7, so") == "7"
+    assert extract_answer(r"\boxed{3}, then \boxed -2.5.") == "-2.5"
+    for text in (r"\boxed 7x", r"\boxed 1/2", r"\boxed 2^3", r"\boxed x", r"\boxed 1,234", r"\boxed"):
+        assert extract_answer(text) is None, text
 
 
 def test_what_stands_before_the_end_of_thinking_does_not_count() -> None:

@@ -52,7 +52,7 @@ def test_a_returned_value_is_met_as_it_is_or_as_json_in_a_text(returned: object,
     ("returned", "expected"),
     [
         (2000000001, 2000000000), (2000000001.0, 2000000000), ([1, 2], [1]), ([1], [1, 2]), (0, ""), (None, 0),
-        (float("nan"), 1), (float("inf"), 2), ("1", 1),
+        (float("nan"), 1), (float("inf"), 2), ("1", 1), (True, 1), (1, True), ([True], [1]), ({"a": 0}, {"a": False}),
     ],
 )  # fmt: skip
 def test_another_value_is_wrong(returned: object, expected: object) -> None:
