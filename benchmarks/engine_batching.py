@@ -118,7 +118,7 @@ def generated(engine: FixedRowsEngine, rows: Sequence[TokenIds], job: Job) -> No
         ids[place, longest - row.size :] = torch.from_numpy(row.astype(np.int64))
         mask[place, longest - row.size :] = 1
     with torch.inference_mode():
-        engine._model.generate(  # type: ignore[misc]
+        engine._model.generate(  # type: ignore[operator]
             ids,
             attention_mask=mask,
             do_sample=True,

@@ -18,6 +18,7 @@ A group (one prompt, n prefixes, one version) is the unit of lease, of training 
 wire/        every message, and the sockets that carry them
 config/      the run file: sections, keys, reading and checking
 prompts/     questions to token ids, and answers back
+models/      folders of models, loaded or checked in one way
 engines/     models that continue rows of tokens
 weights/     snapshots, deltas and shared memory of published weights
 worker/      the start of every worker, and its connection to the broker

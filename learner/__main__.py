@@ -36,6 +36,7 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
         config = load(run_file, settings)
         if check:
             from prefixrl.common.host.placement import gpus_here, place, processes_of
+            from prefixrl.common.host.process import without_gc
             from prefixrl.learner.check.budget import check_fit
             from prefixrl.learner.check.report import forecast
             from prefixrl.learner.check.shares import with_shares
@@ -45,7 +46,8 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
                 launch = config.launch.model_copy(update={"learner_ranks": nproc_per_node})
                 config = config.model_copy(update={"launch": launch})
             click.echo(config.model_dump_json(indent=2))
-            said = forecast(config)
+            with without_gc():  # transformers is a large package
+                said = forecast(config)
             click.echo(said.text)
             check_fit(config, said.prompt_tokens)
             check_packages(config.log)

@@ -2,7 +2,7 @@
 
 from prefixrl.common.engines.make import make_engine
 from prefixrl.common.prompts.asking import log_warnings
-from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, renderer_of
+from prefixrl.common.prompts.rendering import texts_of
 from prefixrl.common.worker.join import WorkerSession
 from prefixrl.rollout.loop import Rollout
 from prefixrl.rollout.weights import Fetcher, WeightsSource
@@ -12,10 +12,8 @@ def load(session: WorkerSession) -> Rollout:
     """Return a rollout at version 0 that has announced itself to the broker."""
     config = session.config
     engine = make_engine(config.rollout.engine, session.model, "rollout", config)
-    simulated = engine.name == "simulated"
-    renderer = ByteRenderer() if simulated else renderer_of(config, "rollout", session.model)
-    if isinstance(renderer, Renderer):
-        log_warnings(config, "rollout", renderer)
+    renderer = texts_of(config, "rollout", session.model)
+    log_warnings(config, "rollout", renderer)
     fetcher = Fetcher(WeightsSource.of(session.welcome, session.link.address))
     rollout = Rollout(config, session.link, engine, renderer, fetcher, session.model)
     rollout.say_ready()

@@ -54,7 +54,7 @@ def _with_target(
     from prefixrl.common.engines.interface.base import Engine
     from prefixrl.common.engines.make import make_engine
     from prefixrl.common.prompts.asking import log_warnings
-    from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, renderer_of
+    from prefixrl.common.prompts.rendering import texts_of
     from prefixrl.scorer.loop import Scorer
 
     config = session.config
@@ -68,10 +68,8 @@ def _with_target(
         digests = msgspec.structs.replace(digests, model=name_digest(engine.served_model))
     else:
         engine = make_engine(config.scorer.engine, session.model, "scorer", config)
-    simulated = engine.name == "simulated"
-    renderer = ByteRenderer() if simulated else renderer_of(config, "scorer", session.model)
-    if isinstance(renderer, Renderer):
-        log_warnings(config, "scorer", renderer)
+    renderer = texts_of(config, "scorer", session.model)
+    log_warnings(config, "scorer", renderer)
     return Scorer(config, session.link, engine, renderer, verifier, digests, scoring)
 
 

@@ -28,10 +28,12 @@ def make_engine(kind: str, model: str, role: str, config: RunConfig) -> AdapterE
     with without_gc():
         from prefixrl.common.engines.embedded.continuous import TransformersEngine, objection
         from prefixrl.common.engines.embedded.fixed_rows import FIXED, FixedRowsEngine
+        from prefixrl.common.models.loading import Dtype
 
     if device == "auto":
         device = "cuda" if has_cuda else "cpu"
-    dtype, head_dtype, low_rank = "auto", "model", None
+    dtype: Dtype = "auto"
+    head_dtype, low_rank = "model", None
     if role == "rollout":
         dtype, head_dtype, low_rank = config.learner.dtype, config.learner.head_dtype, low_rank_of(config)
     if reason := "bitwise" if config.bitwise else objection(model):

@@ -55,7 +55,6 @@ class _Open:
     job: Job
     submitted_s: float
     left: int
-    """Rows that have not ended."""
     started_s: float | None = None
     rows: dict[int, Continuation] = field(default_factory=dict)
 
@@ -76,7 +75,6 @@ class SimulatedEngine(AdapterEngine):
         self._most_s = config.completion_limit_s or math.inf if role == "scorer" else math.inf
         self._open: dict[str, _Open] = {}
         self._queue: deque[tuple[str, int]] = deque()
-        """Rows that wait for a seat: job and index."""
         self._seated: list[_Row] = []
         self._ended_row_s = 0.0
         self._snapshot: Snapshot | None = None

@@ -7,7 +7,7 @@ import numpy as np
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.host.hub import cached_file
-from prefixrl.common.prompts.rendering import Renderer, Role, renderer_of
+from prefixrl.common.prompts.rendering import Renderer, Role, Texts, renderer_of
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +103,9 @@ def warnings(config: RunConfig, role: Role, renderer: Renderer) -> Iterator[str]
         )
 
 
-def log_warnings(config: RunConfig, role: Role, renderer: Renderer) -> None:
+def log_warnings(config: RunConfig, role: Role, renderer: Texts) -> None:
     """Log what looks wrong about how one model is asked."""
-    for each in warnings(config, role, renderer):
+    for each in warnings(config, role, renderer) if isinstance(renderer, Renderer) else ():
         log.warning("%s", each)
 
 

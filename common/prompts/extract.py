@@ -1,7 +1,4 @@
-r"""The part of a completion that is the answer: pure, no grading.
-
-"... so <think>\boxed{3}?</think> the answer is \boxed{\frac{1}{2}}."  →  "\frac{1}{2}"
-"""
+r"""The part of a completion that is the answer ("<think>\boxed{3}</think> \boxed{7}" → "7"): pure."""
 
 import re
 from typing import NamedTuple

@@ -14,6 +14,7 @@ from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.engines.interface.base import TokenIds
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.host.hub import model_folder
 from prefixrl.common.prompts.extract import THINK_CLOSE
 from prefixrl.common.prompts.prompt_form import PromptForm
 from prefixrl.common.prompts.tokenizer import has_tokenizer, load_tokenizer, misread_text
@@ -53,17 +54,7 @@ class Renderer:
         own_stops: bool = True,
         role: Role = "rollout",
     ) -> None:
-        """Read the tokenizer, find the stops.
-
-        Args:
-            asked: form of the prompt; None: that of the model folder.
-            section: its section of the run file.
-            stop_tokens: `stop_tokens` of the role's section, and `own_stops`.
-
-        Raises:
-            DataError: no tokenizer can be read, or no token ends a text.
-            ConfigError: a template or a stop that the tokenizer cannot have.
-        """
+        """Read the tokenizer, find the stops; DataError or ConfigError where it has no such tokens."""
         self._tokenizer = load_tokenizer(model)
         self._model, self._max_prompt_tokens = model, max_prompt_tokens
         self._form = PromptForm(self._tokenizer, asked or ModelConfig(model=model), section)
@@ -73,7 +64,6 @@ class Renderer:
         """Token that closes an assistant's turn in the chat template; None without one."""
         own = self.eos_tokens | ({self.closer} if self.closer is not None else set()) if own_stops else frozenset()
         self.stop_tokens = own | {self._one_token(each, model, f"{role}.stop_tokens") for each in stop_tokens}
-        """Ids that end a text."""
         if not self.stop_tokens:
             raise DataError(
                 f"{model} declares no end-of-sequence token; set eos_token in its tokenizer_config.json, or give "
@@ -226,7 +216,17 @@ class ByteRenderer:
     decode_with_special = text
 
 
-def continued_prefix(target: Renderer | ByteRenderer, ids: TokenIds, text: str | None) -> tuple[TokenIds, bool]:
+Texts = Renderer | ByteRenderer
+
+
+def texts_of(config: RunConfig, role: Role, model: str | None = None) -> Texts:
+    """Return the renderer of a role (`model`: its folder), or its stand-in where the engine is simulated."""
+    if (config.rollout if role == "rollout" else config.scorer).engine == "simulated":
+        return ByteRenderer()
+    return renderer_of(config, role, model or model_folder(config.asked(role).model, needs_weights=False))
+
+
+def continued_prefix(target: Texts, ids: TokenIds, text: str | None) -> tuple[TokenIds, bool]:
     """Return a prefix as the target continues it, and True if it was encoded from its text.
 
     `text` is the adapter's reading of `ids` without a stop; None where both have one tokenizer.

@@ -11,7 +11,7 @@ from pathlib import Path
 from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import SPARE_COLUMNS, RunConfig
 from prefixrl.common.config.worker_sections import RolloutConfig, ScorerConfig
-from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.errors import ConfigError
 from prefixrl.common.host.hub import cached_file
 from prefixrl.learner.check.footprint import (
     BUCKET,
@@ -23,7 +23,7 @@ from prefixrl.learner.check.footprint import (
     learner_footprint,
     remedies,
 )
-from prefixrl.learner.check.model_shapes import parameters, shape_of, unknown_size, without_weights
+from prefixrl.learner.check.model_shapes import parameters, shape_of, unknown_size
 from prefixrl.learner.models.attention import shares_prompts
 from prefixrl.learner.training.plan import Lengths, Plan, line_tokens, plan_iteration
 
@@ -191,12 +191,10 @@ def _low_rank_parameters(config: RunConfig, settings: LoraConfig) -> tuple[int, 
     if path is None:
         return 0, 0
     # Seconds of imports, which only a run with low-rank matrices pays for.
+    from prefixrl.common.models.loading import without_weights
     from prefixrl.learner.models import lora
 
-    try:
-        model = without_weights(str(path.parent))
-    except DataError as error:
-        raise DataError(f"adapter.model = {error}") from error
+    model = without_weights(str(path.parent), f"adapter.model = {str(path.parent)!r}")
     lora.add(model, settings, 0)
     actor = sum(each.numel() for each in model.parameters() if each.requires_grad)
     return actor, actor + int(model.config.get_text_config().hidden_size)

@@ -1,8 +1,4 @@
-"""Bytes that one learner rank and one engine take on their device: pure formulas.
-
-The tests count both sources: the bytes per token that a layer of a Llama-like model saves for its backward pass (RMS
-norms in float32, gated MLP, sdpa with a mask), and the bytes per parameter that DeepSpeed holds at each ZeRO stage.
-"""
+"""Bytes that one learner rank and one engine take on their device: pure formulas, counted by the tests."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -85,12 +81,9 @@ class RankPlan:
     is_optimizer_offloaded: bool = False
     are_weights_offloaded: bool = False
     bucket: int = BUCKET
-    """Parameters that are reduced over ranks at a time."""
     reward_parameters: int = 0
-    """Parameters of the implicit reward model; 0 without one."""
     is_reward_trained: bool = False
     reward_copies: int = 0
-    """Models of that size that are frozen."""
 
     @property
     def trained(self) -> tuple[int, ...]:
@@ -161,15 +154,9 @@ class _Buckets:
 def _most_at_once(activations: int, last: int, logits: int, tied: int, buckets: _Buckets) -> int:
     """Return the most bytes at one time of a backward pass, which goes from the output head down to the embedding.
 
-    Logits exist at its beginning alone. Layer by layer, activations are freed while buckets fill, so the most is at the
-    beginning, at the first full bucket or at the end.
-
-    Args:
-        activations: bytes at the beginning.
-        last: bytes of one layer's activations, which remain to the end.
-        logits: bytes of the output head.
-        tied: gradient of an output head that is the embedding too; it waits for the embedding's.
-        buckets: bytes of the reduction of gradients.
+    Logits exist at its beginning alone. Layer by layer, activations are freed (those of one layer remain, `last`) while
+    buckets fill, so the most is at the beginning, at the first full bucket or at the end. `tied` is the gradient of a
+    head that is the embedding too.
     """
     beginning = activations + logits + buckets.at(0.0)
     later = (
@@ -326,7 +313,6 @@ class EngineFootprint:
     row_cache: int
     """Keys and values of one row of full length."""
     rows: int
-    """Rows decoded at once."""
     room: int | None
     """Bytes for keys and values; None where the device's memory is not known."""
 

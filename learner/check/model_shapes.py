@@ -4,17 +4,12 @@ import json
 import math
 import os
 import re
-import struct
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prefixrl.common.errors import DataError
 from prefixrl.common.host.hub import cached_file
+from prefixrl.common.models.headers import has_weights, tensor_headers
 from prefixrl.learner.check.footprint import ModelShape
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 LLAMA_LIKE = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 BIASED = {"Qwen2ForCausalLM", "Qwen2ForProcessRewardModel"}
@@ -73,9 +68,8 @@ def parameters(model: str) -> tuple[int, str] | None:
 
     None where a hub name says neither the number nor the bits of a weight, and no config on this host tells.
     """
-    total = sum(_tensor_sizes(path) for path in Path(model).glob("*.safetensors"))
-    if total:
-        return total, "from its files"
+    if has_weights(model):
+        return sum(math.prod(each.shape) for each in tensor_headers(model, model).values()), "from its files"
     name = model.rsplit("/", 1)[-1]
     if QUANTISED.search(name):
         return None
@@ -102,40 +96,19 @@ def unknown_size(model: str) -> str:
     return f"its size is not known: {why}"
 
 
-def without_weights(folder: str) -> "PreTrainedModel":
-    """Return a folder's model on torch's meta device, executing none of its code; raise DataError."""
-    # Seconds of imports, for models without weights and for low-rank matrices only.
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:  # an unchecked config fails in ways of its own
-        raise DataError(f"{folder!r} is no model folder transformers can load: {error}") from error
-    assert isinstance(model, PreTrainedModel)
-    return model
-
-
 @cache
 def _counted(folder: str) -> int | None:
     """Count the parameters of a folder's config.json; None if unknown, or quantised."""
+    # Late: seconds of imports, where no header tells.
+    from prefixrl.common.models.loading import quantisation, without_weights
+
     try:
-        model = without_weights(folder)
+        model = without_weights(folder, folder)
     except DataError:
         return None
-    is_quantised = getattr(model.config, "quantization_config", None) is not None
-    return None if is_quantised else sum(each.numel() for each in model.parameters())
+    return None if quantisation(model.config) else sum(each.numel() for each in model.parameters())
 
 
 def _published(model: str) -> ModelShape | None:
     name = model.rsplit("/", 1)[-1]
     return next((shape for known, shape in PUBLISHED.items() if re.match(rf"{re.escape(known)}(-|$)", name)), None)
-
-
-def _tensor_sizes(path: Path) -> int:
-    with path.open("rb") as file:
-        (size_bytes,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(size_bytes))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

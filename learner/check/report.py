@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from prefixrl.common.config.run import RunConfig
 from prefixrl.learner.check import budget
 from prefixrl.learner.check.disk_room import room_lines
+from prefixrl.learner.check.loadable import weightless
 from prefixrl.learner.check.model_shapes import parameters, unknown_size
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.rows import Problem, text_of
@@ -45,6 +46,7 @@ def forecast(config: RunConfig) -> Forecast:
         *_data("train", train),
         *_data("eval", held_out),
         *(f"warning: {each}" for each in problems.shared_lines(train, held_out)),
+        *(f"warning: {each}" for each in weightless(config)),
         *asking_lines(config, renderers, train.problems[0].question),
         *_arithmetic(config, len(train.problems)),
         *_evaluations(config, len(train.problems), len(held_out.problems)),
@@ -86,12 +88,7 @@ def _data(kind: str, loaded: problems.Loaded) -> list[str]:
 
 
 def prompt_length(config: RunConfig, asked: Sequence[Problem], renderer: "Renderer | None") -> tuple[int, str]:
-    """Return the mean length of training prompts in tokens, and its origin.
-
-    Args:
-        asked: problems, as often as the run asks them.
-        renderer: that of the rollouts; None where the adapter's tokenizer is not on this host.
-    """
+    """Return the mean length of training prompts in tokens, and its origin; `renderer` is that of the rollouts."""
     most = config.rollout.max_prompt_tokens
     texts = sorted(asked, key=lambda each: len(text_of(each)))
     count = min(len(texts), RENDERED)
@@ -119,10 +116,7 @@ def _rendered_tokens(renderer: "Renderer", problem: Problem) -> int | None:
 
 
 def summed_rate(peak: float, steps: int, warmup_ratio: float, min_ratio: float) -> float:
-    """Return the sum of the learning rate over a run's steps: warm-up, then the cosine.
-
-    AdamW moves a weight by about the rate per step, so by no more than this in a whole run.
-    """
+    """Return the sum of the learning rate over a run: about the most that AdamW moves a weight by."""
     warmup = math.ceil(steps * warmup_ratio)
     falling = steps - warmup
     # Values of a cosine at evenly spaced steps, both ends among them, have the mean of the ends.

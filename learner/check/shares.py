@@ -1,7 +1,6 @@
-"""Shares of a GPU's memory where several models of a run are on it.
+"""Shares of a GPU's memory where several models of a run are on it: the given share, else what a model needs.
 
-One rule: every model takes the share that it was given, else what it needs. Targets in vLLM without a share divide what
-is left of their GPU. A model that is alone on its GPU keeps vLLM's own share.
+Targets in vLLM without a share divide what is left; a model that is alone keeps vLLM's own share.
 """
 
 import math

@@ -9,15 +9,14 @@ import msgspec
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.evaluation.accuracy import accuracy, means_by_problem
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED, ArmResult, EvaluationResults, OfflinePlan
-from prefixrl.common.host.hub import model_folder
-from prefixrl.common.prompts.rendering import ByteRenderer, renderer_of
+from prefixrl.common.prompts.rendering import texts_of
 from prefixrl.common.wire.packing import pack_tokens
 from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.problems import Problem
 from prefixrl.learner.evaluation.clustering import representatives
 from prefixrl.learner.evaluation.majority import with_votes
-from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests, Texts, digest
+from prefixrl.learner.evaluation.requests import NO_ADAPTER, EvaluationRequest, EvaluationRequests, digest
 
 
 class CheckpointEvaluation:
@@ -84,7 +83,7 @@ class CheckpointEvaluation:
         """Return representatives of the target's own openings on training problems."""
         self._requests.ask(EvaluationRequest("openings", NO_ADAPTER, self._selection, SAMPLED))
         self._wait("openings")
-        target = target_texts(self._config)
+        target = texts_of(self._config, "scorer")
         rows = self._requests.rows.get("openings", [])
         cut = [target.encode(row.completion)[: self._plan.opening_tokens] for row in rows]
         openings = [tokens for tokens in cut if tokens.size]
@@ -119,11 +118,3 @@ class CheckpointEvaluation:
                 means=means_by_problem(rows),
                 trained_on=self._trained_on[name],
             )
-
-
-def target_texts(config: RunConfig) -> Texts:
-    """Return the target's tokenizer, or its stand-in where the engine is simulated."""
-    if config.scorer.engine == "simulated":
-        return ByteRenderer()
-    assert config.target is not None
-    return renderer_of(config, "scorer", model_folder(config.target.model, needs_weights=False))

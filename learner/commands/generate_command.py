@@ -1,6 +1,4 @@
-"""The answers of `prefixrl generate`.
-
-    rows, gold answers or not ──▶ blocks ──▶ evaluations by the broker ──▶ answers.jsonl, in their order
+"""The answers of `prefixrl generate`: rows ──▶ blocks ──▶ evaluations ──▶ answers.jsonl, in their order.
 
 Few blocks are open at once: an answered one is written as soon as all before it are, and the broker forgets it. A block
 holds as many problems as an evaluation samples together, so that with `bitwise` both get the same texts.
@@ -18,6 +16,7 @@ import msgspec
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.evaluation.plans import AnswerLine, OfflinePlan
+from prefixrl.common.prompts.rendering import texts_of
 from prefixrl.common.wire.messages.learner import Evaluate
 from prefixrl.common.wire.packing import token_ids
 from prefixrl.learner.broker.client import BrokerClient
@@ -25,7 +24,7 @@ from prefixrl.learner.broker.groups.evaluations import ROWS_PER_ITEM
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.lengths import too_long
 from prefixrl.learner.data.problems import Problem
-from prefixrl.learner.evaluation.requests import POLL_S, Answers, EvaluationRequest, OpenRequests, adapter_texts, judged
+from prefixrl.learner.evaluation.requests import POLL_S, Answers, EvaluationRequest, OpenRequests, judged
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ class AnswerGeneration:
         self._plan = plan
         self._config = config
         self._out = out
-        self._texts = adapter_texts(config)
+        self._texts = texts_of(config, "rollout")
         self._waiting = self._blocks(rows)
         self._open: deque[Block] = deque()
 

@@ -2,8 +2,7 @@
 
     plan.json ──▶ broker that issues no training ──▶ rollouts, scorers ──▶ results.json, or answers.jsonl
 
-No model is loaded here. Rollouts load the checkpoint as their version 0, and the digest of their weights must be one
-under which the run published it.
+Rollouts load the checkpoint as version 0; the digest of their weights must be one under which the run published it.
 """
 
 from collections.abc import Callable, Iterator
@@ -62,10 +61,7 @@ def answer(plan: OfflinePlan, config: RunConfig) -> None:
 
 @contextmanager
 def serving(config: RunConfig) -> Iterator[tuple[BrokerClient, Callable[[], None]]]:
-    """Run a broker that trains nothing; yield a client and a check to call while waiting.
-
-    The check raises PeerLost when a server cannot be restarted. After a block without an error the workers are stopped.
-    """
+    """Run a broker that trains nothing; yield a client and a check that raises PeerLost; stop the workers after it."""
     servers = Servers(config, Path(config.directory), 0, trains=False)
     try:
         client = BrokerClient(servers.address, servers.check)

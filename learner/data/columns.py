@@ -98,10 +98,7 @@ def read(given: str, name: str, reading: Reading) -> str:
 
 
 def turns(value: object) -> list[Turn] | None:
-    """Return the turns of a conversation as role and text, None for another value; raise ValueError.
-
-    Roles stand under `role` or `from`, texts under `content` or `value`, also in parts.
-    """
+    """Return the turns of a conversation as role and text, None for another value; raise ValueError."""
     value = _decoded(value)
     if not isinstance(value, list) or not value or not all(isinstance(turn, dict) for turn in value):
         return None
@@ -121,10 +118,7 @@ def _turn(turn: Values) -> Turn:
 
 
 def asked(values: Values, name: str) -> tuple[list[Turn], str]:
-    """Return the turns before the question of a column, and the question; raise ValueError without one.
-
-    Of a conversation the last turn of the user is the question; another column is the question itself.
-    """
+    """Return the turns before the last one of the user, which is the question, and it; raise ValueError."""
     if not (conversation := turns(found(values, name))):
         return [], text(values, name, "as_it_is")
     last = max((index for index, (role, _) in enumerate(conversation) if role == "user"), default=-1)

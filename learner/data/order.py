@@ -1,7 +1,6 @@
 """The order of prompts: a permutation per epoch, a function of the run's seed. Pure.
 
-Without weights an epoch asks every problem once. With weights it is as long, and every source has its share of it: a
-source that is small for its weight is repeated within an epoch, a large one continues in the next epoch.
+With weights every source has its share of an epoch: a small one is repeated, a large one goes on in the next epoch.
 """
 
 from collections.abc import Sequence

@@ -65,7 +65,6 @@ class SourceReport:
     rows: int = 0
     kept: int = 0
     left_out: int = 0
-    """Rows that `where` and `without` leave out."""
     bad: list[BadRow] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     layout: Layout | None = None

@@ -41,9 +41,7 @@ class Problem(msgspec.Struct, frozen=True):
     family: str = ""
     code: CodeMode = "none"
     source: str = ""
-    """Label of its source."""
     system: str = ""
-    """Its own system turn; "" without one."""
     earlier: tuple[Turn, ...] = ()
     """Turns between the system turn and the question."""
 

@@ -19,9 +19,8 @@ from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.evaluation.accuracy import EvaluatedRow, accuracy
 from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
-from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.process import write_atomically
-from prefixrl.common.prompts.rendering import ByteRenderer, Renderer, renderer_of
+from prefixrl.common.prompts.rendering import Texts, texts_of
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.wire.messages.groups import ScoredGroup
@@ -38,7 +37,6 @@ ASKED_FILE = "asked.json"
 TEMPERATURE_SCALES = {GREEDY: 0.0, SAMPLED: 1.0}
 """Factor on the temperatures of the run, by decoding."""
 NO_ADAPTER = -1
-Texts = Renderer | ByteRenderer
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ class EvaluationRequests:
         self.open = OpenRequests(client, iteration)
         known = directory / ASKED_FILE
         self._answered = msgspec.json.decode(known.read_bytes(), type=dict[str, str]) if known.exists() else {}
-        self.texts = adapter_texts(config)
+        self.texts = texts_of(config, "rollout")
         self.rows: dict[str, list[EvaluatedRow]] = {}
         """Judged rows of the finished evaluations."""
         self.incomplete: list[str] = []
@@ -283,13 +281,6 @@ def judged(
         )
         for sample, (row, verdict) in enumerate(zip(group.prefixes.rows, group.verdicts, strict=True))
     ]
-
-
-def adapter_texts(config: RunConfig) -> Texts:
-    """Return the adapter's tokenizer, or its stand-in where the engine is simulated."""
-    if config.rollout.engine == "simulated":
-        return ByteRenderer()
-    return renderer_of(config, "rollout", model_folder(config.adapter.model))
 
 
 def digest(value: object) -> str:

@@ -46,11 +46,7 @@ def attention_mask(segments: Tensor, backbone: Any) -> Tensor:
 
 
 def visible(segments: Tensor) -> Tensor:
-    """Return True where position i of a line sees position j, (lines, i, j).
-
-    Args:
-        segments: (lines, width), 0 in the prompt, 1, 2, ... in the rows, -1 under padding.
-    """
+    """Return True where position i of a line sees position j, (lines, i, j); -1 is a segment of padding."""
     of_query, of_key = segments[:, :, None], segments[:, None, :]
     width = segments.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool, device=segments.device).tril()
@@ -68,8 +64,7 @@ def spread_over_rows(values: Tensor, batch: dict[str, Tensor]) -> Tensor:
 def takes_shared_prompts(model: PreTrainedModel) -> bool:
     """Return True if two rows after one prompt come out of this model as each row alone.
 
-    Architectures with another attention than over the whole text (sliding windows, state spaces) or that count
-    positions by the mask do not; a line says so in the log, and every row then carries its prompt.
+    Sliding windows, state spaces and positions counted by the mask do not; the log says so.
     """
     shape = model.config.get_text_config()
     kinds = set(getattr(shape, "layer_types", None) or ()) - {"full_attention"}
@@ -96,10 +91,7 @@ def takes_shared_prompts(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def serves_packed_rows(model: PreTrainedModel) -> bool:
-    """Return True if two rows in one come out of this model's attention as each row alone.
-
-    Kernels depend on device, type and the size of heads, and some layers need more than they compute.
-    """
+    """Return True if this model's attention, on this device and in its type, computes packed rows as each row alone."""
     ids = torch.arange(8, device=model.device).remainder(model.config.get_text_config().vocab_size)
     rows = (ids[:5], ids[5:])
     mask = torch.arange(5, device=model.device) < torch.tensor([[5], [3]], device=model.device)

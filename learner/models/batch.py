@@ -23,12 +23,9 @@ class Sample:
     tokens: NDArray[np.int32]
     """As sampled, with the EOS that ended them."""
     logprobs: NDArray[np.float32]
-    """Logprob of each token under the distribution it was sampled from."""
     reward: float
     group: int
-    """Index of its group in the iteration."""
     versions: NDArray[np.int32]
-    """Version of the adapter that sampled each token."""
     steps: tuple[tuple[int, float], ...] = ()
     """Tokens up to the end of each step, and its score; empty without a process reward model."""
 
@@ -56,14 +53,15 @@ class IterationData:
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Lines padded on the right. A line is a prompt and the rows that share it, end to end."""
+    """Lines padded on the right: a line is a prompt and the rows that share it, end to end.
+
+    Tensors are (lines, width), int64, or hold something of each sampled token, (rows, tokens), 0 under padding.
+    """
 
     input_ids: Tensor
-    """(lines, width) int64."""
     attention_mask: Tensor
-    """(lines, width) int64, 1 on prompt and sampled tokens."""
     position_ids: Tensor
-    """(lines, width) int64; every row goes on after the prompt."""
+    """Every row goes on after the prompt."""
     segments: Tensor | None
     """(lines, width) int64: 0 in the prompt, 1, 2, ... in the rows of the line, -1 under padding. None where every line
     holds one row, for which a causal mask is enough."""
@@ -72,15 +70,11 @@ class PaddedRows:
     cells: Tensor
     """(sampled tokens,) int64: their places in flattened (rows, tokens)."""
     mask: Tensor
-    """(rows, tokens) bool: sampled tokens that count."""
     tokens: Tensor
-    """(rows, tokens) int64, 0 under padding."""
     behaviour: Tensor
-    """(rows, tokens) float32 logprobs of the engine, 0 under padding."""
+    """Logprobs of the engine."""
     versions: Tensor
-    """(rows, tokens) int64: version of the adapter that sampled each token, 0 under padding."""
     rewards: Tensor
-    """(rows,) float32."""
 
     def to(self, device: torch.device) -> "PaddedRows":
         """The same rows on another device."""
@@ -100,7 +94,6 @@ class PreparedMicroBatch:
     rows: tuple[int, ...]
     batch: PaddedRows
     kept: Tensor
-    """bool: sampled tokens that count in the policy loss."""
     proximal: Tensor
     reference: Tensor | None
     old_values: Tensor
@@ -125,12 +118,7 @@ def pad(samples: Sequence[Sample], pad_id: int) -> PaddedRows:
 
 
 def pad_lines(lines: Sequence[Sequence[Sample]], pad_id: int) -> PaddedRows:
-    """Stack lines of any lengths; the rows of a line share their prompt.
-
-    Raises:
-        ValueError: on no rows, an empty prompt, a row without sampled tokens, logprobs or versions that do not match
-            them, or rows of one line with different prompts.
-    """
+    """Stack lines of any lengths, whose rows share their prompt; raise ValueError for rows that cannot be trained."""
     samples = [sample for line in lines for sample in line]
     if not samples:
         raise ValueError("there are no rows to pad")
@@ -204,14 +192,9 @@ def _check(row: int, sample: Sample) -> None:
 
 
 def iteration_data(batch: Batch, shard: Mapping[int, ScoredGroup]) -> IterationData:
-    """Build this rank's view of an iteration: the trainable rows of the groups in batch order.
+    """Return this rank's view of an iteration; ValueError where a payload is not the group that the batch names.
 
-    Args:
-        batch: the facts about all groups.
-        shard: groups of which this rank has rows, by index in the batch; empty before it has planned.
-
-    Raises:
-        ValueError: a payload is not the group the batch names, or its packed arrays are malformed.
+    `shard` holds groups of which this rank has rows, by index in the batch; it is empty before the rank has planned.
     """
     lengths = tuple(length for group in batch.groups for length in group.lengths)
     rewards = tuple(reward for group in batch.groups for reward in group.rewards)

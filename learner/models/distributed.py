@@ -20,13 +20,9 @@ log = logging.getLogger(__name__)
 def start(
     device: Literal["auto", "cpu", "cuda"], rank: int, world_size: int, timeout_s: float = 1800.0
 ) -> torch.device:
-    """Join the process group and return this rank's device; a second call changes nothing.
+    """Join the process group and return this rank's device; ConfigError for a wrong environment.
 
-    A single rank opens no port: its store is in its own memory. Several ranks need MASTER_ADDR and MASTER_PORT, which
-    torchrun and the deepspeed launcher set.
-
-    Raises:
-        ConfigError: several ranks without MASTER_ADDR and MASTER_PORT, or cuda on a machine without it.
+    A single rank opens no port: its store is in its own memory. Several need MASTER_ADDR and MASTER_PORT of a launcher.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError('learner.device = "cuda", but torch sees no CUDA device here; use "cpu" or "auto"')
@@ -44,11 +40,7 @@ def start(
 
 
 def device_index(local_rank: int, devices: int) -> int:
-    """Return the device of a rank: the only one it sees, else that of its number on the host.
-
-    Raises:
-        ConfigError: there are several devices, and fewer than ranks on this host.
-    """
+    """Return the device of a rank: the only one it sees, else that of its number on the host; ConfigError."""
     if devices == 1:  # `srun --gpus-per-task=1`: each task sees its own GPU, as number 0
         return 0
     if local_rank >= devices:

@@ -79,15 +79,10 @@ def token_logprobs(
     is_float32: bool,
     masked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return each token's logprob and entropy at the sampling temperature, both float32.
+    """Return each token's logprob and entropy (0 unless asked for) at the sampling temperature, both float32.
 
-    Args:
-        parts: one, or with low-rank matrices on the head two.
-        bias: (vocabulary,).
-        tokens: (tokens,), one per hidden state.
-        has_entropy: False: entropies are 0.
-        is_float32: logits are float32 whatever the weight's type; False: they are rounded to it.
-        masked: (vocabulary,), True for tokens of probability 0; None: there are none.
+    `parts` is one, or with low-rank matrices on the head two. Without `is_float32` logits are rounded to the weight's
+    type. `masked` (vocabulary,) is True for tokens of probability 0.
     """
     found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         tokens, bias, masked, temperature, has_entropy, is_float32, *(tensor for part in parts for tensor in part)

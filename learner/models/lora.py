@@ -1,8 +1,4 @@
-"""LoRA (Hu et al. 2021): W acts as W + alpha / rank * B A; only A and B are trained.
-
-peft, imported only where it is used, puts the matrices into the model's linear layers. The learner publishes merged
-weights under the model's own names.
-"""
+"""LoRA (Hu et al. 2021): W acts as W + alpha / rank * B A; peft makes A and B, which alone are trained."""
 
 import sys
 import warnings
@@ -21,11 +17,7 @@ FROZEN, FIRST, SECOND = ".base_layer.weight", ".lora_A.default.weight", ".lora_B
 
 
 def add(model: PreTrainedModel, settings: LoraConfig, seed: int) -> None:
-    """Freeze the model and give its linear layers matrices with product 0, equal on every rank.
-
-    Raises:
-        ConfigError: `target_modules` names no linear layer of this model.
-    """
+    """Freeze the model; give its linear layers matrices with product 0, equal on every rank; raise ConfigError."""
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 

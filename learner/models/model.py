@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from transformers import PretrainedConfig, PreTrainedModel
 
 from prefixrl.common.config.learner import LoraConfig
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import model_folder
+from prefixrl.common.models.loading import load_model
 from prefixrl.common.prompts.rendering import masked_tokens
 from prefixrl.common.prompts.tokenizer import load_tokenizer
 from prefixrl.common.seeds import derive
@@ -82,7 +82,6 @@ class RewardModel:
     """None where the policy is the reference, or the trained model without its low-rank matrices."""
     is_to_policy: bool
     source: str
-    """Folder that it came from."""
 
 
 @dataclass
@@ -91,11 +90,9 @@ class Models:
 
     actor: TrainedModel
     critic: TrainedModel | None
-    """None when the objective takes its baseline from the group."""
     reference: Actor | None
     """None without a reference, and where the actor without its low-rank matrices is the reference."""
     source: str
-    """Folder the adapter came from."""
     hf_config: PretrainedConfig
     dtype: Literal["float32", "bfloat16"]
     device: torch.device
@@ -119,14 +116,8 @@ class Models:
 
     @classmethod
     def load(cls, config: RunConfig, rank: int, world_size: int, initial_path: str) -> "Models":
-        """Load the adapter up to three times over: actor, critic backbone, reference. A collective.
-
-        Raises:
-            ConfigError: DeepSpeed settings that the learner itself decides.
-            DataError: a model folder that cannot be read, or an architecture whose head is not a plain linear layer.
-        """
+        """Load the adapter up to three times: actor, critic's backbone, reference. A collective; UserError."""
         torch.set_num_threads(config.learner.threads)
-        disable_progress_bar()
         device = distributed.start(config.learner.device, rank, world_size, config.learner.collective_timeout_s)
         learner, folder = config.learner, _Folder(initial_path, config, device)
         actor = Actor(folder.trainable("actor"), folder.is_packed, learner.head_dtype)
@@ -152,10 +143,7 @@ class Models:
         )  # fmt: skip
 
     def forward_actor(self, batch: PaddedRows, has_entropy: bool = False) -> tuple[Tensor, Tensor]:
-        """Return current logprobs and entropies, (rows, tokens), at the sampling temperature.
-
-        Entropies are 0 unless asked for.
-        """
+        """Return current logprobs, and entropies or 0, (rows, tokens), at the sampling temperature."""
         self.on_forward()
         logprobs, entropy = self.actor.engine(batch.inputs(), self.temperature, has_entropy, self.masked)
         return logprobs, entropy
@@ -202,10 +190,7 @@ class Models:
         return logprobs
 
     def state_dict_for_publication(self, model: TrainedModel | None = None) -> dict[str, Tensor]:
-        """Gather a model's weights, the actor's if none is named, on rank 0's CPU. A collective.
-
-        By name, tied ones once.
-        """
+        """Gather the weights of a model or the actor on rank 0's CPU, by name, tied ones once. A collective."""
         whole: dict[str, Tensor] = {}
         for name, tensor in (model or self.actor).full_tensors():
             if self.rank == 0:
@@ -216,10 +201,7 @@ class Models:
     def probe_logprobs(
         self, rows: Sequence[ProbeRow], temperature: float = 1.0, most_tokens: int = 16384
     ) -> NDArray[np.float32]:
-        """Return the logprobs of the scored tokens of all rows. A collective under ZeRO-3.
-
-        A forward takes `most_tokens`, or one row.
-        """
+        """Return the logprobs of the scored tokens of all rows. A collective under ZeRO-3."""
         width, found = max(given.size + scored.size for given, scored in rows), list[NDArray[np.float32]]()
         size = max(1, most_tokens // width)
         for start in range(0, len(rows), size):
@@ -234,11 +216,7 @@ def _scored_sample(given: NDArray[np.int32], scored: NDArray[np.int32]) -> Sampl
 
 
 def _reward_model(folder: "_Folder", world_size: int) -> RewardModel:
-    """Load the implicit reward model and its reference. A collective under ZeRO-3.
-
-    Raises:
-        DataError: a folder that cannot be read, or with another tokenizer than the adapter's.
-    """
+    """Load the implicit reward model and its reference; DataError. A collective under ZeRO-3."""
     config, device = folder.config, folder.device
     learner, settings = config.learner, config.implicit_reward
     assert settings is not None, "called for such runs only"
@@ -297,7 +275,6 @@ class _Folder:
     config: RunConfig
     device: torch.device
     key: str = "adapter.model"
-    """The key of the run file that names it."""
 
     def named(self, model: str, key: str = "adapter.model") -> "_Folder":
         """Return another model, loaded in the same way."""
@@ -334,25 +311,15 @@ class _Folder:
     def load(self) -> PreTrainedModel:
         """Load a model onto the learner's device."""
         attention = self.attention
-        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.config.learner.dtype]
-        try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                self.path, dtype=dtype, use_safetensors=True, attn_implementation=attention
-            )
-        except ImportError as error:
-            raise ConfigError(
-                f"learner.attn_implementation = {attention!r} is not available here: {error}; use sdpa or auto"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self.key} = {self.path!r} is no model folder transformers can load: {error}") from error
+        called = f"{self.key} = {self.path!r}"
+        model = load_model(self.path, called, self.config.learner.dtype, attention=attention, is_trained=True)
         model.config.use_cache = False
         nn.Module.to(model, self.device)
-        model.eval()
         if attention == varlen.NAME and not serves_packed_rows(model):
             if self.config.learner.attn_implementation == attention:
                 raise ConfigError(
-                    f"learner.attn_implementation = {attention!r} does not serve {self.key} = {self.path!r} on this "
-                    "device (the log says why); use sdpa or auto"
+                    f"learner.attn_implementation = {attention!r} does not serve {called} on this device "
+                    "(the log says why); use sdpa or auto"
                 )
             model.set_attn_implementation("sdpa")
         return model

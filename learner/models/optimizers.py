@@ -1,7 +1,4 @@
-"""AdamW by torch, or by DeepSpeed for moments in the host's memory.
-
-All take the same steps but for rounding.
-"""
+"""AdamW by torch, or by DeepSpeed for moments in the host's memory: the same steps but for rounding."""
 
 import logging
 from collections.abc import Iterable

@@ -82,11 +82,9 @@ class TrainedModel:
         self._bad_losses = torch.zeros((), device=device)
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Accumulate the gradient of one micro-batch's share of the loss; `is_last` before the step.
+        """Accumulate the gradient of one micro-batch's share of the loss, which is over the global denominator.
 
-        The loss is already over the global denominator, and DeepSpeed averages over ranks, hence the factor. A loss
-        that is not finite on any rank makes the last one NaN on every rank, so every ZeRO stage drops the step by its
-        own rule.
+        A loss that is not finite on any rank makes the last one NaN on every rank, so every ZeRO stage drops the step.
         """
         self._bad_losses += ~torch.isfinite(loss.detach())
         if is_last and distributed.sum_over_ranks(self._bad_losses).item():
@@ -112,10 +110,7 @@ class TrainedModel:
         return report
 
     def _plain_step(self) -> StepReport:
-        """Clip and step at stage 0, which checks nothing itself.
-
-        All ranks see the same norm of averaged gradients.
-        """
+        """Clip and step at stage 0, which checks nothing itself; all ranks see one norm of averaged gradients."""
         trained = [parameter for parameter in self.engine.module.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in trained if parameter.grad is not None])
         if not math.isfinite(norm):
@@ -187,11 +182,7 @@ class TrainedModel:
 
 
 def deepspeed_settings(config: LearnerConfig, parameters: int) -> dict[str, Any]:
-    """Return DeepSpeed's config: the user's, with the keys that the learner decides.
-
-    Raises:
-        ConfigError: on a key the learner decides, an impossible ZeRO stage, or gradients that would be scaled.
-    """
+    """Return DeepSpeed's config: the user's, with the keys that the learner decides; raise ConfigError."""
     taken = sorted(set(config.deepspeed) & set(OWN_DEEPSPEED_KEYS))
     if taken:
         raise ConfigError(
@@ -254,14 +245,9 @@ def _buckets(named: list[tuple[str, nn.Parameter]]) -> Iterator[list[tuple[str, 
 
 
 def lr_at(step: int, total: int, peak: float, warmup_ratio: float, min_ratio: float) -> float:
-    """Return the learning rate: warm-up, then half a cosine from `peak` to `min_ratio * peak`.
+    """Return the learning rate: warm-up, then half a cosine from `peak` to `min_ratio * peak`, where it stays.
 
-    Past the end it stays there.
-
-    Args:
-        step: optimiser steps taken before this one, from 0.
-        total: optimiser steps of the whole run.
-        warmup_ratio: share of `total` spent warming up; the first step already learns.
+    `step` of `total` are the optimiser steps before this one; the first step of the warm-up already learns.
     """
     warmup = math.ceil(total * warmup_ratio)
     if step < warmup:

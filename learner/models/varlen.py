@@ -1,7 +1,4 @@
-"""Attention over packed rows of several lengths, by torch's own kernel.
-
-    CUDA        `torch.nn.attention.varlen`, in bfloat16 and float16
-    elsewhere   each row by itself: slower, and equal
+"""Attention over packed rows of several lengths: torch's own kernel on CUDA in 16 bits, else row by row.
 
 Transformers calls it as `attn_implementation = "varlen"`, and gives it where the packed rows begin.
 """
@@ -20,11 +17,7 @@ KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 
 
 def row_offsets(mask: Tensor) -> dict[str, Any]:
-    """Return where packed rows begin and end, under the names that transformers passes on.
-
-    Args:
-        mask: (rows, width), True at tokens.
-    """
+    """Return where rows begin and end, packed by a mask (rows, width), under the names that transformers passes on."""
     lengths = mask.sum(1, dtype=torch.int32)
     lengths = lengths[lengths > 0]
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
@@ -35,20 +28,9 @@ def row_offsets(mask: Tensor) -> dict[str, Any]:
 def varlen_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend causally within each packed row.
+    """Attend causally within each packed row, or each of (rows, heads, tokens, size) without `cu_seq_lens_q`.
 
-    Args:
-        module: the layer, whose options of attention transformers passes on.
-        query: (1, heads, tokens, size); without `cu_seq_lens_q` (rows, heads, tokens, size).
-        key, value: the same with their own number of heads.
-        attention_mask: None, as rows have no padding.
-        options: `cu_seq_lens_q` and `max_length_q` of `row_offsets`, `scaling`, `sliding_window`.
-
-    Returns:
-        (1, tokens, heads, size), and None in place of weights.
-
-    Raises:
-        ValueError: the layer asks for what neither way computes.
+    Queries, keys and values are (1, heads, tokens, size); `options` are those of `row_offsets` and transformers' own.
     """
     other = [name for name in ("softcap", "s_aux", "position_bias", "cache") if options.get(name) is not None]
     if other or attention_mask is not None or options.get("dropout"):

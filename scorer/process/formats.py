@@ -33,15 +33,7 @@ class StepForm:
     """The form in which answers are put to a process reward model."""
 
     def __init__(self, tokenizer: Any, settings: ProcessModelConfig) -> None:
-        """Try the form out on two steps.
-
-        Args:
-            tokenizer: that of the model, as transformers reads it.
-
-        Raises:
-            ConfigError: the tag is not one token where it stands, or the template changes the answer.
-            DataError: a tokenizer that cannot tell where its tokens stand.
-        """
+        """Try the form out on two steps; ConfigError or DataError where tags are not found in their places."""
         self._tokenizer, self._settings = tokenizer, settings
         if not tokenizer.is_fast:
             raise DataError(

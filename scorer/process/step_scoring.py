@@ -1,8 +1,4 @@
-"""Rewards of texts by a process reward model and the verifier together, a group at a time.
-
-The texts of a group are scored together, in their order: so their scores depend on the group alone, and a group that
-another scorer judges again gets the same ones.
-"""
+"""Rewards of texts by a process reward model and the verifier; a group's texts are scored together, in order."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -78,7 +74,6 @@ class StepScoring:
                 f'with format = "step_tag", good_token and bad_token'
             )
         self.scored = 0
-        """Texts scored."""
 
     def judged(self, texts: Sequence[JudgedText]) -> list[TextVerdict]:
         """Return the verdicts with rewards of both sources; `error` where a text cannot be scored."""

@@ -28,11 +28,7 @@ def split(answer: str, separator: str, most: int) -> list[Step]:
 
 
 def token_ends(pieces: Iterable[str], ends: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of tokens up to each end.
-
-    `pieces` is the text that each token adds; `ends` rise. A character that several tokens make up belongs
-    to the last of them.
-    """
+    """Return the number of `pieces` up to each end; a character of several tokens belongs to the last of them."""
     found: list[int] = []
     characters = tokens = 0
     for piece in pieces:

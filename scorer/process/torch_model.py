@@ -6,19 +6,14 @@ alone. No code of a model's folder is executed: heads that its own code would ma
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModel, AutoModelForCausalLM
 
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.models.loading import HEADS, Kind, load_model
 from prefixrl.scorer.process.formats import Marked, StepForm
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": "auto"}
-_HEADS = ("score", "classifier")
-"""Names that published heads have."""
 
 
 class TorchStepModel:
@@ -29,21 +24,18 @@ class TorchStepModel:
         has_cuda = settings.device != "cpu" and torch.cuda.is_available()
         self._device = torch.device(settings.device if settings.device != "auto" else "cuda" if has_cuda else "cpu")
         self._batch_tokens = settings.batch_tokens
-        if settings.format == "step_tag":
-            self._model = _loaded(AutoModelForCausalLM, folder, settings)
-            size = int(self._model.get_output_embeddings().weight.shape[0])
-            self._columns = form.candidates()
-            check_candidates(self._columns, size, settings)
+        self._is_causal = settings.format == "step_tag"
+        self._model = load_model(folder, called(folder, settings), settings.dtype, kind_of(settings))
+        if self._is_causal:
             layer = self._model.get_output_embeddings()
+            self._columns = form.candidates()
+            check_candidates(self._columns, int(layer.weight.shape[0]), settings)
             self._tags: tuple[torch.Tensor, torch.Tensor] | None = None
             layer.register_forward_pre_hook(self._at_tags)
         else:
-            self._model = _loaded(AutoModel, folder, settings)
             self._head = head_of(folder, settings).to(self._device, self._model.dtype)
             self._columns = (settings.good_class, 1 - settings.good_class)
-        self._is_causal = settings.format == "step_tag"
-        torch.nn.Module.to(self._model, self._device)
-        self._model.eval().requires_grad_(False)
+        torch.nn.Module.to(self._model, self._device).requires_grad_(False)
 
     @property
     def most_positions(self) -> int | None:
@@ -107,20 +99,14 @@ def batches(rows: Sequence[Marked], most_tokens: int) -> Iterator[list[Marked]]:
         yield batch
 
 
-def _loaded(kind: Any, folder: str, settings: ProcessModelConfig) -> Any:
-    try:
-        model, found = kind.from_pretrained(
-            folder, dtype=_DTYPES[settings.dtype], use_safetensors=True, output_loading_info=True
-        )
-    except (OSError, ValueError) as error:
-        raise DataError(f"scorer.prm.model: {folder} cannot be loaded from safetensors: {error}") from error
-    if missing := sorted(found["missing_keys"]):
-        raise DataError(
-            f"scorer.prm.model: {folder} has no weights for {', '.join(missing[:4])}"
-            f"{f' and {len(missing) - 4} more' if len(missing) > 4 else ''}, which would be random; is it a model of "
-            f"format = {settings.format!r}?"
-        )
-    return model
+def kind_of(settings: ProcessModelConfig) -> Kind:
+    """Return what transformers loads of the model."""
+    return "causal" if settings.format == "step_tag" else "backbone"
+
+
+def called(folder: str, settings: ProcessModelConfig) -> str:
+    """Return the words for the model in a message."""
+    return f"scorer.prm.model = {folder!r} (as format = {settings.format!r})"
 
 
 def check_candidates(candidates: tuple[int, int], size: int, settings: ProcessModelConfig) -> None:
@@ -138,7 +124,7 @@ def head_tensors(folder: str) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            found |= {name: file.get_tensor(name) for name in file.keys() if name.split(".")[0] in _HEADS}  # noqa: SIM118
+            found |= {name: file.get_tensor(name) for name in file.keys() if name.split(".")[0] in HEADS[:2]}  # noqa: SIM118
     return found
 
 

@@ -1,7 +1,6 @@
 """A process reward model in vLLM: logprobs of candidates, or classes by pooling.
 
-step_tag    a request per step, whose prompt ends with its tag; only the two candidates may be drawn, so that their
-logprobs are the softmax of their two logits. vLLM's prefix cache keeps what the steps share.
+step_tag    a request per step, whose prompt ends with its tag; only the two candidates may be drawn
 two_class   a request per row; the classes at every token come back, those at the tags are used.
 """
 
@@ -10,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from prefixrl.common.config.step_rewards import ProcessModelConfig
 from prefixrl.common.engines.vllm.setup import CPU_KV_CACHE_BYTES, platform_of, prepare_processes
 from prefixrl.common.errors import DataError
+from prefixrl.common.models.loading import check_model
 from prefixrl.scorer.process.formats import Marked, StepForm
-from prefixrl.scorer.process.torch_model import check_candidates, head_of
+from prefixrl.scorer.process.torch_model import called, check_candidates, head_of, kind_of
 
 
 class VllmStepModel:
@@ -24,7 +23,7 @@ class VllmStepModel:
 
     def __init__(self, folder: str, settings: ProcessModelConfig, form: StepForm) -> None:
         """Start vLLM; raises DataError or ConfigError for a model that it cannot score with."""
-        hf_config = AutoConfig.from_pretrained(folder).get_text_config()
+        hf_config = check_model(folder, called(folder, settings), kind_of(settings)).get_text_config()
         self._is_causal = settings.format == "step_tag"
         limit: int | None = getattr(hf_config, "max_position_embeddings", None)
         # A step's prompt needs room for the token that is drawn after it.

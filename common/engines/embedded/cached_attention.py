@@ -1,9 +1,7 @@
-"""Attention of one new token per row over its cached keys and values, on a CPU.
+"""Attention of one new token per row over its cached keys and values, on a CPU; else `sdpa`.
 
-With a mask, transformers repeats keys and values for every query head that shares them; here such heads are queries of
-one head instead, and nothing is copied. In float32, products of matrices are quicker than torch's own kernel, whose
-costs per row and head outweigh a single query (`benchmarks/decode_attention.py`). Forwards of several tokens per row
-are those of `sdpa`.
+Transformers repeats masked keys and values for every query head that shares them; here such heads are queries of one
+head instead. In float32, products of matrices beat torch's own kernel (`benchmarks/decode_attention.py`).
 """
 
 from typing import Any
@@ -28,18 +26,7 @@ def use_in(model: PreTrainedModel) -> None:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend from the queries of each row to its keys.
-
-    Args:
-        module: the layer, whose options of attention transformers passes on.
-        query: (rows, heads, tokens, size).
-        key, value: (rows, heads or a divisor, columns, size).
-        attention_mask: (rows, 1, tokens, columns) bool, or added to the scores; None for a causal one.
-        options: `scaling`, and what `sdpa` takes.
-
-    Returns:
-        (rows, tokens, heads, size), and None in place of weights.
-    """
+    """Attend from queries (rows, heads, tokens, size) to keys; `options` are those of `sdpa`."""
     if query.shape[2] > 1 or attention_mask is None or attention_mask.shape[1] > 1:
         found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return found

@@ -47,7 +47,6 @@ class TransformersEngine(EmbeddedEngine):
         self.room = room_of(self.seats)
         self.about = f"rows batched continuously, {self.seats} at once"
         self._queue: deque[OpenRow] = deque()
-        """Rows that wait for a seat."""
         self._uncached: deque[OpenRow] = deque()
         """Rows in a seat whose keys and values must be computed again."""
         self._texts: list[list[OpenRow]] = []

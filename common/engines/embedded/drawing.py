@@ -1,7 +1,4 @@
-"""The draw of tokens: the cumulative distribution, inverted at given uniforms. Pure.
-
-No generator has a state, and nothing of a model's generation_config can change a draw.
-"""
+"""The draw of tokens: the cumulative distribution, inverted at given uniforms, without any state. Pure."""
 
 import math
 from functools import lru_cache

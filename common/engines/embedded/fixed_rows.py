@@ -1,8 +1,7 @@
-"""The embedded engine with `bitwise`: one job at a time, one decoding step per `step`.
+"""The embedded engine with `bitwise`: one job at a time, whose rows are one padded forward per `step`.
 
-Rows of a job are one padded forward (padding on the left), so a row's text depends on its job alone. Tokens are drawn
-by inverting the cumulative distribution at the job's own uniforms. Bitwise repeatable in fp32 with one thread on one
-CPU type, unless weights are installed in the middle of a job.
+A row's text depends on its job alone: bitwise repeatable in fp32 with one thread on one CPU type, unless weights are
+installed in the middle of a job.
 """
 
 import time

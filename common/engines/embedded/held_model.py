@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
 
 from prefixrl.common.engines.embedded.drawing import draw, masked, truncated
 from prefixrl.common.engines.interface.base import (
@@ -23,7 +22,8 @@ from prefixrl.common.engines.interface.base import (
     score_rows,
     spans_of,
 )
-from prefixrl.common.errors import DataError, UserError
+from prefixrl.common.errors import UserError
+from prefixrl.common.models.loading import Dtype, load_model
 from prefixrl.common.weights.low_rank import LayerProducts, LowRank, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
 from prefixrl.common.wire.messages.groups import Finish, Sampling
@@ -32,7 +32,6 @@ from prefixrl.common.wire.packing import ProbeRow
 
 DRAW_CELLS = 2**25
 """Most logits, over rows and vocabulary, of one draw."""
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": "auto"}
 
 
 @dataclass(eq=False)
@@ -50,7 +49,6 @@ class OpenJob:
     job: Job
     kind: _Kind
     left: int
-    """Rows that have not ended."""
     started_s: float | None = None
     """Time at which its first row took a seat."""
     rows: dict[int, Continuation] = field(default_factory=dict)
@@ -107,7 +105,7 @@ class EmbeddedEngine(AdapterEngine):
         self,
         model: str,
         device: str,
-        dtype: str,
+        dtype: Dtype,
         threads: int,
         head_dtype: str = "model",
         low_rank: LowRank | None = None,
@@ -119,12 +117,8 @@ class EmbeddedEngine(AdapterEngine):
         self._kinds: dict[tuple[Sampling, frozenset[int]], _Kind] = {}
         torch.set_num_threads(threads)
         self._device = torch.device(device)
-        try:
-            self._model = AutoModelForCausalLM.from_pretrained(model, dtype=_DTYPES[dtype], use_safetensors=True)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{model} is no model transformers can load from safetensors: {error}") from error
-        torch.nn.Module.to(self._model, self._device)
-        self._model.eval().requires_grad_(False)
+        self._model = load_model(model, model, dtype)
+        torch.nn.Module.to(self._model, self._device).requires_grad_(False)
         if head_dtype == "float32" and self._model.dtype != torch.float32:
             _make_float32_logits(self._model.get_output_embeddings())
         layers = dict(self._model.named_modules()) if low_rank else {}

@@ -32,9 +32,7 @@ class _Place:
     low: int = 0
     """First column of the longest row."""
     at: int = 0
-    """Column of the next token."""
     starts: list[int] = field(default_factory=list)
-    """First column of each row."""
 
 
 class _Block(CacheLayerMixin):

@@ -1,8 +1,6 @@
-"""The interface between a worker's loop and an engine.
+"""The interface between a worker's loop and an engine: `submit` queues a job, `step` does a piece of work.
 
-An engine is driven by its worker's loop: `submit` queues a job, `step` does a bounded piece of work (or waits a bounded
-time for it) and returns what finished. Where an engine `takes_runs`, a job's rows are one forward, and no other job
-changes a bit of their text.
+Where an engine `takes_runs`, a job's rows are one forward, and no other job changes a bit of their text.
 """
 
 import math
@@ -35,7 +33,6 @@ class Job:
     """Rows to continue."""
 
     key: str
-    """Name of the job, the task it belongs to."""
     rows: tuple[TokenIds, ...]
     uniforms: NDArray[np.float64]
     """Draws in [0, 1), shape (rows, max_new_tokens); unused when greedy."""
@@ -61,7 +58,6 @@ class Continuation:
     text: str | None = None
     """Text of an engine that is given text, not ids; `tokens` is then the encoding by its model's tokenizer."""
     error: str = ""
-    """Cause of a missing continuation, where `finish` is `error`."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +85,7 @@ class Engine:
     def __init__(self) -> None:
         self._waiting: deque[Job] = deque()
         self.progress = 0
-        """Counter that grows with every decoded token."""
         self.tokens = 0
-        """Number of decoded tokens."""
 
     @property
     @abstractmethod

@@ -5,9 +5,8 @@
     install: staged snapshot ──▶ every process of vLLM with a model maps and loads it (`plugin.py`)
              meanwhile running requests are paused; they go on with the new weights, their keys and values recomputed
 
-Rows of all running jobs are decoded together, so a row's logits depend on its company in the last bits: nothing here is
-bitwise repeatable. What is exact: a token is drawn from softmax(logits / temperature) over the whole vocabulary,
-whatever a model's generation_config holds, and logprobs are of that distribution.
+Nothing here is bitwise repeatable: a row's company changes its logits in the last bits. What is exact: a token is drawn
+from softmax(logits / temperature), whatever a model's generation_config holds, and logprobs are of that distribution.
 """
 
 import asyncio
@@ -24,15 +23,14 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
 from prefixrl.common.engines.interface.base import AdapterEngine, Continuation, Job, JobResult, TokenIds, check_fit
 from prefixrl.common.engines.interface.row_jobs import RowJobs
 from prefixrl.common.engines.vllm.checksum import compared, known_layout
 from prefixrl.common.engines.vllm.facts import RowCounts, about, engine_config, seats_of
 from prefixrl.common.engines.vllm.setup import BACKEND, VllmSetup, engine_arguments, platform_of, prepare_environment
-from prefixrl.common.errors import DataError, PeerLost, UserError
+from prefixrl.common.errors import PeerLost, UserError
+from prefixrl.common.models.loading import load_model
 from prefixrl.common.seeds import row_seed
 from prefixrl.common.weights.low_rank import AdapterFolders, are_low_rank, pairs
 from prefixrl.common.weights.snapshot import Snapshot
@@ -56,10 +54,7 @@ T = TypeVar("T")
 
 
 class VllmEngine(RowJobs, AdapterEngine):
-    """Engine of vLLM. Its seats are the rows that vLLM decodes at once.
-
-    A scorer's leaves logprobs out (empty arrays). They are not read, and each costs a pass over the vocabulary.
-    """
+    """Engine of vLLM, whose seats are the rows decoded at once; a scorer's makes no logprobs, which nothing reads."""
 
     name = "vllm"
 
@@ -231,13 +226,7 @@ class VllmEngine(RowJobs, AdapterEngine):
         """Return the weights installed last, else the model folder's, as they are published."""
         if self._installed is not None:
             return {name: tensor.clone() for name, tensor in self._installed.tensors.items()}
-        dtype = getattr(torch, self._setup.published_dtype)
-        disable_progress_bar()
-        try:
-            model = AutoModelForCausalLM.from_pretrained(self._setup.model, dtype=dtype, use_safetensors=True)
-        except (OSError, ValueError) as error:
-            fault = f"{self._setup.model} is no model transformers can load from safetensors"
-            raise DataError(f"{fault}: {error}") from error
+        model = load_model(self._setup.model, self._setup.model, self._setup.published_dtype)
         tensors = {name: parameter.data for name, parameter in model.named_parameters()}
         self._own = {name: tensor.to("meta") for name, tensor in tensors.items()}
         return tensors

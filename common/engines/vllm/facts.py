@@ -1,7 +1,4 @@
-"""The settings that vLLM derives from its arguments, and its count of rows.
-
-vLLM chooses batch sizes, model runner, attention backend and room for keys and values by the device it finds.
-"""
+"""The settings that vLLM derives from its arguments and the device it finds, and its count of rows."""
 
 import contextlib
 import time

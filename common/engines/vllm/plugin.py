@@ -1,8 +1,6 @@
-"""The plugin in vLLM's own processes: it loads new weights from shared memory.
+"""The plugin in vLLM's own processes, found by its entry point: it loads new weights from shared memory.
 
-vLLM finds `register` by the entry point `vllm.general_plugins` (pyproject.toml) and calls it in every process it
-starts. An update names the memory in which a rollout staged a snapshot and verified it, and the snapshot's manifest;
-nothing is unpickled. `engine.py` is the other end.
+An update names the memory in which a rollout staged a snapshot and verified it, and the manifest: nothing is unpickled.
 """
 
 import logging
@@ -64,7 +62,6 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     path: str
     """Path of memory that the worker holds open, for any process of the same user."""
     manifest: str
-    """`Manifest` as JSON."""
 
 
 class SharedMemoryWeights(WeightTransferEngine):  # type: ignore[misc]
@@ -108,8 +105,7 @@ class SharedMemoryWeights(WeightTransferEngine):  # type: ignore[misc]
 def pack_again(model: torch.nn.Module) -> None:
     """Pack embeddings and heads again on the CPU, where a packed copy serves the forward.
 
-    Of two modules that share a weight, layer-wise reloading processes the one the weight was loaded by: with tied
-    embeddings the output head would keep the packed copy of its old weights.
+    A tied output head would keep the packed copy of its old weights: layer-wise reloading processes one module of two.
     """
     if next(model.parameters()).device.type != "cpu":
         return

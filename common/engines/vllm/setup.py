@@ -1,8 +1,4 @@
-"""Arguments and environment of vLLM from a run's config, or a clear error.
-
-Sampling settings of the model folder stay outside (`generation_config = "vllm"`, no tokenizer in the engine), and
-logprobs are of the distribution tokens are drawn from.
-"""
+"""Arguments and environment of vLLM from a run's config, without settings of the model folder, or a clear error."""
 
 import importlib.util
 import os
@@ -11,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from prefixrl.common.config.learner import LOW_RANKS
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.config.worker_sections import VllmConfig
 from prefixrl.common.engines.interface.base import positions_of
-from prefixrl.common.errors import DataError, UserError
+from prefixrl.common.errors import UserError
+from prefixrl.common.models.loading import Dtype, check_model, without_weights
 from prefixrl.common.weights.low_rank import LowRank
 
 BACKEND = "prefixrl"
@@ -41,8 +37,7 @@ class VllmSetup:
     device: str
     threads: int
     dtype: str
-    """Dtype of the engine's weights: "float32", "bfloat16", "float16"."""
-    published_dtype: str
+    published_dtype: Dtype
     has_float32_head: bool
     """True if logits are made in float32 from weights of another dtype, as the learner makes them."""
     max_model_len: int
@@ -70,16 +65,7 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
     lora = config.learner.lora if role == "rollout" else None
     if lora is not None and (objection := lora.objection_of_vllm()):
         raise UserError(objection)
-    try:
-        hf_config = AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{model} is no model whose config can be read: {error}") from error
-    if role == "rollout" and (own := getattr(hf_config, "quantization_config", None)):
-        method = own.get("quant_method") if isinstance(own, dict) else own
-        raise DataError(
-            f"{model} holds quantised weights ({method}), which new versions cannot replace: a rollout needs the "
-            f"adapter in bfloat16 or float32; only a frozen target may be quantised"
-        )
+    hf_config = check_model(model, model, is_trained=role == "rollout")
     dtype: str = section.vllm.dtype
     if dtype == "auto":
         own = str(hf_config.dtype or torch.bfloat16).removeprefix("torch.")
@@ -94,16 +80,15 @@ def resolve(model: str, role: str, config: RunConfig) -> VllmSetup:
         has_float32_head=role == "rollout" and dtype != "float32" and config.learner.head_dtype == "float32",
         max_model_len=section.vllm.max_model_len or _context_tokens(role, config, hf_config),
         vllm=section.vllm,
-        low_rank=_with_names(low_rank_of(config), hf_config) if role == "rollout" else None,
+        low_rank=_with_names(low_rank_of(config), model) if role == "rollout" else None,
     )
 
 
-def _with_names(shape: LowRank | None, hf_config: Any) -> LowRank | None:
+def _with_names(shape: LowRank | None, folder: str) -> LowRank | None:
     """Name the layers that "all-linear" stands for: every linear one but the head."""
     if shape is None or shape.target_modules != ("all-linear",):
         return shape
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(hf_config)
+    model = without_weights(folder, folder)
     head = model.get_output_embeddings()
     linear = {
         name.rpartition(".")[2]

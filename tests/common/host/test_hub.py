@@ -11,10 +11,9 @@ import pytest
 from prefixrl.common.config.load import load
 from prefixrl.common.config.prompting import ModelConfig
 from prefixrl.common.host.hub import TOKENIZER_FILES, cached_file, model_folder
-from prefixrl.common.prompts.rendering import Renderer
+from prefixrl.common.prompts.rendering import Renderer, texts_of
 from prefixrl.common.run.digests import tokenizer_digests
 from prefixrl.deploy.runs.show import show
-from prefixrl.learner.commands.eval_command import target_texts
 from support.models.vllm_world import EXAMPLE
 
 ASK = """
@@ -97,7 +96,7 @@ def test_what_shows_prompts_or_cuts_openings_fetches_no_weights(cache: Path, mon
     models = {"adapter": ModelConfig(model="a/adapter"), "target": ModelConfig(model="a/target")}
     config = load(EXAMPLE / "run.toml").model_copy(update=models)
     assert list(show(config, "sum 3 1 4", ""))
-    assert target_texts(config).stop_tokens
+    assert texts_of(config, "scorer").stop_tokens
     assert asked == [(f"a/{name}", TOKENIZER_FILES) for name in ("adapter", "target", "target")]
 
 

@@ -210,7 +210,7 @@ def test_a_hostile_generation_config_changes_nothing(engine: EmbeddedEngines, lo
 def test_weights_that_would_have_to_be_unpickled_are_refused(tmp_path: Path, load: Loader) -> None:
     folder = save_model(tmp_path / "pickled")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(DataError, match=r"pickled is no model transformers can load from safet"):
+    with pytest.raises(DataError, match=r"pickled has no weights that are read: pytorch_model.bin"):
         load(folder)
 
 

@@ -1,0 +1,38 @@
+"""Models of a run that are on this host: can they be loaded? By the headers of their files alone."""
+
+import os
+from collections.abc import Iterator
+from typing import Literal
+
+from prefixrl.common.config.run import RunConfig
+from prefixrl.common.host.hub import cached_file
+from prefixrl.common.models.headers import has_weights
+
+
+def weightless(config: RunConfig) -> list[str]:
+    """Return a warning per folder without weights; raise DataError for weights that no process can load."""
+    # Late: seconds of imports, which `--check` pays for the tokenizers too.
+    from prefixrl.common.models.loading import check_model
+
+    found: list[str] = []
+    for model, key, kind, is_trained in dict.fromkeys(_loaded(config)):
+        path = cached_file(model, "config.json")
+        folder = model if os.path.isdir(model) or path is None else str(path.parent)
+        if has_weights(folder):
+            check_model(folder, f"{key} = {model!r}", kind, is_trained)
+        elif os.path.isdir(model):
+            found.append(f"{key} = {model!r} has no weights: no process can load it")
+    return found
+
+
+def _loaded(config: RunConfig) -> Iterator[tuple[str, str, Literal["causal", "backbone"], bool]]:
+    """Yield model, key, what is loaded of it, and True if its weights are trained or compared with trained ones."""
+    yield config.adapter.start, "adapter.model", "causal", True
+    if config.target is not None and config.scorer.engine not in ("openai", "simulated"):
+        yield config.target.model, "target.model", "causal", False
+    if (prm := config.scorer.prm) is not None:
+        yield prm.model, "scorer.prm.model", "causal" if prm.format == "step_tag" else "backbone", False
+    if (settings := config.implicit_reward) is not None:
+        for key in ("model", "reference_model"):
+            if model := getattr(settings, key):
+                yield model, f"implicit_reward.{key}", "causal", True

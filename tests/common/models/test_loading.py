@@ -1,0 +1,230 @@
+"""Folders as strangers have them: loaded whole and right, or refused with the names of what is wrong."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from prefixrl.common.config.load import load
+from prefixrl.common.engines.make import make_engine
+from prefixrl.common.errors import ConfigError, DataError
+from prefixrl.common.models.headers import INDEX, WHOLE, tensor_headers
+from prefixrl.common.models.loading import check_model, load_model
+from prefixrl.learner.check.report import forecast
+from support.models.base_models import edit
+from support.models.tiny_model import save_model
+from support.paths import EXAMPLE
+
+Tensors = dict[str, torch.Tensor]
+NORM, UP = "model.layers.1.input_layernorm.weight", "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_model(tmp_path / "model")
+
+
+def change(folder: Path, by: Callable[[Tensors], Tensors]) -> None:
+    """Write the weights of a folder anew."""
+    save_file(by(load_file(folder / WHOLE)), folder / WHOLE, metadata={"format": "pt"})
+
+
+def shard(folder: Path) -> list[Path]:
+    """Split the weights of a folder over several files."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / WHOLE).unlink()
+    model.save_pretrained(folder, max_shard_size="4KB")
+    assert (folder / INDEX).is_file()
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def without(name: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {each: tensor for each, tensor in tensors.items() if each != name}
+
+
+def named(begin: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {begin + name: each for name, each in tensors.items()}
+
+
+def with_tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: tensors | {name: torch.ones(shape, dtype=dtype)}
+
+
+HEADERS_TELL: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
+    "compiled": (named("_orig_mod."), r"names as torch.compile adds them \(_orig_mod\): _orig_mod.lm_head.weight, .*"),
+    "compiled within": (
+        lambda tensors: {name.replace("model.", "model._orig_mod."): each for name, each in tensors.items()},
+        r"names as torch.compile adds them \(_orig_mod\): model._orig_mod.embed_tokens.weight",
+    ),
+    "data parallel": (named("module."), r"names as DDP or DeepSpeed adds them \(module\): module.lm_head.weight"),
+    "peft": (named("base_model.model."), r"names as PEFT adds them \(base_model\): base_model.model.lm_head.weight"),
+    "fsdp": (named("_fsdp_wrapped_module."), r"names as FSDP adds them \(_fsdp_wrapped_module\)"),
+    "another wrapper": (named("policy."), r"no weights for lm_head.weight, .*random \(it has policy.lm_head.weight, "),
+    "a norm is lost": (without(NORM), f"no weights for {NORM}, which would be random; save it again"),
+    "a head is lost": (without("lm_head.weight"), "no weights for lm_head.weight, which would be random"),
+    "a layer is lost": (
+        lambda tensors: {name: each for name, each in tensors.items() if "layers.1" not in name},
+        r"no weights for model.layers.1.input_layernorm.weight, .* and 8 more, which",
+    ),
+    "a value head": (with_tensor("v_head.weight", (1, 16)), "that would be left out: v_head.weight; is config.json"),
+    "a layer more": (with_tensor("model.layers.2.mlp.up_proj.weight", (24, 16)), "left out: model.layers.2.mlp"),
+    "a bias more": (with_tensor("lm_head.bias", (61,)), "left out: lm_head.bias"),
+    "another width": (with_tensor(UP, (32, 16)), rf"{UP} has shape \(32, 16\), by config.json it is \(24, 16\); is"),
+    "a transposed one": (with_tensor(UP, (16, 24)), rf"{UP} has shape \(16, 24\), by config.json it is \(24, 16\)"),
+    "other sizes": (
+        lambda tensors: tensors | {f"{name}.weight": torch.ones(70, 16) for name in ("lm_head", "model.embed_tokens")},
+        r"lm_head.weight has shape \(70, 16\), by config.json it is \(61, 16\), and 1 others differ too",
+    ),
+    "eight bits": (
+        with_tensor(UP, (24, 16), torch.float8_e4m3fn), f"type F8_E4M3 and no quantization_config .*: {UP}; give",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HEADERS_TELL)
+def test_tensors_that_do_not_fit_the_architecture_are_named_before_any_is_read(case: str, folder: Path) -> None:
+    by, message = HEADERS_TELL[case]
+    change(folder, by)
+    for judge in (lambda: check_model(str(folder), "mine"), lambda: load_model(str(folder), "mine", "float32")):
+        with pytest.raises(DataError, match=f"^mine.*{message}"):
+            judge()
+
+
+def cut(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def broken_index(folder: Path) -> None:
+    shard(folder)
+    (folder / INDEX).write_text('{"weight_map": {"a": 1}}')
+
+
+def foreign_index(folder: Path) -> None:
+    name = shard(folder)[0].name
+    places = json.loads((folder / INDEX).read_text())["weight_map"] | {"model.extra": name}
+    edit(folder / INDEX, weight_map=places)
+
+
+def low_rank(folder: Path) -> None:
+    (folder / WHOLE).rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text("{}")
+
+
+FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda folder: cut(folder / WHOLE, 0), r"model.safetensors is empty; copy it again"),
+    "half a header": (lambda folder: cut(folder / WHOLE, 50), r"model.safetensors cannot be read: .*; copy it again"),
+    "half the data": (lambda folder: cut(folder / WHOLE, 9000), r"model.safetensors cannot be read: .*; copy it again"),
+    "noise": (lambda folder: (folder / WHOLE).write_bytes(b"\xff" * 999), r"model.safetensors cannot be read"),
+    "a pointer": (
+        lambda folder: (folder / WHOLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+        r"model.safetensors is a pointer of Git LFS, not the file; fetch it with `git lfs pull`",
+    ),
+    "a shard is missing": (
+        lambda folder: shard(folder)[1].unlink(),
+        r"1 of \d+ files that model.safetensors.index.json names are missing: model-00002-of-\d+.safetensors; copy",
+    ),
+    "an empty shard": (lambda folder: cut(shard(folder)[2], 0), r"model-00003-of-\d+.safetensors is empty"),
+    "a broken index": (broken_index, r"index.json cannot be read: .*weight_map"),
+    "an index of another": (foreign_index, r"places tensors in model-00001-of-\d+.safetensors .* not have: model.ex"),
+    "no index": (lambda folder: [shard(folder), (folder / INDEX).unlink()], r"it has model-00001-.*, but neither"),
+    "another name": (lambda folder: (folder / WHOLE).rename(folder / "w.safetensors"), r"it has w.safetensors, but"),
+    "pickled": (
+        lambda folder: (folder / WHOLE).rename(folder / "pytorch_model.bin"),
+        r"no weights that are read: pytorch_model.bin would have to be unpickled.*save it with save_pretrained",
+    ),
+    "low rank": (low_rank, r"low-rank adapter of another model; merge the two"),
+    "nothing": (lambda folder: (folder / WHOLE).unlink(), r"it has neither model.safetensors nor model.safe"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), r"is no model folder transformers can load"),
+    "an unknown family": (lambda folder: edit(folder / "config.json", model_type="nobodys"), r"is no model folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_cannot_be_read_is_named_with_what_to_do(case: str, folder: Path) -> None:
+    by, message = FILES[case]
+    by(folder)
+    with pytest.raises(DataError, match=f"^mine.*{message}"):
+        check_model(str(folder), "mine")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_number_that_is_none_is_found_when_the_weights_are_read(
+    value: float, dtype: torch.dtype, folder: Path
+) -> None:
+    def spoil(tensors: Tensors) -> Tensors:
+        tensors = {name: each.to(dtype) for name, each in tensors.items()}
+        tensors[UP][1, 2] = value
+        return tensors
+
+    change(folder, spoil)
+    check_model(str(folder), "mine")  # reads no weights
+    with pytest.raises(DataError, match=rf"mine has weights that are no finite numbers \(NaN or infinite\): {UP}; it"):
+        load_model(str(folder), "mine", "float32")
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("form", ["as saved", "sharded", "both heads", "without model."])
+def test_whole_folders_are_loaded_with_every_value(is_tied: bool, form: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", is_tied=is_tied)
+    expected = AutoModelForCausalLM.from_pretrained(folder).state_dict()  # type: ignore[no-untyped-call]
+    if form == "sharded":
+        shard(folder)
+    if form == "both heads":
+        change(folder, lambda tensors: tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()})
+    if form == "without model.":
+        change(folder, lambda tensors: {name.removeprefix("model."): each for name, each in tensors.items()})
+    found = load_model(str(folder), "mine", "float32").state_dict()
+    assert found.keys() == expected.keys()
+    is_head_new = form == "both heads" and not is_tied
+    assert all(
+        torch.equal(found[name], expected[name]) for name in found if not (is_head_new and name == "lm_head.weight")
+    )
+
+
+def test_no_tensor_is_read_for_a_check(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = tensor_headers(str(folder), "mine")
+    assert headers[UP].shape == (24, 16) and headers[UP].dtype == "F32"
+    monkeypatch.setattr("torch.aminmax", None)
+    check_model(str(folder), "mine")
+
+
+def test_a_quantised_model_cannot_be_trained_and_its_package_is_not_taken_for_attention(folder: Path) -> None:
+    edit(folder / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(
+        DataError, match=r"mine holds quantised weights \(gptq\), which new versions cannot replace: giv"
+    ):
+        check_model(str(folder), "mine", is_trained=True)
+    check_model(str(folder), "mine")
+    with pytest.raises(DataError, match=r"mine needs a package that is not installed here: .*optimum"):
+        load_model(str(folder), "mine", "float32", attention="sdpa")
+
+
+def test_attention_that_is_not_here_is_blamed_on_its_key(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"learner.attn_implementation = 'flash_attention_2' is not available here: "):
+        load_model(str(folder), "mine", "bfloat16", attention="flash_attention_2")
+
+
+@pytest.mark.parametrize("section", ["adapter", "target"])
+def test_check_refuses_what_headers_tell_and_names_the_key(section: str, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(EXAMPLE / section, tmp_path / "mine"))
+    change(mine, without(NORM))
+    config = load(EXAMPLE / "run.toml", (f"{section}.model={mine}",))
+    with pytest.raises(
+        DataError, match=rf"{section}.model = '{mine}' has no weights for {NORM}, which would be random"
+    ):
+        forecast(config)
+    with pytest.raises(DataError, match=rf"{mine} has no weights for {NORM}"):
+        make_engine("transformers", str(mine), "scorer" if section == "target" else "rollout", config)
+
+
+def test_check_warns_of_a_folder_that_has_only_its_config(tmp_path: Path) -> None:
+    AutoConfig.from_pretrained(EXAMPLE / "target").save_pretrained(tmp_path)
+    said = forecast(load(EXAMPLE / "run.toml", (f"target.model={tmp_path}",))).text
+    assert f"warning: target.model = '{tmp_path}' has no weights: no process can load it" in said
