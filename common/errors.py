@@ -7,6 +7,7 @@
     ├── Refusal            exit 3: a peer refused (another target model, another protocol, the probe failed)
     ├── RunIsOver          exit 0: no fault, this process came when the run was over
     ├── PeerLost           exit 4: a wait ran past its deadline; names what was awaited and from whom
+    ├── DiskFault          exit 1: a disk failed under what must be written
     ├── TrainingFault      exit 5: the learner cannot go on (non-finite weights)
     │   ├── NothingToTrain  the prompt filter lets too little through, or too much fails
     │   └── NotSaved        a checkpoint could not be written; older ones are there
@@ -19,6 +20,8 @@ import errno
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Numbers of the errors of a disk, or a quota, that is full."""
+CROWDED = (errno.EMFILE, errno.ENFILE)
+"""Numbers of the errors of a process, or a machine, with too many open files."""
 
 
 class PrefixRLError(Exception):
@@ -61,6 +64,10 @@ class PeerLost(PrefixRLError):
     exit_code = 4
 
 
+class DiskFault(PrefixRLError):
+    """A disk failed under what must be written; names both."""
+
+
 class TrainingFault(PrefixRLError):
     """Training cannot go on; the message names the iteration and the cause."""
 
@@ -87,3 +94,8 @@ def is_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in FULL
     return any(f"(os error {number})" in str(error) for number in FULL)
+
+
+def is_crowded(error: BaseException) -> bool:
+    """Return True for a file that could not be opened because too many are open."""
+    return isinstance(error, OSError) and error.errno in CROWDED

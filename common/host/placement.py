@@ -1,7 +1,6 @@
 """GPUs of one machine, and which process runs on which; all but `gpus_here` is pure.
 
-Every process gets GPUs of its own where there are enough. Else rollouts of prefix mode go where the learner is, which
-they burden little, and what is left over goes to the GPUs with the fewest processes.
+Where there are not enough, rollouts of prefix mode go where the learner is, which they burden little.
 """
 
 import os

@@ -213,11 +213,8 @@ def exit_codes() -> Iterator[None]:
 def no_teardown() -> Iterator[None]:
     """End this process with the block and its exit code; the interpreter is not taken apart.
 
-    An exception without an exit code is printed, and the code is 1.
-
     Gloo's threads may still hold a tensor of a collective that is over. A thread that lets go of one while the
-    interpreter is taken apart aborts the process: a finished rank would look like a killed one. And what libraries
-    print then, screens full of leaked objects, would hide the exception.
+    interpreter is taken apart aborts the process: a finished rank would look like a killed one.
     """
     code: object = 0
     try:

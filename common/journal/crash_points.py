@@ -1,9 +1,8 @@
 """Crash points: places in the code at which a test has a process killed, once per run.
 
 `PREFIXRL_CRASH_AT=checkpoint.written,journal.synced:3` and `PREFIXRL_CRASH_FOLDER=DIR`: the process that first comes to
-`checkpoint.written`, and the one that comes to `journal.synced` for its third time, kill themselves; a file in DIR says
-so, and nobody does it again. `scores.judged:3:hang` hangs there instead, for ever, as an engine may: only the thread
-that works, so that heartbeats go on. Without the variable a crash point does nothing.
+`checkpoint.written`, or for its third time to `journal.synced`, kills itself; a file in DIR says so, and nobody does it
+again. `scores.judged:3:hang` hangs there instead, only the thread that works. Without the variable nothing happens.
 """
 
 import os

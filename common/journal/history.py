@@ -1,8 +1,4 @@
-"""The history of a run, checked from its journal alone. Pure.
-
-Every group that was issued is trained once, ends once with a cause, or is still under way; a batch is formed of scored
-groups alone, in the order of the iterations; no sample in it is older than the window allows.
-"""
+"""The history of a run, checked from its journal alone: each group ends once, in order, in the window. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -3,13 +3,8 @@
     000000.msgpack.zst   000001.msgpack.zst   000002.msgpack
     closed, compressed   closed, compressed   open: records are appended here
 
-The writer syncs before a result is acknowledged. A segment that has grown long is closed: the next one begins with all
-that a ledger is rebuilt from, and appears whole, by a rename. So a restart reads the last segment or two; who wants the
-whole history reads all of them.
-
-A torn last record (the machine died while it was written) is cut off at the next start. A damaged record before the
-end, a closed segment that ends early and one that is missing are errors: skipping them silently would lose accepted
-work.
+A long segment is closed: the next one begins with all that a ledger is rebuilt from, and appears whole, by a rename. A
+torn last record (the machine died meanwhile) is cut off at the next start; any other damage is an error.
 """
 
 import logging
@@ -54,19 +49,17 @@ class Journal:
         """Open the newest segment of a folder, which is made if it is missing."""
         self._folder, self._segment_bytes = folder, segment_bytes
         folder.mkdir(parents=True, exist_ok=True)
+        self._names = os.open(folder, os.O_RDONLY)
         for left in folder.glob(f"*{PARTIAL}"):
             left.unlink()
         self._number = max(numbers(folder), default=0)
         self._before_bytes = self._start_bytes = 0
-        self._open()
+        self._file = private(str(open_path(folder, self._number)), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._offset_bytes = os.fstat(self._file).st_size
         first, end = next(scan(folder, self._number, is_last=True), (None, 0))
         if isinstance(first, SegmentStart):
             self._before_bytes, self._start_bytes = first.before_bytes, end
         self._compressor = self._compress()
-
-    def _open(self) -> None:
-        self._file = private(str(open_path(self._folder, self._number)), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._offset_bytes = os.fstat(self._file).st_size
 
     @property
     def size_bytes(self) -> int:
@@ -102,21 +95,23 @@ class Journal:
         assert start.before_bytes == self.size_bytes
         path, whole = open_path(self._folder, self._number + 1), pack(start)
         partial = path.with_name(path.name + PARTIAL)
+        # Once it has its name nothing may fail: what stands behind it in the segment before would never be read.
+        begun = private(str(partial), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         try:
-            with open(partial, "xb", opener=private) as file:
+            with open(begun, "wb", closefd=False) as file:
                 file.write(whole)
-                file.flush()
-                os.fsync(file.fileno())
+            os.fsync(begun)
             os.replace(partial, path)
         except OSError:
+            os.close(begun)
             partial.unlink(missing_ok=True)
             raise
-        sync(self._folder)
+        os.fsync(self._names)
         crash_point("journal.segment")
         os.close(self._file)
-        self._number += 1
-        self._before_bytes, self._start_bytes = start.before_bytes, len(whole)
-        self._open()
+        self._file, self._number, self._offset_bytes = begun, self._number + 1, len(whole)
+        self._before_bytes = start.before_bytes
+        self._start_bytes = len(whole)
         if not self._compressor.is_alive():
             self._compressor = self._compress()
 
@@ -130,6 +125,7 @@ class Journal:
         """Close the file; everything appended is already on disk."""
         self._compressor.join()
         os.close(self._file)
+        os.close(self._names)
 
 
 def _compress_closed(folder: Path, last: int) -> None:
@@ -147,13 +143,9 @@ def exists(folder: Path) -> bool:
 
 
 def read(folder: Path, iteration: int | None = None) -> Iterator[JournalRecord]:
-    """Yield every record of all segments but a torn last one.
+    """Yield every record of all segments but a torn last one; raises DataError.
 
-    With `iteration` only of the segments that tell of it and of later ones; the first record is a SegmentStart then,
-    unless the journal is read from its beginning.
-
-    Raises:
-        DataError: anything else is damaged or missing.
+    With `iteration` only of the segments that tell of it and of later ones.
     """
     found = numbers(folder)
     if iteration is not None and found:

@@ -1,7 +1,6 @@
-"""A full disk: how it is recognised, told and waited for.
+"""A full disk, told and waited for: mending it takes the user minutes.
 
-A disk that fills up is the user's to mend, and mending takes minutes. Who writes what a run needs waits for room and
-says so, at first and every minute; after half an hour it gives up. Nothing is acknowledged before it is written.
+Who writes what a run needs waits for room and says so, at first and every minute; after half an hour it gives up.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from prefixrl.common.errors import TrainingFault, is_full
+from prefixrl.common.errors import TrainingFault, is_crowded, is_full
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +49,7 @@ class FullDisk:
         """`what`: the words for what is written, "the journal"."""
         self._path, self._what = path, what
         self._since_s: float | None = None
+        self._is_crowded = False
         self._tried_s = self._told_s = -WAIT_S
 
     @property
@@ -57,6 +57,8 @@ class FullDisk:
         """The obstacle in words, "" while there is room."""
         if self._since_s is None:
             return ""
+        if self._is_crowded:
+            return f"a free descriptor to write {self._what} with; too many files and connections are open"
         return f"room on the disk of {self._path}, which is full ({self._what} cannot be written; make room there)"
 
     def takes(self, write: Callable[[], object], now_s: float) -> bool:
@@ -66,7 +68,7 @@ class FullDisk:
         try:
             write()
         except Exception as error:
-            if not is_full(error):
+            if not (is_full(error) or is_crowded(error)):
                 raise
             self._note(error, now_s)
             return False
@@ -77,7 +79,7 @@ class FullDisk:
 
     def _note(self, error: Exception, now_s: float) -> None:
         since_s = self._since_s = now_s if self._since_s is None else self._since_s
-        self._tried_s = now_s
+        self._tried_s, self._is_crowded = now_s, is_crowded(error)
         if now_s - since_s > WAIT_S:
             raise TrainingFault(f"waited {WAIT_S:g} s for {self.why}") from error
         if now_s - self._told_s >= TELL_EVERY_S:

@@ -97,11 +97,7 @@ def port_of(base: int, name: str) -> int:
 
 @contextlib.contextmanager
 def exposed(wanted: LogConfig, name: str, read: Callable[[], Iterable[Number]]) -> Iterator[int]:
-    """Serve the numbers of this process meanwhile, if wanted; yields the port, 0 where not.
-
-    Raises:
-        ConfigError: the port cannot be had.
-    """
+    """Serve the numbers of this process meanwhile, if wanted; yields the port, 0 where not; raises ConfigError."""
     if not wanted.prometheus_port:
         yield 0
         return

@@ -1,8 +1,7 @@
 """Anonymous memory that other processes map by a path; reused when it has no view.
 
-A fresh page costs several times what it costs to copy into it, so a worker that stages one version after another uses
-the pages of earlier ones. The content stays for as long as any view of it lives: tensors keep their memory, and so does
-another process that holds the shared lock of `map_shared`.
+A fresh page costs several times what it costs to copy into it. The content stays for as long as any view of it lives:
+tensors keep their memory, and so does another process that holds the shared lock of `map_shared`.
 """
 
 import fcntl

@@ -1,12 +1,9 @@
 """The keys of a run: who may connect to it, and in which role.
 
-    RUN/keys/         0700: only the user who runs it may look
-      server.key      the run's own pair, for broker and weight server
-      clients         a line per key that is let in: its name, its role, its public half
-      NAME.key        a client's pair with the run's public half: all that a process needs (0600)
-
-`worker`, `rank` and `operator` are there from the first second; more workers get keys of their own (`prefixrl keygen`).
-The list is read again when it changes, so that keys come and go while a run goes on.
+RUN/keys/         0700: only the user who runs it may look
+  server.key      the run's own pair, for broker and weight server
+  clients         a line per key that is let in: its name, its role, its public half; read again when it changes
+  NAME.key        a client's pair with the run's public half: all that a process needs (0600)
 """
 
 import fcntl
@@ -79,6 +76,7 @@ class ClientList:
         self._path_name = str(self._path)
         self._seen: tuple[int, ...] = ()
         self._clients: dict[str, Listed] = {}
+        self._told_s = -TELL_EVERY_S
         self._lock = threading.Lock()  # the authenticator asks from a thread of its own
 
     def find(self, public: str) -> Listed | None:
@@ -88,12 +86,21 @@ class ClientList:
                 state = os.stat(self._path_name)  # for every message: a Path costs twice as much
                 now = state.st_mtime_ns, state.st_size, state.st_ino
                 if now != self._seen:
-                    self._seen = now  # a file with a slip is told once
-                    self._clients = _read_clients(self._path)
-            except (OSError, ValueError, ConfigError) as error:
-                # A slip in an editor, or a file half written, must not end the run, nor lock its processes out.
-                log.error("the list of keys stays as it was: %s", error)
+                    self._read()
+                    self._seen = now
+            except OSError as error:
+                # No descriptor may be free, or a file server away: the next message tries again.
+                if time.monotonic() - self._told_s > TELL_EVERY_S:
+                    self._told_s = time.monotonic()
+                    log.error("the list of keys cannot be read and stays as it was: %s", error)
             return self._clients.get(public)
+
+    def _read(self) -> None:
+        try:
+            self._clients = _read_clients(self._path)
+        except (ValueError, ConfigError) as error:
+            # A slip in an editor, or a file half written, must not end the run, nor lock its processes out.
+            log.error("the list of keys stays as it was: %s", error)
 
 
 @dataclass(frozen=True)

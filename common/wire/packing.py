@@ -199,11 +199,7 @@ def check_verdicts(
     most_chars: int = 2**31,
     has_step_rewards: bool = False,
 ) -> None:
-    """Raise ValueError naming the group unless its verdicts are those of its rows.
-
-    Only a text of an evaluation may lack a verdict because there is no gold answer. `most_chars`: of a verdict's text.
-    `has_step_rewards`: every score of a step must stand at a token of its row.
-    """
+    """Raise ValueError naming the group unless its verdicts are those of its rows, without too much text."""
     where = f"group {group.prefixes.seq} (prompt {group.prefixes.prompt.prompt_id})"
     if len(group.verdicts) != len(group.prefixes.rows):
         raise ValueError(f"{where} holds {len(group.verdicts)} verdicts for {len(group.prefixes.rows)} rows")

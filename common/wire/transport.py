@@ -2,15 +2,8 @@
 
 `Server` and `Client` carry typed messages. Nothing of a peer is decoded, and no frame of more than `MAX_FRAME_BYTES` is
 taken from it, before it has proved a key of the run's list (CURVE; `keys.py`). Wire form to a server: the tag of a
-request, if it has one, then one MessagePack message (a tagged union, validated on decode) in frames of limited size. To
-a client: the message, the tag, then raw payload frames.
-
-When a side is slow or gone: a server's send to a peer whose queue is full or that is not connected raises
-`Undeliverable` and never drops in silence (mandatory routing); a client's send waits at most its timeout, then raises
-`PeerLost`; a restarted peer takes over its identity; heartbeats find a half-open connection within
-`HEARTBEAT_TIMEOUT_MS`. A malformed message is counted and not answered.
-
-Sockets belong to the thread that made them.
+request, if it has one, then one MessagePack message in frames of limited size. To a client: the message, the tag, then
+raw payload frames. Sockets belong to the thread that made them.
 """
 
 import contextlib
@@ -214,8 +207,11 @@ class Server(Generic[In, Out]):
         frames, size_bytes, count = self._kept(first, most)
         if peer.startswith(TAKEN_OVER):
             raise Malformed(f"peer {peer.hex()}: an old connection whose identity was taken over")
-        self._flood.took(first.get(zmq.SRCFD), size_bytes, count, is_member)
-        client = self._client(peer, first)
+        key = _key_of(first)
+        self._flood.took(first.get(zmq.SRCFD), size_bytes, count, key, is_member)
+        client = self._keys.clients.find(key) if key else None
+        if key and client is None:
+            raise Unlisted(peer)
         if size_bytes > most:
             raise Malformed(f"peer {peer.hex()}: a message of {size_bytes} bytes, at most {most}")
         if count > MOST_FRAMES:
@@ -240,17 +236,6 @@ class Server(Generic[In, Out]):
                 frames.append(frame.bytes)
         return frames, size_bytes, count
 
-    def _client(self, peer: bytes, frame: zmq.Frame) -> Listed | None:
-        """Return the owner of the key that a frame came with; raises Unlisted if it was removed."""
-        try:
-            key = str(frame["User-Id"])
-        except zmq.ZMQError:
-            return None  # it came through the local endpoint
-        client = self._keys.clients.find(key)
-        if client is None:
-            raise Unlisted(peer)
-        return client
-
     def send(self, peer: bytes, message: Out, payload: Sequence[Payload] = ()) -> None:
         """Queue a message for one peer; raises Undeliverable when it is gone or does not read."""
         frames: list[Payload] = [_checked(self._encoder.encode(message), message), *payload]
@@ -265,10 +250,22 @@ class Server(Generic[In, Out]):
         except zmq.ZMQError as error:
             raise Undeliverable(f"peer {peer.hex()}: {error.strerror}") from None
 
+    def shut(self) -> None:
+        """Let nobody in until `receive` is called."""
+        self._flood.shut()
+
     def close(self, linger_s: float = 0.0) -> None:
         """Close the socket; queued messages get `linger_s` to leave."""
         self._socket.close(linger=int(linger_s * 1000))
         self._end()
+
+
+def _key_of(frame: zmq.Frame) -> str:
+    """Return the public key that the sender of a frame proved, "" at the local endpoint."""
+    try:
+        return str(frame["User-Id"])
+    except zmq.ZMQError:
+        return ""
 
 
 def _checked(encoded: bytes, message: object) -> bytes:

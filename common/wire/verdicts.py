@@ -1,8 +1,4 @@
-"""One verdict from those on several continuations, one score from those of steps. Pure.
-
-The reward is the mean over the judged continuations: one whose verifier failed (`error`), or that was cut and masked
-(`truncated`), is no evidence about the prefix. The other fields are those of one continuation.
-"""
+"""One verdict from those on several continuations, one score from those of steps. Pure."""
 
 import math
 import statistics

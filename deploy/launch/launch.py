@@ -133,13 +133,7 @@ class Launcher:
         uses_stderr: bool = False,
         restarts: int = LEARNER_RESTARTS,
     ) -> None:
-        """Prepare an asking process; only one named `learner` gets GPUs.
-
-        Args:
-            command: Its module and arguments.
-            uses_stderr: The view goes to stderr, since stdout carries answers.
-            restarts: 0 for a process that cannot resume.
-        """
+        """Prepare an asking process; only one named `learner` gets GPUs. With `uses_stderr` the view goes there."""
         self._config = config
         self._directory = Path(config.directory)
         self._endpoint_file = self._directory / ENDPOINT_FILE

@@ -1,8 +1,4 @@
-"""`prefixrl resume`: a run goes on as its directory has it; changes are recorded.
-
-A run keeps its settings for life: they say what it trained. A few may change between two starts, since they decide how
-far and how fast it goes on. Each change is recorded with the iteration at which it began.
-"""
+"""`prefixrl resume`: a run goes on as its directory has it; the few changes that are allowed are recorded."""
 
 import json
 import time
@@ -52,11 +48,7 @@ def resume(run_directory: Path, changes: tuple[str, ...], settings: tuple[str, .
 
 
 def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
-    """Return the run file of a run to go on with, its changes recorded.
-
-    Raises:
-        ConfigError: there is no run, it is going on, or a change is malformed or not allowed.
-    """
+    """Return the run file of a run to go on with, its changes recorded; raises ConfigError."""
     config = config_of(directory, ())
     run_file = directory / CONFIG_FILE
     moved = (f"directory={json.dumps(str(directory.resolve()))}",)

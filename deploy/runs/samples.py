@@ -138,12 +138,7 @@ def texts_of(group: TrainedGroup, decode: Callable[[list[int]], str]) -> list[Sa
 
 
 def commonest(groups: Iterable[TrainedGroup], last: int, decode: Callable[[list[int]], str]) -> list[Common]:
-    """Return the commonest texts of each of a few spans of iterations, the newest span last.
-
-    Args:
-        groups: in training order; one span of them is held at a time.
-        last: the newest iteration.
-    """
+    """Return the commonest texts of each of a few spans of iterations, the newest span last."""
     width = -(-(last + 1) // TRENDS)
     found: list[Common] = []
     for span, each in groupby(groups, key=lambda group: min(group.version_trained, last) // width):

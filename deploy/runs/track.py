@@ -3,9 +3,7 @@
     learner ── metrics.jsonl, journal ──▶ this process ──▶ RUN/tensorboard, wandb
 
 The learner starts it where `[log]` asks for a tracker and ends it by closing its stdin: what a tracker waits for, and
-what it fails at, never holds up training. What is sent are the columns of `prefixrl export`. After a resume the same
-run of Weights & Biases goes on; iterations that were trained again are sent again, and TensorBoard's files are written
-again, so that they are what `metrics.jsonl` is.
+what it fails at, never holds up training. After a resume the same run goes on.
 """
 
 import contextlib

@@ -2,8 +2,9 @@
 
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import click
@@ -45,6 +46,8 @@ from prefixrl.learner.run.directory import inputs
 
 log = logging.getLogger(__name__)
 
+Listen = Callable[[], Server[ToBroker, FromBroker]]
+
 
 @click.command()
 @click.option("--directory", type=click.Path(path_type=Path), required=True, help="Run directory with config.json.")
@@ -73,13 +76,13 @@ def main(  # noqa: PLR0913 -- one per flag
     with exit_codes():
         check_format(directory)
         config = from_json((directory / "config.json").read_text(encoding="utf-8"))
-        server = bind(config, directory, restart)
         start = Start(iteration, weights_endpoint, local_weights_endpoint, ranks, restart, trains=not no_training)
-        broker = build(config, directory, start, server)
-        write_atomically(directory / ENDPOINT_FILE, advertised(server.endpoint))
+        broker = build(config, directory, start, partial(bind, config, directory, restart))
+        broker.server.shut()
+        write_atomically(directory / ENDPOINT_FILE, advertised(broker.server.endpoint))
         broker.serve(stop.is_set)
         broker.journal.close()
-        server.close(LINGER_S)
+        broker.server.close(LINGER_S)
 
 
 def bind(config: RunConfig, directory: Path, is_restart: bool) -> Server[ToBroker, FromBroker]:
@@ -125,7 +128,7 @@ def prompt_order(config: RunConfig, loaded: Sequence[problems.Problem]) -> Promp
     return PromptOrder(prompts(loaded), config.seed, config.data.epochs, problems.mixture(config, loaded))
 
 
-def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBroker, FromBroker]) -> Broker:
+def build(config: RunConfig, directory: Path, start: Start, listen: Listen) -> Broker:
     """Return a broker for a run directory, its journal replayed."""
     loaded = problems.training(config)
     order = prompt_order(config, loaded)
@@ -139,7 +142,8 @@ def build(config: RunConfig, directory: Path, start: Start, server: Server[ToBro
         journal.append([header])
     state = RunState(header, start, len(loaded), identity)
     names = TaskNames(secrets.token_hex(3), header.task_key)
-    broker = Broker(config, state, Dispatcher(config, ledger, order, names), journal, server)
+    # It listens last: strangers could take the descriptors that all of this needs.
+    broker = Broker(config, state, Dispatcher(config, ledger, order, names), journal, listen())
     # Only a broker that died alone announces the newest version again. A learner that resumed publishes it again.
     if newest is not None and newest.version == start.iteration:
         broker.versions.announce(newest)

@@ -4,8 +4,7 @@
     rank: the plan of the iteration, which rows are its own
     rank ── GetGroups ─▶ ledger.results ── Groups: tokens and verdicts of those groups ──▶ rank
 
-A batch waits for groups due before it; groups of a batch wait for nothing. The plan takes a core for up to a second,
-and the broker could answer nobody meanwhile. So every rank makes the plan, and all make the same one.
+Every rank makes the plan, and all the same one: it takes a core for up to a second.
 """
 
 import logging

@@ -3,9 +3,7 @@
     rollout ◀─ PrefixTask ── broker ── ScoreTask ─▶ scorer      ranks ── GetBatch ──▶ broker ── Batch | NotYet ─▶ ranks
        └────── Prefixes ───▶   │  ◀── Scores ─────────┘       ranks ── GetGroups ─▶ broker ── Groups ─────────▶ ranks
 
-A rollout with free rows waits for room in the window, a scorer for prefixes, a rank for named groups. A wait ends
-with a result, a refusal, the loss of a worker that is silent or makes no progress, or a Stop. Results are acknowledged
-after the journal holds them. While its disk is full no worker gets work, and every waiting peer learns the reason.
+Results are acknowledged after the journal holds them. While its disk is full no worker gets work.
 """
 
 import logging
@@ -17,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.run import RunConfig
-from prefixrl.common.errors import ConfigError
+from prefixrl.common.errors import ConfigError, DiskFault, TrainingFault
 from prefixrl.common.host.process import is_gone
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.journal.journal import Journal
@@ -159,7 +157,7 @@ class Broker:
         self.versions = Versions(config, run.identity, dispatcher.evaluations)
         self.batches = BatchAnswers(config, dispatcher, run.problems, run.start)
         self.usage_file = UsageFile(Path(config.directory), config.scorer.openai)
-        self._server = server
+        self.server = server
         self._status = StatusSources(
             run.header.run_id, config.directory, dispatcher, self.batches, self.usage_file, journal, time.monotonic()
         )
@@ -229,7 +227,7 @@ class Broker:
     def _receive(self, timeout_s: float) -> Received[ToBroker] | None:
         """Return the next message; None after `timeout_s`, or for a message that is dropped."""
         try:
-            received = self._server.receive(timeout_s, self._is_enrolled)
+            received = self.server.receive(timeout_s, self._is_enrolled)
         except Malformed as error:
             self._malformed.ignored(error, time.monotonic())
             return None
@@ -255,7 +253,7 @@ class Broker:
 
     def _write_down(self, now_s: float, *more: JournalRecord) -> bool:
         """Write the ledger's records and `more`, then acknowledge results; False while the disk is full."""
-        if not self._disk.takes(lambda: self.journal.append([*self.ledger.records, *more]), now_s):
+        if not self._takes(lambda: self.journal.append([*self.ledger.records, *more]), now_s):
             return False
         self.ledger.records = []
         if self._acks:
@@ -267,7 +265,15 @@ class Broker:
         """Close a long segment of the journal; the next one begins with the state so far."""
         run, state, newest = self.run, self.ledger.state(), self.versions.latest
         start = SegmentStart(self.journal.size_bytes, run.header, state, run.identity.digests, newest)
-        self._disk.takes(lambda: self.journal.begin_segment(start), now_s)
+        self._takes(lambda: self.journal.begin_segment(start), now_s)
+
+    def _takes(self, write: Callable[[], None], now_s: float) -> bool:
+        """Write to the journal; False while the disk is full; raises DiskFault, TrainingFault."""
+        try:
+            return self._disk.takes(write, now_s)
+        except OSError as error:
+            # The next broker cuts off a record that is half written.
+            raise DiskFault(f"the journal of {self.config.directory} cannot be written: {error}") from error
 
     def _send_all(self, outgoing: list[tuple[bytes, FromBroker]]) -> None:
         for peer, message in outgoing:
@@ -279,7 +285,7 @@ class Broker:
             return
         tag = [self._peers.tags[peer]] if peer in self._peers.tags else []
         try:
-            self._server.send(peer, message, [*tag, *payload])
+            self.server.send(peer, message, [*tag, *payload])
         except Undeliverable as error:
             # A lease that could not be delivered is taken back when its worker is given up for silence.
             log.debug("could not deliver %s: %s", type(message).__name__, error)
@@ -307,8 +313,8 @@ class Broker:
         peer, message = received.peer, received.message
         try:
             self._handle(received)
-        except OSError:
-            raise  # of this host's disk; the next broker cuts off a record that is half written
+        except (DiskFault, TrainingFault):
+            raise
         except ValueError as error:
             self._refuse(peer, message, str(error))
         except Exception as error:

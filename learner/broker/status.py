@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.worker_sections import OpenAIConfig
-from prefixrl.common.errors import is_full
+from prefixrl.common.errors import is_crowded, is_full
 from prefixrl.common.host.memory_use import memory_now
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.journal.journal import Journal
@@ -77,9 +77,9 @@ class UsageFile:
         try:
             write_atomically(self._path, msgspec.json.encode(self._by_scorer).decode())
         except OSError as error:
-            if not is_full(error):
+            if not (is_full(error) or is_crowded(error)):
                 raise
-            return  # the journal reports the full disk; the counts are written later
+            return  # the journal reports what is full; the counts are written later
         self._is_saved = True
 
     def total(self) -> UsageTotal | None:

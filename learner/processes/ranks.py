@@ -91,13 +91,7 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> None:
-    """Run `command` once per rank on this machine until all are done.
-
-    Raises:
-        PeerLost: a rank was killed; the message names it. The others are ended first, within seconds.
-        Halted: this process or a rank was asked to stop, and all ranks saved and ended.
-        SystemExit: a rank ended with an exit code of its own (a user's error, for example): the same code.
-    """
+    """Run `command` once per rank on this machine until all are done; raises PeerLost, Halted, SystemExit."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,8 +1,6 @@
 """Alarms about a run that goes wrong while every process is well. Pure.
 
-A policy can collapse onto one text, move so far from the samples that few of them still count, or never earn a reward.
-Nothing fails then: the run goes on and learns nothing. Each alarm is given once when it begins, and again only after it
-had ended.
+Each is given once when it begins, and again only after it had ended.
 """
 
 from collections.abc import Mapping

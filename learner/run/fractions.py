@@ -33,10 +33,7 @@ def batch_fractions(groups: Sequence[BatchGroup]) -> dict[str, float]:
 
 
 def process_figures(groups: Sequence[BatchGroup]) -> dict[str, float]:
-    """Return the figures of a run with `scorer.prm`, empty for any other.
-
-    The two fractions replace those of rewards, which a score keeps from being 0 or 1.
-    """
+    """Return the figures of a run with `scorer.prm`, empty for any other."""
     # In a mixed batch a group without any scored text has its rewards as outcomes.
     outcomes = [group.outcomes or group.rewards for group in groups if group.rewards]
     if not any(group.outcomes for group in groups):
@@ -55,15 +52,7 @@ def process_figures(groups: Sequence[BatchGroup]) -> dict[str, float]:
 def by_source(
     groups: Sequence[BatchGroup], passed: Mapping[str, int] | None = None, filtered: Mapping[str, int] | None = None
 ) -> dict[str, float]:
-    """Return reward, accuracy and filtered fraction of every source.
-
-    A source with families has them also in all.
-
-    Args:
-        groups: of the batch.
-        passed: groups of a source that a filter let pass so far.
-        filtered: those that it left out.
-    """
+    """Return reward, accuracy and filtered fraction of every source; one with families has them in all, too."""
     rewards, outcomes = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for group in groups:
         for name in _names(group.source):

@@ -1,7 +1,6 @@
 """Checkpoints that stay: the newest, geometric steps, the best on held-out problems.
 
-The others go once they are not awaited: no evaluation of their version, no upload. A checkpoint is renamed
-before its files are removed: a folder called step_* is whole, also after a kill.
+A checkpoint is renamed before its files are removed: a folder called step_* is whole, also after a kill.
 """
 
 import logging
@@ -21,11 +20,7 @@ BEST = "best"
 
 
 def milestones(last: int, growth: float | None) -> list[int]:
-    """Return the iterations up to the last whose checkpoints stay for good.
-
-    The first is 1, each other `growth` times the one before, rounded up: with 2 they are 1, 2, 4, 8, with 1.5 they are
-    1, 2, 3, 5, 8. None without a growth.
-    """
+    """Return the iterations up to the last whose checkpoints stay for good: 1, 2, 4, 8 with a growth of 2."""
     found: list[int] = []
     step = 1
     while growth and step <= last:

@@ -1,9 +1,8 @@
 """Uploads: a command of the user's for every complete checkpoint, while training goes on.
 
 One at a time, in a thread, each with a deadline. A failure is an error on the console and a line of `uploads.jsonl`;
-that checkpoint is tried again with the next one, as long as it is there. After a kill, a checkpoint without a line
-of success is uploaded again: the command must bear to be repeated. It runs in the group of a guard, a small process
-that kills the group when the learner dies.
+that checkpoint is tried again with the next one. After a kill it may be uploaded again. The command runs in the group
+of a guard, a small process that kills the group when the learner dies.
 """
 
 import contextlib

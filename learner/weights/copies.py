@@ -38,12 +38,7 @@ class HostCopies:
 
     @torch.no_grad()
     def copy(self, named: Iterable[tuple[str, Tensor]], on_wait: Callable[[], None]) -> tuple[HostCopy, list[str]]:
-        """Copy weights; return the copy, and the names of weights that are not finite.
-
-        Args:
-            named: whole tensors; under ZeRO-3 each is whole until the next is asked for.
-            on_wait: called again and again while both sets are being published; may raise.
-        """
+        """Copy weights; return the copy, and the names of weights that are not finite. `on_wait` may raise."""
         buffers = self._take(on_wait)
         sums: dict[str, Tensor] = {}
         for name, tensor in named:
@@ -99,11 +94,7 @@ def _buffer(buffers: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
 
 
 def suspicious(sums: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of sums that are not finite, with one look at the device.
-
-    A sum of many is not finite where one of them is not: infinity and NaN stay. A finite tensor may overflow, so that
-    the tensor itself must be asked.
-    """
+    """Return the names of sums that are not finite, with one look at the device; a finite tensor may overflow."""
     if not sums:
         return []
     bad: Sequence[bool] = (~torch.isfinite(torch.stack([each.float() for each in sums.values()]))).tolist()

@@ -1,7 +1,6 @@
-"""The text of the probe: what the adapter itself answers to questions of the training data.
+"""The text of the probe: what the first adapter itself answers to questions of the training data.
 
-Random tokens would be the worst text there is: a model that expects none of them is off by most of its noise and least
-of what it learns. The text is made once per start of the learner, from the initial adapter, and is the same again.
+Of random tokens a model would be off by most of its noise and least of what it learns.
 """
 
 import logging

@@ -85,17 +85,7 @@ class Publisher:
         probe_logprobs: NDArray[np.float32],
         finish: Callable[[Tensors], Tensors] = lambda copied: copied,
     ) -> None:
-        """Hand over a copy of weights that may change as soon as this returns.
-
-        Args:
-            version: the version of the weights.
-            weights: by name; gone through once.
-            probe_logprobs: those of the probe under these weights.
-            finish: makes the published tensors from the copied ones; called in the thread.
-
-        Raises:
-            TrainingFault: a weight is not finite, or an earlier publication failed.
-        """
+        """Hand over a copy of weights that may change as soon as this returns; raises TrainingFault."""
         copied, bad = self._copies.copy(weights, self.check)
         _refuse(version, bad)
         self._hand_over(_Handed(version, copied, probe_logprobs, finish))

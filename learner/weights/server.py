@@ -1,7 +1,6 @@
 """The weight server: serves published snapshots and deltas, chunk by chunk, on request.
 
-It holds no state but open files: a snapshot is its folder (`common/weights/snapshot.py`), the publisher writes and
-prunes folders. A slow, stopped or killed worker has at most its own window of chunks queued here and delays no other.
+A slow, stopped or killed worker has at most its own window of chunks queued here and delays no other.
 """
 
 import contextlib
@@ -12,6 +11,7 @@ from typing import TypeVar
 import click
 import msgspec
 
+from prefixrl.common.errors import is_crowded
 from prefixrl.common.host.process import (
     END_SIGNAL,
     allow_many_files,
@@ -104,6 +104,8 @@ def _held(
         except FileNotFoundError:
             return None
         except (OSError, ValueError, msgspec.MsgspecError) as error:
+            if is_crowded(error):
+                raise
             log.error("%s cannot be served: %s", path, error)
             return None
     # Never close the requested version: a pinned old one would be opened again for every chunk.
@@ -145,13 +147,17 @@ def main(
             return Server(listen, ToWeights, keys, QUEUE_MESSAGES, local_endpoint)
 
         server = bound_within(REBIND_S if restart else 0.0, bind)
+        server.shut()
         write_atomically(endpoint_file, server.endpoint)
         snapshots = Snapshots(directory)
         while not stop.is_set():
             # Undeliverable: the worker is gone, or does not read and asks again. Unlisted: the broker sends the reason.
             with contextlib.suppress(Malformed, Undeliverable, Unlisted):
                 if (received := server.receive(0.2, lambda peer: False)) is not None:
-                    server.send(received[0], *answer(snapshots, received[1]))
+                    try:
+                        server.send(received[0], *answer(snapshots, received[1]))
+                    except OSError as error:  # of a folder or a file; the worker asks again
+                        log.error("no answer to %s: %s", type(received[1]).__name__, error)
         server.close()
 
 

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -10,7 +10,6 @@ import zmq
 
 from prefixrl.common.errors import PeerLost, Refusal
 from prefixrl.common.run.digests import model_digests, scorer_digests
-from prefixrl.common.wire.flood import MOST_SILENT
 from prefixrl.common.wire.keys import (
     ClientKey,
     KeyRole,
@@ -21,16 +20,7 @@ from prefixrl.common.wire.keys import (
     remove_client,
 )
 from prefixrl.common.wire.messages.fields import PROTOCOL, Role
-from prefixrl.common.wire.messages.learner import (
-    FromBroker,
-    GetBatch,
-    GetGroups,
-    GetStatus,
-    Published,
-    Status,
-    Stop,
-    ToBroker,
-)
+from prefixrl.common.wire.messages.learner import FromBroker, GetBatch, GetGroups, Published, Stop, ToBroker
 from prefixrl.common.wire.messages.weights import FromWeights, GetManifest, Manifest, ToWeights
 from prefixrl.common.wire.messages.worker import Goodbye, Hello, PrefixTask, Reject, Unknown
 from prefixrl.common.wire.transport import MAX_FRAME_BYTES, Client
@@ -205,19 +195,6 @@ def frames_of_a_stranger(run: RealRun, mechanism: bytes) -> int:
 def test_frames_without_end_of_a_stranger_end_with_his_connection(run: RealRun, mechanism: bytes) -> None:
     # What the kernel takes before the server hangs up is no memory of the broker's.
     assert frames_of_a_stranger(run, mechanism) < 32 * MIB
-    run.goes_on()
-
-
-def test_more_half_open_connections_than_allowed_are_cut(run: RealRun) -> None:
-    host, port = run.endpoint.removeprefix("tcp://").split(":")
-    with ExitStack() as opened, peers(run.endpoint, "operator") as (operator,):
-        operator.join("operator")
-        for number in range(MOST_SILENT + 500):
-            raw = opened.enter_context(socket.create_connection((host, int(port)), timeout=20.0))
-            raw.sendall(GREETING[: number % len(GREETING)])
-        run.logs(f"sent no message, allowed are {MOST_SILENT}")
-        operator.say(GetStatus())
-        operator.hear(Status)
     run.goes_on()
 
 

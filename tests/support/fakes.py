@@ -260,7 +260,7 @@ def serving(
     def serve() -> None:
         try:
             server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
-            broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9", ranks=ranks), server)
+            broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9", ranks=ranks), lambda: server)
             prepare(broker)
             write_atomically(Path(config.directory) / "endpoint", server.endpoint)
             brokers.append(broker)

@@ -1,8 +1,4 @@
-"""The prompt filter, and the shares of passing and failing groups that end a run. Pure.
-
-PRIME (Cui et al. 2025) and DAPO (Yu et al. 2025) drop prompts whose samples are all right or all wrong: with a group
-baseline their advantages are zero. The band is inclusive on both sides, as in PRIME's code.
-"""
+"""The prompt filter (PRIME, DAPO), and the shares of passing and failing groups that end a run. Pure."""
 
 import math
 from collections import deque

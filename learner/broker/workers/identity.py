@@ -1,8 +1,4 @@
-"""The check that a worker loaded the run's model, tokenizer, template and published weights.
-
-A target that an endpoint serves is checked by its name there: the run file's, else the first scorer's, which is kept
-for a resumed run.
-"""
+"""The check that a worker loaded the run's model, tokenizer, template and published weights."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

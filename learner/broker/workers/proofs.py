@@ -113,14 +113,7 @@ def slope(engine_change: NDArray[np.float64], learner_change: NDArray[np.float64
 def judge(
     engine: Logprobs, learner: Logprobs, before: tuple[Logprobs, Logprobs] | None, tolerance: float
 ) -> ProbeVerdict:
-    """Judge an installation.
-
-    Args:
-        engine: the engine's logprobs after it.
-        learner: the learner's for the version.
-        before: both for the version that the engine proved last; None where one is unknown.
-        tolerance: mismatch that is allowed in any case, where the slope proves nothing.
-    """
+    """Judge an installation; `before` holds both logprobs of the version that the engine proved last."""
     found = mismatch(engine, learner)
     if not math.isfinite(found):
         return ProbeVerdict("refused", found, tolerance, None)

@@ -1,9 +1,7 @@
 """Names of tasks that prove which worker was given what. Pure.
 
 A name is `EPOCH-NUMBER@VERSION:SEAL`. The seal is a keyed hash over the worker's identity and the task's content, all
-of which comes back with the result. So a result shows by itself that its sender held the task, and answers nothing
-else: also one that comes when the lease is with another worker, or after a restart of the broker, whose key stands in
-the journal.
+of which comes back with the result: also one that comes when the lease is with another worker, or after a restart.
 """
 
 import hmac

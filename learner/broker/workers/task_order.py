@@ -4,9 +4,7 @@
                                         ├▶ crowded: workers with tasks that wait for a seat
                                         └▶ offers: seats and room of those that work
 
-A worker notes itself as changed when anything does that decides its place (`Worker.__setattr__`), so a task costs the
-same with three workers and with a thousand. One heap holds the workers of one kind: a queue has the same answer for all
-of them.
+A worker notes itself as changed (`Worker.__setattr__`), so a task costs the same with three workers and a thousand.
 """
 
 import heapq

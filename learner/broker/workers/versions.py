@@ -13,11 +13,8 @@ The other half is `rollout/swap.py`: the same steps in the same order, under the
                    refused: loading ──── Probed(refused) ────────────▶ failed: hand those back, pull again
                  check_prefixes ◀─────── Prefixes(version, digests) ─── tokens of proved weights only
 
-Who waits for whom: a draining rollout gets no new training task and waits for `grant`. `grant` waits for the rollout's
-open leases (all of them with `rollout.swap = "drain"`, those of evaluations with "in_flight") and for evaluations that
-still need prefixes of its present version. A swapping rollout gets no task at all until its version is proved. The
-rollout repeats Staged and Installed, so a lost answer is sent again; one that installs nothing is given up after
-`broker.stall_s`. Weights that fail the proof `PROBE_FAILURES_ALLOWED` times end their worker.
+A draining rollout waits for `grant`, and that for its open leases and for evaluations that need its present version; a
+swapping one gets no task until its version is proved. Lost messages come again; who installs nothing is given up.
 """
 
 import logging

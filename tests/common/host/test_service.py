@@ -92,17 +92,6 @@ def test_a_loop_that_turns_without_progress_starves_the_watchdog(manager: tuple[
     assert heard(manager[0]) == ["WATCHDOG=1"]
 
 
-def test_a_worker_without_work_is_alive(manager: tuple[socket.socket, str]) -> None:
-    clock = Clock()
-    service = watched(manager[1], clock)
-    service.ready("")
-    heard(manager[0])
-    for _ in range(20):
-        clock.now_s += WATCHDOG_S / 2
-        service.alive(None)
-        assert heard(manager[0]) == ["WATCHDOG=1"]
-
-
 def test_loading_is_given_time_until_the_first_progress(manager: tuple[socket.socket, str]) -> None:
     service = watched(manager[1], Clock())
     service.ready("loading")

@@ -24,8 +24,10 @@ from prefixrl.common.journal.records import (
     SegmentStart,
     VersionPublished,
 )
+from prefixrl.common.run.disk import FullDisk
 from prefixrl.common.wire.messages.weights import WeightsNote
 from support.messages import group, row, scored_group, verdict
+from support.runs.no_descriptor import no_descriptor
 from support.runs.small_disk import small_disk
 
 GROUP = scored_group(group(0, row([1, 2], "eos")), verdict(extracted="2"))
@@ -222,6 +224,20 @@ def test_closed_segments_are_compressed_and_the_whole_history_is_read(tmp_path: 
     names = sorted(path.name for path in (tmp_path / "journal").iterdir())
     assert names == ["000000.msgpack.zst", "000001.msgpack.zst", "000002.msgpack.zst", "000003.msgpack"]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in (tmp_path / "journal").iterdir())
+
+
+def test_a_segment_for_which_no_descriptor_is_free_begins_later_and_the_open_one_goes_on(tmp_path: Path) -> None:
+    folder, full = tmp_path / "journal", FullDisk(tmp_path, "the journal")
+    journal = Journal(folder)
+    with no_descriptor():
+        assert not full.takes(lambda: journal.begin_segment(start_of_segment(journal, 0)), 0.0)
+        assert "a free descriptor to write the journal" in full.why
+        journal.append(RECORDS[:1])
+    start = start_of_segment(journal, 0)
+    assert full.takes(lambda: journal.begin_segment(start), 60.0) and not full.why
+    journal.append(RECORDS[1:3])
+    journal.close()
+    assert list(read(folder)) == [RECORDS[0], start, *RECORDS[1:3]]
 
 
 @pytest.mark.parametrize(("iteration", "first"), [(0, 0), (9, 0), (10, 3), (25, 7), (1000, 11)])

@@ -16,6 +16,7 @@ from prefixrl.common.wire.messages.learner import FromBroker, GetStatus, Stop, T
 from prefixrl.common.wire.transport import Client, Server
 from support.fakes import wait_until
 from support.keys import key, keys
+from support.runs.no_descriptor import no_descriptor
 
 MOST = 2**20
 
@@ -70,32 +71,6 @@ def test_many_messages_that_are_read_are_never_too_much(
             busy.send(Stop("x" * 4000))
             assert server.receive(20.0) is not None
     assert not caplog.records
-
-
-def test_a_server_that_fills_up_is_looked_at_more_often(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(flood, "NEAR_BYTES", MOST)
-    monkeypatch.setattr(flood, "CHECK_EVERY_S", 30.0)
-    with (
-        closing(Server[ToBroker, FromBroker]("tcp://127.0.0.1:0", ToBroker, keys())) as server,
-        closing(connect(server.endpoint, b"endless")) as endless,
-    ):
-        endless.send(GetStatus())
-        assert server.receive(20.0) is not None
-        assert 20.0 < server._flood.rest_s <= 30.0
-        for _ in range(12):
-            endless._socket.send(bytes(2**18), zmq.SNDMORE)
-        endless._socket.send(b"")  # nothing leaves before the last frame
-        wait_until(lambda: _looked(server) < 20.0, "a check that finds the frames")
-    assert not caplog.records
-
-
-def _looked(server: Server[ToBroker, FromBroker]) -> float:
-    # As if half a minute had passed.
-    server._flood._next_s = 0.0
-    server._flood.check()
-    return server._flood.rest_s
 
 
 def nobody(peer: bytes) -> bool:
@@ -230,11 +205,11 @@ def test_a_connection_does_not_inherit_the_membership_of_one_that_came_and_went_
     listener: socket.socket, guard: flood.FloodGuard
 ) -> None:
     with accepted(listener) as descriptor:
-        guard.took(descriptor, 10, 1, True)
+        guard.took(descriptor, 10, 1, "key", True)
     with accepted(listener):
         assert not is_member(guard, descriptor)
-        assert guard._known[descriptor].is_silent
-        guard.took(descriptor, 10, 1, True)
+        assert guard._known[descriptor].key is None
+        guard.took(descriptor, 10, 1, "key", True)
         assert is_member(guard, descriptor), "by a message of its own"
 
 
@@ -242,18 +217,35 @@ def test_a_late_message_of_a_closed_connection_makes_no_member_of_the_one_that_h
     listener: socket.socket, guard: flood.FloodGuard
 ) -> None:
     with accepted(listener) as descriptor:
-        guard.took(descriptor, 10, 1, True)
+        guard.took(descriptor, 10, 1, "key", True)
         assert is_member(guard, descriptor)
     with accepted(listener):
-        guard.took(descriptor, 10, 1, True)
+        guard.took(descriptor, 10, 1, "key", True)
         assert not is_member(guard, descriptor), "the message may be of either"
-        guard.took(descriptor, 10, 1, True)
+        guard.took(descriptor, 10, 1, "key", True)
         assert is_member(guard, descriptor), "by its next message"
 
 
-def test_a_message_of_a_connection_that_is_gone_is_no_fault(listener: socket.socket, guard: flood.FloodGuard) -> None:
-    with accepted(listener) as descriptor:
+def test_the_newest_and_the_silent_are_cut_where_no_descriptor_is_free(
+    listener: socket.socket, guard: flood.FloodGuard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = [socket.create_connection(listener.getsockname()[:2]) for _ in range(12)]
+    connections = [listener.accept()[0] for _ in peers]
+    for number, each in enumerate(connections[:9]):
+        guard.took(each.fileno(), 10, 1, "many" if number < 7 else "few", number == 6)
+    monkeypatch.setattr(flood, "_most_connections", lambda: 8)
+    with no_descriptor():
+        guard.check()
+    cut = [number for number, each in enumerate(connections) if guard._known[each.fileno()].is_cut]
+    assert cut == [4, 5, 9, 10, 11], "strangers, then the newest of the key that has most, no member"
+    with socket.socket() as late:
+        late.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            late.connect(listener.getsockname()[:2])
+        for each in (*peers, *connections):
+            each.close()
+        monkeypatch.setattr(flood, "SHUT_S", 0.0)
+        guard._next_s = 0.0
+        guard.check()
+    with socket.create_connection(listener.getsockname()[:2], timeout=5.0):
         pass
-    guard.took(descriptor, 10, 1, True)
-    guard.check()
-    assert descriptor not in guard._known

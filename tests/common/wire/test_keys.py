@@ -23,6 +23,7 @@ from prefixrl.common.wire.keys import (
 from prefixrl.common.wire.messages.learner import FromBroker, GetStatus, ToBroker
 from prefixrl.common.wire.transport import Client, Server, Unlisted
 from support.fakes import wait_until
+from support.runs.no_descriptor import no_descriptor
 
 Work = Server[ToBroker, FromBroker]
 
@@ -189,3 +190,14 @@ def test_a_slip_in_the_list_locks_nobody_out(run: Path, caplog: pytest.LogCaptur
     (run / KEYS_FOLDER / "clients").write_text("oops\n")
     assert found is not None and listed.find(public) == found
     assert "line 1: 'oops' is not NAME ROLE PUBLIC_KEY" in caplog.text
+
+
+def test_a_list_that_could_not_be_read_for_a_moment_is_read_again(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    listed = ClientList(run)
+    assert listed.find(read_client_key(client_key_file(run, "worker")).pair.public)
+    public = read_client_key(add_client(run, "late")).pair.public
+    with no_descriptor():
+        assert [listed.find(public) for _ in range(3)] == [None] * 3
+    found = listed.find(public)
+    assert found is not None and found.name == "late"
+    assert len(caplog.messages) == 1 and "Too many open files" in caplog.text, "one line, whatever arrives"

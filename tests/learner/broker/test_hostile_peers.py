@@ -29,7 +29,6 @@ from prefixrl.common.wire.messages.worker import (
     Scores,
     ScoreTask,
     Unknown,
-    Welcome,
 )
 from prefixrl.common.wire.packing import pack_logprobs, pack_tokens
 from prefixrl.common.wire.transport import Received, Server
@@ -133,13 +132,6 @@ def test_figures_and_strings_out_of_range_are_not_even_read(message: ToBroker, c
         msgspec.json.decode(msgspec.json.encode(found), type=StatusDocument)
         assert found["workers"][0]["state"] == "starting"
         works_on(config, broker)
-
-
-def test_a_long_host_name_is_neither_enrolled_nor_answered(config: RunConfig) -> None:
-    with serving(config) as broker, peers(endpoint_of(config), "long") as (long,):
-        long.say(Hello(protocol=PROTOCOL, role="scorer", incarnation="i", host="h" * 2**20, pid=1))
-        assert long.hears_nothing_of(Welcome)
-        assert not broker.dispatcher.registry.by_identity
 
 
 UNLIMITED_STRINGS = {
@@ -250,7 +242,7 @@ def test_a_ledger_that_a_fault_left_half_changed_ends_the_process(
         raise KeyError("in the middle")
 
     server: Server[ToBroker, FromBroker] = Server("tcp://127.0.0.1:0", ToBroker, keys())
-    broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), server)
+    broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), lambda: server)
     try:
         hello = Hello(protocol=PROTOCOL, role="rollout", incarnation="i", host="h", pid=1)
         for message in (hello, ready(config, "rollout")):

@@ -123,17 +123,6 @@ def test_the_checkpoint_that_is_being_uploaded_is_named_and_a_stop_cuts_it_off(
     assert "checkpoint 2 was removed before it was uploaded" in caplog.text
 
 
-def test_a_wait_that_is_hopeless_ends(tmp_path: Path, start: Start) -> None:
-    save(tmp_path, 1)
-    uploads = start(shell("exec sleep 1000"))
-
-    def hopeless() -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        uploads.wait(hopeless)
-
-
 def test_a_command_that_is_not_there_is_refused(tmp_path: Path) -> None:
     check_command(CheckpointConfig())
     check_command(CheckpointConfig(upload=("sh", "-c", "true")))
@@ -194,30 +183,6 @@ def test_an_upload_that_prints_without_measure_goes_on_and_little_of_it_is_kept(
     output = (tmp_path / module.LOG_FILE).read_bytes()
     assert output.startswith(b"copied a part") and len(output) <= len(lines(tmp_path)) * module.LOGGED_BYTES
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000, "KiB"
-
-
-CLEANS_UP = """
-import signal, sys, time
-
-def end(*_):
-    sys.stdout.write("cleaning\\n" * 40_000)
-    sys.stdout.flush()
-    open(sys.argv[2], "w").close()
-    sys.exit(1)
-
-signal.signal(signal.SIGTERM, end)
-open(sys.argv[1], "w").close()
-time.sleep(600)
-"""
-
-
-def test_an_upload_that_prints_much_while_it_is_ended_may_clean_up(tmp_path: Path, start: Start) -> None:
-    save(tmp_path, 1)
-    begun, cleaned = tmp_path / "begun", tmp_path / "cleaned"
-    uploads = start((sys.executable, "-c", CLEANS_UP, str(begun), str(cleaned)))
-    wait_until(begun.exists, "the upload")
-    uploads.close()
-    assert cleaned.exists()
 
 
 def test_a_log_of_uploads_that_has_grown_long_gives_way_to_a_new_one(tmp_path: Path, start: Start) -> None:

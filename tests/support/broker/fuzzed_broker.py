@@ -62,7 +62,7 @@ class FuzzedBroker:
         self.counts: Counter[str] = Counter()
         self.log = _Faults()
         server = cast("Server[ToBroker, FromBroker]", self)
-        self.broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), server)
+        self.broker = build(config, Path(config.directory), Start(0, "tcp://127.0.0.1:9"), lambda: server)
         self.broker.versions.publish(NOTE)
 
     def send(self, peer: bytes, message: FromBroker, payload: Sequence[Payload] = ()) -> None:

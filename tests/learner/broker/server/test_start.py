@@ -75,7 +75,7 @@ def test_a_replay_holds_what_is_live_and_never_the_journal(config: RunConfig) ->
     tracemalloc.start()
     try:
         start = Start(ITERATIONS, "tcp://127.0.0.1:9")
-        broker = build(config, Path(config.directory), start, server)
+        broker = build(config, Path(config.directory), start, lambda: server)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -95,6 +95,6 @@ def test_a_journal_that_ends_before_the_checkpoint_is_a_message_with_a_remedy(co
             f"ends at iteration {ITERATIONS}, the learner's checkpoint is of iteration {ITERATIONS + 2}: .* remove"
         )
         with pytest.raises(DataError, match=message):
-            build(config, Path(config.directory), Start(ITERATIONS + 2, "tcp://127.0.0.1:9"), server)
+            build(config, Path(config.directory), Start(ITERATIONS + 2, "tcp://127.0.0.1:9"), lambda: server)
     finally:
         server.close()

@@ -1,0 +1,24 @@
+"""A process in which no file can be opened for a while."""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def no_descriptor() -> Iterator[None]:
+    """Leave no descriptor free meanwhile."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    newest = os.dup(0)
+    taken = [newest]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (newest + 1, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
