@@ -13,6 +13,7 @@ from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.common.worker.join import WorkerSession
 from prefixrl.scorer.process.step_scoring import StepScoring, load_scoring
 from prefixrl.scorer.sandbox import runner as sandbox
+from prefixrl.scorer.sandbox.programs import ProgramRules
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 from prefixrl.scorer.verifier.pool_thread import PoolThread
 
@@ -83,11 +84,12 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> PoolThread:
         function = RewardFunction(function_ref, digests.reward_function)
     data = session.config.data
     runs_programs = data.runs_programs and function is None
-    if runs_programs and (reason := sandbox.probe()):
+    rules = ProgramRules(data.float_tolerance, section.program_packages) if runs_programs else None
+    if rules and (reason := sandbox.probe(rules.packages)):
         raise ConfigError(
             f"data.code = {data.code!r}, or a problem set with coding tasks, needs isolated programs: {reason}; start "
             f"scorers on hosts with user namespaces (docs/verification.md), or leave out data.code and such problems"
         )
     joins_boxes = section.boxes == "sentence"
     children, timeout_s = section.verifier_children, section.verify_timeout_s
-    return PoolThread(lambda: VerifierPool(children, timeout_s, function, runs_programs, joins_boxes=joins_boxes))
+    return PoolThread(lambda: VerifierPool(children, timeout_s, function, rules, joins_boxes=joins_boxes))

@@ -251,7 +251,9 @@ class DataConfig(Section):
     code: CodeMode = "none"
     """Programs in answers that scorers run, in a sandbox. none: no program is run. answers: the answer is the value of
     an `<llm-code>` block, or of a function that the text defines. tests: the gold answer is JSON with inputs, outputs
-    and optionally fn_name; the reward is the share of the first ten tests that the answer's program passes."""
+    and optionally fn_name, or asserts; the reward is the share of the first ten that the answer's program passes."""
+    float_tolerance: Annotated[float, Field(gt=0, le=0.01)] = 1e-9
+    """Relative difference up to which a float that a program gives is right; 1e-6 as in contests is absolute too."""
     family_column: str | None = None
     """Column by which evaluation results are also broken down."""
 

@@ -287,6 +287,9 @@ class ScorerConfig(EngineConfig):
     """Processes that judge answers, per scorer."""
     verify_timeout_s: Positive = 5
     """Longest time for one answer; then it is wrong, or with a user's function an error."""
+    program_packages: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], ...], Field(strict=False)] = ()
+    """Packages that programs of `data.code` may import beside the standard library, installed where scorers run:
+    ["numpy"]."""
     keep_completions: bool = False
     """Keep the target's text in the journal."""
     continuations: Positive = 1

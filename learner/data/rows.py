@@ -1,5 +1,6 @@
 """A row to a problem: the columns of its parts, and the way to read them. Pure."""
 
+import json
 import math
 import re
 import sys
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from prefixrl.common.config.data import ASKED_COLUMN, TASK_SUFFIXES, Column, DataConfig, ProblemSet, Reading, Source
+from prefixrl.common.prompts.program_tests import read_tests
 from prefixrl.common.wire.messages.groups import CodeMode, Prompt, Turn
 from prefixrl.learner.data.columns import MissingColumn, Values, asked, found, is_blank, listed, read, text, turns
 
@@ -199,7 +201,7 @@ def problem(values: Values, layout: Layout, default_id: str, source: str) -> Pro
     return Problem(
         prompt_id=text(values, names[0], "as_it_is") if names else default_id,
         question=question + layout.ending(code),
-        gold=_gold(values, layout),
+        gold=_gold(values, layout, code),
         family=text(values, family, "as_it_is") if has_family else "",
         code=code,
         source=source,
@@ -219,12 +221,18 @@ def _question(values: Values, layout: Layout) -> tuple[list[Turn], str]:
     return earlier, question
 
 
-def _gold(values: Values, layout: Layout) -> str:
+def _gold(values: Values, layout: Layout, code: CodeMode) -> str:
     """Return the gold answer; "" where the row has none and needs none."""
     if all(is_blank(found(values, name)) for name, _ in layout.answer) and "answer" not in layout.needed:
         return ""
+    if code == "tests":
+        name, reading = _first(values, layout.answer)
+        value = found(values, name)
+        tests = json.dumps(value, default=str) if isinstance(value, (list, dict)) else text(values, name, reading)
+        read_tests(tests)
+        return tests
     answer = _answer(values, layout.answer)
-    if layout.reading != "as_it_is" and layout.code != "tests" and answer.strip().lower() in MISSING_WORDS:
+    if layout.reading != "as_it_is" and answer.strip().lower() in MISSING_WORDS:
         raise ValueError(f'the answer is {answer!r}, as of a missing value; answer_reading = "as_it_is" takes it')
     return answer
 

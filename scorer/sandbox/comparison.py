@@ -8,11 +8,14 @@ import math
 import re
 from contextlib import suppress
 from fractions import Fraction
+from functools import partial
+from itertools import product
 from typing import Any
 
-RELATIVE, TINY, OF_WHOLE = Fraction(1, 10**9), Fraction(1, 10**12), Fraction(1, 10**6)
-"""Rounding of a float: as a share of the number, at least so much, and at most so much of a whole number. Fractions,
-since a number with hundreds of digits is no float."""
+RELATIVE = 1e-9
+"""Rounding of a float, as a share of the number, where a user chose none."""
+TINY, OF_WHOLE = Fraction(1, 10**12), Fraction(1, 10**6)
+"""Rounding at least, and of a whole number at most. Fractions: a number with hundreds of digits is no float."""
 MOST_CHARS = 400
 """Longest text that is read as a number."""
 
@@ -20,19 +23,20 @@ _WHOLE = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
 _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=e))(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
-def is_rounded(text: str, number: Fraction) -> bool:
+def is_rounded(text: str, number: Fraction, relative: float = RELATIVE) -> bool:
     """Return True if a text writes a number as a float, up to rounding."""
     if len(text) > MOST_CHARS or not _FLOAT.fullmatch(text) or not math.isfinite(near := float(text)):
         return False
-    return _is_near(Fraction(near), number)
+    return _is_near(Fraction(near), number, relative)
 
 
-def _is_near(got: Fraction, number: Fraction) -> bool:
-    slack = max(RELATIVE * abs(number), TINY)
+def _is_near(got: Fraction, number: Fraction, relative: float) -> bool:
+    # Contests name an absolute or relative difference.
+    slack = max(Fraction(str(relative)) * abs(number), Fraction(str(relative)) if relative > RELATIVE else TINY)
     return abs(got - number) <= (min(slack, OF_WHOLE) if number.denominator == 1 else slack)
 
 
-def is_printed(stdout: str, expected: Any) -> bool:
+def is_printed(stdout: str, expected: Any, relative: float = RELATIVE) -> bool:
     """Return True if equal line by line, or word by word up to the rounding of floats."""
     wanted = "\n".join(map(str, expected)) if isinstance(expected, list) else str(expected)
     got, want = ([line.strip() for line in text.strip().splitlines()] for text in (stdout, wanted))
@@ -40,20 +44,20 @@ def is_printed(stdout: str, expected: Any) -> bool:
         return True
     words, expected_words = (" ".join(lines).split() for lines in (got, want))
     is_as_long = len(got) == len(want) and len(words) == len(expected_words)
-    return is_as_long and all(map(_is_word, words, expected_words))
+    return is_as_long and all(map(partial(_is_word, relative), words, expected_words))
 
 
-def _is_word(got: str, want: str) -> bool:
+def _is_word(relative: float, got: str, want: str) -> bool:
     if got == want or len(want) > MOST_CHARS:
         return got == want
     if _WHOLE.fullmatch(want):
-        return is_rounded(got, Fraction(int(want)))
+        return is_rounded(got, Fraction(int(want)), relative)
     if not _FLOAT.fullmatch(want) or not math.isfinite(float(want)):
         return False
-    return is_rounded(f"{got}." if _WHOLE.fullmatch(got) else got, Fraction(float(want)))
+    return is_rounded(f"{got}." if _WHOLE.fullmatch(got) else got, Fraction(float(want)), relative)
 
 
-def is_returned(stdout: str, expected: Any) -> bool:
+def is_returned(stdout: str, expected: Any, relative: float = RELATIVE) -> bool:
     """Return True if the JSON of a value is the expected one, or what its text says in JSON."""
     wanted = [expected]
     if isinstance(expected, str):
@@ -62,19 +66,19 @@ def is_returned(stdout: str, expected: Any) -> bool:
     try:
         got = json.loads(stdout)
         # Some sets wrap each output in a list of one.
-        return str(got) == expected or any(_is_equal(each, want) for want in wanted for each in (got, [got]))
+        return str(got) == expected or any(_is_equal(relative, *pair) for pair in product((got, [got]), wanted))
     except (ValueError, RecursionError):  # a program may print brackets within brackets without end
         return False
 
 
-def _is_equal(got: Any, want: Any) -> bool:
+def _is_equal(relative: float, got: Any, want: Any) -> bool:
     if isinstance(got, list) and isinstance(want, list):
-        return len(got) == len(want) and all(map(_is_equal, got, want))
+        return len(got) == len(want) and all(map(partial(_is_equal, relative), got, want))
     if isinstance(got, dict) and isinstance(want, dict):
-        return got.keys() == want.keys() and all(_is_equal(got[key], want[key]) for key in want)
+        return got.keys() == want.keys() and all(_is_equal(relative, got[key], want[key]) for key in want)
     if isinstance(got, bool) is not isinstance(want, bool):
         return False  # True is no 1, though Python finds them equal
     floats = [each for each in (got, want) if isinstance(each, float)]
     if floats and all(map(math.isfinite, floats)) and isinstance(got, int | float) and isinstance(want, int | float):
-        return _is_near(Fraction(got), Fraction(want))
+        return _is_near(Fraction(got), Fraction(want), relative)
     return bool(got == want)

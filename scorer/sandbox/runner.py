@@ -9,6 +9,8 @@ cannot isolate, `SandboxError` names the reason and nothing is run: a fault of t
 
 import contextlib
 import fcntl
+import functools
+import importlib.util
 import os
 import selectors
 import signal
@@ -69,15 +71,17 @@ class ProgramRun(msgspec.Struct, frozen=True):
     stderr: bytes
 
 
-def run(source: str, stdin: bytes = b"", limits: ProgramLimits | None = None) -> ProgramRun:
-    """Run a Python program (standard library only) to its end; blocks; raises SandboxError."""
+def run(
+    source: str, stdin: bytes = b"", limits: ProgramLimits | None = None, packages: tuple[str, ...] = ()
+) -> ProgramRun:
+    """Run a Python program to its end, with the standard library and packages; blocks; raises SandboxError."""
     limits = limits or ProgramLimits()
     with contextlib.ExitStack() as open_files:
         given = open_files.enter_context(_stdin(source, stdin))
         status, child_status = os.pipe()
         open_files.callback(os.close, status)
         try:
-            process = _start(given, child_status, limits)
+            process = _start(given, child_status, limits, _folders(packages))
         finally:
             os.close(child_status)
         open_files.callback(_end, process)
@@ -87,14 +91,26 @@ def run(source: str, stdin: bytes = b"", limits: ProgramLimits | None = None) ->
         return _finished(os.read(status, _READ_BYTES), outputs)
 
 
-def probe() -> str | None:
-    """Return why this host cannot isolate, or None; three attacks are tried."""
+@functools.cache
+def _folders(packages: tuple[str, ...]) -> tuple[Path, ...]:
+    """Return the folders of packages, and of the libraries that their wheels brought."""
+    found = [importlib.util.find_spec(name) for name in packages]
+    places = [Path(place) for spec in found if spec for place in spec.submodule_search_locations or ()]
+    libraries = [place.with_name(f"{place.name}.libs") for place in places]
+    return (*places, *(each for each in libraries if each.is_dir()))
+
+
+def probe(packages: tuple[str, ...] = ()) -> str | None:
+    """Return why this host cannot isolate, or None; three attacks are tried, and the import of packages."""
     attacks = ("import socket; socket.socket()", "open('/etc/passwd').read()", "open('/escaped', 'w')")
     try:
         for attack in attacks:
             finished = run(attack)
             if (finished.status, finished.code) == ("exited", 0):
                 return f"{attack!r} succeeded inside the sandbox"
+        for name in packages:
+            if (finished := run(f"import {name}", packages=packages)).code != 0:
+                return f"a program cannot import {name}: {finished.stderr[-300:].decode(errors='replace').strip()}"
     except SandboxError as error:
         return str(error)
     return None
@@ -102,7 +118,7 @@ def probe() -> str | None:
 
 # The source comes first on stdin, its length before it: no file is needed, and none is left.
 _BOOT = (
-    "import builtins,os,sys\nbuiltins.exit=builtins.quit=sys.exit\n"
+    "import builtins,os,sys\nbuiltins.exit=builtins.quit=sys.exit\nsys.path+=sys.argv[1:]\ndel sys.argv[1:]\n"
     "def _read(n):\n    data=b''\n    while len(data)<n:\n        data+=os.read(0,n-len(data))\n    "
     "return data\n_source=_read(int(_read(12))).decode()\ndel "
     "_read,builtins,os,sys\nexec(compile(_source,'program.py','exec'),{'__name__':'__main__'})\n"
@@ -125,9 +141,10 @@ def _stdin(source: str, stdin: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _start(given: int, status: int, limits: ProgramLimits) -> "subprocess.Popen[bytes]":
-    libraries = [str(Path(sys.base_prefix).resolve())]
-    inner = [PYTHON, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT]
+def _start(given: int, status: int, limits: ProgramLimits, folders: tuple[Path, ...]) -> "subprocess.Popen[bytes]":
+    libraries = [str(Path(sys.base_prefix).resolve()), *map(str, folders)]
+    sites = {str(folder.parent) for folder in folders}
+    inner = [PYTHON, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, *sites]
     outer = [PYTHON, "-I", "-S", "-c", _CHILD, str(os.getpid()), str(status)]
     allowed = [f"{name}={value}" for name, value in msgspec.structs.asdict(limits).items()]
     command = [*outer, *allowed, *libraries, "--", *inner]

@@ -27,10 +27,11 @@ import setproctitle
 
 from prefixrl.common.host.process import STOP_SIGNALS, die_with_parent
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
+from prefixrl.common.prompts.program_tests import read_tests
 from prefixrl.common.wire.messages.fields import encodable
 from prefixrl.common.wire.messages.groups import Fault
 from prefixrl.scorer.sandbox.comparison import is_rounded
-from prefixrl.scorer.sandbox.programs import read_tests, share_passed, value_of
+from prefixrl.scorer.sandbox.programs import share_passed, value_of
 from prefixrl.scorer.sandbox.runner import ProgramLimits, SandboxError
 from prefixrl.scorer.verifier import scoring
 from prefixrl.scorer.verifier.complaints import Complaints
@@ -89,9 +90,9 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
     limits = ProgramLimits(wall_ms=1000 * question.timeout_s, cpu_s=question.timeout_s)
     try:
         if question.code == "tests":
-            share, is_late = share_passed(question.answer, read_tests(question.gold), limits)
+            share, is_late = share_passed(question.answer, read_tests(question.gold), limits, question.rules)
             return ChildAnswer("timeout") if is_late and not share else ChildAnswer("scored", share)
-        finished, value = value_of(question.answer, limits)
+        finished, value = value_of(question.answer, limits, question.rules)
     except (SandboxError, ValueError, OSError) as error:
         fault: Fault = "gold answer unreadable" if isinstance(error, ValueError) else "sandbox failed"
         fault = error.fault if isinstance(error, SandboxError) else fault
@@ -103,7 +104,7 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
     if value is None:
         return ChildAnswer("parse_fail")
     number = read_rational(normalise(question.gold))
-    if number is not None and is_rounded(value, number.value):
+    if number is not None and is_rounded(value, number.value, question.rules.tolerance):
         return ChildAnswer("right", extracted=value)
     known = judge_exactly(question.gold, value)
     if known is None:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from prefixrl.common.wire.messages.groups import CodeMode, Fault
-from prefixrl.scorer.sandbox.programs import MAX_TESTS
+from prefixrl.scorer.sandbox.programs import MAX_TESTS, ProgramRules
 from prefixrl.scorer.sandbox.runner import GRACE_S, START_S
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
@@ -29,6 +29,7 @@ class ChildQuestion(msgspec.Struct, frozen=True):
     """The problem's question, for a user's function."""
     code: CodeMode = "none"
     """If not `none`, `answer` is a program."""
+    rules: ProgramRules = ProgramRules()
     verdict: Judgement | None = None
     """The verifier's own, for a user's function that takes it."""
     is_gold: bool = False

@@ -26,6 +26,7 @@ from prefixrl.common.errors import PeerLost
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages.fields import encodable
 from prefixrl.common.wire.messages.groups import CodeMode, Fault
+from prefixrl.scorer.sandbox.programs import ProgramRules
 from prefixrl.scorer.sandbox.runner import OVERRAN
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
 from prefixrl.scorer.verifier.complaints import Troubles
@@ -91,12 +92,12 @@ class VerifierPool:
         children: int,
         timeout_s: int,
         function: RewardFunction | None = None,
-        runs_programs: bool = False,
+        programs: ProgramRules | None = None,
         cache_entries: int = 65_536,
         jobs_per_child: int = 2_000,
         joins_boxes: bool = False,
     ) -> None:
-        """Make a pool; processes are started later.
+        """Make a pool; processes are started later. Programs are run only with `programs`.
 
         A child has `timeout_s` for one answer or one call of a function, and is killed GRACE_S later. It is replaced
         after `jobs_per_child` answers: sympy's caches only grow. The cache drops the least recently used verdict first.
@@ -104,9 +105,9 @@ class VerifierPool:
         self._size = children
         self._timeout_s = timeout_s
         self._function = function
-        self._route = ask_function if function else partial(ask_verifier, joins_boxes=joins_boxes)
+        self._route = ask_function if function else partial(ask_verifier, joins_boxes=joins_boxes, rules=programs)
         self._joins_boxes = joins_boxes
-        self._takes_long_questions = function is not None or runs_programs
+        self._takes_long_questions = function is not None or programs is not None
         self._cache_entries = cache_entries
         self._jobs_per_child = jobs_per_child
         self._is_started = False

@@ -272,6 +272,16 @@ def test_bad_rows_are_counted_and_written_down_and_stop_a_run_only_when_asked_to
         problems.read_all(strict)
 
 
+def test_tests_that_cannot_be_read_are_bad_rows_with_the_shapes_that_are(tmp_path: Path) -> None:
+    golds = ['["assert f(1) == 2"]', "7", "{}", {"input": "1", "output": "1"}, "assert f(1) > 2", " " * 900_001]
+    golds += [["assert f(1) == 2", "assert f(2) == 3"]]
+    jsonl("code.jsonl")(tmp_path, [{"id": n, "question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)])
+    loaded = found(tmp_path, {"path": "code.jsonl", "code": "tests"})
+    assert ids(loaded) == ["0", "3", "6"] and [row.row for row in loaded.bad] == [2, 3, 5, 6]
+    assert all("expected JSON with inputs and outputs, a list" in row.reason for row in loaded.bad[:-1])
+    assert "compares no call with a literal" in loaded.bad[2].reason
+
+
 def test_nothing_but_bad_rows_ends_the_start_with_their_reasons(tmp_path: Path) -> None:
     jsonl("bad.jsonl")(tmp_path, [{"id": 1, "question": "?"}])
     with pytest.raises(DataError, match=r"holds no problem: 1 rows(.|\n)*no column 'answer'"):

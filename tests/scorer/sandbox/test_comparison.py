@@ -59,6 +59,13 @@ def test_another_value_is_wrong(returned: object, expected: object) -> None:
     assert not is_returned(json.dumps(returned), expected)
 
 
+def test_a_chosen_tolerance_is_relative_and_absolute_and_leaves_whole_numbers_exact() -> None:
+    for printed, expected in (("2.5000004", "2.5"), ("0.0000004", "0.0"), ("1000000100.5", "1000000000.5")):
+        assert is_printed(printed, expected, 1e-6) and not is_printed(printed, expected)
+    assert is_returned("[0.333333]", [0.3333334], 1e-6) and not is_returned("[0.333333]", [0.3333334])
+    assert not is_printed("1000001", "1000000", 1e-6) and not is_printed("2.50001", "2.5", 1e-6)
+
+
 def test_numbers_beyond_all_floats_are_no_fault() -> None:
     huge = "7" * 350
     assert not is_printed("1.0", huge) and not is_printed(huge, "1.0") and is_printed(huge, huge)

@@ -11,7 +11,8 @@ import pytest
 
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.comparison import is_returned
-from prefixrl.scorer.sandbox.programs import find_program
+from prefixrl.scorer.sandbox.programs import ProgramRules, find_program
+from prefixrl.scorer.sandbox.runner import probe
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
@@ -29,8 +30,8 @@ def block(program: str) -> str:
     return f"I compute it. <llm-code>\n{program}\n</llm-code> So."
 
 
-POOLS: dict[int, VerifierPool] = {}
-"""One pool for every time limit: its child imports sympy once."""
+POOLS: dict[tuple[int, ProgramRules], VerifierPool] = {}
+"""One pool for every time limit and rules: its child imports sympy once."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,19 +42,22 @@ def pools() -> Iterator[None]:
     POOLS.clear()
 
 
-def judged(code: CodeMode, *asked: tuple[str, str], timeout_s: int = 5) -> list[Judgement]:
+def judged(
+    code: CodeMode, *asked: tuple[str, str], timeout_s: int = 5, rules: ProgramRules | None = None
+) -> list[Judgement]:
     """Texts and golds."""
-    pool = POOLS[timeout_s] if timeout_s in POOLS else VerifierPool(1, timeout_s, runs_programs=True)
-    POOLS[timeout_s] = pool
-    for key, (text, gold) in enumerate(asked):
-        pool.submit(key, text, gold, code=code)
+    key = timeout_s, rules or ProgramRules()
+    pool = POOLS[key] if key in POOLS else VerifierPool(1, timeout_s, programs=key[1])
+    POOLS[key] = pool
+    for number, (text, gold) in enumerate(asked):
+        pool.submit(number, text, gold, code=code)
     found: dict[int, Judgement] = {}
     deadline = time.monotonic() + PATIENCE_S
     while pool.pending:
         assert time.monotonic() < deadline, f"{pool.pending} answers are still pending"
         pool.wait(1.0)
         found |= dict(pool.poll())
-    return [found[key] for key in range(len(asked))]
+    return [found[number] for number in range(len(asked))]
 
 
 def test_answers_are_found_in_tagged_blocks_alone_where_their_value_counts() -> None:
@@ -136,6 +140,17 @@ def test_noise_and_endless_programs_pass_no_tests() -> None:
     assert [(each.reward, each.status) for each in found] == [
         (0.0, "ok"), (1.0, "ok"), (0.0, "no_answer"), (0.0, "timeout"),
     ]  # fmt: skip
+
+
+def test_a_user_may_allow_packages_and_other_digits() -> None:
+    third = fenced("import numpy as np\nprint(np.array([1 / 3]).sum().round(7))")
+    gold = json.dumps({"inputs": [""], "outputs": ["0.33333333333"]})
+    rules = [ProgramRules(packages=("numpy",)), ProgramRules(1e-6, ("numpy",))]
+    found = [judged("tests", (third, gold), timeout_s=20, rules=each)[0] for each in rules]
+    assert [(each.reward, each.status) for each in found] == [(0.0, "ok"), (1.0, "ok")]
+    (value,) = judged("answers", (block("0.3333333"), r"\frac{1}{3}"), timeout_s=20, rules=rules[1])
+    assert value.reward == 1.0
+    assert "cannot import nope" in (probe(("nope",)) or "")
 
 
 def test_only_ten_tests_are_run() -> None:
