@@ -13,7 +13,7 @@ from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.common.worker.join import WorkerSession
 from prefixrl.scorer.process.step_scoring import StepScoring, load_scoring
 from prefixrl.scorer.sandbox import runner as sandbox
-from prefixrl.scorer.sandbox.programs import ProgramRules
+from prefixrl.scorer.verifier.exchange import Choices
 from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 from prefixrl.scorer.verifier.pool_thread import PoolThread
 
@@ -83,13 +83,12 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> PoolThread:
             raise DataError(f"reward.function: there is no file {path} on this host; copy the learner's file there")
         function = RewardFunction(function_ref, digests.reward_function)
     data = session.config.data
-    runs_programs = data.runs_programs and function is None
-    rules = ProgramRules(data.float_tolerance, section.program_packages) if runs_programs else None
-    if rules and (reason := sandbox.probe(rules.packages)):
+    choices = Choices(section.boxes == "sentence", data.float_tolerance, section.program_packages)
+    if function is None and data.runs_programs and (reason := sandbox.probe(choices.packages)):
         raise ConfigError(
             f"data.code = {data.code!r}, or a problem set with coding tasks, needs isolated programs: {reason}; start "
-            f"scorers on hosts with user namespaces (docs/verification.md), or leave out data.code and such problems"
+            f"scorers on hosts with user namespaces and the packages of scorer.program_packages "
+            f"(docs/verification.md), or leave out data.code and such problems"
         )
-    joins_boxes = section.boxes == "sentence"
     children, timeout_s = section.verifier_children, section.verify_timeout_s
-    return PoolThread(lambda: VerifierPool(children, timeout_s, function, rules, joins_boxes=joins_boxes))
+    return PoolThread(lambda: VerifierPool(children, timeout_s, function, choices))

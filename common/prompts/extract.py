@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 MAX_ANSWER_CHARS = 512
-"""A longer answer is not parsed: `verify.refusal` names it, the verdict is `parse_fail`."""
+"""A longer answer is not parsed: the verdict is `parse_fail`."""
 
 THINK_CLOSE = "</think>"
 _TOKEN = re.compile(r"\\\\|\\[{}]|\\(?:boxed|fbox)\s*(?:\{|([-+]?\d+(?:\.\d+)?)(?![\w\\^/!]|[.,]\d))|[{}]")

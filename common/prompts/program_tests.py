@@ -86,15 +86,7 @@ def _of_assert(statement: ast.stmt) -> Test:
             raise ValueError("no call")
         named = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
         given = named or [ast.literal_eval(each) for each in call.args]
-        return Test(given, as_json(ast.literal_eval(expected)), ast.unparse(call.func).replace("()", ""))
+        written = json.dumps(ast.literal_eval(expected), default=lambda each: sorted(each, key=repr))
+        return Test(given, json.loads(written), ast.unparse(call.func).replace("()", ""))
     except (ValueError, TypeError):
         raise ValueError(f"{ast.unparse(statement)!r:.60} compares no call with a literal value") from None
-
-
-def as_json(value: Any) -> Any:
-    """Return a value as a program writes it: tuples and sets are lists, those of sets in order."""
-    if isinstance(value, dict):
-        return {str(key): as_json(each) for key, each in value.items()}
-    if isinstance(value, set | frozenset):
-        value = sorted(value, key=repr)
-    return [as_json(each) for each in value] if isinstance(value, list | tuple) else value

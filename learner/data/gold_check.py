@@ -27,11 +27,9 @@ class GoldCheck:
         with tempfile.TemporaryFile() as rows:
             rows.write(msgspec.json.encode([(each.prompt_id, each.gold) for each in problems]))
             rows.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "prefixrl.scorer.verifier.golds", str(os.getpid()), str(timeout_s)],
-                stdin=rows,
-                stdout=subprocess.PIPE,
-            )
+            called = ["prefixrl.scorer.verifier.offline", "golds", str(os.getpid()), str(timeout_s)]
+            command = [sys.executable, "-P", "-m", *called]
+            self._process = subprocess.Popen(command, stdin=rows, stdout=subprocess.PIPE)
         self._thread = threading.Thread(target=self._report, name="golds", daemon=True)
         self._thread.start()
 

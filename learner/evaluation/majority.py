@@ -31,7 +31,8 @@ def with_votes(rows: Sequence[EvaluatedRow], timeout_s: int) -> list[EvaluatedRo
 
 def _compared(problems: list[list[str]], timeout_s: int) -> list[list[int]]:
     """Ask a process that imports the verifier; where it fails, answers are compared as text."""
-    command = [sys.executable, "-P", "-m", "prefixrl.scorer.verifier.equalities", str(os.getpid()), str(timeout_s)]
+    called = ["prefixrl.scorer.verifier.offline", "equalities", str(os.getpid()), str(timeout_s)]
+    command = [sys.executable, "-P", "-m", *called]
     done = subprocess.run(command, input=msgspec.json.encode(problems), stdout=subprocess.PIPE, check=False)
     if done.returncode != 0:
         log.warning("answers are compared as text, the process that compares them ended with %d", done.returncode)

@@ -29,9 +29,7 @@ AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY_NOSUID = -100, 0x8000, 3
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 SCRATCH = "/scratch"
-ENVIRONMENT = {
-    "HOME": SCRATCH, "TMPDIR": SCRATCH, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"
-}  # fmt: skip
+ENVIRONMENT = dict(HOME=SCRATCH, TMPDIR=SCRATCH, PATH="/usr/bin:/bin", LANG="C.UTF-8", OPENBLAS_NUM_THREADS="1")
 ROOTS = ("/mnt", "/media", "/srv", "/opt", "/tmp")
 
 # Allowed calls: (x86_64, aarch64) numbers, -1 if there is none. What CPython and its standard library need to compute,

@@ -10,8 +10,6 @@ import json
 import re
 from textwrap import dedent
 
-import msgspec
-
 from prefixrl.common.prompts.extract import THINK_CLOSE
 from prefixrl.common.prompts.program_tests import Test
 from prefixrl.common.wire.messages.groups import CodeMode
@@ -32,15 +30,6 @@ _PYTHON = ("python", "py", "python3", "py3")
 _FUNCTION = re.compile(r"^def +\w+ *\(", re.MULTILINE)
 
 
-class ProgramRules(msgspec.Struct, frozen=True):
-    """What a user allows programs."""
-
-    tolerance: float = 1e-9
-    """Relative difference up to which a float is right."""
-    packages: tuple[str, ...] = ()
-    """Packages that they may import beside the standard library."""
-
-
 def find_program(text: str, mode: CodeMode) -> str | None:
     """Return the last `<llm-code>` block or fenced program, else a text that defines a function, or None.
 
@@ -50,10 +39,9 @@ def find_program(text: str, mode: CodeMode) -> str | None:
     if blocks := _BLOCK.findall(tail):
         return str(blocks[-1])
     fences = list(_FENCE.finditer(tail)) if mode == "tests" else []
-    labels = {each["label"].casefold() in _PYTHON for each in fences if each["label"].casefold() in (*_PYTHON, "")}
-    for each in reversed(fences):
-        if labels and (each["label"].casefold() in _PYTHON if True in labels else not each["label"]):
-            return dedent(each["code"]).rstrip(" \t")
+    labelled = [each for each in fences if each["label"].casefold() in _PYTHON]
+    if named := labelled or [each for each in fences if not each["label"]]:
+        return dedent(named[-1]["code"]).rstrip(" \t")
     found = None if fences else _FUNCTION.search(tail)
     return tail[found.start() :].partition("\n```")[0] if found else None
 
@@ -110,27 +98,29 @@ _WORD = re.compile(r"\w+")
 _USUAL_NAMES = frozenset(_WORD.findall(USUAL)) - {"from", "import"}
 
 
-def value_of(program: str, limits: ProgramLimits, rules: ProgramRules) -> tuple[ProgramRun, str | None]:
+def value_of(program: str, limits: ProgramLimits, packages: tuple[str, ...]) -> tuple[ProgramRun, str | None]:
     """Run a program; its value is that of its last line or function, else its last printed line."""
-    finished = run(f"PROGRAM = {program!r}\n{_VALUE}", b"", limits, rules.packages)
+    finished = run(f"PROGRAM = {program!r}\n{_VALUE}", b"", limits, packages)
     lines = [line for line in finished.stdout.decode(errors="replace").splitlines() if line.strip()]
     is_done = finished.status == "exited" and finished.code == 0
     return finished, lines[-1].strip() if is_done and lines else None
 
 
-def share_passed(program: str, tests: list[Test], limits: ProgramLimits, rules: ProgramRules) -> tuple[float, bool]:
+def share_passed(
+    program: str, tests: list[Test], limits: ProgramLimits, packages: tuple[str, ...], tolerance: float
+) -> tuple[float, bool]:
     """Return the share of the first MAX_TESTS tests passed, and True if one ran out of time.
 
     The tests after that one count as failed.
     """
     tests, passed = tests[:MAX_TESTS], 0
     for test in tests:
-        finished = _ask(program, test, limits, rules.packages)
+        finished = _ask(program, test, limits, packages)
         if finished.status == "timeout":
             return passed / len(tests), True
         if finished.status == "exited" and finished.code == 0:
             is_right = is_returned if test.function else is_printed
-            passed += is_right(finished.stdout.decode(errors="replace"), test.expected, rules.tolerance)
+            passed += is_right(finished.stdout.decode(errors="replace"), test.expected, tolerance)
     return passed / len(tests), False
 
 

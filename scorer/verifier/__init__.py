@@ -8,7 +8,6 @@ exchange.py       the messages between pool and children
 child.py          the child itself: sympy and programs
 scoring.py        a user's function in a child, and what it is handed
 complaints.py     failures by kind, for a log that names each once
-equalities.py     a process that tells which answers to a problem are equal
-golds.py          a process that reports gold answers that do not verify against themselves
+offline.py        a process for a learner: which answers are equal, which gold answers do not verify
 rules/            the comparison itself: texts in, a verdict out
 """

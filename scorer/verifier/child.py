@@ -33,26 +33,12 @@ from prefixrl.common.wire.messages.groups import Fault
 from prefixrl.scorer.sandbox.comparison import is_rounded
 from prefixrl.scorer.sandbox.programs import share_passed, value_of
 from prefixrl.scorer.sandbox.runner import ProgramLimits, SandboxError
-from prefixrl.scorer.verifier import scoring
+from prefixrl.scorer.verifier import exchange, scoring
 from prefixrl.scorer.verifier.complaints import Complaints
-from prefixrl.scorer.verifier.exchange import (
-    LENGTH_BYTES,
-    ChildAnswer,
-    ChildQuestion,
-    ChildReady,
-    Outcome,
-    deadline_s,
-    frame,
-)
+from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, ChildReady, Outcome
+from prefixrl.scorer.verifier.rules import verify
 from prefixrl.scorer.verifier.rules.arithmetic import read_rational
 from prefixrl.scorer.verifier.rules.looks import normalise
-from prefixrl.scorer.verifier.rules.verify import (
-    GoldError,
-    UnparsableAnswerError,
-    is_readable,
-    judge_exactly,
-    verify_with_sympy,
-)
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +55,14 @@ def judge(question: ChildQuestion) -> ChildAnswer:
     """Ask sympy; every failure has an outcome of its own."""
     try:
         if question.is_gold:
-            is_right = is_readable(question.gold, question.timeout_s)
+            is_right = verify.is_readable(question.gold, question.timeout_s)
         else:
-            is_right = verify_with_sympy(question.gold, question.answer, question.timeout_s)
-    except UnparsableAnswerError:
+            is_right = verify.verify_with_sympy(question.gold, question.answer, question.timeout_s)
+    except verify.UnparsableAnswerError:
         return ChildAnswer("parse_fail")
     except (TimeoutError, MemoryError):  # the answer used up its share
         return ChildAnswer("timeout")
-    except GoldError as error:
+    except verify.GoldError as error:
         return ChildAnswer("error", reason=str(error), fault="gold answer unreadable")
     except Exception as error:
         log.exception("gold %.100r, answer %.100r", question.gold, question.answer)
@@ -87,12 +73,14 @@ def judge(question: ChildQuestion) -> ChildAnswer:
 
 def judge_program(question: ChildQuestion) -> ChildAnswer:
     """Run a program in the sandbox, whose own failure is an `error`, never a wrong answer."""
+    choices = question.choices
     limits = ProgramLimits(wall_ms=1000 * question.timeout_s, cpu_s=question.timeout_s)
     try:
         if question.code == "tests":
-            share, is_late = share_passed(question.answer, read_tests(question.gold), limits, question.rules)
+            tests = read_tests(question.gold)
+            share, is_late = share_passed(question.answer, tests, limits, choices.packages, choices.float_tolerance)
             return ChildAnswer("timeout") if is_late and not share else ChildAnswer("scored", share)
-        finished, value = value_of(question.answer, limits, question.rules)
+        finished, value = value_of(question.answer, limits, choices.packages)
     except (SandboxError, ValueError, OSError) as error:
         fault: Fault = "gold answer unreadable" if isinstance(error, ValueError) else "sandbox failed"
         fault = error.fault if isinstance(error, SandboxError) else fault
@@ -104,9 +92,9 @@ def judge_program(question: ChildQuestion) -> ChildAnswer:
     if value is None:
         return ChildAnswer("parse_fail")
     number = read_rational(normalise(question.gold))
-    if number is not None and is_rounded(value, number.value, question.rules.tolerance):
+    if number is not None and is_rounded(value, number.value, choices.float_tolerance):
         return ChildAnswer("right", extracted=value)
-    known = judge_exactly(question.gold, value)
+    known = verify.judge_exactly(question.gold, value)
     if known is None:
         return msgspec.structs.replace(judge(ChildQuestion(question.gold, value, question.timeout_s)), extracted=value)
     outcome: Outcome = "parse_fail" if known.status == "parse_fail" else "wrong"
@@ -137,7 +125,7 @@ def main() -> None:
             serve(users.score, ChildReady(os.getpid(), users.takes_verdict), given, answers)
         return
     for gold, answer in WARMING:
-        verify_with_sympy(gold, answer, WARMING_S)
+        verify.verify_with_sympy(gold, answer, WARMING_S)
     fork_children(socket.socket(fileno=given))
 
 
@@ -187,10 +175,10 @@ def fork_children(link: socket.socket) -> None:
 def serve(judge_one: Judge, ready: ChildReady, questions: int, answers: int) -> None:
     """Judge the questions of one pipe into the other, until the first is closed."""
     with os.fdopen(questions, "rb") as asked, os.fdopen(answers, "wb", buffering=0) as answered:
-        answered.write(frame(ready))
+        answered.write(exchange.frame(ready))
         while (question := _next_question(asked)) is not None:
-            _renew_cpu_limit(math.ceil(deadline_s(question.timeout_s, question.code)))
-            answered.write(frame(_short(judge_one(question))))
+            _renew_cpu_limit(math.ceil(exchange.deadline_s(question.timeout_s, question.code)))
+            answered.write(exchange.frame(_short(judge_one(question))))
 
 
 def judge_any(question: ChildQuestion) -> ChildAnswer:
@@ -205,8 +193,8 @@ def _short(answer: ChildAnswer) -> ChildAnswer:
 
 
 def _next_question(pipe: BinaryIO) -> ChildQuestion | None:
-    head = pipe.read(LENGTH_BYTES)
-    if len(head) < LENGTH_BYTES:
+    head = pipe.read(exchange.LENGTH_BYTES)
+    if len(head) < exchange.LENGTH_BYTES:
         return None
     return msgspec.msgpack.decode(pipe.read(int.from_bytes(head, "big")), type=ChildQuestion)
 

@@ -131,9 +131,9 @@ class Template:
         """True while it can fork children."""
         return self._process.poll() is None
 
-    def fork(self, takes_long_questions: bool) -> ChildProcess:
+    def fork(self) -> ChildProcess:
         """Fork a child, which soon is ready, or soon ends if the template has ended."""
-        theirs, ours = _pipes(takes_long_questions)
+        theirs, ours = _pipes()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._link, [b"!"], list(theirs))
         for each in theirs:
@@ -149,7 +149,7 @@ class Template:
 
 def spawn(function_ref: str, digest: str, timeout_s: int) -> ChildProcess:
     """Start a child of its own for a user's function, of which a call may take `timeout_s`."""
-    theirs, ours = _pipes(takes_long_questions=True)
+    theirs, ours = _pipes()
     process = _popen((function_ref, digest, str(timeout_s)), *theirs, leads_group=True)
     for each in theirs:
         os.close(each)
@@ -164,12 +164,11 @@ def _popen(function: tuple[str, ...], stdin: int, stdout: int, leads_group: bool
     return subprocess.Popen([*command, *function], stdin=stdin, stdout=stdout, env=given, start_new_session=leads_group)
 
 
-def _pipes(takes_long_questions: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+def _pipes() -> tuple[tuple[int, int], tuple[int, int]]:
     """Make two pipes; return the child's ends (questions, answers) and ours."""
     asked, inbox = os.pipe()
     outbox, answered = os.pipe()
-    if takes_long_questions:
-        # Where the system grants less, a long question waits for the idle child to read it.
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(inbox, fcntl.F_SETPIPE_SZ, FUNCTION_PIPE_BYTES)
+    # Where the system grants less, a long question waits for the idle child to read it.
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(inbox, fcntl.F_SETPIPE_SZ, FUNCTION_PIPE_BYTES)
     return (asked, answered), (inbox, outbox)

@@ -66,8 +66,8 @@ class Troubles:
         """Describe a function that hangs or failed in the last minute; "" without one."""
         if not self._ref:
             return ""
-        found = [f"waiting for reward.function {self._ref}: {slowest_s:.0f} s on one answer"]
-        found = found if slowest_s >= SLOW_S else []
+        waiting = f"waiting for reward.function {self._ref}: {slowest_s:.0f} s on one answer"
+        found = [waiting] if slowest_s >= SLOW_S else []
         if time.monotonic() - self._newest_s < RECENT_S:
             counts = ", ".join(f"{fault} {count} times" for fault, count in self._counts.items())
             found.append(f"reward.function {self._ref}: {counts}")

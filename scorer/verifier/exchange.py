@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from prefixrl.common.wire.messages.groups import CodeMode, Fault
-from prefixrl.scorer.sandbox.programs import MAX_TESTS, ProgramRules
+from prefixrl.scorer.sandbox.programs import MAX_TESTS
 from prefixrl.scorer.sandbox.runner import GRACE_S, START_S
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
@@ -16,6 +16,17 @@ LENGTH_BYTES = 4
 
 Outcome = Literal["right", "wrong", "parse_fail", "timeout", "error", "scored"]
 """Result of a question; `scored`: a user's function or a program's tests gave a reward."""
+
+
+class Choices(msgspec.Struct, frozen=True):
+    """The keys `scorer.boxes`, `data.float_tolerance` and `scorer.program_packages`."""
+
+    joins_boxes: bool = False
+    float_tolerance: float = 1e-9
+    packages: tuple[str, ...] = ()
+
+
+STANDARD = Choices()
 
 
 class ChildQuestion(msgspec.Struct, frozen=True):
@@ -29,7 +40,7 @@ class ChildQuestion(msgspec.Struct, frozen=True):
     """The problem's question, for a user's function."""
     code: CodeMode = "none"
     """If not `none`, `answer` is a program."""
-    rules: ProgramRules = ProgramRules()
+    choices: Choices = STANDARD
     verdict: Judgement | None = None
     """The verifier's own, for a user's function that takes it."""
     is_gold: bool = False

@@ -26,11 +26,11 @@ from prefixrl.common.errors import PeerLost
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages.fields import encodable
 from prefixrl.common.wire.messages.groups import CodeMode, Fault
-from prefixrl.scorer.sandbox.programs import ProgramRules
 from prefixrl.scorer.sandbox.runner import OVERRAN
+from prefixrl.scorer.verifier import exchange
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
 from prefixrl.scorer.verifier.complaints import Troubles
-from prefixrl.scorer.verifier.exchange import ChildAnswer, ChildQuestion, FromChild, Outcome, deadline_s
+from prefixrl.scorer.verifier.exchange import STANDARD, ChildAnswer, ChildQuestion, Choices, FromChild, Outcome
 from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
@@ -92,12 +92,11 @@ class VerifierPool:
         children: int,
         timeout_s: int,
         function: RewardFunction | None = None,
-        programs: ProgramRules | None = None,
+        choices: Choices = STANDARD,
         cache_entries: int = 65_536,
         jobs_per_child: int = 2_000,
-        joins_boxes: bool = False,
     ) -> None:
-        """Make a pool; processes are started later. Programs are run only with `programs`.
+        """Make a pool; processes are started later.
 
         A child has `timeout_s` for one answer or one call of a function, and is killed GRACE_S later. It is replaced
         after `jobs_per_child` answers: sympy's caches only grow. The cache drops the least recently used verdict first.
@@ -105,9 +104,8 @@ class VerifierPool:
         self._size = children
         self._timeout_s = timeout_s
         self._function = function
-        self._route = ask_function if function else partial(ask_verifier, joins_boxes=joins_boxes, rules=programs)
-        self._joins_boxes = joins_boxes
-        self._takes_long_questions = function is not None or programs is not None
+        self._route = ask_function if function else partial(ask_verifier, choices=choices)
+        self._choices = choices
         self._cache_entries = cache_entries
         self._jobs_per_child = jobs_per_child
         self._is_started = False
@@ -191,7 +189,7 @@ class VerifierPool:
         """From now on have the verifier judge first, also what waits already."""
         if self._first is not None:
             return
-        self._first = VerifierPool(self._size, self._timeout_s, joins_boxes=self._joins_boxes)
+        self._first = VerifierPool(self._size, self._timeout_s, choices=self._choices)
         self._selector.register(self._first.descriptor, selectors.EVENT_READ, None)
         waiting = list(self._queue)
         self._queue.clear()
@@ -266,7 +264,7 @@ class VerifierPool:
             self._count_failed_start()
         if self._template is None:
             self._template = Template()
-        return self._template.fork(self._takes_long_questions)
+        return self._template.fork()
 
     def _retire_template(self) -> None:
         """Fork no more from the template; discard the children that it was starting."""
@@ -308,7 +306,7 @@ class VerifierPool:
                 job = child.job = self._queue.popleft()
                 job.attempts += 1
                 child.asked_s = time.monotonic()
-                child.deadline = child.asked_s + deadline_s(self._timeout_s, job.question.code)
+                child.deadline = child.asked_s + exchange.deadline_s(self._timeout_s, job.question.code)
                 child.process.ask(job.asked)
 
     def _read_children(self) -> None:

@@ -6,9 +6,9 @@ import msgspec
 
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS, extract_answer
 from prefixrl.common.wire.messages.groups import CodeMode
-from prefixrl.scorer.sandbox.programs import MAX_PROGRAM_CHARS, ProgramRules, find_program
+from prefixrl.scorer.sandbox.programs import MAX_PROGRAM_CHARS, find_program
 from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
-from prefixrl.scorer.verifier.exchange import ChildQuestion, frame
+from prefixrl.scorer.verifier.exchange import STANDARD, ChildQuestion, Choices, frame
 from prefixrl.scorer.verifier.rules.boxes import joined_answer
 from prefixrl.scorer.verifier.rules.question import beside_question
 from prefixrl.scorer.verifier.rules.verify import Judgement, judge_exactly
@@ -32,23 +32,17 @@ def ask_function(text: str, gold: str, question: str, _code: CodeMode, timeout_s
 
 
 def ask_verifier(
-    text: str,
-    gold: str,
-    question: str,
-    code: CodeMode,
-    timeout_s: int,
-    joins_boxes: bool = False,
-    rules: ProgramRules | None = None,
+    text: str, gold: str, question: str, code: CodeMode, timeout_s: int, choices: Choices = STANDARD
 ) -> Judgement | ForChild:
     """Route a completion to an exact verdict, to sympy, or to the sandbox if it holds a program."""
     program = find_program(text, code) if code != "none" else None
     if program is not None and len(program) > MAX_PROGRAM_CHARS:
         return Judgement(0.0, "parse_fail", program[:MAX_ANSWER_CHARS])
     if program is not None:
-        return _fitting(ChildQuestion(gold, program, timeout_s, code=code, rules=rules or ProgramRules()), program)
+        return _fitting(ChildQuestion(gold, program, timeout_s, code=code, choices=choices), program)
     if code == "tests":
         return Judgement(0.0, "no_answer", None)
-    extracted = joined_answer(text, gold) if joins_boxes else extract_answer(text)
+    extracted = joined_answer(text, gold) if choices.joins_boxes else extract_answer(text)
     if extracted is None:
         return Judgement(0.0, "no_answer", None)
     shown = extracted[:MAX_ANSWER_CHARS]

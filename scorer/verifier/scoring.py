@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 
 from prefixrl.common.config import user_function
@@ -103,10 +104,7 @@ def _leave() -> None:
 
 
 def _last_line(error: BaseException) -> int:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_lineno if trace is not None else 0
+    return max((line for _, line in list(traceback.walk_tb(error.__traceback__))[-1:]), default=0)
 
 
 @contextlib.contextmanager

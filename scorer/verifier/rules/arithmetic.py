@@ -1,8 +1,5 @@
 r"""Values of LaTeX arithmetic, exact or modulo a prime: pure, bounded, microseconds.
 
-read_rational   `3\frac12`, `1,200`, `5!`: an exact value, and if it is written as one
-are_equal       `2\sqrt{3}`, `\frac{3\pi}{4}`, `x^2+2x+1`: equality of algebraic expressions without sympy
-
 Equality is decided in the field of a large prime, with a random number for every variable and for \pi, and a root for
 \sqrt{n}. Equal expressions have equal values (it is a homomorphism), so that a difference proves them unequal; unequal
 ones agree by chance with probability degree / PRIME (Schwartz 1980, Zippel 1979).
@@ -50,7 +47,7 @@ class Rational:
 
 
 def read_rational(text: str) -> Rational | None:
-    """Return the exact value of a text without spaces, None if not arithmetic or too large."""
+    r"""Return the exact value of `3\frac12`, `1,200` or `5!` without spaces, None if not arithmetic or too large."""
     try:
         reader = _Reader(text)
         value = reader.value()
@@ -65,7 +62,7 @@ def read_rational(text: str) -> Rational | None:
 
 
 def are_equal(gold: str, answer: str) -> bool | None:
-    """Return True if two texts without spaces are equal, None if this cannot be decided.
+    r"""Return True if two texts without spaces (`2\sqrt3`, `x^2+1`) are equal, None if this cannot be decided.
 
     It cannot where one is not read, their letters differ, or unequal texts hold a decimal: it may be rounded.
     """
@@ -203,7 +200,7 @@ class _Reader:
         raise ValueError
 
     def _number(self, token: str, depth: int) -> Fraction:
-        number = self._kept(Fraction(token.replace(",", "")))
+        number = self._kept(Fraction(int(token) if token.isdecimal() else token.replace(",", "")))
         if self._next() == r"\frac" and token.isdigit() and self._values is None:  # a mixed number
             self._take()
             return self._kept(number + self._fraction(depth))

@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from prefixrl.scorer.verifier.rules.arithmetic import read_rational
-from prefixrl.scorer.verifier.rules.guards import GREEK, free_letters, listed, sides_of, tuple_elements
+from prefixrl.scorer.verifier.rules.guards import GREEK, free_letters, listed, split_at, tuple_elements
 from prefixrl.scorer.verifier.rules.words import is_word
 
 _MARKS = r"(?:_\{[^{}=]*\}|_\\?[A-Za-z0-9]+|\^\{-1\}|\^\{?(?:T|\*|\\prime|\\circ)\}?|')*"
@@ -100,7 +100,7 @@ def _is_quantity(side: str, want: str) -> bool:
 def _sides(text: str) -> list[str]:
     """Return the sides of one equation; lists have only themselves."""
     is_list = len(listed(_THOUSANDS.sub("", text))) > 1 and not re.match(r"\([a-zA-Z\\,_\d]*\)=", compact(text))
-    return [text] if is_list else sides_of(_APPROXIMATELY.sub("=", text))
+    return [text] if is_list else split_at(_APPROXIMATELY.sub("=", text), "=")
 
 
 def _of_equation(want: str, wanted: list[str], got: str, given: list[str]) -> list[Claim] | None:
@@ -145,7 +145,7 @@ def _tuple_of(text: str) -> tuple[list[str], str] | None:
     """Return `y=2, x=1` as names and values by the alphabet: x, y and (1,2); a tuple has no names."""
     if tuple_elements(compact(text)):
         return [], text
-    pairs = [sides_of(part.strip()) for part in listed(_GAP.sub("", text))]
+    pairs = [split_at(part.strip(), "=") for part in listed(_GAP.sub("", text))]
     if len(pairs) < 2 or any(len(pair) != 2 or not SYMBOL.fullmatch(compact(pair[0])) for pair in pairs):
         return None
     values = {compact(name): value for name, value in pairs}
@@ -155,4 +155,4 @@ def _tuple_of(text: str) -> tuple[list[str], str] | None:
 
 def compact(text: str) -> str:
     """Remove the spaces."""
-    return re.sub(r"\s+", "", text)
+    return "".join(text.split())

@@ -1,10 +1,4 @@
-r"""Answers that math-verify accepts wrongly, found from the text alone. Pure.
-
-free_letters      the variables of a text: a gold answer without any is met by an answer without any
-leaves_undone     `\int_0^1 2x dx`, `3\ldots`, `3_7`, and for a number `\sqrt{100}`: the question repeated
-has_numbers_side_by_side   `7 5` or `7 {5}`, which is added up
-differs_in_kind   (1,2) is an ordered pair or an interval, {1,2} and 1,2 are not
-"""
+"""Answers that math-verify accepts wrongly, found from the text alone; the parts of lists and tuples. Pure."""
 
 import re
 
@@ -33,7 +27,7 @@ def free_letters(text: str) -> set[str]:
 _OPERATORS = re.compile(r"\\(?:i*int|lim|prod|sum)(?![a-zA-Z])")
 _UNDONE = re.compile(r"\\(?:i*int|lim|prod|sum|dots|[hv]?phantom|equiv)(?![a-zA-Z])|(?<=\d)_|\\pm\\infty|'")
 """A sum not carried out, a part that is not seen, a base, a derivative."""
-_FUNCTIONS = re.compile(
+FUNCTIONS = re.compile(
     r"\\(?:(?:arc)?(?:sin|cos|tan)h?|cot|csc|sec|[dt]?binom|det|exp|gcd|lcm|lceil|lfloor|lg|ln|log|max|min|p?mod|sqrt"
     r"|infty|cup|cap|setminus)(?![a-zA-Z])"
 )
@@ -44,7 +38,7 @@ def leaves_undone(gold: str, answer: str, gold_is_number: bool) -> bool:
 
     If the gold answer is a number, any function name counts too: `\sqrt{100}` repeats the question.
     """
-    patterns = (_UNDONE, _FUNCTIONS) if gold_is_number else (_UNDONE,)
+    patterns = (_UNDONE, FUNCTIONS) if gold_is_number else (_UNDONE,)
     return any(set(pattern.findall(answer)) - set(pattern.findall(gold)) for pattern in patterns)
 
 
@@ -63,38 +57,22 @@ Not `3 1/2`, a mixed number, nor `2 10^3`, from which a sign is missing.
 
 
 def has_numbers_side_by_side(answer: str) -> bool:
-    """Return True for numbers beside each other: at best a product that is not carried out.
-
-    math-verify adds them up.
-    """
+    """Return True for `7 5` or `7 {5}`, at best a product not carried out; math-verify adds them up."""
     return _SIDE_BY_SIDE.search(answer) is not None
 
 
 def differs_in_kind(gold: str, answer: str, gold_is_number: bool) -> bool:
     """Return True if one is a tuple (or interval) and the other a set, a list or a number."""
-    want, got = _kind(gold), _kind(answer)
-    if gold_is_number:
-        return got == "tuple"
-    return want != got and "tuple" in (want, got) and "" not in (want, got)
+    is_wanted, is_given = bool(tuple_elements(gold)), bool(tuple_elements(answer))
+    other = gold if is_given else answer
+    is_many = gold_is_number or other.startswith(r"\{") or len(split_at(other, ",")) > 1
+    return is_wanted is not is_given and is_many
 
 
 def lists_more(gold: str, answer: str) -> bool:
     r"""Return True if the answer lists more values than the gold answer, equal ones or not: `12,12` is not 12."""
     want, got = (len(listed(re.sub(r"^\\\{(.*)\\\}$", r"\1", text))) for text in (gold, answer))
     return got > want and r"\pm" not in gold
-
-
-def sides_of(text: str) -> list[str]:
-    """Return the sides of an equation, ignoring equals signs within brackets (a sum's index)."""
-    return split_at(text, "=")
-
-
-def _kind(text: str) -> str:
-    if text.startswith(r"\{") and text.endswith(r"\}"):
-        return "set"
-    if len(split_at(text, ",")) > 1:
-        return "list"
-    return "tuple" if tuple_elements(text) else ""
 
 
 def tuple_elements(text: str) -> list[str]:
@@ -107,12 +85,12 @@ def tuple_elements(text: str) -> list[str]:
 
 _WRAPPED = r"\\(?:text|mbox|textrm|mathrm)\{{[~ ]*{0}[~ ]*\}}|(?<![a-zA-Z\\]){0}(?![a-zA-Z])"
 OR = re.compile(_WRAPPED.format("or"))
-_AND = re.compile(_WRAPPED.format("and") + r"|\\(?:wedge|land)(?![a-zA-Z])|;")
+_DIVIDES = re.compile(rf"{OR.pattern}|{_WRAPPED.format('and')}|\\(?:wedge|land)(?![a-zA-Z])|;")
 
 
 def listed(text: str) -> list[str]:
     """Return the values that commas, semicolons, "and" or "or" divide outside of brackets."""
-    return [part for part in split_at(OR.sub(",", _AND.sub(",", text)), ",") if part.strip()]
+    return [part for part in split_at(_DIVIDES.sub(",", text), ",") if part.strip()]
 
 
 def split_at(text: str, mark: str) -> list[str]:

@@ -1,8 +1,4 @@
-r"""Removal of all that only changes the looks of an answer. Pure.
-
-tidied      an answer for a parser: without delimiters, boxes, sizes of brackets and line breaks
-normalise   an answer for comparison as a string: without spaces and wrappers too
-"""
+"""Removal of all that only changes the looks of an answer. Pure."""
 
 import functools
 import re
@@ -68,17 +64,19 @@ _WHOLE = re.compile(r"\\(?:text|textbf|mathbf|mathrm|boldsymbol|bm|underline|mbo
 
 
 _COMPILED = tuple((re.compile(pattern), replacement) for pattern, replacement in _FORMS)
-_PLAIN = re.compile(r"[^\\_~*]*", re.ASCII)
-"""Without a command, an index or a tie there is nothing to replace."""
+_BARE = re.compile(r"[^\\_~*{\s]*")
+"""Without a command, an index, a wrapper or a space there is nothing to replace."""
 
 
 @functools.lru_cache(maxsize=4096)
 def tidied(answer: str) -> str:
-    """Remove all that a parser need not see; spaces stay."""
+    """Remove what a parser need not see: delimiters, boxes, sizes of brackets, line breaks; spaces stay."""
+    if answer.isdecimal() and answer.isascii():
+        return answer
     # Of a box within the box, the command alone: a parser would take the inner one for the whole.
     text = re.sub(r"(?<=,)\s*\\!\s*|\s*\\!\s*(?=,)", "", answer)
     text = " ".join(_SHAPE.sub("", bare(text)).split())
-    if not (_PLAIN.fullmatch(text) and text.isascii()):
+    if not (_BARE.fullmatch(text) and text.isascii()):
         for pattern, replacement in _COMPILED:
             text = pattern.sub(replacement, text)
         text = _REPEATING.sub(_as_fraction, text).strip()
@@ -115,6 +113,8 @@ def _inner(text: str) -> str | None:
 def normalise(answer: str) -> str:
     """Remove what only changes the looks of an answer: delimiters, spacing, wrappers, styles."""
     text = tidied(answer).removesuffix(".")
+    if _BARE.fullmatch(text):
+        return text
     for pattern, replacement in _REWRITTEN:
         text = pattern.sub(replacement, text)
     return text

@@ -4,7 +4,7 @@ import functools
 import re
 
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
-from prefixrl.scorer.verifier.rules.guards import sides_of
+from prefixrl.scorer.verifier.rules.guards import split_at
 from prefixrl.scorer.verifier.rules.looks import normalise, tidied
 from prefixrl.scorer.verifier.rules.units import without_unit
 from prefixrl.scorer.verifier.rules.words import choice_of, is_choice, words_of
@@ -35,11 +35,11 @@ def beside_question(question: str, gold: str, answer: str) -> str | None:
         return choice_of(answer, question) or answer
     if words_of(tidied(gold)) is not None:
         return answer
-    first, *rest = sides_of(tidied(answer))
+    first, *rest = split_at(tidied(answer), "=")
     pieces = _pieces(question)
     value = without_unit("=".join(rest) if rest and f"\n{_spelling(first)}\n" in pieces else tidied(answer), question)
-    whole, last = _spelling(value), _spelling(sides_of(value)[-1])
-    if last in {_spelling(each) for each in (gold, *sides_of(tidied(gold)))}:
+    whole, last = _spelling(value), _spelling(split_at(value, "=")[-1])
+    if last in {_spelling(each) for each in (gold, *split_at(tidied(gold), "="))}:
         return value
     texts = [re.escape(text) for text in {whole, last} if not _LONE.fullmatch(text)]
     is_repeated = any(re.search(rf"(?<![\w.\\^]){text}(?![\w^_!]|\.\d)", pieces) for text in texts)

@@ -1,8 +1,4 @@
-"""Readings of a text by math-verify's parser, and their equality; may cost seconds.
-
-read        the whole text as one expression; a part of it is never taken for it
-are_equal   math-verify's comparison of two readings, and what it rounds away
-"""
+"""Readings of a text by math-verify's parser, and their equality; may cost seconds."""
 
 import logging
 from fractions import Fraction
@@ -73,17 +69,15 @@ def _as_meant(want: object, got: object) -> tuple[object, object]:
     found = dict.fromkeys(units[0] | units[1], I) if all(units) else {}
     roots = {power.base for power in want.atoms(Pow) if isinstance(power.exp, Rational) and power.exp.q % 2 == 0}
     found |= {each: Symbol(each.name, positive=True) for each in roots & want.free_symbols}
-    return want.subs(found), got.subs(found)
+    return (want.subs(found), got.subs(found)) if found else (want, got)
 
 
 def _has_matrix(reading: object) -> bool:
     """Return True for an equation with a matrix, which math-verify finds equal to any other."""
-    from sympy import And, MatrixBase, MatrixExpr, preorder_traversal
+    from sympy import And, MatrixBase, MatrixExpr
     from sympy.core.relational import Relational
 
-    if not isinstance(reading, (Relational, And)):
-        return False
-    return any(isinstance(part, (MatrixBase, MatrixExpr)) for part in preorder_traversal(reading))
+    return isinstance(reading, (Relational, And)) and bool(reading.has(MatrixBase, MatrixExpr))
 
 
 def _is_close(want: object, got: object) -> bool:

@@ -10,11 +10,6 @@ from pathlib import Path
 _LISTED, _REFUSED = Path(__file__).with_name("units.txt").read_text(encoding="utf-8").split("\n---\n")
 _UNITS = frozenset(_LISTED.split())
 _PREFIXED = re.compile(r"(?:[kKMGTcdmnpfhμµ]|da)?(?:m|g|s|L|l|J|W|Wh|N|Hz|Pa|V|A|C|K|F|T|eV|mol|cd|Ω|Ohm|B|Wb|Bq|Sv)")
-_HAN = re.compile(
-    r"(?:平方|立方)?(?:[厘毫分千]?米|公里|[千毫]?克|公斤|吨|毫?升|美?元|角|[分秒时天日周月年岁度]|分钟|小时|星期"
-    r"|[个人名只本页张条块种次件位棵辆支組组個円枚冊匹台回時歳]|[単单]位|時間|通り|(?:センチ|ミリ|キロ)?メートル"
-    r"|(?:キロ)?グラム|リットル)"
-)
 _CALCULATES = frozenset(_REFUSED.split())
 """Words that join, deny or calculate: no unit in an answer, wherever else they stand."""
 _MULTIPLES = frozenset(("hundred", "thousand", "million", "billion", "trillion", "dozen"))
@@ -53,8 +48,8 @@ def _are_units(text: str, known: str, is_gold: bool) -> bool:
 
 def _is_unit(word: str, known: str) -> bool:
     low = word.casefold()
-    forms = (low, low.removesuffix("s"), low.removesuffix("es"))
-    if word in _UNITS or _PREFIXED.fullmatch(word) or _HAN.fullmatch(word) or not _UNITS.isdisjoint(forms):
+    forms = (low, low.removesuffix("s"), low.removesuffix("es"), re.sub("^(?:平方|立方)", "", low))
+    if word in _UNITS or _PREFIXED.fullmatch(word) or not _UNITS.isdisjoint(forms):
         return True
     is_word = (len(word) > 2 and word.isalpha()) or not word.isascii()
     return is_word and low not in _CALCULATES and any(_stands_in(each, known) for each in forms if len(each) > 2)

@@ -1,30 +1,19 @@
-r"""Comparison of an answer with the gold answer: exact where possible, else by math-verify.
-
-settle_exactly      pure and bounded: strings and rational numbers; None where it cannot decide
-verify_with_sympy   anything else; may cost seconds or gigabytes: for child processes only
-"""
+r"""Comparison of an answer with the gold answer: exact where possible, else by math-verify."""
 
 import re
 import time
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 
 import msgspec
 
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
 from prefixrl.common.wire.messages.groups import Fault, VerdictStatus
-from prefixrl.scorer.verifier.rules import symbols
+from prefixrl.scorer.verifier.rules import guards, symbols
 from prefixrl.scorer.verifier.rules.arithmetic import Rational, are_equal, read_rational
 from prefixrl.scorer.verifier.rules.equations import Claim, claims
-from prefixrl.scorer.verifier.rules.guards import (
-    differs_in_kind,
-    free_letters,
-    has_numbers_side_by_side,
-    leaves_undone,
-    lists_more,
-    tuple_elements,
-)
 from prefixrl.scorer.verifier.rules.looks import normalise, tidied
 from prefixrl.scorer.verifier.rules.relations import as_sets
 from prefixrl.scorer.verifier.rules.time_limit import time_limit
@@ -59,7 +48,7 @@ def judge_exactly(gold: str, extracted: str) -> Judgement | None:
     is_right = settle_exactly(gold, extracted)
     if is_right is None:
         return None
-    status: VerdictStatus = "parse_fail" if not is_right and refusal(extracted) else "ok"
+    status: VerdictStatus = "parse_fail" if not is_right and is_refused(extracted) else "ok"
     return Judgement(float(is_right), status, extracted[:MAX_ANSWER_CHARS])
 
 
@@ -74,7 +63,7 @@ _NEVER = Claim("0", "1")
 def settle_exactly(gold: str, answer: str) -> bool | None:
     """Return True if the answer is the gold answer, None if strings and numbers cannot decide.
 
-    Refused answers (see `refusal`) are wrong unless literally the gold answer. Numbers in a base other than ten and the
+    Refused answers (`is_refused`) are wrong unless literally the gold answer. Numbers in a base other than ten and the
     letters of multiple choice are compared as written. Unequal numbers are wrong, however small the difference.
     """
     if len(answer) > MAX_ANSWER_CHARS:
@@ -82,7 +71,7 @@ def settle_exactly(gold: str, answer: str) -> bool | None:
     want, got = normalise(gold), normalise(answer)
     if want == got:
         return bool(got)
-    if refusal(answer) is not None or _IN_BASE.fullmatch(want):
+    if is_refused(answer) or _IN_BASE.fullmatch(want):
         return False
     plain = _settle_plainly(tidied(gold), tidied(answer))
     if plain is not None:
@@ -124,22 +113,22 @@ def _settle_values(gold: str, answer: str) -> bool | None:
     want, got = normalise(gold), normalise(answer)
     if want == got:
         return bool(got)
-    if loose_text(gold, answer) or (free_letters(answer) and not free_letters(gold)):
+    if loose_text(gold, answer) or (guards.free_letters(answer) and not guards.free_letters(gold)):
         return False
     want_number = read_rational(want)
     is_number = want_number is not None and want_number.is_evaluated
     # A decimal of many places stands for an exact value, which may be given instead.
     is_rounded = _ROUNDED.fullmatch(want) is not None
-    if leaves_undone(want, got, is_number and not is_rounded) or differs_in_kind(want, got, is_number):
+    if guards.leaves_undone(want, got, is_number and not is_rounded) or guards.differs_in_kind(want, got, is_number):
         return False
-    if read_rational(got) is None and lists_more(want, got):
+    if read_rational(got) is None and guards.lists_more(want, got):
         return False
     is_exact = (is_number or _NUMBERS.fullmatch(want) is not None) and not _ROUNDED.search(want)
-    if is_exact and "~" not in answer and has_numbers_side_by_side(got):
+    if is_exact and "~" not in answer and guards.has_numbers_side_by_side(got):
         return False
     if want_number is not None:
         return _is_number(want_number, got)
-    wanted, given = tuple_elements(want), tuple_elements(got)
+    wanted, given = guards.tuple_elements(want), guards.tuple_elements(got)
     if not wanted or not given:
         return are_equal(want, got)
     if len(wanted) != len(given) or (want[0], want[-1]) != (got[0], got[-1]):
@@ -185,27 +174,25 @@ def is_settled_without_sympy(gold: str) -> bool:
 # --- what is never given to a parser --------------------------------------------------------------
 
 _MAX_NESTING = 50
-_HOSTILE = (
-    (r"\d{65}", "more than 64 digits in a row"),
-    (r"\^\s*(?:\d+|\{[^{}a-zA-Z]*\})\s*\^", "a power of a power"),
-    (r"\^\s*\{[^{}a-zA-Z]*\^", "a power in an exponent"),
-    (r"[({][^(){}a-zA-Z]*\^[^()a-zA-Z]*[)}]\s*\^", "a power of a power"),
-    (r"\^\s*[{(]*\s*[+-]?\s*\d{5}", "an exponent of 10000 or more"),
-    (r"\d{5}\s*[)}]*\s*!|\d\s*!\s*[)}\s]*!", "a factorial too large"),
+_HOSTILE = re.compile(
+    r"""
+    \d{65}                                                  # more than 64 digits in a row
+    | \^ \s* (?: \d+ | \{[^{}a-zA-Z]*\} ) \s* \^            # a power of a power
+    | \^ \s* \{[^{}a-zA-Z]*\^
+    | [({] [^(){}a-zA-Z]* \^ [^()a-zA-Z]* [)}] \s* \^
+    | \^ \s* [{(]* \s* [+-]? \s* \d{5}                      # an exponent of 10000 or more
+    | \d{5} \s* [)}]* \s* ! | \d \s* ! \s* [)}\s]* !        # a factorial too large
+    """,
+    re.VERBOSE,
 )
 
 
-def refusal(answer: str) -> str | None:
-    """Return why an answer is not parsed, or None; short inputs may cost minutes or gigabytes."""
-    if len(answer) > MAX_ANSWER_CHARS:
-        return f"longer than {MAX_ANSWER_CHARS} characters"
-    depth = deepest = 0
-    for char in answer:
-        depth += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, depth)
-    if deepest > _MAX_NESTING:
-        return f"brackets nested deeper than {_MAX_NESTING}"
-    return next((reason for pattern, reason in _HOSTILE if re.search(pattern, answer)), None)
+def is_refused(answer: str) -> bool:
+    """Return True if an answer must not be parsed: short inputs may cost minutes or gigabytes."""
+    if len(answer) <= _MAX_NESTING and "^" not in answer and "!" not in answer:
+        return False
+    depths = accumulate((char in "([{") - (char in ")]}") for char in answer)
+    return len(answer) > MAX_ANSWER_CHARS or max(depths) > _MAX_NESTING or _HOSTILE.search(answer) is not None
 
 
 # --- the slow path --------------------------------------------------------------------------------

@@ -1,23 +1,15 @@
-r"""Answers that are words, choices and dates. Pure.
-
-words_of      `\text{Even}` is "even"; None for an expression
-is_choice     (B), B. and `\textbf{(B)}\ 12` name the choice B, unless a second one is named
-loose_text    `7\text{ or so}` holds text that is no unit
-"""
+"""Answers that are words, choices and dates. Pure."""
 
 import itertools
 import re
 
+from prefixrl.scorer.verifier.rules.guards import FUNCTIONS
 from prefixrl.scorer.verifier.rules.units import without_unit
 
 _GROUP = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox)~?\s*\{([^{}]*)\}"
 _TEXT = re.compile(_GROUP)
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z\s,.'-]*")
 _WORD = re.compile(r"[A-Za-z]+")
-_FUNCTIONS = frozenset((
-    "arccos", "arcsin", "arctan", "binom", "cos", "cosh", "cot", "csc", "det", "exp", "gcd", "inf", "infinity",
-    "infty", "lcm", "lim", "log", "max", "min", "mod", "sec", "sin", "sinh", "sqrt", "tan", "tanh", "and",
-))  # fmt: skip
 _ARTICLE = re.compile(r"^(?:an?|the)\s+")
 _JOINED = re.compile(r",|\band\b")
 
@@ -42,7 +34,7 @@ def words_of(text: str) -> str | None:
 def is_word(letters: str) -> bool:
     """Return True if letters are a word rather than a product."""
     low = letters.casefold()
-    if low in _FUNCTIONS:
+    if FUNCTIONS.fullmatch(f"\\{low}") or low in ("inf", "infinity", "lim", "and"):
         return False
     is_run = all(ord(b) - ord(a) == 1 for a, b in itertools.pairwise(low))
     return low == "no" or (len(low) >= 3 and not is_run and any(vowel in low for vowel in "aeiou"))
@@ -99,7 +91,7 @@ def is_same_moment(gold: str, answer: str) -> bool | None:
 
 
 def loose_text(gold: str, answer: str) -> bool:
-    r"""Return True if `\text{}` is left that the gold answer lacks and that joins nothing."""
+    r"""Return True if `\text{}` is left that the gold answer lacks and that joins nothing: `7\text{ or so}`."""
     known = {_bare(group) for group in _TEXT.findall(gold)} | {"and", "or", "", "percent", "percentage", "pct"}
     return any(_bare(group) not in known and len(_bare(group)) > 1 for group in _TEXT.findall(answer))
 

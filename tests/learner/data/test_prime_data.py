@@ -18,7 +18,6 @@ from prefixrl.common.errors import DataError
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.common.wire.messages.groups import TextVerdict
 from prefixrl.learner.data.problems import Problem, read
-from prefixrl.scorer.sandbox.programs import ProgramRules
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.models.chat_tokenizers import qwen
 from support.models.published_sets import fenced, jsonl, parquet
@@ -90,7 +89,7 @@ def verdicts(pool: VerifierPool, asked: list[Problem]) -> list[TextVerdict]:
 
 @pytest.fixture
 def pool() -> Iterator[VerifierPool]:
-    made = VerifierPool(1, 20, programs=ProgramRules())
+    made = VerifierPool(1, 20)
     yield made
     made.close()
 

@@ -11,7 +11,6 @@ from prefixrl.common.config.data import PROBLEM_SETS, DataConfig, resolve
 from prefixrl.common.config.load import load
 from prefixrl.common.prompts.rendering import Renderer
 from prefixrl.learner.data.problems import Loaded, read
-from prefixrl.scorer.sandbox.programs import ProgramRules
 from prefixrl.scorer.verifier.pool import VerifierPool
 from support.models.chat_tokenizers import llama, llama_text, qwen, qwen_text
 from support.models.published_sets import PUBLISHED, publish
@@ -32,7 +31,7 @@ def loaded(name: str, folder: Path) -> Loaded:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[VerifierPool]:
-    made = VerifierPool(1, 20, programs=ProgramRules())
+    made = VerifierPool(1, 20)
     yield made
     made.close()
 

@@ -11,8 +11,9 @@ import pytest
 
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.comparison import is_returned
-from prefixrl.scorer.sandbox.programs import ProgramRules, find_program
+from prefixrl.scorer.sandbox.programs import find_program
 from prefixrl.scorer.sandbox.runner import probe
+from prefixrl.scorer.verifier.exchange import STANDARD, Choices
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
@@ -30,8 +31,8 @@ def block(program: str) -> str:
     return f"I compute it. <llm-code>\n{program}\n</llm-code> So."
 
 
-POOLS: dict[tuple[int, ProgramRules], VerifierPool] = {}
-"""One pool for every time limit and rules: its child imports sympy once."""
+POOLS: dict[tuple[int, Choices], VerifierPool] = {}
+"""One pool for every time limit and choices: its child imports sympy once."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,12 +43,10 @@ def pools() -> Iterator[None]:
     POOLS.clear()
 
 
-def judged(
-    code: CodeMode, *asked: tuple[str, str], timeout_s: int = 5, rules: ProgramRules | None = None
-) -> list[Judgement]:
+def judged(code: CodeMode, *asked: tuple[str, str], timeout_s: int = 5, choices: Choices = STANDARD) -> list[Judgement]:
     """Texts and golds."""
-    key = timeout_s, rules or ProgramRules()
-    pool = POOLS[key] if key in POOLS else VerifierPool(1, timeout_s, programs=key[1])
+    key = timeout_s, choices
+    pool = POOLS[key] if key in POOLS else VerifierPool(1, timeout_s, choices=choices)
     POOLS[key] = pool
     for number, (text, gold) in enumerate(asked):
         pool.submit(number, text, gold, code=code)
@@ -145,10 +144,10 @@ def test_noise_and_endless_programs_pass_no_tests() -> None:
 def test_a_user_may_allow_packages_and_other_digits() -> None:
     third = fenced("import numpy as np\nprint(np.array([1 / 3]).sum().round(7))")
     gold = json.dumps({"inputs": [""], "outputs": ["0.33333333333"]})
-    rules = [ProgramRules(packages=("numpy",)), ProgramRules(1e-6, ("numpy",))]
-    found = [judged("tests", (third, gold), timeout_s=20, rules=each)[0] for each in rules]
+    choices = [Choices(False, digits, ("numpy",)) for digits in (1e-9, 1e-6)]
+    found = [judged("tests", (third, gold), timeout_s=20, choices=each)[0] for each in choices]
     assert [(each.reward, each.status) for each in found] == [(0.0, "ok"), (1.0, "ok")]
-    (value,) = judged("answers", (block("0.3333333"), r"\frac{1}{3}"), timeout_s=20, rules=rules[1])
+    (value,) = judged("answers", (block("0.3333333"), r"\frac{1}{3}"), timeout_s=20, choices=choices[1])
     assert value.reward == 1.0
     assert "cannot import nope" in (probe(("nope",)) or "")
 

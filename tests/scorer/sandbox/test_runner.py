@@ -51,7 +51,7 @@ NOT_ALLOWED = {
     "read an environment": "open('/proc/1/environ').read()",
     "read the environment of its parent": "import os; open(f'/proc/{os.getppid()}/environ').read()",
     "read a token of the environment": "import os; assert set(os.environ) - "
-    "{'HOME', 'TMPDIR', 'PATH', 'LANG', 'LC_CTYPE', 'PWD'}",
+    "{'HOME', 'TMPDIR', 'PATH', 'LANG', 'LC_CTYPE', 'PWD', 'OPENBLAS_NUM_THREADS'}",
     "read the home folder": "import os; os.listdir('/home')",
     "see the repository": "import prefixrl",
     "import what is installed": "import msgspec",

@@ -13,7 +13,6 @@ import pytest
 
 from prefixrl.common.errors import PeerLost
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS
-from prefixrl.scorer.sandbox.programs import ProgramRules
 from prefixrl.scorer.verifier.exchange import deadline_s
 from prefixrl.scorer.verifier.pool import START_DEADLINE_S, VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
@@ -356,7 +355,7 @@ def test_children_die_with_their_parent(tmp_path: Path) -> None:
 
 
 def test_a_long_value_of_a_program_is_cut_and_judged() -> None:
-    with pool_of(programs=ProgramRules()) as pool:
+    with pool_of() as pool:
         pool.submit(0, "<llm-code>\nprint('7' * 70_000)\n</llm-code>", "8", code="answers")
         found = verdicts(pool)[0]
     assert found == Judgement(0.0, "parse_fail", "7" * MAX_ANSWER_CHARS)
@@ -365,7 +364,7 @@ def test_a_long_value_of_a_program_is_cut_and_judged() -> None:
 def test_a_program_that_returns_brackets_without_end_is_wrong_and_its_child_lives() -> None:
     endless = "import json\njson.dumps = lambda value: '[' * 200_000\ndef f(x):\n    return x\n"
     tests = '{"inputs": [[1]], "outputs": [1], "fn_name": "f"}'
-    with pool_of(programs=ProgramRules()) as pool:
+    with pool_of() as pool:
         pool.submit(0, f"```python\n{endless}```", tests, code="tests")
         found = verdicts(pool)[0]
         before = pool.child_pids

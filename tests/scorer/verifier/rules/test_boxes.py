@@ -2,6 +2,7 @@
 
 import pytest
 
+from prefixrl.scorer.verifier.exchange import Choices
 from prefixrl.scorer.verifier.routing import ForChild, ask_verifier
 from prefixrl.scorer.verifier.rules.boxes import is_list, joined_answer
 from prefixrl.scorer.verifier.rules.verify import Judgement
@@ -43,7 +44,7 @@ def test_boxes_that_a_word_or_comma_joins_are_one_list(text: str, gold: str, exp
 
 def test_a_scorer_reads_them_so_by_choice_alone() -> None:
     text, gold = r"\boxed{3} and \boxed{7}", "7,3"
-    last, joined = (ask_verifier(text, gold, "", "none", 5, joins_boxes=each) for each in (False, True))
+    last, joined = (ask_verifier(text, gold, "", "none", 5, choices=Choices(each)) for each in (False, True))
     # A list has no order, which is sympy's to tell.
     assert isinstance(last, ForChild) and last.extracted == "7"
     assert isinstance(joined, ForChild) and joined.extracted == "3,7"
@@ -51,5 +52,5 @@ def test_a_scorer_reads_them_so_by_choice_alone() -> None:
 
 def test_no_hedge_over_two_boxes_pays_for_one_value() -> None:
     for text in (r"\boxed{3} or \boxed{7}", r"\boxed{7} or \boxed{3}"):
-        found = [ask_verifier(text, gold, "", "none", 5, joins_boxes=True) for gold in ("3", "7")]
+        found = [ask_verifier(text, gold, "", "none", 5, choices=Choices(True)) for gold in ("3", "7")]
         assert sum(isinstance(each, Judgement) and each.reward == 1.0 for each in found) == 1

@@ -14,8 +14,8 @@ from prefixrl.scorer.verifier.rules.looks import normalise
 from prefixrl.scorer.verifier.rules.verify import (
     Judgement,
     UnparsableAnswerError,
+    is_refused,
     judge_exactly,
-    refusal,
     settle_exactly,
     verify_with_sympy,
 )
@@ -152,7 +152,7 @@ def test_the_exact_path_ends_for_any_text(text: str) -> None:
     ],
 )
 def test_a_bomb_is_a_parse_failure_and_reaches_no_parser(answer: str) -> None:
-    assert refusal(answer)
+    assert is_refused(answer)
     verdict = judge_exactly("7", answer)
     assert verdict is not None
     assert (verdict.reward, verdict.status) == (0.0, "parse_fail")
@@ -163,7 +163,7 @@ def test_a_bomb_is_a_parse_failure_and_reaches_no_parser(answer: str) -> None:
     "answer", ["x^2+(y+1)^2", "e^{x^2}", "2^{2024}", r"(x^2+1)^2", "20!", "n!", r"\frac{x^{2}}{y^{3}}", "1" * 64]
 )
 def test_ordinary_answers_are_not_refused(answer: str) -> None:
-    assert refusal(answer) is None
+    assert not is_refused(answer)
 
 
 def test_a_refused_answer_is_right_when_it_is_literally_the_gold_answer() -> None:
