@@ -8,7 +8,8 @@ GREEK = (
 )
 _VARIABLE = re.compile(rf"{GREEK}|(?<![\\a-zA-Z])[a-zA-Z]+|\\[a-zA-Z]+")
 _NAMED = re.compile(
-    r"\\(?:begin\{array\}|begin|end|text[a-z]*|mathrm|mbox|operatorname|mathbb|mathcal|phantom)\s*\{[^{}]*\}|\\mathbb\s*[A-Z]"
+    r"\\(?:begin\{array\}|begin|end|text[a-z]*|mathrm|mbox|operatorname|mathbb|mathcal|phantom)\s*\{[^{}]*\}"
+    r"|\\mathbb\s*[A-Z]|(?<![a-zA-Z])infinity"
 )
 _BOUND = re.compile(
     r"_\{?\s*([a-zA-Z])\s*(?:=|\\(?:to|in|rightarrow)(?![a-zA-Z]))|(?<=[^a-zA-Z])d\s*([a-z])(?![a-zA-Z])"
@@ -72,7 +73,7 @@ def differs_in_kind(gold: str, answer: str, gold_is_number: bool) -> bool:
 def lists_more(gold: str, answer: str) -> bool:
     r"""Return True if the answer lists more values than the gold answer, equal ones or not: `12,12` is not 12."""
     want, got = (len(listed(re.sub(r"^\\\{(.*)\\\}$", r"\1", text))) for text in (gold, answer))
-    return got > want and r"\pm" not in gold
+    return got > want and re.search(r"\\(?:pm|cup)(?![a-zA-Z])", gold) is None
 
 
 def tuple_elements(text: str) -> list[str]:
