@@ -333,5 +333,6 @@ class Simulation:
         self._completed += 1
         self._counts.batched = 0
         if self._done_s is not None:
-            self._rules.admission.finish_iteration(self._now_s - self._done_s, self._short_s, None)
+            states = {"sampling": self._counts.ahead.total(), "scoring": self._counts.scoring.total()}
+            self._rules.admission.finish_iteration(self._now_s - self._done_s, self._short_s, states, None)
         self._done_s, self._short_s = self._now_s, 0.0

@@ -45,7 +45,7 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
     mean_age: float
     """Mean age of these groups."""
     admission: AdmissionStatus
-    """Lead and cap after this iteration, and the wait that moved the lead."""
+    """Lead and cap after this iteration, and the wait for groups."""
     statuses: dict[str, int]
     """Texts of the batch by verdict (docs/verification.md): one per row, or `scorer.continuations` of them."""
     histograms: dict[str, dict[str, list[float]]]

@@ -274,7 +274,7 @@ class BatchAnswers:
         # Before the first iteration workers load their models. A longer lead would not help.
         iteration_s = 0.0 if self._done_s is None else now_s - self._done_s
         admission = ledger.admission
-        change = admission.finish_iteration(iteration_s, self._short_s, done.relative_ess)
+        change = admission.finish_iteration(iteration_s, self._short_s, ledger.states(), done.relative_ess)
         self._done_s, self._short_s = now_s, 0.0
         if change == "tightened":
             log.warning(

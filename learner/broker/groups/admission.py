@@ -3,9 +3,9 @@
 S is a promise, not a target. Begun as early as the window allows, every group waits for its iteration until it is
 exactly S versions old, whatever is slow. Two things hide the latency, and no more than they need is under way:
 
-    lead    groups under way or scored, the batch in training apart; from B to B + cap. It grows when the learner waited
-            for numbers (fewer than B were scored; not for a straggler at its deadline, whom no lead makes faster),
-            shrinks slowly otherwise: this holds where the learner is the slowest part
+    lead    groups under way or scored, the batch in training apart; from B to B + cap: a batch, and what was still
+            under way when the learner asked for one, the most of the newest iterations. What an iteration does not
+            finish has to be begun an iteration earlier, and nothing else. This holds where the learner is the slowest
     ahead   groups begun and not at a scorer: an item for every second one that scorers hold, one per rollout, and
             what is sampled while one is scored: this holds where scorers are the slowest part, and a longer lead would
             only be a longer queue
@@ -18,6 +18,7 @@ groups that wait to be sampled again have their place already, so that neither t
 """
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -25,10 +26,8 @@ from typing import Literal
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.learner.broker.groups.window import Window
 
-SHORT_WAIT, LONG_WAIT = 0.01, 0.1
-"""Fractions of an iteration: a wait for numbers above the first makes the lead grow, above the second twice as fast."""
-GROWTH, DECAY = 1 / 8, 1 / 64
-"""Per iteration: growth of the lead, in batches; part of the lead beyond a batch that is given up."""
+RECENT_ITERATIONS = 8
+"""Newest iterations that the lead looks at: it has followed a change after so many."""
 AHEAD = 1 / 2
 """Items that wait for scorers, per item that scorers hold."""
 MOST_SHRINKAGE, LEAST_SHRINKAGE = 0.5, 0.9
@@ -87,6 +86,8 @@ class Admission:
         self.cap = self.widest
         """Most groups of lead beyond one batch, by drift."""
         self.lead = float(window.batch_groups) + (0.0 if self.is_active else self.widest)
+        self._under_way = deque[float](maxlen=RECENT_ITERATIONS)
+        """Groups under way at the end of an iteration, as many as there are while the learner does not wait."""
         self.waited_s = 0.0
         """Seconds that the learner waited for numbers in the newest iteration."""
         self.supply = Supply()
@@ -109,8 +110,8 @@ class Admission:
             return wanted
         scored = states.get("scored", 0)
         accepted = scored + states.get("batched", 0)
-        ahead = states.get("sampling", 0) + states.get("sampled", 0)
-        under_way = ahead + states.get("scoring", 0)
+        under_way = _under_way(states)
+        ahead = under_way - states.get("scoring", 0)
         lacking = self._room(version - completed, 0.0, accepted, under_way)
         if self._room(version - completed, self.cap, accepted, under_way) < wanted:
             return max(0, min(wanted, lacking))
@@ -139,12 +140,15 @@ class Admission:
 
     # --- what is learnt ----------------------------------------------------------------------------------------------
 
-    def finish_iteration(self, iteration_s: float, waited_s: float, old_ess: float | None) -> Change | None:
+    def finish_iteration(
+        self, iteration_s: float, waited_s: float, states: Mapping[str, int], old_ess: float | None
+    ) -> Change | None:
         """Adjust lead and cap after an iteration; return the change that the log tells.
 
         Args:
             iteration_s: Time since the iteration before was finished; 0: unknown.
-            waited_s: Time of it that the learner waited for numbers.
+            waited_s: Time of it that the learner waited for numbers (fewer than B were scored).
+            states: Number of live groups by state.
             old_ess: Effective sample size of old samples as a fraction of that of fresh ones; None without old samples.
         """
         self.waited_s = waited_s
@@ -152,20 +156,14 @@ class Admission:
             return None
         was_widest = self.cap == self.widest
         self._move_cap(None if old_ess is None or math.isnan(old_ess) else old_ess)
-        if iteration_s > 0:
-            self._move_lead(waited_s / iteration_s)
-        batch = self._window.batch_groups
-        self.lead = min(max(self.lead, float(batch)), batch + self.cap)
+        if iteration_s > waited_s:
+            # By Little's law it grows with the throughput, which the wait has lowered.
+            at_full_speed = iteration_s / (iteration_s - waited_s)
+            self._under_way.append(_under_way(states) * at_full_speed / float(self._window.over_sampling))
+        self.lead = self._window.batch_groups + min(self.cap, max(self._under_way, default=0.0))
         if was_widest == (self.cap == self.widest):
             return None
         return "tightened" if was_widest else "restored"
-
-    def _move_lead(self, waited: float) -> None:
-        batch = self._window.batch_groups
-        if waited > SHORT_WAIT:
-            self.lead += GROWTH * batch * (2 if waited > LONG_WAIT else 1)
-        else:
-            self.lead -= DECAY * (self.lead - batch)
 
     def _move_cap(self, old_ess: float | None) -> None:
         batch = self._window.batch_groups
@@ -184,3 +182,7 @@ class Admission:
         """Return the factor on the age that leads to the least ESS; each version costs alike."""
         factor = math.log(self._min_ess) / math.log(old_ess) if old_ess > 0 else 0.0
         return min(max(factor, MOST_SHRINKAGE), LEAST_SHRINKAGE)
+
+
+def _under_way(states: Mapping[str, int]) -> int:
+    return sum(states.get(state, 0) for state in ("sampling", "sampled", "scoring"))

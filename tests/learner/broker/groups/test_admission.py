@@ -7,10 +7,10 @@ import pytest
 
 from prefixrl.common.config.algorithm import AdmissionRule
 from prefixrl.learner.broker.groups.admission import (
-    GROWTH,
     LEAST_CAP,
     LEAST_SHRINKAGE,
     MOST_SHRINKAGE,
+    RECENT_ITERATIONS,
     RECOVERY,
     Admission,
     ItemTimes,
@@ -49,13 +49,13 @@ def test_one_batch_is_begun_while_the_one_before_is_trained() -> None:
 def test_as_early_as_allowed_takes_whatever_the_window_allows() -> None:
     early = admission("as_early_as_allowed")
     assert early.size(8, 5, 5, BATCH_IN_TRAINING | {"scored": 100}) == 8
-    early.finish_iteration(1.0, 0.0, 0.0)
+    early.finish_iteration(1.0, 0.0, {}, 0.0)
     assert early.size(8, 5, 5, BATCH_IN_TRAINING | {"scored": 100}) == 8
 
 
 def test_without_a_window_both_rules_are_the_same() -> None:
     rule = Admission(Window(B, 0), "just_in_time", 0.8, 8)
-    assert rule.finish_iteration(1.0, 1.0, 0.0) is None
+    assert rule.finish_iteration(1.0, 1.0, {}, 0.0) is None
     assert rule.size(8, 0, 0, {"scored": B - 1}) == 8
     assert rule.may_resample(0, 3)
 
@@ -67,30 +67,40 @@ def test_a_rollout_that_has_not_the_newest_version_begins_a_batch_less() -> None
     assert begun(rule, BATCH_IN_TRAINING | {"scored": 8}, version=4, completed=5) == 8
 
 
-def test_the_lead_grows_when_the_learner_waited_for_numbers_and_shrinks_slowly_else() -> None:
+def test_the_lead_is_a_batch_and_the_most_that_was_under_way_in_the_newest_iterations() -> None:
     rule = admission()
-    rule.finish_iteration(10.0, 0.5, None)
-    assert rule.lead == B + GROWTH * B
-    rule.finish_iteration(10.0, 5.0, None)
-    assert rule.lead == B + 3 * GROWTH * B
-    rule.finish_iteration(10.0, 0.05, None)
-    assert B < rule.lead < B + 3 * GROWTH * B
-    assert rule.waited_s == 0.05
+    assert rule.lead == B
+    for under_way in (3, 7, 0):
+        rule.finish_iteration(10.0, 0.0, {"scoring": under_way, "scored": 40}, None)
+    assert rule.lead == B + 7
+    for _ in range(RECENT_ITERATIONS):
+        rule.finish_iteration(10.0, 0.0, {"sampling": 1, "sampled": 1}, None)
+    assert rule.lead == B + 2
+
+
+def test_groups_under_way_count_for_more_where_the_learner_waited_for_numbers() -> None:
+    rule = admission()
+    rule.finish_iteration(10.0, 2.0, {"scoring": 8}, None)
+    assert rule.lead == B + 10, "as many as at five fourths of the throughput"
+    assert rule.waited_s == 2.0
+
+
+def test_over_sampled_groups_count_as_what_is_left_of_them() -> None:
+    rule = admission(over_sampling=Fraction(3, 2))
+    rule.finish_iteration(10.0, 0.0, {"scoring": 12}, None)
+    assert rule.lead == B + 8
 
 
 def test_the_lead_stays_between_one_batch_and_the_window() -> None:
     rule = admission()
-    for _ in range(200):
-        rule.finish_iteration(1.0, 0.5, None)
+    rule.finish_iteration(10.0, 9.9, {"scoring": 500}, None)
     assert rule.lead == B * (S + 1)
-    for _ in range(2000):
-        rule.finish_iteration(1.0, 0.0, None)
-    assert B <= rule.lead < B * 1.01
 
 
-def test_an_iteration_of_unknown_length_does_not_move_the_lead() -> None:
+@pytest.mark.parametrize("iteration_s", [0.0, 100.0])
+def test_an_iteration_of_unknown_length_or_of_waiting_alone_does_not_move_the_lead(iteration_s: float) -> None:
     rule = admission()
-    rule.finish_iteration(0.0, 100.0, None)
+    rule.finish_iteration(iteration_s, 100.0, {"scoring": 9}, None)
     assert rule.lead == B
 
 
@@ -121,12 +131,12 @@ def test_over_sampling_multiplies_the_lead_of_groups_that_are_not_judged() -> No
 
 def test_the_cap_shrinks_while_old_samples_are_worth_too_little_and_recovers() -> None:
     rule = admission()
-    assert rule.finish_iteration(1.0, 0.0, 0.1) == "tightened"
+    assert rule.finish_iteration(1.0, 0.0, {}, 0.1) == "tightened"
     assert rule.cap == MOST_SHRINKAGE * B, "of what is begun ahead, not of what might be"
     narrow = rule.cap
-    assert rule.finish_iteration(1.0, 0.0, 0.1) is None
+    assert rule.finish_iteration(1.0, 0.0, {}, 0.1) is None
     assert rule.cap == narrow, "what is trained now was begun before the cap was changed"
-    changes = [rule.finish_iteration(1.0, 0.0, 0.95) for _ in range(100)]
+    changes = [rule.finish_iteration(1.0, 0.0, {}, 0.95) for _ in range(100)]
     assert changes.count("restored") == 1 and set(changes) == {"restored", None}
     assert rule.cap == B * S
 
@@ -136,7 +146,7 @@ def test_the_cap_shrinks_while_old_samples_are_worth_too_little_and_recovers() -
 )
 def test_the_cap_shrinks_to_the_age_at_which_old_samples_are_worth_enough(old_ess: float, factor: float) -> None:
     rule = admission()
-    rule.finish_iteration(1.0, 0.0, old_ess)
+    rule.finish_iteration(1.0, 0.0, {}, old_ess)
     assert rule.cap == pytest.approx(factor * B)
 
 
@@ -144,25 +154,25 @@ def test_the_cap_ends_at_nothing_and_probes_again() -> None:
     rule = admission()
     seen = [rule.cap]
     while rule.cap:
-        rule.finish_iteration(1.0, 0.5, 0.1)
+        rule.finish_iteration(1.0, 0.5, {}, 0.1)
         seen.append(rule.cap)
     assert seen == sorted(seen, reverse=True) and min(each for each in seen if each) >= LEAST_CAP * B
     assert rule.lead == B
     for _ in range(10):
-        rule.finish_iteration(1.0, 0.0, None)
+        rule.finish_iteration(1.0, 0.0, {}, None)
     assert 0 < rule.cap <= 10 * RECOVERY * B
 
 
 @pytest.mark.parametrize("old_ess", [None, float("nan"), 0.8, 1.0, 3.0])
 def test_a_cap_that_nothing_speaks_against_stays_wide(old_ess: float | None) -> None:
     rule = admission()
-    assert rule.finish_iteration(1.0, 0.0, old_ess) is None
+    assert rule.finish_iteration(1.0, 0.0, {}, old_ess) is None
     assert rule.cap == B * S
 
 
 def test_min_ess_of_zero_never_tightens() -> None:
     rule = Admission(Window(B, S), "just_in_time", 0.0, 8)
-    assert rule.finish_iteration(1.0, 0.0, 0.0) is None
+    assert rule.finish_iteration(1.0, 0.0, {}, 0.0) is None
     assert rule.cap == B * S
 
 

@@ -52,7 +52,8 @@ def drive(world: World, schedule: str, slots: int) -> None:
             moved = True
         if world.train():
             moved = True
-            world.ledger.admission.finish_iteration(1.0, *REPORTS[world.completed % len(REPORTS)])
+            waited_s, old_ess = REPORTS[world.completed % len(REPORTS)]
+            world.ledger.admission.finish_iteration(1.0, waited_s, world.ledger.states(), old_ess)
         world.check()
         if world.over:
             return
