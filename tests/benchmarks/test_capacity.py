@@ -106,7 +106,7 @@ def test_busy_rollouts_set_the_pace() -> None:
 
 @pytest.mark.parametrize("is_just_in_time", [True, False])
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-@pytest.mark.parametrize(("scoring_s", "training_s"), [(10.0, 6.0), (1.0, 6.0), (30.0, 6.0)])
+@pytest.mark.parametrize(("scoring_s", "training_s"), [(9.0, 6.0), (1.0, 6.0), (30.0, 6.0)])
 def test_the_model_agrees_with_a_run_of_the_real_ledger(
     staleness: int, is_just_in_time: bool, scoring_s: float, training_s: float
 ) -> None:

@@ -3,9 +3,8 @@
 S is a promise, not a target. Begun as early as the window allows, every group waits for its iteration until it is
 exactly S versions old, whatever is slow. Two things hide the latency, and no more than they need is under way:
 
-    lead    groups under way or scored, the batch in training apart; from B to B + cap: a batch, and what was still
-            under way when the learner asked for one, the most of the newest iterations. What an iteration does not
-            finish has to be begun an iteration earlier, and nothing else. This holds where the learner is the slowest
+    lead    groups under way or scored, the batch in training apart; from B to B + cap: a batch, and the most that was
+            under way at the end of a recent iteration, which is what has to be begun an iteration earlier
     ahead   groups begun and not at a scorer: an item for every second one that scorers hold, one per rollout, and
             what is sampled while one is scored: this holds where scorers are the slowest part, and a longer lead would
             only be a longer queue
@@ -67,8 +66,8 @@ class ItemTimes:
 class Admission:
     """The rule of a run, its lead and its cap.
 
-    They are lost with the broker and found again within iterations: a new one begins with the shortest lead and the
-    widest cap. Both only hold work back, so no value of them can break the window or bring a run to a standstill.
+    They are lost with the broker and found again: a new one begins with the shortest lead and the widest cap. Both only
+    hold work back, so no value of them can break the window or bring a run to a standstill.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Admission:
         """Most groups of lead beyond one batch, by drift."""
         self.lead = float(window.batch_groups) + (0.0 if self.is_active else self.widest)
         self._under_way = deque[float](maxlen=RECENT_ITERATIONS)
-        """Groups under way at the end of an iteration, as many as there are while the learner does not wait."""
+        """Groups under way at the end of an iteration, as many as without the learner's waits."""
         self.waited_s = 0.0
         """Seconds that the learner waited for numbers in the newest iteration."""
         self.supply = Supply()
