@@ -12,12 +12,15 @@ as slow; the mean age is taken from ten iterations after the end of the warm-up,
     python -m benchmarks.admission [--quick] --json FILE
 """
 
+import math
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import click
@@ -28,13 +31,14 @@ from benchmarks.results import ROOT, Figure, Report, commit, options
 sys.path.insert(0, str(ROOT / "tests"))
 
 from prefixrl.learner.broker.groups.admission import Admission, Change
+from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
 from support.broker.ledger_world import Shape, World
-from support.runs.timed_run import TimedRun, Timing
+from support.runs.timed_run import TimedRun, Timing, Worker
 
 BATCH, ITERATIONS, WARM_UP, SETTLED = 8, 70, 10, 10
 """Groups of an iteration; iterations; those that are slow at first; those after a change that are left out."""
 STALENESS = (1, 2, 4, 8)
-SIGMAS = (0.0, 0.5, 1.0)
+SIGMAS = (0.5, 1.0)
 KEPT = 0.98
 CELLS = {
     "learner slowest": Timing(scorers=2, slots=4, sampling_slots=8, sampling_s=1, scoring_s=2, training_s=15),
@@ -79,6 +83,55 @@ class Constant(Admission):
         return None
 
 
+class Watched(TimedRun):  # type: ignore[misc]
+    """A run whose times change, and that notes when each version could be held and what each group took."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.timings: list[tuple[int, Timing]] = []
+        """Later times, each with the iteration from which it holds, in order."""
+        self._held_s: dict[int, float] = {}
+        self._took_s: dict[int, tuple[float, float]] = {}
+
+    def _end(self, worker: Worker, item: SampleItem | ScoreItem, lasts_s: float, dies: bool) -> None:
+        if isinstance(item, ScoreItem):
+            self._took_s |= dict.fromkeys(item.seqs, (item.sampled_s, lasts_s))
+        super()._end(worker, item, lasts_s, dies)
+
+    def _finish(self, ages: Counter[int]) -> None:
+        super()._finish(ages)
+        if self.timings and self.world.completed >= self.timings[0][0]:
+            self.timing = self.timings.pop(0)[1]
+
+    def _stage(self, rollout: Worker, version: int) -> None:
+        self._held_s.setdefault(version, self.now_s)
+        super()._stage(rollout, version)
+
+    def least_age(self, iteration: int) -> float:
+        """Return a mean age below which no order of work could bring this batch, chosen when it was.
+
+        Its groups have all workers for themselves: those that begin only once a version is held are at most so many
+        that each still has the time that it takes, and that the workers have the time that all of them take.
+        """
+        timing, old = self.timing, 0
+        chosen_s = (self.trained_s[iteration - 1] if iteration else 0.0) + self.idle_s[iteration]
+        items = [self._took_s[seq] for seq in self.world.trained[iteration]]
+        groups = len(items)
+        for version in range(iteration, 0, -1):
+            left_s = chosen_s - self._held_s.get(version, math.inf)
+            in_time = sorted((both for both in items if sum(both) <= left_s), key=sum)
+            begun = len(in_time)
+            for stage, slots in ((0, timing.rollouts * timing.sampling_slots), (1, timing.scorers * timing.slots)):
+                times_s = sorted(both[stage] for both in in_time)
+                other_s = min((both[1 - stage] for both in in_time), default=0.0)
+                fit = sum(work_s <= slots * (left_s - other_s) + 1e-9 for work_s in accumulate(times_s))
+                begun = min(begun, fit)
+            if begun == groups:
+                break
+            old += groups - begun
+        return old / groups
+
+
 class Ran(msgspec.Struct, frozen=True):
     """One run after its last change."""
 
@@ -95,7 +148,7 @@ def ran(cell: str, staleness: int, sigma: float, seed: int, rule: str, lead: int
     slow = replace(usual, sampling_s=5 * usual.sampling_s, scoring_s=5 * usual.scoring_s)
     shape = Shape(BATCH, staleness, 1, ITERATIONS, None, min_ess=0.0)
     shape.admission = "as_early_as_allowed" if rule == "early" else "just_in_time"
-    run = TimedRun(World(shape), slow, seed)
+    run = Watched(World(shape), slow, seed)
     run.timings = [(WARM_UP, usual)]
     if cell == JUMP:
         run.timings.append((ITERATIONS // 2, replace(usual, training_s=usual.training_s / 2)))
@@ -117,11 +170,9 @@ def cell_figures(cell: str, staleness: int, sigma: float, seeds: int) -> list[Fi
 
     def over_seeds(rule: str, lead: int = 0) -> tuple[float, float, float]:
         runs = [ran(cell, staleness, sigma, seed, rule, lead) for seed in range(1, seeds + 1)]
-        ratios = [each.iterations_per_s / early.iterations_per_s for each, early in zip(runs, earliest, strict=True)]
-        return (
-            *(statistics.fmean(getattr(each, key) for each in runs) for key in ("mean_age", "bound")),
-            statistics.fmean(ratios),
-        )
+        kept = (each.iterations_per_s / early.iterations_per_s for each, early in zip(runs, earliest, strict=True))
+        mean = statistics.fmean
+        return mean(each.mean_age for each in runs), mean(each.bound for each in runs), mean(kept)
 
     earliest = [ran(cell, staleness, sigma, seed, "early") for seed in range(1, seeds + 1)]
     age, bound, kept = over_seeds("now")

@@ -9,7 +9,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from prefixrl.learner.broker.groups.admission import Supply
 from prefixrl.learner.broker.groups.states import SampleItem, ScoreItem
@@ -69,14 +68,6 @@ class TimedRun:
     """Groups of each iteration by age, from the samples."""
     idle_s: list[float] = field(default_factory=list)
     """Time that the learner waited before each iteration."""
-    caps: list[float] = field(default_factory=list)
-    leads: list[float] = field(default_factory=list)
-    chosen_s: list[float] = field(default_factory=list)
-    """Time at which each batch was chosen."""
-    held_s: dict[int, float] = field(default_factory=dict)
-    """Time from which a rollout could hold a version."""
-    items: list[list[tuple[float, float]]] = field(default_factory=list)
-    """Times of sampling and scoring of the groups of each batch."""
 
     def __post_init__(self) -> None:
         self._draws, self._own = random.Random(self.seed), random.Random(self.seed)
@@ -89,9 +80,6 @@ class TimedRun:
         self._asked_s: float | None = 0.0
         self._looked_s = self._short_s = 0.0
         self._is_short = False
-        self._took: dict[int, tuple[float, float]] = {}
-        self.timings: list[tuple[int, Timing]] = []
-        """Times that change, each with the iteration from which it holds, in order."""
 
     def run(self) -> "TimedRun":
         """Run to the end; AssertionError at a standstill or a broken invariant."""
@@ -122,7 +110,7 @@ class TimedRun:
 
     def _dispatch(self) -> None:
         timing, world = self.timing, self.world
-        world.ledger.admission.supply = Supply(timing.rollouts, self._scoring_slots)
+        world.ledger.admission.supply = Supply(timing.rollouts, timing.scorers * timing.slots)
         for rollout in sorted(self.rollouts, key=lambda each: -each.free):
             if rollout.staged > rollout.version and rollout.free == timing.sampling_slots:
                 rollout.version = rollout.staged
@@ -155,7 +143,6 @@ class TimedRun:
         elif isinstance(item, SampleItem):
             world.deliver_prefixes(world.sample(item), lasts_s)
         else:
-            self._took |= dict.fromkeys(item.seqs, (item.sampled_s, lasts_s))
             world.deliver_scores(item.groups, scoring_s=lasts_s)
 
     # --- learner -----------------------------------------------------------------------------------------------------
@@ -171,10 +158,6 @@ class TimedRun:
             self._is_short = self.world.ledger.states().get("scored", 0) < self.world.shape.batch_groups
         elif isinstance(choice, Choice):
             self.idle_s.append(self.now_s - self._asked_s)
-            self.chosen_s.append(self.now_s)
-            self.items.append([self._took[seq] for seq in choice.seqs if seq in self._took])
-            if self.timings and self.world.completed >= self.timings[0][0]:
-                self.timing = self.timings.pop(0)[1]
             self._asked_s = None
             versions = [version_of(each.prefixes) for each in self.world.ledger.results(choice.seqs)]
             ages = Counter(self.world.completed - version for version in versions)
@@ -188,43 +171,9 @@ class TimedRun:
         old_ess = self.timing.old_ess(self._draws, ages)
         admission.finish_iteration(iteration_s, self._short_s, self.world.ledger.states(), old_ess)
         self.trained_s.append(self.now_s)
-        self.caps.append(admission.cap)
-        self.leads.append(admission.lead)
         self._short_s, self._asked_s, version = 0.0, self.now_s, self.world.completed
         for rollout in self.rollouts:
             self._later(self._draws.uniform(*self.timing.install_s), lambda each=rollout: self._stage(each, version))
 
     def _stage(self, rollout: Worker, version: int) -> None:
-        self.held_s.setdefault(version, self.now_s)
         rollout.staged = max(rollout.staged, version)
-
-    # --- the least age -----------------------------------------------------------------------------------------------
-
-    def least_age(self, iteration: int) -> float:
-        """Return a mean age below which no order of work could bring this batch, chosen when it was.
-
-        Its groups have all workers for themselves: those that begin only once a version is held are at most so many
-        that each still has the time that it takes, and that the workers have the time that all of them take.
-        """
-        old, groups = 0, len(self.items[iteration])
-        for version in range(iteration, 0, -1):
-            left_s = self.chosen_s[iteration] - self.held_s.get(version, math.inf)
-            in_time = sorted((both for both in self.items[iteration] if sum(both) <= left_s), key=sum)
-            begun = len(in_time)
-            for stage, slots in ((0, self._sampling_slots), (1, self._scoring_slots)):
-                times_s = sorted(both[stage] for both in in_time)
-                other_s = min((both[1 - stage] for both in in_time), default=0.0)
-                fit = sum(work_s <= slots * (left_s - other_s) + 1e-9 for work_s in accumulate(times_s))
-                begun = min(begun, fit)
-            if begun == groups:
-                break
-            old += groups - begun
-        return old / groups
-
-    @property
-    def _sampling_slots(self) -> int:
-        return self.timing.rollouts * self.timing.sampling_slots
-
-    @property
-    def _scoring_slots(self) -> int:
-        return self.timing.scorers * self.timing.slots

@@ -69,7 +69,6 @@ def test_a_rollout_that_has_not_the_newest_version_begins_a_batch_less() -> None
 
 def test_the_lead_is_a_batch_and_the_most_that_was_under_way_in_the_newest_iterations() -> None:
     rule = admission()
-    assert rule.lead == B
     for under_way in (3, 7, 0):
         rule.finish_iteration(10.0, 0.0, {"scoring": under_way, "scored": 40}, None)
     assert rule.lead == B + 7
@@ -78,30 +77,22 @@ def test_the_lead_is_a_batch_and_the_most_that_was_under_way_in_the_newest_itera
     assert rule.lead == B + 2
 
 
-def test_groups_under_way_count_for_more_where_the_learner_waited_for_numbers() -> None:
-    rule = admission()
-    rule.finish_iteration(10.0, 2.0, {"scoring": 8}, None)
-    assert rule.lead == B + 10, "as many as at five fourths of the throughput"
-    assert rule.waited_s == 2.0
-
-
-def test_over_sampled_groups_count_as_what_is_left_of_them() -> None:
-    rule = admission(over_sampling=Fraction(3, 2))
-    rule.finish_iteration(10.0, 0.0, {"scoring": 12}, None)
-    assert rule.lead == B + 8
-
-
-def test_the_lead_stays_between_one_batch_and_the_window() -> None:
-    rule = admission()
-    rule.finish_iteration(10.0, 9.9, {"scoring": 500}, None)
-    assert rule.lead == B * (S + 1)
-
-
-@pytest.mark.parametrize("iteration_s", [0.0, 100.0])
-def test_an_iteration_of_unknown_length_or_of_waiting_alone_does_not_move_the_lead(iteration_s: float) -> None:
-    rule = admission()
-    rule.finish_iteration(iteration_s, 100.0, {"scoring": 9}, None)
-    assert rule.lead == B
+@pytest.mark.parametrize(
+    ("iteration_s", "waited_s", "over_sampling", "scoring", "lead"),
+    [
+        (10.0, 2.0, 1.0, 8, B + 10),  # as many as at five fourths of the throughput
+        (10.0, 0.0, 1.5, 12, B + 8),  # as many as are left of over-sampled ones
+        (10.0, 9.9, 1.0, 500, B * (S + 1)),
+        (0.0, 100.0, 1.0, 9, B),
+        (100.0, 100.0, 1.0, 9, B),
+    ],
+)
+def test_groups_under_way_count_as_what_they_are_worth(
+    iteration_s: float, waited_s: float, over_sampling: float, scoring: int, lead: float
+) -> None:
+    rule = admission(over_sampling=Fraction(over_sampling))
+    rule.finish_iteration(iteration_s, waited_s, {"scoring": scoring}, None)
+    assert (rule.lead, rule.waited_s) == (lead, waited_s)
 
 
 def test_no_more_waits_for_scorers_than_their_slots_need() -> None:

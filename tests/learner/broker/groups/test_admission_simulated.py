@@ -78,18 +78,11 @@ def check(number: int) -> TimedRun:
     return run
 
 
-def test_a_few_unkind_runs_end() -> None:
-    for number in range(QUICK):
-        try:
-            check(number)
-        except AssertionError as error:
-            raise AssertionError(f"configuration {number}: {configuration(number).world.shape}") from error
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1200)
-def test_five_thousand_unkind_runs_end() -> None:
-    for number in range(QUICK, ALL):
+@pytest.mark.parametrize(
+    "numbers", [range(QUICK), pytest.param(range(QUICK, ALL), marks=(pytest.mark.nightly, pytest.mark.timeout(1200)))]
+)
+def test_unkind_runs_end(numbers: range) -> None:
+    for number in numbers:
         try:
             check(number)
         except AssertionError as error:
